@@ -8,6 +8,13 @@ GrammarError
 │   ├── AnalysisFailed        an unexpected error, of which only the class is named: a defect here or in a library
 │   └── GrammarTooCostly      the compile check exceeded its deadline, CPU time or memory
 ├── SchemaNotSatisfied        a finished value does not satisfy its schema
+├── JsonRefused               a text is JSON, and not what `strict_json` accepts
+│   ├── RepeatedName          a name occurs twice in an object
+│   ├── NotANumber            NaN or an infinity
+│   ├── JsonNumberRefused     a number is too large or has too many digits
+│   ├── JsonTooDeep           arrays and objects nest too deeply
+│   ├── JsonTooManyValues     there are more values and names than allowed
+│   └── LoneSurrogate         a string cannot be encoded in UTF-8
 └── MatcherFailed             a compiled grammar failed while decoding; only its own request ends
     └── MatcherTooCostly      its work limit is spent; a `TimeoutError` too, by which the engine recognises it
 """
@@ -47,6 +54,42 @@ class GrammarTooCostly(GrammarRefused):
 
 
 class SchemaNotSatisfied(GrammarError):
+    pass
+
+
+class JsonRefused(GrammarError):
+    pass
+
+
+class RepeatedName(JsonRefused):
+    """`name` occurs more than once."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the name {name[:100]!r} occurs twice in an object")
+        self.name = name
+
+
+class NotANumber(JsonRefused):
+    """`text` is the spelling: NaN, Infinity or -Infinity."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"{text} is not JSON")
+        self.text = text
+
+
+class JsonNumberRefused(JsonRefused):
+    pass
+
+
+class JsonTooDeep(JsonRefused):
+    pass
+
+
+class JsonTooManyValues(JsonRefused):
+    pass
+
+
+class LoneSurrogate(JsonRefused):
     pass
 
 

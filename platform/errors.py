@@ -12,7 +12,6 @@ GatewayError
 ├── BodyShareExceeded         the bodies of the tenant's requests take all of its share of the memory for them
 ├── InsufficientScope
 ├── PreconditionRequired      a change without If-Match, which must name the revision that its author has seen
-├── PreconditionFailed        the resource has another revision than the change names
 ├── AddressNotAllowed         the key may not be used from the address of the request
 ├── TooManyUnknownKeys        the address of the request presented too many keys that do not exist
 ├── ModelNotFound             base, adapter, alias or version that does not exist for this caller
@@ -106,10 +105,6 @@ class PreconditionRequired(GatewayError):
     pass
 
 
-class PreconditionFailed(GatewayError):
-    pass
-
-
 class AddressNotAllowed(GatewayError):
     pass
 
@@ -168,7 +163,6 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     BodyShareExceeded: ErrorRow(429, _RATE, "rate_limit_exceeded", retry_after_s=1),
     InsufficientScope: ErrorRow(403, _PERMISSION, "insufficient_scope"),
     PreconditionRequired: ErrorRow(428, _INVALID, "precondition_required"),
-    PreconditionFailed: ErrorRow(412, _INVALID, "precondition_failed"),
     AddressNotAllowed: ErrorRow(403, _PERMISSION, "address_not_allowed"),
     TooManyUnknownKeys: ErrorRow(429, _RATE, "rate_limit_exceeded", retry_after_s=1),
     ModelNotFound: ErrorRow(404, _INVALID, "model_not_found"),

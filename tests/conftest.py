@@ -16,6 +16,8 @@ import psycopg
 import pytest
 import redis
 import structlog
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
+from hypothesis import HealthCheck, settings
 from moto.server import ThreadedMotoServer
 from psycopg import sql
 
@@ -41,6 +43,12 @@ structlog.configure(
 # Every client would read all certificates again, which takes 30 ms.
 transports = httpx._transports.default
 transports.create_ssl_context = cache(transports.create_ssl_context)  # type: ignore[attr-defined]
+
+# A busy machine answers late. What is promised within some time has a bound of its own in its test.
+for phase in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, phase, 60.0)
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
 
 TEMPLATE = "template_migrated"
 NEWEST_POSTGRES = max(POSTGRES_MAJORS)

@@ -33,6 +33,7 @@ from loraplex.adapters.storage.local_cache import (
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore, remove_staged
 from loraplex.adapters.storage.object_store import ObjectStore
 from loraplex.adapters.storage.threads import on_thread
+from loraplex.tenants.single_flight import SingleFlight
 
 LOG = structlog.get_logger("loraplex.blobs")
 
@@ -59,7 +60,8 @@ class BlobStore:
         self._bucket = bucket
         self._base_model_digest = base_model_digest
         self._limits = limits
-        self._fetches: dict[tuple[UUID, str], asyncio.Task[Path]] = {}
+        # A download goes on for the next caller.
+        self._fetches = SingleFlight[Path](cancels=False)
         self._fetching = asyncio.Semaphore(MAX_FETCHES)
 
     async def store(self, tenant_id: UUID, digest: str, staged: Path) -> Path:
@@ -100,12 +102,8 @@ class BlobStore:
         for _ in range(MAX_TURNS):
             if await self._copies.use(tenant_id, digest):
                 return self.storage.path(tenant_id, digest)
-            key = (tenant_id, digest)
-            fetch = self._fetches.get(key)
-            if fetch is None:
-                fetch = self._fetches[key] = asyncio.create_task(self._fetch(self._bucket, tenant_id, digest))
-                fetch.add_done_callback(partial(self._end_fetch, key))
-            await asyncio.shield(fetch)
+            fetch = partial(self._fetch, self._bucket, tenant_id, digest)
+            await self._fetches.run((tenant_id, digest), fetch)
         raise BlobMissing(f"adapter {digest} was removed while it was fetched")
 
     async def run_eviction(self) -> None:
@@ -152,12 +150,6 @@ class BlobStore:
         if self._bucket is not None:
             await self._bucket.delete_below(f"{_ADAPTERS}/{_name(tenant_id)}")
         await on_thread(self.storage.delete_tenant, tenant_id)
-
-    def _end_fetch(self, key: tuple[UUID, str], done: asyncio.Task[Path]) -> None:
-        del self._fetches[key]
-        # All waiting callers may have been cancelled; retrieve the error, so that asyncio does not log it.
-        if not done.cancelled():
-            done.exception()
 
     async def _fetch(self, bucket: ObjectStore, tenant_id: UUID, digest: str) -> Path:
         async with self._fetching:

@@ -1,45 +1,36 @@
-"""JSON (RFC 8259) from untrusted bytes: bounded depth, no repeated keys, no NaN or infinity (I-JSON, RFC 7493)."""
+"""Parses the JSON of uploaded files strictly (`grammar/strict_json.py`), of bounded depth."""
 
-import json
-import re
-from typing import NoReturn
+from json import JSONDecodeError
+from typing import Final
 
 from loraplex.adapters.errors import MalformedJson
+from loraplex.grammar.errors import JsonNumberRefused, JsonRefused, JsonTooDeep, NotANumber, RepeatedName
+from loraplex.grammar.strict_json import check_values
+from loraplex.grammar.strict_json import parse_json as parse_strict_json
 
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
-_BRACKET = re.compile(rb"[\[\]{}]")
+_MAX_DIGITS: Final = 4_300
 
 
 def parse_json(data: bytes, *, max_depth: int) -> object:
-    """Return the parsed document. Raises `MalformedJson`; the caller bounds the length of `data`."""
-    _check_depth(data, max_depth)
+    """Return the parsed document. Raises `MalformedJson`; the caller bounds the length of `data`.
+
+    A number beyond the range of a double is an infinity, which the checks of fields refuse by name.
+    """
     try:
-        text = data.decode("utf-8", errors="strict")
-        return json.loads(text, object_pairs_hook=_unique_object, parse_constant=_refuse_constant)
+        document: object = parse_strict_json(data.decode(), max_digits=_MAX_DIGITS, parse_float=float)
+        check_values(document, max_depth=max_depth)
     except UnicodeDecodeError as error:
         raise MalformedJson(f"is not UTF-8 at byte {error.start}") from error
-    except json.JSONDecodeError as error:
+    except JSONDecodeError as error:
         raise MalformedJson(f"is not JSON: {error.msg} at character {error.pos}") from error
-    except ValueError as error:
+    except RepeatedName as error:
+        raise MalformedJson(f"repeats the key {error.name[:100]!r}") from error
+    except NotANumber as error:
+        raise MalformedJson(f"holds {error.text}, which is not JSON") from error
+    except JsonNumberRefused as error:
         raise MalformedJson("holds a number with more digits than allowed") from error
-
-
-def _check_depth(data: bytes, max_depth: int) -> None:
-    depth = 0
-    for bracket in _BRACKET.findall(_STRING.sub(b"", data)):
-        depth += 1 if bracket in b"[{" else -1
-        if depth > max_depth:
-            raise MalformedJson(f"is nested more than {max_depth} levels deep")
-
-
-def _unique_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    document: dict[str, object] = {}
-    for key, value in pairs:
-        if key in document:
-            raise MalformedJson(f"repeats the key {key[:100]!r}")
-        document[key] = value
+    except JsonTooDeep as error:
+        raise MalformedJson(f"is nested more than {max_depth} levels deep") from error
+    except JsonRefused as error:
+        raise MalformedJson(f"is not JSON: {error}") from error
     return document
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise MalformedJson(f"holds {name}, which is not JSON")

@@ -3,7 +3,7 @@
 Invariant: sizes and rates are measured; the mean of the known sizes stands for an adapter whose size is unknown.
 """
 
-from collections import OrderedDict
+from cachetools import LRUCache
 
 SMOOTHING = 0.2
 """Weight of the newest load: if one disk read in five is slow the price changes, if one in fifty is it hardly does."""
@@ -55,7 +55,7 @@ class LoadBudget:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._mean = max_bytes / LOADS_AT_FIRST
-        self._sizes: OrderedDict[Key, int] = OrderedDict()
+        self._sizes: LRUCache[Key, int] = LRUCache(MAX_SIZES)
         self._under_way: dict[Key, float] = {}
         self._bytes = 0.0
         self.source = Throughput(SOURCE_RATE)
@@ -75,9 +75,6 @@ class LoadBudget:
         """Record an adapter's size."""
         first = not self._sizes
         self._sizes[key] = nbytes
-        self._sizes.move_to_end(key)
-        if len(self._sizes) > MAX_SIZES:
-            self._sizes.popitem(last=False)
         self._mean = float(nbytes) if first else self._mean + 0.1 * (nbytes - self._mean)
         if key in self._under_way:
             self._bytes += nbytes - self._under_way[key]

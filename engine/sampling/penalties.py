@@ -4,10 +4,9 @@ Invariant: a history is a function of `token_ids`, extended by new tokens only. 
 correctness, so the number kept is bounded.
 """
 
-from collections import OrderedDict
-
 import numpy as np
 import torch
+from cachetools import LRUCache
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -62,8 +61,7 @@ class TokenHistories:
     """Histories by sequence; the least recently used is dropped above `capacity`."""
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._histories: OrderedDict[Sequence, TokenHistory] = OrderedDict()
+        self._histories: LRUCache[Sequence, TokenHistory] = LRUCache(capacity)
 
     def __len__(self) -> int:
         return len(self._histories)
@@ -74,9 +72,6 @@ class TokenHistories:
         if history is None or history.consumed > len(sequence.token_ids):
             history = TokenHistory(sequence, sequence.request.sampling.repetition_penalty != 1.0)
             self._histories[sequence] = history
-        self._histories.move_to_end(sequence)
-        if len(self._histories) > self._capacity:
-            self._histories.popitem(last=False)
         history.extend(sequence.token_ids)
         return history
 

@@ -5,14 +5,23 @@ Invariant: it opens no connection. Neither its creation nor its use is bounded i
 
 import json
 from decimal import Decimal
+from json import JSONDecodeError
 from typing import Any, Final
 
 import jsonschema_rs
 
 from loraplex.grammar.constraints import JsonSchemaValue
-from loraplex.grammar.errors import GrammarInvalid, SchemaNotSatisfied
+from loraplex.grammar.errors import (
+    GrammarInvalid,
+    JsonNumberRefused,
+    JsonRefused,
+    JsonTooDeep,
+    RepeatedName,
+    SchemaNotSatisfied,
+)
 from loraplex.grammar.json_schema.references import ROOT
 from loraplex.grammar.json_schema.walk import escaped
+from loraplex.grammar.strict_json import parse_json
 
 _BACKTRACKING_STEPS: Final = 100_000
 _PATTERN_BYTES: Final = 10 << 20
@@ -61,16 +70,14 @@ def validate_text(schema: str, value: str) -> None:
 def parse_value(text: str) -> Any:
     """Parse one JSON value with exact numbers. Raises `SchemaNotSatisfied`, also for a repeated key in an object."""
     try:
-        return json.loads(
-            text,
-            object_pairs_hook=_object,
-            parse_float=_decimal,
-            parse_int=_integer,
-            parse_constant=_refuse_constant,
-        )
-    except RecursionError as error:
+        return parse_json(text, max_digits=_LONGEST_NUMBER, parse_float=_decimal)
+    except RepeatedName as error:
+        raise SchemaNotSatisfied("an object has a key twice") from error
+    except JsonTooDeep as error:
         raise SchemaNotSatisfied("the value is nested too deeply") from error
-    except ValueError as error:
+    except JsonRefused as error:
+        raise SchemaNotSatisfied(str(error)) from error
+    except JSONDecodeError as error:
         raise SchemaNotSatisfied("the value is not JSON") from error
 
 
@@ -79,29 +86,12 @@ def pointer_to(path: list[str | int]) -> str:
     return "".join(f"/{escaped(str(part))}" for part in path)[:200]
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise SchemaNotSatisfied("an object has a key twice")
-    return made
-
-
-def _integer(text: str) -> int:
-    if len(text) > _LONGEST_NUMBER:
-        raise SchemaNotSatisfied(f"a number has more than {_LONGEST_NUMBER} digits")
-    return int(text)
-
-
 def _decimal(text: str) -> Decimal:
     exponent = text.lower().partition("e")[2]
     # A larger exponent makes no Decimal, or one that exhausts the memory when compared.
     if len(text) > _LONGEST_NUMBER or len(exponent) > 8 or abs(int(exponent or 0)) > _LARGEST_EXPONENT:
-        raise SchemaNotSatisfied(f"a number beyond 1e±{_LARGEST_EXPONENT} or of too many digits")
+        raise JsonNumberRefused(f"a number beyond 1e±{_LARGEST_EXPONENT} or of too many digits")
     return Decimal(text)
-
-
-def _refuse_constant(name: str) -> Any:
-    raise SchemaNotSatisfied(f"{name} is not JSON")
 
 
 def invalid_schema(

@@ -34,7 +34,7 @@ async def body_chunks(
     request: Request, max_bytes: int, limits: BodyPace, clock: Callable[[], float] = time.monotonic
 ) -> AsyncIterator[bytes]:
     """Yield the body in chunks, at most `max_bytes` in total. Raises `BodyTooLarge`, `BodyTimeout`, `ClientGone`."""
-    if declared_size(request) > max_bytes:
+    if (declared_size(request) or 0) > max_bytes:
         raise _too_large(max_bytes)
     stream, started, received = request.stream(), clock(), 0
     while True:
@@ -61,10 +61,10 @@ def read_timeout(elapsed_s: float, received: int, limits: BodyPace) -> float:
     return min(limits.stall_s, limits.body_s - elapsed_s, slowest - elapsed_s)
 
 
-def declared_size(request: Request) -> int:
-    """Return the body's size by its header; 0 without one, or for one that is no number."""
-    declared = request.headers.get("content-length", "0")
-    return int(declared[:20]) if declared.isdecimal() else 0
+def declared_size(request: Request) -> int | None:
+    """Return the body's size by its header; None without one, or for one that is no number."""
+    declared = request.headers.get("content-length", "")
+    return int(declared[:20]) if declared.isdecimal() else None
 
 
 def _too_large(max_bytes: int) -> BodyTooLarge:

@@ -73,7 +73,7 @@ async def _read_chunks(request: Request, limits: BodyLimits, lease: BodyLease) -
     body = bytearray()
     async for chunk in body_chunks(request, limits.max_bytes, limits):
         if not body:
-            lease.require(declared_size(request))
+            lease.require(declared_size(request) or 0)
         lease.grow(len(chunk))
         body += chunk
         if len(body) > LARGE_BODY:

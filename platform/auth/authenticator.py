@@ -19,7 +19,6 @@ from starlette.requests import Request
 from loraplex.platform.auth.client_address import ClientAddresses, client_network
 from loraplex.platform.auth.failure_buckets import FailureBuckets
 from loraplex.platform.auth.key_cache import KeyCache, Lookup
-from loraplex.platform.auth.single_flight import SingleFlight
 from loraplex.platform.errors import AddressNotAllowed, InsufficientScope, Overloaded, TooManyUnknownKeys
 from loraplex.platform.tenant_limiter import AT_ONCE, TenantLimiter
 from loraplex.tenants.api_keys.key_format import ParsedKey, parse_key
@@ -29,6 +28,7 @@ from loraplex.tenants.api_keys.networks import is_within, parse_address, parse_n
 from loraplex.tenants.api_keys.scopes import OPERATOR, effective_scopes
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import MalformedKey, UnknownKey
+from loraplex.tenants.single_flight import SingleFlight
 
 UNKNOWN_AT_ONCE: Final = 2
 """Database connections that look up keys this gateway has never found."""

@@ -4,9 +4,10 @@ Invariant: bounded memory, and a network whose keys are all valid always has fai
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Final
+
+from cachetools import LRUCache
 
 BURST: Final = 60
 REFILL_S: Final = 1.0
@@ -18,7 +19,7 @@ class FailureBuckets:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._full_at: OrderedDict[Hashable, float] = OrderedDict()
+        self._full_at: LRUCache[Hashable, float] = LRUCache(MAX_NETWORKS)
 
     def __len__(self) -> int:
         return len(self._full_at)
@@ -30,9 +31,6 @@ class FailureBuckets:
         if full_at - now > BURST * REFILL_S:
             return False
         self._full_at[network] = full_at
-        self._full_at.move_to_end(network)
-        if len(self._full_at) > MAX_NETWORKS:
-            self._full_at.popitem(last=False)
         return True
 
     def give_back(self, network: Hashable) -> None:

@@ -4,12 +4,14 @@ Invariants: the age of a valid entry counts from the beginning of its query, and
 client can invent, have their own space and displace no existing key. In a full cache the tenant with the most keys loses one.
 """
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 from uuid import UUID
+
+from cachetools import LRUCache
 
 from loraplex.tenants.api_keys.keys import AuthenticatedKey
 
@@ -32,7 +34,7 @@ class KeyCache:
         self._seconds = seconds
         self._clock = clock
         self._known: dict[str, Lookup] = {}
-        self._unknown: OrderedDict[str, Lookup] = OrderedDict()
+        self._unknown: LRUCache[str, Lookup] = LRUCache(MAX_UNKNOWN)
         self._of_tenant: defaultdict[UUID | None, dict[str, None]] = defaultdict(dict)
 
     def __len__(self) -> int:
@@ -60,8 +62,6 @@ class KeyCache:
         self._drop(key_id)
         if lookup.found is None:
             self._unknown[key_id] = lookup
-            if len(self._unknown) > MAX_UNKNOWN:
-                self._unknown.popitem(last=False)
             return
         self._known[key_id] = lookup
         self._of_tenant[lookup.found.tenant_id][key_id] = None

@@ -1,4 +1,4 @@
-"""Opens the stores of a command and maps its errors to exit codes.
+"""Opens the stores of a command, runs its use cases, and maps its errors to exit codes.
 
 Invariant: an embedded database is migrated before it is used; a production one is only checked.
 """
@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import UUID
 
 import typer
 from rich.console import Console
@@ -16,9 +17,14 @@ from rich.markup import escape
 from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.datastores.connections import ensure_schema, open_stores
 from loraplex.platform.datastores.embedded.servers import running_redis_url
+from loraplex.platform.services.actors import command_actor
+from loraplex.platform.services.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work
 from loraplex.platform.startup_errors import StartError
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import InvalidField, TenantsError
+from loraplex.tenants.errors import InvalidField, TenantsError, ValkeyUnavailable
+from loraplex.tenants.valkey import open_valkey
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,47 @@ async def store_addresses(settings: Settings) -> AsyncIterator[tuple[str, bool, 
         return
     async with open_stores(settings, transient=True) as addresses:
         yield addresses.database_url, True, redis_url or addresses.redis_url
+
+
+@asynccontextmanager
+async def command_unit_of_work(data_dir: Path | None) -> AsyncIterator[UnitOfWork]:
+    """Open the stores and a unit of work with an operator's rights. Its author is the user who runs the command."""
+    async with (
+        open_command_stores(data_dir) as stores,
+        open_publisher(stores) as publisher,
+        unit_of_work(stores.database, command_actor(), None, publisher) as uow,
+    ):
+        yield uow
+
+
+class CommandPublisher:
+    """Notifies the gateways that share the command's Valkey."""
+
+    def __init__(self, database: Database, counters: Counters) -> None:
+        self._database = database
+        self._counters = counters
+
+    async def publish(self, tenant_id: UUID) -> None:
+        """Publish the tenant's policy epoch. Without Valkey, gateways see the change when their caches expire."""
+        async with self._database.as_operator() as session:
+            tenant = await TenantRepository(session).by_id(tenant_id)
+        try:
+            await self._counters.publish_policy(tenant_id, tenant.policy_epoch)
+        except ValkeyUnavailable as error:
+            typer.echo(f"{error}: running servers see the change within a second", err=True)
+
+
+@asynccontextmanager
+async def open_publisher(stores: CommandStores) -> AsyncIterator[PolicyPublisher | None]:
+    """Return None without Valkey. It is connected to on first use. Raises `InvalidField` for a malformed address."""
+    if stores.redis_url is None:
+        yield None
+        return
+    client = open_valkey(stores.redis_url)
+    try:
+        yield CommandPublisher(stores.database, Counters(client))
+    finally:
+        await client.aclose()
 
 
 def run_command(work: Awaitable[None]) -> None:

@@ -11,11 +11,12 @@ from uuid import UUID
 import typer
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.platform.cli.command_context import open_database, run_command
+from loraplex.platform.cli.command_context import command_unit_of_work, open_database, run_command
 from loraplex.platform.cli.output import print_document, print_key, print_rows
-from loraplex.platform.cli.policy_change import PolicyChange, policy_change
+from loraplex.platform.services import api_keys
+from loraplex.platform.services.api_keys import OperatorKeys
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.keys import KeyChange, KeyRepository
 from loraplex.tenants.api_keys.scopes import INFERENCE, OPERATOR
 from loraplex.tenants.models import ApiKey
 
@@ -50,7 +51,6 @@ COLUMNS = (
     "last_used_at",
 )
 TIMES = ("created_at", "expires_at", "revoked_at", "last_used_at")
-CREATED_BY = "command"
 
 
 @app.command()
@@ -70,15 +70,12 @@ def create(
     scopes = scope or [OPERATOR if operator else INFERENCE]
     expires_at = None if expires_in_days is None else datetime.now(UTC) + timedelta(days=expires_in_days)
 
+    bounds = KeyChange(expires_at=expires_at, allowed_cidrs=allowed_cidr or ())
+
     async def work() -> None:
-        async with policy_change("key create", data_dir) as change:
-            owner = await owner_id(change.session, tenant)
-            issued = await KeyRepository(change.session).create(
-                *(owner, name, scopes, environment, expires_at),
-                allowed_cidrs=allowed_cidr or (),
-                created_by=CREATED_BY,
-            )
-            await note(change, "create", issued.record)
+        async with command_unit_of_work(data_dir) as uow:
+            keys = OperatorKeys(uow, await owner_id(uow.session, tenant), environment)
+            issued = await api_keys.create(uow, keys, name, scopes, bounds)
         print_key(issued.plaintext, as_json)
 
     run_command(work())
@@ -112,13 +109,9 @@ def rotate(
     check_owner(tenant, operator)
 
     async def work() -> None:
-        async with policy_change("key rotate", data_dir) as change:
-            keys, owner = KeyRepository(change.session), await owner_id(change.session, tenant)
-            old = await keys.locked(owner, key_id)
-            before = key_document(old)
-            issued = await keys.rotate(owner, key_id, grace_seconds, created_by=CREATED_BY)
-            await note(change, "rotate", old, before)
-            await note(change, "create", issued.record)
+        async with command_unit_of_work(data_dir) as uow:
+            keys = OperatorKeys(uow, await owner_id(uow.session, tenant))
+            issued = await api_keys.rotate(uow, keys, key_id, grace_seconds)
         print_key(issued.plaintext, as_json)
 
     run_command(work())
@@ -136,11 +129,9 @@ def revoke(
     check_owner(tenant, operator)
 
     async def work() -> None:
-        async with policy_change("key revoke", data_dir) as change:
-            keys, owner = KeyRepository(change.session), await owner_id(change.session, tenant)
-            before = key_document(await keys.locked(owner, key_id))
-            key = await keys.revoke(owner, key_id)
-            await note(change, "revoke", key, before)
+        async with command_unit_of_work(data_dir) as uow:
+            keys = OperatorKeys(uow, await owner_id(uow.session, tenant))
+            key = await api_keys.revoke(uow, keys, key_id)
         print_document(key_document(key), as_json)
 
     run_command(work())
@@ -153,11 +144,6 @@ def check_owner(tenant: str | None, operator: bool) -> None:
 
 async def owner_id(session: AsyncSession, tenant: str | None) -> UUID | None:
     return None if tenant is None else (await TenantRepository(session).get(tenant)).id
-
-
-async def note(change: PolicyChange, verb: str, key: ApiKey, before: dict[str, Any] | None = None) -> None:
-    """Write the change to the audit log of the key's tenant, or of the operators."""
-    await change.audit(key.tenant_id).record(f"key.{verb}", f"keys/{key.key_id}", before, key_document(key))
 
 
 def key_document(key: ApiKey) -> dict[str, Any]:

@@ -6,16 +6,16 @@ keys.
 
 from pathlib import Path
 from typing import Annotated, Any
+from uuid import UUID
 
 import typer
 
-from loraplex.platform.cli.command_context import open_database, run_command
+from loraplex.platform.cli.command_context import command_unit_of_work, open_database, run_command
 from loraplex.platform.cli.output import print_document, print_key, print_rows
-from loraplex.platform.cli.policy_change import PolicyChange, policy_change
-from loraplex.tenants.accounts.deletion import TenantDeletions
+from loraplex.platform.services import tenants
+from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.api_keys.scopes import TENANT_ADMIN
 from loraplex.tenants.models import Tenant
 from loraplex.tenants.quotas.limits import MAXIMA
 from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
@@ -33,7 +33,6 @@ LimitOptions = Annotated[
     typer.Option("--limit", help=f"NAME=NUMBER, may be repeated. Names: {', '.join(MAXIMA)}."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-FIRST_KEY_NAME = "admin"
 COLUMNS = ("name", "id", "tier", "weight", "suspended_at", "created_at")
 TIMES = ("suspended_at", "deleted_at", "erased_at", "created_at")
 
@@ -51,14 +50,9 @@ def create(
     limits = dict(read_limit(text) for text in limit or ())
 
     async def work() -> None:
-        async with policy_change("tenant create", data_dir) as change:
-            tenant = await TenantRepository(change.session).create(name, weight, tier)
-            issued = await KeyRepository(change.session).create(tenant.id, FIRST_KEY_NAME, [TENANT_ADMIN])
-            if limits:
-                quotas = TenantQuotas(change.session)
-                await quotas.change(await quotas.locked(tenant.id), limits)
-            await note(change, tenant, None, limits)
-        print_key(issued.plaintext, as_json)
+        async with command_unit_of_work(data_dir) as uow:
+            created = await tenants.create(uow, name, tier=tier, weight=weight, limits=limits)
+        print_key(created.key.plaintext, as_json)
 
     run_command(work())
 
@@ -100,11 +94,8 @@ def suspend(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> No
     """Suspend a tenant: none of its keys authenticates until it is resumed."""
 
     async def work() -> None:
-        async with policy_change("tenant suspend", data_dir) as change:
-            tenants = TenantRepository(change.session)
-            before = tenant_document(await tenants.get(name))
-            tenant = await tenants.suspend(name)
-            await note(change, tenant, before)
+        async with command_unit_of_work(data_dir) as uow:
+            tenant = await tenants.suspend(uow, await tenant_id_of(uow, name))
         print_document(tenant_document(tenant), as_json)
 
     run_command(work())
@@ -115,11 +106,8 @@ def resume(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> Non
     """Resume a suspended tenant."""
 
     async def work() -> None:
-        async with policy_change("tenant resume", data_dir) as change:
-            tenants = TenantRepository(change.session)
-            before = tenant_document(await tenants.get(name))
-            tenant = await tenants.resume(name)
-            await note(change, tenant, before)
+        async with command_unit_of_work(data_dir) as uow:
+            tenant = await tenants.resume(uow, await tenant_id_of(uow, name))
         print_document(tenant_document(tenant), as_json)
 
     run_command(work())
@@ -135,11 +123,8 @@ def delete(name: Name, yes: Yes = False, data_dir: DataDir = None, as_json: AsJs
         raise typer.BadParameter("the names differ: nothing was deleted")
 
     async def work() -> None:
-        async with policy_change("tenant delete", data_dir) as change:
-            tenant = await TenantRepository(change.session).get(name)
-            before = tenant_document(tenant)
-            tenant = await TenantDeletions(change.session).begin(tenant.id)
-            await note(change, tenant, before)
+        async with command_unit_of_work(data_dir) as uow:
+            tenant = await tenants.delete(uow, await tenant_id_of(uow, name))
         print_document(tenant_document(tenant), as_json)
 
     run_command(work())
@@ -153,16 +138,8 @@ def read_limit(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-async def note(
-    change: PolicyChange,
-    tenant: Tenant,
-    before: dict[str, Any] | None,
-    more: dict[str, Any] | None = None,
-) -> None:
-    """Write the command's change to the audit log."""
-    after = {**tenant_document(tenant), **(more or {})}
-    action = change.command.replace(" ", ".")
-    await change.audit(tenant.id).record(action, f"tenants/{tenant.id}", before, after)
+async def tenant_id_of(uow: UnitOfWork, name: str) -> UUID:
+    return (await TenantRepository(uow.session).get(name)).id
 
 
 def tenant_document(tenant: Tenant) -> dict[str, Any]:

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from loraplex.adapters.versions.push import AdapterRegistry
 from loraplex.platform.demo.demo_file import DemoAccess, DemoTenantAccess, read_demo_file, write_demo_file
 from loraplex.platform.demo.errors import TenantIsNotTheDemos
+from loraplex.platform.services import api_keys, tenants
+from loraplex.platform.services.actors import system_actor
+from loraplex.platform.services.api_keys import OperatorKeys
+from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.api_keys.scopes import INFERENCE, OPERATOR, TENANT_ADMIN
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidApiKey, NameTaken, TenantSuspended
-from loraplex.tenants.models import Tenant
 
 ADAPTERS_FOLDER = Path(__file__).resolve().parent / "adapters"
 # A tenant with keys of these names was created by the demo.
@@ -55,63 +56,67 @@ async def prepare_demo(
     `model` is the served name of the base model. Raises `TenantIsNotTheDemos` if a name is in use by another tenant.
     """
     written = read_demo_file(data_dir)
-    async with database.as_operator() as session:
-        tenants = [(plan, await _tenant(session, plan.name)) for plan in DEMO_TENANTS]
+    async with unit_of_work(database, system_actor("demo"), None, None) as uow:
+        owners = [(plan, await _tenant(uow, plan.name)) for plan in DEMO_TENANTS]
         access = DemoAccess(
             base_url=base_url,
             console_url=console_url,
             model=model,
             operator_key=await _key(
-                session, None, OPERATOR_KEY, OPERATOR, None if written is None else written.operator_key
+                uow, None, OPERATOR_KEY, OPERATOR, None if written is None else written.operator_key
             ),
-            tenants=tuple(
-                [await _tenant_access(session, plan, tenant.id, written) for plan, tenant in tenants]
-            ),
+            tenants=tuple([await _tenant_access(uow, plan, owner, written) for plan, owner in owners]),
         )
     # Before the adapters: if one of them fails, the keys that are already in the database must not be lost.
     write_demo_file(data_dir, access)
-    for plan, tenant in tenants:
+    for plan, owner in owners:
         for adapter in plan.adapters:
-            await registry.push(tenant.id, adapter, ADAPTERS_FOLDER / adapter, promote="first")
+            await registry.push(owner.tenant_id, adapter, ADAPTERS_FOLDER / adapter, promote="first")
     return access
 
 
-async def _tenant(session: AsyncSession, name: str) -> Tenant:
-    repository = TenantRepository(session)
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """A tenant of the demo. `first_key`: the administrator's key of a tenant that is new."""
+
+    tenant_id: UUID
+    first_key: str | None = None
+
+
+async def _tenant(uow: UnitOfWork, name: str) -> _Owner:
     try:
-        return await repository.create(name)
+        created = await tenants.create(uow, name, first_key_name=ADMIN_KEY)
+        return _Owner(created.tenant.id, created.key.plaintext)
     except NameTaken:
-        tenant = await repository.get(name)
-        if not any(key.name == INFERENCE_KEY for key in await KeyRepository(session).list(tenant.id)):
+        tenant = await TenantRepository(uow.session).get(name)
+        if not any(key.name == INFERENCE_KEY for key in await KeyRepository(uow.session).list(tenant.id)):
             raise TenantIsNotTheDemos(name) from None
-        return tenant
+        return _Owner(tenant.id)
 
 
 async def _tenant_access(
-    session: AsyncSession, plan: DemoTenant, tenant_id: UUID, written: DemoAccess | None
+    uow: UnitOfWork, plan: DemoTenant, owner: _Owner, written: DemoAccess | None
 ) -> DemoTenantAccess:
     known = {} if written is None else {tenant.name: tenant for tenant in written.tenants}
     before = known.get(plan.name)
     api_key, admin_key = (None, None) if before is None else (before.api_key, before.admin_key)
     return DemoTenantAccess(
         name=plan.name,
-        api_key=await _key(session, tenant_id, INFERENCE_KEY, INFERENCE, api_key),
-        admin_key=await _key(session, tenant_id, ADMIN_KEY, TENANT_ADMIN, admin_key),
+        api_key=await _key(uow, owner.tenant_id, INFERENCE_KEY, INFERENCE, api_key),
+        admin_key=await _key(uow, owner.tenant_id, ADMIN_KEY, TENANT_ADMIN, owner.first_key or admin_key),
         adapters=plan.adapters,
     )
 
 
-async def _key(
-    session: AsyncSession, tenant_id: UUID | None, name: str, scope: str, written: str | None
-) -> str:
-    """Return the key of `demo.json` if it still works, else a new key that replaces all keys of that name."""
-    repository = KeyRepository(session)
-    if written is not None and await _still_works(repository, tenant_id, name, written):
-        return written
+async def _key(uow: UnitOfWork, tenant_id: UUID | None, name: str, scope: str, known: str | None) -> str:
+    """Return the key `known` if it still works, else a new key that replaces all keys of that name."""
+    repository, keys = KeyRepository(uow.session), OperatorKeys(uow, tenant_id)
+    if known is not None and await _still_works(repository, tenant_id, name, known):
+        return known
     for record in await repository.list(tenant_id):
         if record.name == name and record.revoked_at is None:
-            await repository.revoke(tenant_id, record.key_id)
-    return (await repository.create(tenant_id, name, [scope])).plaintext
+            await api_keys.revoke(uow, keys, record.key_id)
+    return (await api_keys.create(uow, keys, name, [scope])).plaintext
 
 
 async def _still_works(repository: KeyRepository, tenant_id: UUID | None, name: str, text: str) -> bool:

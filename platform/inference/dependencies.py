@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 from uuid import UUID
 
 from loraplex.adapters.uploads.service import Uploads
@@ -18,6 +17,7 @@ from loraplex.platform.inference.structured_output.request_analysis import Reque
 from loraplex.platform.inference.structured_output.value_validation import ValueValidation
 from loraplex.platform.observability.request_stats import RequestRecorder
 from loraplex.platform.parameters.json_object import BodyLimits
+from loraplex.platform.services.unit_of_work import PolicyPublisher
 from loraplex.tenants.admission.controller import AdmissionController
 from loraplex.tenants.api_keys.last_used import LastUsedTracker
 from loraplex.tenants.database import Database
@@ -48,14 +48,6 @@ class ServingConfig:
     reader_stall_s: float = 60.0
     key_cache_s: float = 1.0
     idempotency_s: float = 86_400.0
-
-
-class PolicyPublisher(Protocol):
-    """Notifies every gateway that a tenant's policy has changed."""
-
-    async def publish(self, tenant_id: UUID) -> None:
-        """Notify the gateways; call it after the commit. Raises `StoreUnavailable` of tenants."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

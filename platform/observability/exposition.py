@@ -4,6 +4,7 @@ Invariant: one rendering runs at a time, so collectors need no lock; on the even
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import Final
@@ -11,6 +12,8 @@ from typing import Final
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
+
+from loraplex.tenants.single_flight import SingleFlight
 
 RENDER_INTERVAL_S: Final = 1.0
 
@@ -22,24 +25,19 @@ class MetricsExposition:
         self._render = render
         self._clock = clock
         self._text = b""
-        self._expires: float | None = None
-        self._rendering: asyncio.Task[None] | None = None
+        self._expires = -math.inf
+        # A thread cannot be cancelled: a second rendering would run beside it.
+        self._rendering = SingleFlight[None](cancels=False)
 
     async def text(self) -> bytes:
         """Return a text that was rendered at most `RENDER_INTERVAL_S` ago."""
-        if self._rendering is None and (self._expires is None or self._clock() >= self._expires):
-            self._rendering = asyncio.create_task(self._renew())
-        if self._rendering is not None:
-            # A client that leaves must not end the rendering for others.
-            await asyncio.shield(self._rendering)
+        if self._clock() >= self._expires:
+            await self._rendering.run("metrics", self._renew)
         return self._text
 
     async def _renew(self) -> None:
-        try:
-            self._text = await asyncio.to_thread(self._render)
-            self._expires = self._clock() + RENDER_INTERVAL_S
-        finally:
-            self._rendering = None
+        self._text = await asyncio.to_thread(self._render)
+        self._expires = self._clock() + RENDER_INTERVAL_S
 
 
 def metrics_router(exposition: MetricsExposition) -> APIRouter:

@@ -61,7 +61,7 @@ class TenantRepository:
         still refer to it. Raises `TenantNotFound`, also if it is deleted.
         """
         query = select(Tenant).where(Tenant.id == tenant_id, Tenant.deleted_at.is_(None))
-        query = query.with_for_update(key_share=True)
+        query = query.with_for_update(key_share=True).execution_options(populate_existing=True)
         tenant = (await self._session.scalars(query)).one_or_none()
         if tenant is None:
             raise TenantNotFound(f"no tenant {tenant_id}")

@@ -4,11 +4,13 @@ Invariant: the lock only saves work. Two rebuilds at once take two epochs, and t
 """
 
 import asyncio
+from functools import partial
 from uuid import UUID
 
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import ValkeyUnavailable
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
+from loraplex.tenants.single_flight import SingleFlight
 from loraplex.tenants.valkey import ANSWER_SECONDS, FAILURES, Valkey, tenant_key
 
 LOCK_MILLISECONDS = 500
@@ -22,14 +24,15 @@ class CounterRebuild:
         self._counters = counters
         self._redis = redis
         self._gateway = str(gateway_id)
-        self._running: dict[UUID, asyncio.Task[int]] = {}
+        # A rebuild that has begun serves the requests that come next.
+        self._rebuilds = SingleFlight[int](cancels=False)
 
     async def try_rebuild(self, tenant_id: UUID) -> bool:
         """Rebuild unless another gateway is doing so or has just done so, since a rebuild reads all of a tenant's totals.
 
         Returns False if another gateway has the lock. Raises `ValkeyUnavailable`, `DatabaseUnavailable`.
         """
-        if tenant_id in self._running:
+        if tenant_id in self._rebuilds:
             await self.rebuild(tenant_id)
             return True
         if not await self._locked(tenant_id):
@@ -40,15 +43,7 @@ class CounterRebuild:
 
     async def rebuild(self, tenant_id: UUID) -> int:
         """Rebuild from all that is in the ledger; return the epoch in force. Raises `ValkeyUnavailable`, `DatabaseUnavailable`."""
-        task = self._running.get(tenant_id)
-        if task is None or task.done():
-            task = self._running[tenant_id] = asyncio.create_task(self._rebuild(tenant_id))
-            task.add_done_callback(lambda ended: self._forget(tenant_id, ended))
-        return await asyncio.shield(task)
-
-    def _forget(self, tenant_id: UUID, ended: "asyncio.Task[int]") -> None:
-        if self._running.get(tenant_id) is ended:
-            del self._running[tenant_id]
+        return await self._rebuilds.run(tenant_id, partial(self._rebuild, tenant_id))
 
     async def _rebuild(self, tenant_id: UUID) -> int:
         """Rebuild once; again under a higher epoch if the counters are ahead of a ledger restored from a backup."""

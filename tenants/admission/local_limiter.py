@@ -6,10 +6,11 @@ the counters: a share of S per minute is a bucket of S that refills by S / 60 pe
 
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
+
+from cachetools import LRUCache
 
 from loraplex.tenants.counters.counter_replies import Decision
 from loraplex.tenants.errors import LimitExceeded, QuotaExhausted, RateLimited
@@ -93,7 +94,7 @@ class LocalLimiter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.live_gateways = 1
         self._clock = clock
-        self._uses: OrderedDict[tuple[str, UUID], SubjectUse] = OrderedDict()
+        self._uses: LRUCache[tuple[str, UUID], SubjectUse] = LRUCache(MAX_SUBJECTS)
         self._running: dict[UUID, tuple[tuple[Subject, ...], int]] = {}
 
     def admit(
@@ -130,13 +131,9 @@ class LocalLimiter:
         return limit // max(1, self.live_gateways)
 
     def _use(self, subject: Subject, now: float) -> SubjectUse:
-        key = (subject.level, subject.id)
-        use = self._uses.setdefault(key, SubjectUse())
-        self._uses.move_to_end(key)
+        use = self._uses.setdefault((subject.level, subject.id), SubjectUse())
         use.requests.refill(self.share(subject.limits.requests_per_minute or 0), now)
         use.tokens.refill(self.share(subject.limits.tokens_per_minute or 0), now)
-        while len(self._uses) > MAX_SUBJECTS:
-            self._uses.popitem(last=False)
         return use
 
     def _tested(

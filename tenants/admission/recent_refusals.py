@@ -5,12 +5,13 @@ request, and only under the policy that refused.
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 from uuid import UUID
+
+from cachetools import LRUCache
 
 from loraplex.tenants.admission.rejections import limit_error
 from loraplex.tenants.counters.counter_replies import Decision, Denied, wait
@@ -53,7 +54,7 @@ class RecentRefusals:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._refusals: OrderedDict[UUID, RecentRefusal] = OrderedDict()
+        self._refusals: LRUCache[UUID, RecentRefusal] = LRUCache(MAX_SUBJECTS)
 
     def __len__(self) -> int:
         return len(self._refusals)
@@ -73,9 +74,6 @@ class RecentRefusals:
             self._refusals[subject.id] = RecentRefusal(
                 failed[-1], tested, denied.at, request.policy_epoch, asked_at, until
             )
-            self._refusals.move_to_end(subject.id)
-            if len(self._refusals) > MAX_SUBJECTS:
-                self._refusals.popitem(last=False)
 
     def find(self, tenant_id: UUID, api_key_id: UUID, policy_epoch: int) -> RecentRefusal | None:
         """Return a refusal that still holds for this caller."""

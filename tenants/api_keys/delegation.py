@@ -111,7 +111,7 @@ class KeyDelegation:
         """The key, locked until this transaction ends. Raises `KeyNotFound`, `ScopeNotHeld`."""
         return (await self._over(key_id))[1]
 
-    async def change(self, key_id: str, change: KeyChange, expected: int) -> ApiKey:
+    async def change(self, key_id: str, change: KeyChange, expected: int | None) -> ApiKey:
         """Raises `ScopeNotHeld`, `BoundNotHeld` and what `KeyRepository.change` does."""
         manager, record = await self._over(key_id)
         require_held(manager, change.get("scopes", ()))

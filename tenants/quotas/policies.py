@@ -3,19 +3,20 @@
 Invariant: limits of one epoch are never applied to a request of another; reading a tenant's many limits does not block others.
 """
 
-import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
+from cachetools import LRUCache
 from sqlalchemy import Row, Select, and_, exists, func, or_, select
 
 from loraplex.tenants.errors import PolicyStale
 from loraplex.tenants.models import Adapter, ApiKey, Quota, Tenant
 from loraplex.tenants.quotas.limits import NO_LIMITS, QuotaLimits, Subject
+from loraplex.tenants.single_flight import SingleFlight
 
 MAX_TENANTS = 10_000
 
@@ -45,32 +46,18 @@ class Policies:
         self, load: Callable[[UUID], Awaitable[TenantPolicy]], max_tenants: int = MAX_TENANTS
     ) -> None:
         self._load = load
-        self._max_tenants = max_tenants
-        self._cached: OrderedDict[UUID, TenantPolicy] = OrderedDict()
-        self._slots: dict[UUID, asyncio.Lock] = {}
+        self._cached: LRUCache[UUID, TenantPolicy] = LRUCache(max_tenants)
+        self._loads = SingleFlight[TenantPolicy]()
 
     async def of(self, tenant_id: UUID, policy_epoch: int) -> TenantPolicy:
         """The tenant's limits at that epoch. Raises `PolicyStale` when there is a newer one, `TenantNotFound`."""
         cached = self._cached.get(tenant_id)
         if cached is None or cached.policy_epoch < policy_epoch:
-            cached = await self._load_once(tenant_id, policy_epoch)
+            # By epoch too: a load for an older one may have read before the change.
+            cached = await self._loads.run((tenant_id, policy_epoch), partial(self.refresh, tenant_id))
         if cached.policy_epoch != policy_epoch:
             raise PolicyStale(f"the policy of the caller's tenant has changed since epoch {policy_epoch}")
-        self._cached.move_to_end(tenant_id)
         return cached
-
-    async def _load_once(self, tenant_id: UUID, policy_epoch: int) -> TenantPolicy:
-        """Load a policy once for all requests that need it at the same time."""
-        turn = self._slots.setdefault(tenant_id, asyncio.Lock())
-        try:
-            async with turn:
-                cached = self._cached.get(tenant_id)
-                if cached is None or cached.policy_epoch < policy_epoch:
-                    cached = await self.refresh(tenant_id)
-                return cached
-        finally:
-            if not turn.locked():
-                self._slots.pop(tenant_id, None)
 
     async def refresh(self, tenant_id: UUID) -> TenantPolicy:
         """The newest limits. Raises `TenantNotFound`."""
@@ -81,8 +68,6 @@ class Policies:
         if cached is not None and cached.policy_epoch > policy.policy_epoch:
             return cached
         self._cached[tenant_id] = policy
-        while len(self._cached) > self._max_tenants:
-            self._cached.popitem(last=False)
         return policy
 
 

@@ -22,8 +22,8 @@ from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import RemoteEngine
 
 RUN = "from loraplex.platform.cli.main import main; main()"
-START_S = 60.0
-STOP_S = 45.0
+START_S = 180.0
+STOP_S = 90.0
 # 8,738 tokens in fp32. Zeroing a CPU's own 1 GiB takes seconds of every start.
 KV_CACHE_BYTES = 384 << 20
 
@@ -102,7 +102,7 @@ class LiveServer:
     def client(self, tenant: int = 0, key: str | None = None) -> OpenAI:
         """The official client with the key of a demo tenant, or `key`."""
         key = key or self.access.tenants[tenant].api_key
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=90)
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=120)
 
     def owners(self) -> dict[str, int]:
         """Adapter or base -> the number of a tenant that may use it."""
@@ -129,7 +129,7 @@ class LiveServer:
         below = descendants(self.process.pid)
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(STOP_S) == 0, self.errors.read_text()
-        until(lambda: not any(map(lives, below)), 5, "no process is left")
+        until(lambda: not any(map(lives, below)), 60, "no process is left")
 
 
 async def engine_stats(address: str) -> EngineStats:
@@ -137,7 +137,7 @@ async def engine_stats(address: str) -> EngineStats:
     engine = RemoteEngine(address, EventBufferConfig())
     engine.start()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await engine.wait_ready()
         return await engine.stats()
     finally:
@@ -184,4 +184,4 @@ def _await_start(server: LiveServer) -> None:
         assert time.monotonic() < deadline, f"not ready in {START_S:g} s: {server.errors.read_text()}"
         time.sleep(0.05)
     if "http://" in server.banner:
-        until(server.ready, 10, "readyz answers 200")
+        until(server.ready, 60, "readyz answers 200")

@@ -216,7 +216,7 @@ async def kill_at_work(run: Run) -> None:
 async def quiet(run: Run, connection: psycopg.AsyncConnection[Any]) -> None:
     """Until nothing is reserved any more: the dead gateway's leases have ended, and others have reaped them."""
     query = "SELECT count(*) FROM reservations WHERE tenant_id = %s"
-    async with asyncio.timeout(LEASE_S + 20):
+    async with asyncio.timeout(LEASE_S + 60):
         while await (await connection.execute(query, [run.tenant_id])).fetchone() != (0,):
             await asyncio.sleep(0.05)
 
@@ -260,7 +260,7 @@ async def counted(database: Database, plan: FarmPlan, tenant_id: UUID) -> list[L
     client = open_valkey(plan.valkey_url)
     admissions = QuotaAdmissionController(database, client, price_of(plan), uuid4())
     subjects = await limited_subjects(admissions, tenant_id)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         uses = await admissions.quotas(tenant_id, subjects)
         while any(use.reserved for use in uses):
             await asyncio.sleep(0.05)

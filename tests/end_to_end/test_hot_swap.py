@@ -25,7 +25,7 @@ QUESTIONS = ("What is a black hole?", "Why is the sky blue?")
 TOKENS = 20
 MOVES = 50
 STREAMS = 16
-CLEANUP_S = 10.0
+CLEANUP_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Client:
         tenant = demo.access.tenants[0]
         self.tenant = tenant.name
         limits = httpx.Limits(max_connections=STREAMS + 4)
-        self._http = httpx.AsyncClient(base_url=demo.url, timeout=60, limits=limits)
+        self._http = httpx.AsyncClient(base_url=demo.url, timeout=120, limits=limits)
         self._user = {"authorization": f"Bearer {tenant.api_key}"}
         self._admin = {"authorization": f"Bearer {tenant.admin_key}"}
 

@@ -20,6 +20,7 @@ from loraplex.engine.kv_cache.prefix_cache import PrefixCache
 from loraplex.engine.lora.residency import AdapterState
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.scheduling import grammar_advance
 from loraplex.engine.scheduling.fairness import FairShare, Policy
 from loraplex.engine.scheduling.scheduler import Scheduler
 
@@ -48,12 +49,16 @@ class ScriptedMask:
         fast_forward: bool = False,
         closes: bool = False,
         slow_at: dict[int, float] | None = None,
+        gates: dict[int, threading.Event] | None = None,
         broken: str = "",
         spent: str = "",
         taken: tuple[int, ...] = (),
         family: object = None,
     ) -> None:
-        """`slow_at`: seconds a mask takes, by position. `broken` and `spent` name a method that raises."""
+        """`slow_at`: seconds a mask takes, by position. `gates`: what a mask waits for, by position.
+
+        `broken` and `spent` name a method that raises.
+        """
         self.family = family or self
         self.documents = tuple(documents)
         self.taken = list(taken)
@@ -63,6 +68,7 @@ class ScriptedMask:
             "fast_forward": fast_forward,
             "closes": closes,
             "slow_at": slow_at or {},
+            "gates": gates or {},
             "broken": broken,
             "spent": spent,
         }
@@ -90,6 +96,8 @@ class ScriptedMask:
 
     def fill(self, bitmask: "Tensor", row: int) -> None:
         with self._used("fill"):
+            gate = self._options["gates"].get(len(self.taken))
+            assert gate is None or gate.wait(60)
             time.sleep(self._options["slow_at"].get(len(self.taken), 0.0))
             bitmask[row] = 0
             for token in self.allowed():
@@ -143,6 +151,15 @@ def interpreter_runs(
     runs = InterpreterRuns(marks, tmp_path_factory.mktemp("interpreted"))
     yield runs
     runs.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_time_limit() -> Iterator[None]:
+    """A garbage collection in the middle of a grammar's work is none of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grammar_advance, "MAX_SECONDS", (60.0, 60.0))
+        patch.setattr(grammar_advance, "MAX_SECONDS_CLOSING", 60.0)
+        yield
 
 
 @pytest.fixture(scope="session")

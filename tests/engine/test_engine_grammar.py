@@ -65,7 +65,7 @@ class Harness:
     """An engine whose factory hands out what `masks` holds by the request's grammar, and what came out."""
 
     def __init__(
-        self, model: LoadedModel, *, num_blocks: int = 128, mask_timeout_s: float = 5.0, **scheduler: Any
+        self, model: LoadedModel, *, num_blocks: int = 128, mask_timeout_s: float = 60.0, **scheduler: Any
     ) -> None:
         self.masks: dict[bytes, Any] = {}
         self.compiled: list[bytes] = []
@@ -89,7 +89,7 @@ class Harness:
 
     def _compile(self, namespace: bytes, grammar: bytes) -> Any:
         self.compiled.append(grammar)
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         return self.masks[grammar]
 
     def add(self, request_id: str, mask: Any = None, prompt: list[int] = PROMPT, **sampling: Any) -> None:
@@ -120,7 +120,7 @@ class Harness:
         return result.ran
 
     def run(self) -> "Harness":
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while self.engine.has_unfinished:
             assert time.monotonic() < deadline
             if not self.step():
@@ -273,28 +273,37 @@ def test_a_late_mask_changes_no_response_and_delays_no_other_row(
     harness: Callable[..., Harness], scripted_mask: "MaskType"
 ) -> None:
     answers = []
-    for slow_at in ({}, {0: 0.2, 3: 0.2}):
-        run = harness()
-        run.add("slow", scripted_mask(DOCUMENTS, slow_at=slow_at))
+    for is_late in (False, True):
+        run, gates = harness(), {0: threading.Event(), 3: threading.Event()}
+        run.add("slow", scripted_mask(DOCUMENTS, gates=gates if is_late else None))
         run.add("quick", scripted_mask(DOCUMENTS), [5, 9])
-        run.add("free", ignore_eos=True)
+        run.add("free", ignore_eos=True, max_tokens=100)
+        if is_late:
+            while ("quick", 0) not in run.reasons:
+                run.step()
+            assert ("slow", 0) not in run.outputs
+            gates[0].set()
+            while ("free", 0) not in run.reasons or len(run.outputs.get(("slow", 0), [])) < 3:
+                run.step()
+            assert len(run.outputs["slow", 0]) == 3
+            gates[3].set()
         run.run()
         answers.append(run.outputs)
     assert answers[0] == answers[1]
-    assert run.engine.stats().late_masks >= 2 and run.slowest_s < 0.15
+    assert run.engine.stats().late_masks >= 2
 
 
 def test_a_mask_that_takes_too_long_ends_its_request_alone(
     harness: Callable[..., Harness], scripted_mask: "MaskType"
 ) -> None:
-    run = harness(mask_timeout_s=0.1)
-    run.add("stuck", scripted_mask(DOCUMENTS, slow_at={2: 1.0}))
+    run = harness(mask_timeout_s=1.0)
+    run.add("stuck", scripted_mask(DOCUMENTS, slow_at={2: 1.5}))
     run.add("quick", scripted_mask(DOCUMENTS), [5, 9])
     run.add("free", ignore_eos=True, max_tokens=100)
     run.run()
     assert run.failures == {"stuck": "grammar_too_slow"} and len(run.outputs["stuck", 0]) == 2
     assert tuple(run.outputs["quick", 0]) in DOCUMENTS
-    assert run.slowest_s < 0.15
+    assert run.slowest_s < 1.0, "a step waited for the mask"
 
 
 def test_log_probabilities_are_those_of_sampled_tokens_to_the_end(

@@ -52,7 +52,7 @@ class Source:
 
     def load(self, adapter: AdapterRef) -> LoraWeights:
         self.asked.set()
-        self.gate.wait(10)
+        self.gate.wait(60)
         raise AdapterLoadFailed(f"no adapter {adapter.digest}")
 
 
@@ -146,7 +146,7 @@ def finished(events: list[Event]) -> list[Finished]:
 
 async def idle(core: Engine) -> EngineStats:
     """The engine's numbers once it holds nothing, which must come to pass without further ado."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while core.has_unfinished:
             await asyncio.sleep(0.005)
     stats = core.stats()
@@ -169,7 +169,7 @@ async def test_a_stream_starts_runs_and_ends_once(engine: LocalEngine) -> None:
 
 
 async def test_streams_run_together_and_alike(engine: LocalEngine) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         all_events = await asyncio.gather(*(collect(engine, request(f"r{i}")) for i in range(20)))
     assert len({text(events) for events in all_events}) == 1
     assert all(event.request_id == f"r{i}" for i, events in enumerate(all_events) for event in events)
@@ -179,7 +179,7 @@ async def test_a_step_in_flight_is_completed_before_the_loop_waits(
     engine: LocalEngine, core: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody sends anything more: an adapter that the step reads would stay pinned for as long."""
-    monkeypatch.setattr(local_engine, "IDLE_WAIT_S", 60.0)
+    monkeypatch.setattr(local_engine, "IDLE_WAIT_S", 600.0)
     stop = tokens(await collect(engine, request()))[4]
     await collect(engine, request(stop_token_ids=(stop,)))
     await idle(core)
@@ -218,7 +218,7 @@ async def test_a_stop_string_ends_one_choice_of_many(engine: LocalEngine) -> Non
 async def test_abort_before_the_first_token(engine: LocalEngine, core: Engine, source: Source) -> None:
     stream = engine.submit(request(adapter="slow"))
     first = asyncio.ensure_future(anext(stream))
-    assert await asyncio.to_thread(source.asked.wait, 10)
+    assert await asyncio.to_thread(source.asked.wait, 60)
     assert not first.done()
     await engine.abort("r")
     aborted = await first
@@ -250,10 +250,10 @@ async def test_the_computed_part_of_a_prompt_is_reported(
     timeout_s = 0.1 if end == "deadline" else None
     wanted = msgspec.structs.replace(wanted, prompt_token_ids=prompt_ids, total_timeout_s=timeout_s)
     task = asyncio.ensure_future(collect(engine, wanted))
-    assert await asyncio.to_thread(reached.wait, 10)
+    assert await asyncio.to_thread(reached.wait, 60)
     if end == "abort":
         await engine.abort("r")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         (last,) = await task
     used = Usage(256 * steps, 0, 0)
     if end == "abort":
@@ -266,7 +266,7 @@ async def test_the_computed_part_of_a_prompt_is_reported(
 
 async def test_abort_while_it_streams(engine: LocalEngine, core: Engine) -> None:
     stream = engine.submit(request(max_tokens=3000))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert isinstance(await anext(stream), Started)
         assert isinstance(await anext(stream), Delta)
         await engine.abort("r")
@@ -279,7 +279,7 @@ async def test_a_forgotten_tenant_ends_and_leaves_no_block(engine: LocalEngine, 
     other = replace_namespace(request("other", max_tokens=40), b"o" * 32)
     kept = asyncio.ensure_future(collect(engine, other))
     stream = engine.submit(request(max_tokens=3000))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert isinstance(await anext(stream), Started)
         await engine.forget(NAMESPACE)
         rest = [event async for event in stream]
@@ -351,7 +351,7 @@ async def test_stats_count(engine: LocalEngine) -> None:
     stats = await engine.stats()
     assert (stats.prompt_tokens, stats.generation_tokens) == (6, 24)
     assert stats.steps >= 24 and stats.step_seconds > 0
-    assert stats.heartbeat_age_s < 5 and not stats.draining
+    assert stats.heartbeat_age_s < 60 and not stats.draining
     assert engine.info().vocab_size == VOCAB and engine.info().dtype == "float32"
 
 
@@ -363,7 +363,7 @@ async def test_drain_waits_for_the_running_and_refuses_the_new(engine: LocalEngi
     (refused,) = await collect(engine, request("late"))
     assert isinstance(refused, Failed) and refused.code == "engine_unavailable"
     assert not drained.done()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert len(tokens([event async for event in running])) == 600
         await drained
     assert (await engine.stats()).draining
@@ -380,7 +380,7 @@ async def test_a_dead_step_loop_fails_all_requests(
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(core, "step", crash)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         for stream in streams:
             events = [event async for event in stream]
             assert isinstance(events[-1], Failed) and events[-1].code == EngineLost.code
@@ -403,7 +403,7 @@ async def test_a_request_that_makes_its_steps_raise_fails_alone(
         return launch(plan, rows)
 
     monkeypatch.setattr(core.runner, "launch", launch_or_raise)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         bad, good = await asyncio.gather(*(collect(engine, request(name)) for name in ("bad", "good")))
     assert bad == [Failed("bad", "engine_error", "the computation of this request failed")]
     assert finished(good)[0].reason == "length"
@@ -417,17 +417,17 @@ async def test_an_abort_on_its_way_to_a_dying_loop_returns(
 
     def crash() -> StepResult:
         entered.set()
-        gate.wait(10)
+        gate.wait(60)
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(core, "step", crash)
     running = asyncio.ensure_future(collect(engine, request()))
-    assert await asyncio.to_thread(entered.wait, 10)
+    assert await asyncio.to_thread(entered.wait, 60)
     abort = asyncio.ensure_future(engine.abort("r"))
     await asyncio.sleep(0)
     gate.set()
-    await asyncio.wait_for(abort, 10)
-    assert isinstance((await asyncio.wait_for(running, 10))[-1], Failed)
+    await asyncio.wait_for(abort, 60)
+    assert isinstance((await asyncio.wait_for(running, 60))[-1], Failed)
 
 
 async def test_a_cancelled_abort_harms_no_other_request(
@@ -437,18 +437,18 @@ async def test_a_cancelled_abort_harms_no_other_request(
 
     def slow_step() -> StepResult:
         entered.set()
-        gate.wait(10)
+        gate.wait(60)
         return step()
 
     monkeypatch.setattr(core, "step", slow_step)
     running = asyncio.ensure_future(collect(engine, request("running")))
-    assert await asyncio.to_thread(entered.wait, 10)
+    assert await asyncio.to_thread(entered.wait, 60)
     abort = asyncio.ensure_future(engine.abort("another"))
     await asyncio.sleep(0)
     abort.cancel()
     await asyncio.sleep(0)
     gate.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert finished(await running)
         await engine.abort("another")
     await engine.stats()
@@ -457,7 +457,7 @@ async def test_a_cancelled_abort_harms_no_other_request(
 async def test_close_ends_every_stream_and_what_comes_later_is_refused(engine: LocalEngine) -> None:
     stream = engine.submit(request(max_tokens=3000))
     assert isinstance(await anext(stream), Started)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await engine.close()
         last = [event async for event in stream][-1]
         assert last == Failed("r", EngineUnavailable.code, "the engine is closed")
@@ -476,7 +476,7 @@ async def test_a_dead_output_thread_fails_all_requests(
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(engine._processor, "start", crash)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         (failed,) = await collect(engine, request())
         assert failed == Failed("r", EngineLost.code, "the engine failed")
         with pytest.raises(EngineUnavailable):
@@ -493,7 +493,7 @@ async def test_an_abort_does_not_finish_a_stopped_choice_again(
     monkeypatch.setattr(core, "finish", lambda sequence, reason: None)
     stream = engine.submit(request(max_tokens=3000, stop=(stop,), **sampling))
     events: list[Event] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for event in stream:
             events.append(event)
             if isinstance(event, Finished) and event.reason == "stop":
@@ -510,7 +510,7 @@ class Grammars:
 
     def __call__(self, namespace: bytes, grammar: bytes) -> "ScriptedMask":
         self.asked.set()
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         return self._mask([(first, *FORCED) for first in (20, 21)], fast_forward=True)
 
 
@@ -554,7 +554,7 @@ async def test_a_stop_string_among_forced_tokens_cuts_the_rest(
 async def test_an_abort_while_the_grammar_is_compiled(grammars: tuple[Grammars, LocalEngine]) -> None:
     factory, engine = grammars
     first = asyncio.ensure_future(anext(engine.submit(request("waits", grammar=b"{}"))))
-    assert await asyncio.to_thread(factory.asked.wait, 10)
+    assert await asyncio.to_thread(factory.asked.wait, 60)
     assert len(tokens(await collect(engine, request("free")))) == 12
     await engine.abort("waits")
     aborted = await first

@@ -102,7 +102,7 @@ class Watch:
 
     def ask(self, method: str, path: str, body: object = None, key: str | None = None, **headers: str) -> Any:
         headers = {"authorization": f"Bearer {key or self.admin}", **headers}
-        answer = httpx.request(method, f"{self.serve.url}{path}", json=body, headers=headers, timeout=30)
+        answer = httpx.request(method, f"{self.serve.url}{path}", json=body, headers=headers, timeout=120)
         if answer.status_code >= 400:
             self.refusals.append(answer.text)
         return answer
@@ -176,7 +176,7 @@ def upload(watch: Watch) -> None:
         {**whole, "other": (LEAK_MARKER, LEAK_MARKER.encode())},
         {CONFIG: (LEAK_MARKER, config)},
     ):
-        answer = httpx.post(f"{adapter}/versions", files=sent, headers=headers, timeout=30)
+        answer = httpx.post(f"{adapter}/versions", files=sent, headers=headers, timeout=120)
         assert answer.status_code < 500, answer.text
         watch.refusals += [answer.text] if answer.status_code >= 400 else []
     opened = watch.ask("POST", "/tenant/v1/adapters/adapter/uploads", {"files": declared(files)}).json()
@@ -194,7 +194,7 @@ def delete(watch: Watch, database_url: str) -> None:
     path = f"/operator/v1/tenants/{tenant_id}"
     assert watch.ask("DELETE", path, key=operator).status_code == 202
     assert watch.ask("GET", "/tenant/v1/me").status_code == 401
-    until(lambda: watch.ask("GET", path, key=operator).json()["erased_at"] is not None, 30)
+    until(lambda: watch.ask("GET", path, key=operator).json()["erased_at"] is not None)
 
 
 def rows(database_url: str) -> Iterator[str]:
@@ -256,4 +256,4 @@ def test_content_of_tenants_is_written_nowhere(watch: Watch, stores: dict[str, s
     # What was stored on purpose goes with the tenant; what the audit log noted of it stays for its own time.
     left = [row for row in rows(stores["database_url"]) if found(row, STORED_MARKER)]
     assert {row.partition(":")[0] for row in left} == {"audit_entries"}
-    until(lambda: not [*watch.serve.folder.rglob("adapter_model.safetensors")], 30)
+    until(lambda: not [*watch.serve.folder.rglob("adapter_model.safetensors")])

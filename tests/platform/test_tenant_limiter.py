@@ -118,7 +118,7 @@ async def test_a_slow_tenant_leaves_connections_to_the_others(database: Database
     waiting = [asyncio.create_task(endpoint.read(slow, wait)) for _ in range(2 * AT_ONCE)]
     while running < AT_ONCE:
         await asyncio.sleep(0.01)
-    assert (await asyncio.wait_for(endpoint.read(quick, answer), 4)).status_code == 204
+    assert (await asyncio.wait_for(endpoint.read(quick, answer), 60)).status_code == 204
     assert running == AT_ONCE
     end.set()
     assert {response.status_code for response in await asyncio.gather(*waiting)} == {204}

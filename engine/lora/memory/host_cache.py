@@ -4,9 +4,10 @@ Invariant: at most `max_bytes` of host memory; an adapter that returns is copied
 """
 
 import threading
-from collections import OrderedDict
+from operator import attrgetter
 
 import torch
+from cachetools import LRUCache
 from torch import Tensor
 
 from loraplex.engine.lora.memory.packed_adapter import PackedAdapter
@@ -24,10 +25,9 @@ class HostCache:
 
     def __init__(self, max_bytes: int, arena: PinnedArena | None = None) -> None:
         self.max_bytes = max_bytes if arena is None else arena.capacity_bytes
-        self.nbytes = 0
         self.num_hits = 0
         self._arena = arena
-        self._blobs: OrderedDict[Key, PackedAdapter] = OrderedDict()
+        self._blobs: LRUCache[Key, PackedAdapter] = LRUCache(self.max_bytes, attrgetter("blob.nbytes"))
         self._lock = threading.Lock()
 
     def __contains__(self, key: Key) -> bool:
@@ -35,6 +35,11 @@ class HostCache:
 
     def __len__(self) -> int:
         return len(self._blobs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blobs."""
+        return int(self._blobs.currsize)
 
     def blob(self, nbytes: int) -> Tensor:
         """Return memory for an adapter to be packed into, evicting others for it.
@@ -54,26 +59,19 @@ class HostCache:
         nbytes = packed.blob.nbytes
         if nbytes > self.max_bytes or (self._arena is not None and not self._arena.owns(packed.blob)):
             return
-        self.forget(key)
-        while self.nbytes + nbytes > self.max_bytes and self._drop_oldest():
-            continue
         with self._lock:
             self._blobs[key] = packed
-            self.nbytes += nbytes
 
     def find(self, key: Key) -> PackedAdapter | None:
         """Return the blob, now the most recently used, or None."""
         with self._lock:
             packed = self._blobs.get(key)
-            if packed is not None:
-                self._blobs.move_to_end(key)
-                self.num_hits += 1
+            self.num_hits += packed is not None
         return packed
 
     def forget(self, key: Key) -> None:
         with self._lock:
-            packed = self._blobs.pop(key, None)
-            self.nbytes -= 0 if packed is None else packed.blob.nbytes
+            self._blobs.pop(key, None)
 
     def forget_namespace(self, namespace: bytes) -> None:
         for key in [key for key in self._blobs if key[0] == namespace]:
@@ -84,6 +82,5 @@ class HostCache:
         with self._lock:
             if not self._blobs:
                 return False
-            _, packed = self._blobs.popitem(last=False)
-            self.nbytes -= packed.blob.nbytes
+            self._blobs.popitem()
         return True

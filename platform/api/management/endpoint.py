@@ -1,36 +1,40 @@
-"""Runs one request of the tenant or operator plane: one transaction, its audit rows, and its response.
+"""Runs one request of the tenant or operator plane: a query, or a use case in one unit of work, and its response.
 
-Invariant: a change, its audit rows and the response stored for its Idempotency-Key are committed together or not at all;
-the gateways are notified after the commit.
+Invariant: a route runs in the caller's database role and in one of its tenant's slots.
 """
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from datetime import timedelta
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 from uuid import UUID
 
-import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loraplex.platform.api.management.idempotent_responses import EncryptedResponses
 from loraplex.platform.api.management.pagination import Cursors, Page, page_of
 from loraplex.platform.api.management.request_bodies import body_sha256
-from loraplex.platform.api.management.responses import ApiResponse, ResponseModel, respond
+from loraplex.platform.api.management.responses import (
+    ApiResponse,
+    ResponseModel,
+    from_stored,
+    respond,
+    to_stored,
+)
 from loraplex.platform.api.management.sorting import KeyT, RowT, SortOrder
 from loraplex.platform.api.request_id import request_id_of
 from loraplex.platform.auth.authenticator import Caller, OperatorCaller
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.services.actors import Actor, key_actor, operator_actor
+from loraplex.platform.services.stored_responses import EncryptedResponses, StoredResponse
+from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
-from loraplex.tenants.audit_log import Actor, AuditRepository
-from loraplex.tenants.errors import StoreUnavailable
-from loraplex.tenants.idempotency import IdempotencyRepository, RepeatableRequest
+from loraplex.tenants.audit_log import AuditRepository
+from loraplex.tenants.idempotency import RepeatableRequest
 
-LOG = structlog.get_logger("loraplex.management")
 CURSOR_DOMAIN: Final = b"loraplex/cursor/v1"
 _IDEMPOTENCY_KEY: Final = re.compile(r"[!-~]{1,255}")
 
@@ -38,6 +42,7 @@ FoundT = TypeVar("FoundT")
 ManagementCaller: TypeAlias = Caller | OperatorCaller
 Read: TypeAlias = Callable[[AsyncSession], Awaitable[ApiResponse]]
 Change: TypeAlias = Callable[[AsyncSession, AuditRepository], Awaitable[ApiResponse]]
+UseCase: TypeAlias = Callable[[UnitOfWork], Awaitable[ApiResponse]]
 Rows: TypeAlias = Callable[[AsyncSession, Page[RowT, KeyT]], Awaitable[Sequence[RowT]]]
 
 
@@ -46,7 +51,8 @@ class ManagementEndpoint:
 
     def __init__(self, dependencies: GatewayDependencies) -> None:
         self._dependencies = dependencies
-        self._encrypted_responses = EncryptedResponses(dependencies.derive_key)
+        lifetime = timedelta(seconds=dependencies.config.idempotency_s)
+        self._stored_responses = EncryptedResponses(dependencies.derive_key, lifetime)
         self._cursor_key = dependencies.derive_key(CURSOR_DOMAIN)
         self._limiter = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
 
@@ -72,23 +78,23 @@ class ManagementEndpoint:
                 found = await find(session)
             return respond(await build(found))
 
-    async def change(self, request: Request, caller: ManagementCaller, work: Change) -> Response:
-        """Run and commit `work`, notify the gateways, and respond. A repeated POST with the Idempotency-Key of a completed
-        one gets the stored response.
-
-        An error of `work` rolls everything back and is not stored: the same key may be used again.
+    async def perform(self, request: Request, caller: ManagementCaller, work: UseCase) -> Response:
+        """Respond with the result of `work`, a use case that runs in one unit of work of the caller. A repeated POST with the
+        Idempotency-Key of a completed one gets the stored response.
         """
         repeatable = _repeatable(request, caller)
-        async with self._transaction(caller) as session:
-            actor = _actor(request, caller)
-            audit = AuditRepository(session, actor, tenant_of(caller))
+        async with self._slot(caller), self._unit_of_work(request, caller) as uow:
             if repeatable is None:
-                response = respond(await work(session, audit))
-            else:
-                response = await self._once(session, repeatable, lambda: work(session, audit))
-        for tenant_id in audit.tenants:
-            await self._publish(tenant_id)
-        return response
+                return respond(await work(uow))
+
+            async def stored() -> StoredResponse:
+                return to_stored(respond(await work(uow)))
+
+            return from_stored(await uow.once(repeatable, self._stored_responses, stored))
+
+    async def change(self, request: Request, caller: ManagementCaller, work: Change) -> Response:
+        """Like `perform`, for a change that is not a use case of `services` yet."""
+        return await self.perform(request, caller, lambda uow: work(uow.session, uow.audit))
 
     async def listing(
         self,
@@ -118,32 +124,6 @@ class ManagementEndpoint:
         scope = f"{tenant_of(caller) or 'operator'} {request.url.path}".encode()
         return page_of(request, Cursors(self._cursor_key, scope), order, filters)
 
-    async def _once(
-        self, session: AsyncSession, request: RepeatableRequest, work: Callable[[], Awaitable[ApiResponse]]
-    ) -> Response:
-        lifetime = timedelta(seconds=self._dependencies.config.idempotency_s)
-        records = IdempotencyRepository(session, lifetime)
-        stored = await records.begin(request)
-        if stored is not None:
-            return self._encrypted_responses.decrypt(request, stored)
-        response = respond(await work())
-        await records.finish(
-            request, response.status_code, self._encrypted_responses.encrypt(request, response)
-        )
-        return response
-
-    async def _publish(self, tenant_id: UUID) -> None:
-        """Notify the gateways. A failure is logged only: the change is committed, and a gateway that misses the notification
-        learns of it when its cached key expires.
-        """
-        publisher = self._dependencies.policy_publisher
-        if publisher is None:
-            return
-        try:
-            await publisher.publish(tenant_id)
-        except StoreUnavailable as error:
-            LOG.warning("policy change not published", tenant_id=str(tenant_id), reason=str(error))
-
     def transaction_slot(self, tenant_id: UUID) -> AbstractAsyncContextManager[None]:
         """Take one of the tenant's slots, for transactions of its requests that do not run here. Raises `Overloaded`."""
         return self._limiter.slot(tenant_id)
@@ -161,15 +141,23 @@ class ManagementEndpoint:
         tenant_id, database = tenant_of(caller), self._dependencies.database
         return database.as_operator() if tenant_id is None else database.as_tenant(tenant_id)
 
+    def _unit_of_work(
+        self, request: Request, caller: ManagementCaller
+    ) -> AbstractAsyncContextManager[UnitOfWork]:
+        dependencies = self._dependencies
+        actor, publisher = actor_of(request, caller), dependencies.policy_publisher
+        return unit_of_work(dependencies.database, actor, tenant_of(caller), publisher)
+
 
 def tenant_of(caller: ManagementCaller) -> UUID | None:
     """Return the caller's tenant; None for an operator."""
     return caller.tenant_id if isinstance(caller, Caller) else None
 
 
-def _actor(request: Request, caller: ManagementCaller) -> Actor:
-    kind: Literal["key", "operator"] = "key" if isinstance(caller, Caller) else "operator"
-    return Actor(kind, caller.key_id, caller.address, request_id_of(request.scope))
+def actor_of(request: Request, caller: ManagementCaller) -> Actor:
+    """Return the caller as the author of a change."""
+    actor = key_actor if isinstance(caller, Caller) else operator_actor
+    return actor(caller.key_id, caller.address, request_id_of(request.scope))
 
 
 def _repeatable(request: Request, caller: ManagementCaller) -> RepeatableRequest | None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from starlette.requests import Request
 
-from loraplex.platform.errors import InvalidParameter, PreconditionFailed, PreconditionRequired
+from loraplex.platform.errors import InvalidParameter, PreconditionRequired
 
 ABSENT: Final = 0
 _ETAG: Final = re.compile(r'"([1-9][0-9]{0,17})"')
@@ -45,9 +45,3 @@ def if_match_or_new(request: Request) -> int:
     if given != ["*"] or "if-match" in request.headers:
         raise InvalidParameter("If-None-Match must be `*`, and without If-Match.", param="If-None-Match")
     return ABSENT
-
-
-def require_revision(seen: int, present: int) -> None:
-    """Compare two revisions. Raises `PreconditionFailed`. Read `present` under a lock that lasts until the commit."""
-    if seen != present:
-        raise PreconditionFailed("It has changed since it was read: read it again, then repeat the change.")

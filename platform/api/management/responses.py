@@ -8,6 +8,9 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from starlette.responses import Response
 
+from loraplex.platform.services.stored_responses import StoredResponse
+
+REPLAYED_HEADER: Final = "idempotency-replayed"
 UtcTime = Annotated[datetime, AfterValidator(lambda time: time.astimezone(UTC))]
 """A time, written in UTC as in RFC 3339."""
 EVERYWHERE: Final = (400, 401, 403, 404, 408, 413, 429, 503)
@@ -52,6 +55,19 @@ def respond(response: ApiResponse) -> Response:
         return Response(status_code=response.status, headers=headers)
     content = response.document.model_dump_json()
     return Response(content, response.status, headers, media_type="application/json")
+
+
+def to_stored(response: Response) -> StoredResponse:
+    """Return a response as it is stored for repetitions of its request."""
+    return StoredResponse(response.status_code, response.headers.items(), bytes(response.body))
+
+
+def from_stored(stored: StoredResponse) -> Response:
+    """Build the HTTP response; a replayed one says so in the header `idempotency-replayed`."""
+    headers = dict(stored.headers)
+    if stored.replayed:
+        headers[REPLAYED_HEADER] = "true"
+    return Response(stored.body, stored.status, headers)
 
 
 def documented(

@@ -15,14 +15,14 @@ from loraplex.platform.api.schemas.audit import BY_ID, AuditedChange, fields
 from loraplex.platform.api.schemas.tenants import tenant_id_of
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
 from loraplex.platform.errors import InvalidParameter
-from loraplex.tenants.audit_log import audit_entries
+from loraplex.platform.services import audit
 from loraplex.tenants.errors import TenantNotFound
 from loraplex.tenants.models import AuditEntry
 
 FILTERS: Final = {
     "action": "Only this action, such as `tenant.suspend`.",
     "target": "Only changes of this target, such as `adapters/support`.",
-    "actor": "Only changes by this actor: the public id of a key, or the name of a command or system component.",
+    "actor": "Only changes by this actor: the public id of a key, the user who ran a command, or a part of the system.",
     "tenant_id": "Only changes that concern this tenant.",
 }
 
@@ -39,17 +39,17 @@ def audit_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> 
 
     @router.get("/audit", **listed(OperatorAuditDocument, FILTERS))
     async def list_audit(request: Request, caller: Annotated[OperatorCaller, operator]) -> Response:
-        return await endpoint.listing(request, caller, BY_ID, entries, to_response, FILTERS)
+        return await endpoint.listing(request, caller, BY_ID, page_entries, to_response, FILTERS)
 
     return router
 
 
-async def entries(session: AsyncSession, page: Page[AuditEntry, UUID]) -> Sequence[AuditEntry]:
+async def page_entries(session: AsyncSession, page: Page[AuditEntry, UUID]) -> Sequence[AuditEntry]:
     """Read the entries of one page. Raises `InvalidParameter`."""
     filters = dict(page.filters)
     tenant = filters.pop("tenant_id", None)
     tenant_id = None if tenant is None else filtered_tenant(tenant)
-    return await audit_entries(session, tenant_id, filters, page.after, page.fetch)
+    return await audit.entries(session, tenant_id, filters, page.after, page.fetch)
 
 
 def filtered_tenant(text: str) -> UUID:
@@ -61,4 +61,4 @@ def filtered_tenant(text: str) -> UUID:
 
 
 def to_response(entry: AuditEntry) -> OperatorAuditDocument:
-    return OperatorAuditDocument(**fields(entry), tenant_id=entry.tenant_id)
+    return OperatorAuditDocument(**fields(entry, to_operator=True), tenant_id=entry.tenant_id)

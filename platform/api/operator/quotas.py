@@ -7,15 +7,16 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
-from loraplex.platform.api.management.etags import if_match, require_revision
+from loraplex.platform.api.management.etags import if_match
 from loraplex.platform.api.management.openapi import described
 from loraplex.platform.api.management.request_bodies import request_model
 from loraplex.platform.api.management.responses import ApiResponse, ResponseModel, documented
 from loraplex.platform.api.schemas.quotas import Count, QuotaLimitFields
 from loraplex.platform.api.schemas.tenants import tenant_id_of
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
+from loraplex.platform.services import quotas
+from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
 
@@ -73,19 +74,11 @@ def quotas_router(endpoint: ManagementEndpoint, authenticator: Authenticator) ->
     ) -> Response:
         seen = if_match(request)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            tenant = await TenantRepository(session).living(tenant_id_of(tenant_id))
-            quotas = TenantQuotas(session)
-            quota = await quotas.locked(tenant.id)
-            require_revision(seen, quota.revision)
-            before = dict(QuotaLimits.of(quota).items())
-            limits = await quotas.change(quota, body.named())
-            if before != dict(limits.items()):
-                target = f"tenants/{tenant.id}/quotas"
-                await audit.record("quotas.change", target, before, dict(limits.items()), tenant_id=tenant.id)
-            return api_response(limits, quota.revision)
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            changed = await quotas.change(uow, tenant_id_of(tenant_id), body.named(), seen=seen)
+            return api_response(changed.limits, changed.revision)
 
-        return await endpoint.change(request, caller, work)
+        return await endpoint.perform(request, caller, work)
 
     return router
 

@@ -4,7 +4,9 @@ Invariant: a change applies to the tenant's next request on every gateway. A del
 erased in the background.
 """
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Final
+from uuid import UUID
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field
@@ -12,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
-from loraplex.platform.api.management.etags import if_match, require_revision
+from loraplex.platform.api.management.etags import if_match
 from loraplex.platform.api.management.openapi import described, listed
 from loraplex.platform.api.management.request_bodies import RequestModel, request_model
 from loraplex.platform.api.management.responses import ApiResponse, documented
@@ -20,23 +22,22 @@ from loraplex.platform.api.management.sorting import SortOrder, by_text
 from loraplex.platform.api.schemas.tenants import (
     NewTenantDocument,
     TenantAccountDocument,
-    fields,
+    new_tenant_response,
     tenant_id_of,
+    to_response,
 )
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
 from loraplex.platform.errors import InvalidParameter
-from loraplex.tenants.accounts.deletion import TenantDeletions
+from loraplex.platform.services import tenants
+from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.accounts.tenants import MAX_WEIGHT, TenantRepository, TierChange
-from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.api_keys.scopes import TENANT_ADMIN
-from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.models import Tenant
 from loraplex.tenants.names import TENANT_NAME
 
-FIRST_KEY_NAME: Final = "admin"
 BY_NAME: Final[SortOrder[Tenant, str]] = by_text(lambda tenant: tenant.name)
 Name = Annotated[str, Field(pattern=TENANT_NAME)]
 Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT)]
+Suspension = Callable[[UnitOfWork, UUID], Awaitable[Tenant]]
 
 
 class NewTenant(RequestModel):
@@ -96,18 +97,15 @@ def _add_lifecycle(router: APIRouter, endpoint: ManagementEndpoint, operator: ob
         caller: Annotated[OperatorCaller, operator],
         body: Annotated[NewTenant, request_model(NewTenant)],
     ) -> Response:
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            tenant = await TenantRepository(session).create(body.name, body.weight, body.tier)
-            key = await KeyRepository(session).create(tenant.id, FIRST_KEY_NAME, [TENANT_ADMIN])
-            after = {**fields(tenant), "key_id": key.record.key_id}
-            await audit.record("tenant.create", target(tenant), None, after, tenant_id=tenant.id)
-            document = NewTenantDocument(**fields(tenant), api_key=key.plaintext)
-            return ApiResponse(201, document, tenant.revision, headers={"cache-control": "no-store"})
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            created = await tenants.create(uow, body.name, tier=body.tier, weight=body.weight)
+            headers = {"cache-control": "no-store"}
+            return ApiResponse(201, new_tenant_response(created), created.tenant.revision, headers)
 
-        return await endpoint.change(request, caller, work)
+        return await endpoint.perform(request, caller, work)
 
-    for verb in ("suspend", "resume"):
-        _add_suspension(router, endpoint, operator, verb)
+    for verb, use_case in (("suspend", tenants.suspend), ("resume", tenants.resume)):
+        _add_suspension(router, endpoint, operator, verb, use_case)
 
     @router.delete(
         "/{tenant_id}", status_code=202, responses=documented(response=TenantAccountDocument, status=202)
@@ -115,19 +113,15 @@ def _add_lifecycle(router: APIRouter, endpoint: ManagementEndpoint, operator: ob
     async def delete_tenant(
         tenant_id: str, request: Request, caller: Annotated[OperatorCaller, operator]
     ) -> Response:
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            before = fields(await TenantRepository(session).by_id(tenant_id_of(tenant_id)))
-            tenant = await TenantDeletions(session).begin(tenant_id_of(tenant_id))
-            if before["deleted_at"] is None:
-                await audit.record(
-                    "tenant.delete", target(tenant), before, fields(tenant), tenant_id=tenant.id
-                )
-            return api_response(tenant, 202)
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            return api_response(await tenants.delete(uow, tenant_id_of(tenant_id)), 202)
 
-        return await endpoint.change(request, caller, work)
+        return await endpoint.perform(request, caller, work)
 
 
-def _add_suspension(router: APIRouter, endpoint: ManagementEndpoint, operator: object, verb: str) -> None:
+def _add_suspension(
+    router: APIRouter, endpoint: ManagementEndpoint, operator: object, verb: str, use_case: Suspension
+) -> None:
     @router.post(
         f"/{{tenant_id}}/{verb}",
         responses=documented(409, 422, response=TenantAccountDocument),
@@ -140,18 +134,10 @@ def _add_suspension(router: APIRouter, endpoint: ManagementEndpoint, operator: o
         caller: Annotated[OperatorCaller, operator],
         body: Annotated[Nothing, request_model(Nothing, optional=True)],
     ) -> Response:
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            tenants = TenantRepository(session)
-            tenant = await tenants.living(tenant_id_of(tenant_id))
-            before = fields(tenant)
-            await (tenants.suspend if verb == "suspend" else tenants.resume)(tenant.name)
-            if before != fields(tenant):
-                await audit.record(
-                    f"tenant.{verb}", target(tenant), before, fields(tenant), tenant_id=tenant.id
-                )
-            return api_response(tenant)
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            return api_response(await use_case(uow, tenant_id_of(tenant_id)))
 
-        return await endpoint.change(request, caller, work)
+        return await endpoint.perform(request, caller, work)
 
 
 def _add_tier(router: APIRouter, endpoint: ManagementEndpoint, operator: object) -> None:
@@ -171,28 +157,11 @@ def _add_tier(router: APIRouter, endpoint: ManagementEndpoint, operator: object)
             if getattr(body, name) is None:
                 raise InvalidParameter(f"`{name}` must not be null.", param=name)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            tenants = TenantRepository(session)
-            tenant = await tenants.living(tenant_id_of(tenant_id))
-            require_revision(seen, tenant.revision)
-            before = fields(tenant)
-            await tenants.change_tier(tenant, TierChange(body.tier, body.weight))
-            if before != fields(tenant):
-                await audit.record(
-                    "tenant.change_tier", target(tenant), before, fields(tenant), tenant_id=tenant.id
-                )
-            return api_response(tenant)
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            change = TierChange(body.tier, body.weight)
+            return api_response(await tenants.change_tier(uow, tenant_id_of(tenant_id), change, seen=seen))
 
-        return await endpoint.change(request, caller, work)
-
-
-def target(tenant: Tenant) -> str:
-    """Return the tenant's name in the audit log."""
-    return f"tenants/{tenant.id}"
-
-
-def to_response(tenant: Tenant) -> TenantAccountDocument:
-    return TenantAccountDocument(**fields(tenant))
+        return await endpoint.perform(request, caller, work)
 
 
 def api_response(tenant: Tenant, status: int = 200) -> ApiResponse:

@@ -1,10 +1,11 @@
-"""The part of an audit entry that both planes return. Invariant: each plane decides itself whose addresses it returns."""
+"""The part of an audit entry that both planes return."""
 
 from typing import Any, Final
 from uuid import UUID
 
 from loraplex.platform.api.management.responses import ResponseModel, UtcTime
 from loraplex.platform.api.management.sorting import SortOrder, by_id
+from loraplex.platform.services.audit import address
 from loraplex.tenants.models import AuditEntry
 
 BY_ID: Final[SortOrder[AuditEntry, UUID]] = by_id(lambda entry: entry.id)
@@ -25,7 +26,7 @@ class AuditedChange(ResponseModel):
     request_id: str | None
 
 
-def fields(entry: AuditEntry) -> dict[str, Any]:
+def fields(entry: AuditEntry, *, to_operator: bool) -> dict[str, Any]:
     """Return the fields of `AuditedChange`."""
     values = {name: getattr(entry, name) for name in AuditedChange.model_fields}
-    return {**values, "address": None if entry.address is None else str(entry.address)}
+    return {**values, "address": address(entry, to_operator=to_operator)}

@@ -119,8 +119,3 @@ def to_response(record: ApiKey) -> KeyDocument:
         last_used_at=record.last_used_at,
         replaced_by=None if record.successor is None else record.successor.key_id,
     )
-
-
-def fields(record: ApiKey) -> dict[str, Any]:
-    """Return the key's fields for the audit log."""
-    return to_response(record).model_dump(mode="json", exclude={"last_used_at"})

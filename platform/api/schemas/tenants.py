@@ -4,6 +4,7 @@ from typing import Any
 from uuid import UUID
 
 from loraplex.platform.api.management.responses import ResponseModel, UtcTime
+from loraplex.platform.services.tenants import CreatedTenant
 from loraplex.tenants.errors import TenantNotFound
 from loraplex.tenants.models import Tenant
 
@@ -27,8 +28,15 @@ class NewTenantDocument(TenantAccountDocument):
     api_key: str
 
 
-def fields(tenant: Tenant) -> dict[str, Any]:
-    """Return the fields of a tenant's document, for responses and for the audit log."""
+def to_response(tenant: Tenant) -> TenantAccountDocument:
+    return TenantAccountDocument(**_fields(tenant))
+
+
+def new_tenant_response(created: CreatedTenant) -> NewTenantDocument:
+    return NewTenantDocument(**_fields(created.tenant), api_key=created.key.plaintext)
+
+
+def _fields(tenant: Tenant) -> dict[str, Any]:
     return {name: getattr(tenant, name) for name in TenantAccountDocument.model_fields}
 
 

@@ -9,8 +9,8 @@ from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.openapi import listed
 from loraplex.platform.api.schemas.audit import BY_ID, AuditedChange, fields
 from loraplex.platform.auth.authenticator import Authenticator, Caller
+from loraplex.platform.services import audit
 from loraplex.tenants.api_keys.scopes import TENANT_ADMIN
-from loraplex.tenants.audit_log import audit_entries
 from loraplex.tenants.models import AuditEntry
 
 FILTERS: Final = {
@@ -34,7 +34,7 @@ def audit_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> 
             request,
             caller,
             BY_ID,
-            lambda session, page: audit_entries(
+            lambda session, page: audit.entries(
                 session, caller.tenant_id, page.filters, page.after, page.fetch
             ),
             to_response,
@@ -45,5 +45,4 @@ def audit_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> 
 
 
 def to_response(entry: AuditEntry) -> AuditDocument:
-    entry_fields = fields(entry)
-    return AuditDocument(**entry_fields if entry.actor_kind == "key" else {**entry_fields, "address": None})
+    return AuditDocument(**fields(entry, to_operator=False))

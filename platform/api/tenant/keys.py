@@ -20,14 +20,14 @@ from loraplex.platform.api.schemas.keys import (
     NewKeyBody,
     NewKeyDocument,
     RotateBody,
-    fields,
     to_response,
 )
 from loraplex.platform.auth.authenticator import Authenticator, Caller
-from loraplex.tenants.api_keys.delegation import KeyDelegation
+from loraplex.platform.services import api_keys
+from loraplex.platform.services.api_keys import KeyAuthority, delegated_keys
+from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.api_keys.keys import IssuedKey, KeyRepository
 from loraplex.tenants.api_keys.scopes import KEYS_WRITE
-from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.models import ApiKey
 
 BY_TIME: Final[SortOrder[ApiKey, tuple[datetime, UUID]]] = by_time(
@@ -75,12 +75,11 @@ def _add_issuing(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -
         caller: Annotated[Caller, writer],
         body: Annotated[NewKeyBody, request_model(NewKeyBody)],
     ) -> Response:
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            issued = await keys_of(session, caller).create(body.name, body.scopes, body.bounds())
-            await audit.record("key.create", target(issued.record), after=fields(issued.record))
-            return new_key_response(issued)
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            keys = keys_of(uow, caller)
+            return new_key_response(await api_keys.create(uow, keys, body.name, body.scopes, body.bounds()))
 
-        return await endpoint.change(request, caller, work)
+        return await endpoint.perform(request, caller, work)
 
     @router.post("/keys/{key_id}/rotate", status_code=201, responses=new, openapi_extra=rotation)
     async def rotate_key(
@@ -89,16 +88,11 @@ def _add_issuing(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -
         caller: Annotated[Caller, writer],
         body: Annotated[RotateBody, request_model(RotateBody, optional=True)],
     ) -> Response:
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            keys = keys_of(session, caller)
-            old = await keys.locked(key_id)
-            before = fields(old)
-            issued = await keys.rotate(key_id, body.grace_seconds)
-            await audit.record("key.rotate", target(old), before, fields(old))
-            await audit.record("key.create", target(issued.record), after=fields(issued.record))
-            return new_key_response(issued)
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            keys = keys_of(uow, caller)
+            return new_key_response(await api_keys.rotate(uow, keys, key_id, body.grace_seconds))
 
-        return await endpoint.change(request, caller, work)
+        return await endpoint.perform(request, caller, work)
 
 
 def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -> None:
@@ -113,29 +107,23 @@ def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -
     ) -> Response:
         seen = if_match(request)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            keys = keys_of(session, caller)
-            before = fields(await keys.locked(key_id))
-            record = await keys.change(key_id, body.change(), seen)
-            await audit.record("key.change", target(record), before, fields(record))
-            return key_response(record)
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            keys = keys_of(uow, caller)
+            return key_response(await api_keys.change(uow, keys, key_id, body.change(), seen=seen))
 
-        return await endpoint.change(request, caller, work)
+        return await endpoint.perform(request, caller, work)
 
     @router.delete("/keys/{key_id}", status_code=204, responses=documented())
     async def revoke_key(key_id: str, request: Request, caller: Annotated[Caller, writer]) -> Response:
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            keys = keys_of(session, caller)
-            before = fields(await keys.locked(key_id))
-            record = await keys.revoke(key_id)
-            await audit.record("key.revoke", target(record), before, fields(record))
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            await api_keys.revoke(uow, keys_of(uow, caller), key_id)
             return ApiResponse(204)
 
-        return await endpoint.change(request, caller, work)
+        return await endpoint.perform(request, caller, work)
 
 
-def keys_of(session: AsyncSession, caller: Caller) -> KeyDelegation:
-    return KeyDelegation(session, caller.tenant_id, caller.api_key_id)
+def keys_of(uow: UnitOfWork, caller: Caller) -> KeyAuthority:
+    return delegated_keys(uow, caller.tenant_id, caller.api_key_id)
 
 
 def key_response(record: ApiKey) -> ApiResponse:
@@ -145,7 +133,3 @@ def key_response(record: ApiKey) -> ApiResponse:
 def new_key_response(issued: IssuedKey) -> ApiResponse:
     document = NewKeyDocument(**to_response(issued.record).model_dump(), api_key=issued.plaintext)
     return ApiResponse(201, document, etag=issued.record.revision, headers={"cache-control": "no-store"})
-
-
-def target(record: ApiKey) -> str:
-    return f"keys/{record.key_id}"

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
-from loraplex.platform.api.management.etags import if_match, require_revision
+from loraplex.platform.api.management.etags import if_match
 from loraplex.platform.api.management.openapi import described, listed
 from loraplex.platform.api.management.pagination import page_parameters
 from loraplex.platform.api.management.request_bodies import request_model
@@ -28,9 +28,10 @@ from loraplex.platform.api.schemas.quotas import (
     quota_response,
 )
 from loraplex.platform.auth.authenticator import Authenticator, Caller
+from loraplex.platform.services import quotas
+from loraplex.platform.services.quotas import ChangedLimits
+from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.admission.controller import AdmissionController
-from loraplex.tenants.api_keys.delegation import KeyDelegation
-from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.counters.counter_replies import LimitUse
 from loraplex.tenants.errors import RefusalNotFound
 from loraplex.tenants.quotas.delegated_quotas import Place, QuotaRepository, QuotaState, ResourceUse
@@ -60,6 +61,10 @@ class DelegatedQuotaUpdate(QuotaLimitFields):
         return QuotaLimits(**self.model_dump())
 
 
+NARROWED: Final = documented(404, 412, 428, response=LimitsDocument)
+NARROWING: Final = described(DelegatedQuotaUpdate, if_match=True)
+
+
 def quotas_router(
     endpoint: ManagementEndpoint,
     authenticator: Authenticator,
@@ -78,9 +83,9 @@ def quotas_router(
         page = endpoint.page(request, caller, BY_PLACE)
 
         async def find(session: AsyncSession) -> tuple[list[QuotaState], Mapping[str, ResourceUse] | None]:
-            quotas = QuotaRepository(session, caller.tenant_id)
-            resources = await quotas.resources() if page.after is None else None
-            return await quotas.page(page.after, page.fetch), resources
+            stored = QuotaRepository(session, caller.tenant_id)
+            resources = await stored.resources() if page.after is None else None
+            return await stored.page(page.after, page.fetch), resources
 
         async def build(found: tuple[list[QuotaState], Mapping[str, ResourceUse] | None]) -> ApiResponse:
             states, resources = found
@@ -114,66 +119,72 @@ def quotas_router(
             event_response,
         )
 
-    router.include_router(
-        _narrowing(endpoint, authenticator, "/keys/{key_id}/quotas", KEYS_WRITE, KEYS_WRITE)
-    )
-    router.include_router(
-        _narrowing(endpoint, authenticator, "/adapters/{name}/quotas", ADAPTERS_READ, ADAPTERS_WRITE)
-    )
+    _add_limits_of_keys(router, endpoint, authenticator)
+    _add_limits_of_adapters(router, endpoint, authenticator)
     return router
 
 
-def _narrowing(
-    endpoint: ManagementEndpoint, authenticator: Authenticator, path: str, read: str, write: str
-) -> APIRouter:
-    """Build the routes `GET` and `PUT` of the limits of one key or one adapter."""
-    router = APIRouter()
-    reader, writer = Depends(authenticator.requires(read)), Depends(authenticator.requires(write))
+def _add_limits_of_keys(
+    router: APIRouter, endpoint: ManagementEndpoint, authenticator: Authenticator
+) -> None:
+    writer = Depends(authenticator.requires(KEYS_WRITE))
 
-    def finder(request: Request) -> Find:
-        key_id, name = request.path_params.get("key_id"), request.path_params.get("name")
-        if key_id is not None:
-            return lambda quotas: quotas.key(key_id)
-        return lambda quotas: quotas.adapter(str(name))
+    @router.get("/keys/{key_id}/quotas", responses=documented(404, response=LimitsDocument))
+    async def show_limits(key_id: str, caller: Annotated[Caller, writer]) -> Response:
+        return await _limits(endpoint, caller, lambda stored: stored.key(key_id))
 
-    @router.get(path, responses=documented(404, response=LimitsDocument))
-    async def show_limits(request: Request, caller: Annotated[Caller, reader]) -> Response:
-        find = finder(request)
-
-        async def work(session: AsyncSession) -> ApiResponse:
-            state = await find(QuotaRepository(session, caller.tenant_id))
-            return ApiResponse(200, limits_response(state.limits), state.revision)
-
-        return await endpoint.read(caller, work)
-
-    @router.put(
-        path,
-        responses=documented(404, 412, 428, response=LimitsDocument),
-        openapi_extra=described(DelegatedQuotaUpdate, if_match=True),
-    )
+    @router.put("/keys/{key_id}/quotas", responses=NARROWED, openapi_extra=NARROWING)
     async def narrow_limits(
+        key_id: str,
         request: Request,
         caller: Annotated[Caller, writer],
         body: Annotated[DelegatedQuotaUpdate, request_model(DelegatedQuotaUpdate)],
     ) -> Response:
-        seen, find = if_match(request), finder(request)
+        seen = if_match(request)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            quotas = QuotaRepository(session, caller.tenant_id)
-            state = await find(quotas)
-            after = body.limits()
-            if state.level == "key":
-                keys = KeyDelegation(session, caller.tenant_id, caller.api_key_id)
-                after = QuotaLimits(**await keys.limits_for(state.name, dict(after.items())))
-            row = await quotas.locked(state)
-            require_revision(seen, row.revision)
-            before = QuotaLimits.of(row)
-            await quotas.narrow(row, after)
-            if before != after:
-                target = f"{state.level}s/{state.name}/quotas"
-                await audit.record("quotas.change", target, dict(before.items()), dict(after.items()))
-            return ApiResponse(200, limits_response(after), row.revision)
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            return narrowed(
+                await quotas.narrow_key(
+                    *(uow, caller.tenant_id, key_id, body.limits()), manager=caller.api_key_id, seen=seen
+                )
+            )
 
-        return await endpoint.change(request, caller, work)
+        return await endpoint.perform(request, caller, work)
 
-    return router
+
+def _add_limits_of_adapters(
+    router: APIRouter, endpoint: ManagementEndpoint, authenticator: Authenticator
+) -> None:
+    reader = Depends(authenticator.requires(ADAPTERS_READ))
+    writer = Depends(authenticator.requires(ADAPTERS_WRITE))
+
+    @router.get("/adapters/{name}/quotas", responses=documented(404, response=LimitsDocument))
+    async def show_limits(name: str, caller: Annotated[Caller, reader]) -> Response:
+        return await _limits(endpoint, caller, lambda stored: stored.adapter(name))
+
+    @router.put("/adapters/{name}/quotas", responses=NARROWED, openapi_extra=NARROWING)
+    async def narrow_limits(
+        name: str,
+        request: Request,
+        caller: Annotated[Caller, writer],
+        body: Annotated[DelegatedQuotaUpdate, request_model(DelegatedQuotaUpdate)],
+    ) -> Response:
+        seen = if_match(request)
+
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            limits = body.limits()
+            return narrowed(await quotas.narrow_adapter(uow, caller.tenant_id, name, limits, seen=seen))
+
+        return await endpoint.perform(request, caller, work)
+
+
+async def _limits(endpoint: ManagementEndpoint, caller: Caller, find: Find) -> Response:
+    async def work(session: AsyncSession) -> ApiResponse:
+        state = await find(QuotaRepository(session, caller.tenant_id))
+        return ApiResponse(200, limits_response(state.limits), state.revision)
+
+    return await endpoint.read(caller, work)
+
+
+def narrowed(changed: ChangedLimits) -> ApiResponse:
+    return ApiResponse(200, limits_response(changed.limits), changed.revision)

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
 from loraplex.adapters.uploads.service import Uploads
-from loraplex.platform.api.body_stream import body_chunks
+from loraplex.platform.api.body_stream import body_chunks, declared_size
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.openapi import described
 from loraplex.platform.api.management.request_bodies import request_model
@@ -201,8 +201,8 @@ def _actor(request: Request, caller: Caller) -> Actor:
 
 def _declared_bytes(request: Request, max_bytes: int) -> int:
     """Return the size of the files by the Content-Length, less what may be frame; `max_bytes` without that header."""
-    declared = request.headers.get("content-length", "")
-    return max(0, min(int(declared[:20]) - FRAME_BYTES, max_bytes)) if declared.isdecimal() else max_bytes
+    declared = declared_size(request)
+    return max_bytes if declared is None else max(0, min(declared - FRAME_BYTES, max_bytes))
 
 
 def _upload_id(text: str) -> UUID:

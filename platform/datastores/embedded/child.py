@@ -8,8 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -86,15 +86,12 @@ class Child:
     def stop(self, steps: Sequence[tuple[signal.Signals, float]]) -> None:
         """Send each signal in turn and wait its seconds, then send SIGKILL."""
         for number, seconds in steps:
-            if not self.running():
-                return
             self._process.send_signal(number)
-            deadline = time.monotonic() + seconds
-            while self.running() and time.monotonic() < deadline:
-                time.sleep(0.01)
-        if self.running():
-            self._process.kill()
-            self._process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+                return
+        self._process.kill()
+        self._process.wait()
 
     def _feed(self, text: str) -> None:
         if self._process.stdin is None:

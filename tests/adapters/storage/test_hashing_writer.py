@@ -20,7 +20,11 @@ async def sent(chunks: list[bytes]) -> AsyncIterator[bytes]:
 
 
 @given(st.lists(st.sampled_from([0, 1, 1000, WRITE_BYTES - 1, WRITE_BYTES, WRITE_BYTES + 1]), max_size=5))
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=20,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 async def test_chunks_of_all_sizes(tmp_path: Path, sizes: list[int]) -> None:
     chunks, path = [bytes([number]) * size for number, size in enumerate(sizes)], tmp_path / "file"
     written = await write_chunks(sent(chunks), path, 1 << 30, "file")

@@ -153,7 +153,7 @@ async def test_a_fetch_brings_the_next_round_at_once(tmp_path: Path, s3_bucket: 
         await machine.blobs.ensure_local(TENANT, digest)
         machine.unused_for(digest, LONG_AGO)
     await machine.blobs.ensure_local(TENANT, digests[3])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(machine.here(digests)) > 2:
             await asyncio.sleep(0.02)
     keeping.cancel()
@@ -217,7 +217,7 @@ async def test_a_recently_recorded_use_needs_no_lock(tmp_path: Path, s3_bucket: 
     descriptor = os.open(machine.storage.root / ".eviction.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        await asyncio.wait_for(machine.blobs.ensure_local(TENANT, digest), 5)
+        await asyncio.wait_for(machine.blobs.ensure_local(TENANT, digest), 60)
         machine.unused_for(digest, USE_RESOLUTION_S + 1)
         noting = asyncio.create_task(machine.blobs.ensure_local(TENANT, digest))
         assert not (await asyncio.wait({noting}, timeout=0.2))[0]

@@ -35,7 +35,7 @@ async def outlives(run: Callable[[], Coroutine[None, None, None]], rounds: Round
     """Return when the round after the failed one has begun."""
     running = asyncio.create_task(run())
     try:
-        await asyncio.wait_for(rounds.again.wait(), 10)
+        await asyncio.wait_for(rounds.again.wait(), 60)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

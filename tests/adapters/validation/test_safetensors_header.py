@@ -141,7 +141,11 @@ def test_reads_what_the_library_writes(tmp_path: Path) -> None:
         assert content[found.offset : found.offset + found.nbytes] == tensors[name].tobytes()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(data=st.data())
 def test_any_bytes_give_a_cover_or_a_refusal(tmp_path: Path, data: st.DataObject) -> None:
     """A valid file with a few bytes changed, cut or inserted."""
@@ -165,7 +169,11 @@ def test_any_bytes_give_a_cover_or_a_refusal(tmp_path: Path, data: st.DataObject
     )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     header=st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),

@@ -122,7 +122,7 @@ async def test_a_server_that_dies_after_storing_leaves_one_step(
     stored = asyncio.Event()
     server.store.store = store_and_hang  # type: ignore[method-assign]
     begun = await server.begin(tenant_id)
-    await asyncio.wait_for(stored.wait(), 10)
+    await asyncio.wait_for(stored.wait(), 60)
     noted = await version_of(database, begun)
     assert noted.state == "validating" and noted.digest is not None, "who removes files sees it"
     await server.lifecycle.close()
@@ -160,7 +160,7 @@ async def test_a_version_whose_server_died_on_the_way_to_the_bucket_is_published
     server = started(QUICK)
     objects.copy = hang  # type: ignore[method-assign]
     begun = await server.begin(tenant_id)
-    await asyncio.wait_for(copying.wait(), 10)
+    await asyncio.wait_for(copying.wait(), 60)
     await server.lifecycle.close()
 
     objects.copy = unsteady  # type: ignore[method-assign]

@@ -124,7 +124,7 @@ async def test_a_deleted_tenants_uploads_wait_no_longer(server: Server, tenant_i
         deletions = TenantDeletions(session)
         await deletions.begin(tenant_id)
         assert await deletions.erase_rows(tenant_id, 1000)
-    await asyncio.wait_for(server.lifecycle.settled(), 20)
+    await asyncio.wait_for(server.lifecycle.settled(), 60)
     assert server.pending_files() == []
 
 

@@ -83,7 +83,7 @@ class Source:
         self.adapters: dict[str, LoraWeights | AdapterError] = {"all": everything()}
 
     def load(self, adapter: AdapterRef) -> LoraWeights:
-        self.gate.wait(30)
+        self.gate.wait(60)
         found = self.adapters[adapter.digest]
         if isinstance(found, AdapterError):
             raise found
@@ -264,7 +264,7 @@ async def test_a_closing_engine_ends_its_probes(make_engine: MakeEngine, source:
         await asyncio.sleep(0.005)
     closing = asyncio.create_task(local.close())
     with pytest.raises(EngineUnavailable):
-        await asyncio.wait_for(modules, 10)
+        await asyncio.wait_for(modules, 60)
     source.gate.set()
     await closing
     with pytest.raises(EngineUnavailable):

@@ -1,9 +1,10 @@
-"""Incremental text against decoding at once, over tokenizers trained here."""
+"""Incremental text against decoding at once, over tokenizers trained here: one of each decoder that served models have."""
 
-import random
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from loraplex.engine.output.detokenizer import Detokenizer, TokenTexts
@@ -70,6 +71,11 @@ def byte_fallback(metaspace: bool) -> Tokenizer:
     return tokenizer
 
 
+FALLBACK_BYTES = range(len(SPECIALS) + 1, len(SPECIALS) + 257)
+"""Token ids of `<0x00>` to `<0xFF>`."""
+FALLBACK = {metaspace: byte_fallback(metaspace) for metaspace in (True, False)}
+
+
 @pytest.fixture(scope="module")
 def byte_level_tokenizer() -> Tokenizer:
     return byte_level()
@@ -77,7 +83,7 @@ def byte_level_tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def fallback_tokenizer() -> Tokenizer:
-    return byte_fallback(metaspace=False)
+    return FALLBACK[False]
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int], skip: bool = True) -> Iterator[str]:
@@ -97,37 +103,30 @@ def byte_id(tokenizer: Tokenizer, byte: int) -> int:
     return id_of(tokenizer, f"<0x{byte:02X}>")
 
 
-@pytest.mark.parametrize("skip", [True, False])
+@settings(deadline=None, max_examples=300)
+@given(data=st.data(), skip=st.booleans())
 def test_byte_level_equals_decoding_at_once_for_any_tokens(
-    byte_level_tokenizer: Tokenizer, skip: bool
+    byte_level_tokenizer: Tokenizer, data: st.DataObject, skip: bool
 ) -> None:
-    rng = random.Random(1)
+    """Whole words, fragments of characters, special and unknown tokens."""
     size = byte_level_tokenizer.get_vocab_size()
-    high_bytes = [
-        token for token in range(size) if "\ufffd" in byte_level_tokenizer.decode([token], False)
-    ]  # fragments of characters
-    for _ in range(600):
-        length = rng.randrange(1, 60)
-        source = high_bytes if rng.random() < 0.5 else range(size + 3)
-        ids = [rng.choice(source) if rng.random() < 0.8 else rng.randrange(size) for _ in range(length)]
-        assert "".join(pieces(byte_level_tokenizer, ids, skip)) == byte_level_tokenizer.decode(ids, skip)
+    fragments = [token for token in range(size) if "\ufffd" in byte_level_tokenizer.decode([token], False)]
+    ids = data.draw(st.lists(st.integers(0, size + 2) | st.sampled_from(fragments), max_size=60))
+    assert "".join(pieces(byte_level_tokenizer, ids, skip)) == byte_level_tokenizer.decode(ids, skip)
 
 
 @pytest.mark.parametrize("metaspace", [True, False])
-@pytest.mark.parametrize("skip", [True, False])
-def test_byte_fallback_equals_decoding_at_once_when_bytes_are_utf8(metaspace: bool, skip: bool) -> None:
-    tokenizer = byte_fallback(metaspace)
-    rng = random.Random(2)
-    words = [token for token in range(tokenizer.get_vocab_size()) if not 4 <= token < 4 + 256]
-    for _ in range(600):
-        ids: list[int] = []
-        for _ in range(rng.randrange(1, 25)):
-            if rng.random() < 0.4:
-                character = rng.choice("\n aé東😀")
-                ids += [byte_id(tokenizer, byte) for byte in character.encode()]
-            else:
-                ids.append(rng.choice([*words, 10_000]))
-        assert "".join(pieces(tokenizer, ids, skip)) == tokenizer.decode(ids, skip), ids
+@settings(deadline=None, max_examples=300)
+@given(data=st.data(), skip=st.booleans())
+def test_byte_fallback_equals_decoding_at_once_when_bytes_are_utf8(
+    metaspace: bool, data: st.DataObject, skip: bool
+) -> None:
+    tokenizer = FALLBACK[metaspace]
+    words = [[token] for token in range(tokenizer.get_vocab_size() + 3) if token not in FALLBACK_BYTES]
+    characters = [[byte_id(tokenizer, byte) for byte in each.encode()] for each in "\n aé東😀"]
+    parts = data.draw(st.lists(st.sampled_from(words) | st.sampled_from(characters), max_size=25))
+    ids = [token for part in parts for token in part]
+    assert "".join(pieces(tokenizer, ids, skip)) == tokenizer.decode(ids, skip)
 
 
 def test_byte_fallback_keeps_valid_characters_of_a_broken_run(fallback_tokenizer: Tokenizer) -> None:
@@ -146,16 +145,23 @@ def test_byte_fallback_keeps_valid_characters_of_a_broken_run(fallback_tokenizer
     ]
 
 
-def test_byte_fallback_reads_any_tokens_as_one_stream_of_bytes(fallback_tokenizer: Tokenizer) -> None:
-    rng = random.Random(3)
-    for _ in range(300):
-        ids = [rng.randrange(3, fallback_tokenizer.get_vocab_size()) for _ in range(40)]
-        stream = b"".join(
-            bytes([token - 4]) if 4 <= token < 260 else _piece(fallback_tokenizer, token).encode()
-            for token in ids
-        )
-        expected = stream.decode("utf-8", "replace").removeprefix(" ")
-        assert "".join(pieces(fallback_tokenizer, ids)) == expected
+@settings(deadline=None, max_examples=200)
+@given(data=st.data())
+def test_byte_fallback_reads_any_tokens_as_one_stream_of_bytes(
+    fallback_tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    tokens = st.integers(len(SPECIALS), fallback_tokenizer.get_vocab_size() - 1) | st.sampled_from(
+        FALLBACK_BYTES
+    )
+    ids = data.draw(st.lists(tokens, max_size=40))
+    stream = b"".join(
+        bytes([token - FALLBACK_BYTES.start])
+        if token in FALLBACK_BYTES
+        else _piece(fallback_tokenizer, token).encode()
+        for token in ids
+    )
+    expected = stream.decode("utf-8", "replace").removeprefix(" ")
+    assert "".join(pieces(fallback_tokenizer, ids)) == expected
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> str:

@@ -1,7 +1,7 @@
 """One sampled token under a grammar: forced tokens, ends, and a document that is closed in time."""
 
 import sys
-import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +12,13 @@ from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.errors import GrammarFailed, GrammarTooSlow
 from loraplex.engine.messages import EngineRequest, FinishReason
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.scheduling.grammar_advance import ForcedClose, advance_grammar
+from loraplex.engine.scheduling import grammar_advance
+from loraplex.engine.scheduling.grammar_advance import (
+    MAX_SECONDS,
+    MAX_SECONDS_CLOSING,
+    ForcedClose,
+    advance_grammar,
+)
 
 if TYPE_CHECKING:
     from tests.engine.conftest import ScriptedMask
@@ -75,15 +81,23 @@ def test_a_grammar_whose_work_is_spent_is_too_slow(scripted_mask: "MaskType") ->
         take(row, 5)
 
 
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of processor time, which only masks spend, under the bounds of the product."""
+    spent = [0.0]
+    monkeypatch.setattr(grammar_advance, "time", SimpleNamespace(thread_time=lambda: spent[0]))
+    monkeypatch.setattr(grammar_advance, "MAX_SECONDS", MAX_SECONDS)
+    monkeypatch.setattr(grammar_advance, "MAX_SECONDS_CLOSING", MAX_SECONDS_CLOSING)
+    return spent
+
+
 @pytest.mark.parametrize(("milliseconds", "fails"), [(0.0, False), (0.5, False), (10.0, True)])
 def test_a_matcher_takes_little_of_the_step_thread_or_fails(
-    scripted_mask: "MaskType", milliseconds: float, fails: bool
+    scripted_mask: "MaskType", work: list[float], milliseconds: float, fails: bool
 ) -> None:
     class Slow(scripted_mask):  # type: ignore[misc, valid-type]
         def accept(self, token_id: int) -> bool:
-            end = time.thread_time() + milliseconds / 1000
-            while time.thread_time() < end:
-                pass
+            work[0] += milliseconds / 1000
             return super().accept(token_id)  # type: ignore[no-any-return]
 
     row = sequence(Slow([(5,) * 60]))
@@ -222,15 +236,13 @@ def test_the_way_to_the_end_is_looked_for_seldom_while_there_is_room(scripted_ma
     assert len(looks) < 70, "of 499 tokens"
 
 
-def test_slow_searches_for_an_end_are_stopped(scripted_mask: "MaskType") -> None:
+def test_slow_searches_for_an_end_are_stopped(scripted_mask: "MaskType", work: list[float]) -> None:
     looks = []
 
     class Slow(scripted_mask):  # type: ignore[misc, valid-type]
         def closing_tokens(self, most: int) -> list[int] | None:
             looks.append(most)
-            end = time.thread_time() + 0.05
-            while time.thread_time() < end:
-                pass
+            work[0] += 0.05
             return super().closing_tokens(most)  # type: ignore[no-any-return]
 
     row = sequence(Slow([(5,) * 60, (5,) * 50], closes=True), max_tokens=60)

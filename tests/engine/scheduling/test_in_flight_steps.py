@@ -1,7 +1,6 @@
 """Running ahead of the device: whatever a step in flight brings, the token streams are those of a scheduler that waits."""
 
 import random
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.batch.step_plan import UNKNOWN_TOKEN
-from loraplex.engine.scheduling import grammar_advance
 
 if TYPE_CHECKING:
     from tests.engine.conftest import ScriptedMask, Simulation
@@ -18,15 +16,6 @@ if TYPE_CHECKING:
     SimulationType = type[Simulation]
 
 VOCABULARY = range(10, 1010)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_time_limit() -> Iterator[None]:
-    """A garbage collection in the middle of a grammar's work is none of it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grammar_advance, "MAX_SECONDS", (60.0, 60.0))
-        patch.setattr(grammar_advance, "MAX_SECONDS_CLOSING", 60.0)
-        yield
 
 
 def prompt(length: int, start: int = 2) -> list[int]:

@@ -181,10 +181,16 @@ def test_planning_a_steady_decode_stays_cheap_with_a_thousand_waiting(
         run.submit([2 + index] * 8, tenant="busy", max_tokens=200)
     for _ in range(8):
         run.step()
+    alone = planning_seconds(run)
     for index in range(1000):
         adapter = f"a{index % adapters}" if adapters else None
         run.submit([index + 2] * 64, tenant=f"t{index % 200}", adapter=adapter, max_tokens=100)
     assert run.scheduler.num_running == 64
+    assert planning_seconds(run) < 10 * alone
+
+
+def planning_seconds(run: "Simulation") -> float:
+    """The median CPU time of 40 plans of 64 rows."""
     times = []
     for _ in range(40):
         begin = time.thread_time()
@@ -193,4 +199,4 @@ def test_planning_a_steady_decode_stays_cheap_with_a_thousand_waiting(
         assert plan is not None and len(plan.rows) == 64
         run.scheduler.complete(plan, run.execute(plan))
         run.now += 0.03
-    assert sorted(times)[20] < 0.002, "seconds of CPU per step: twice the target"
+    return sorted(times)[20]

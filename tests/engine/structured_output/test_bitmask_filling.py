@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     MaskType = type[ScriptedMask]
 
 VOCAB = 70
-LONG_S = 10.0
+LONG_S = 60.0
 
 
 class Blocked:
@@ -35,7 +35,7 @@ class Blocked:
 
     def fill(self, bitmask: torch.Tensor, row: int) -> None:
         self.began.set()
-        assert self.gate.wait(30)
+        assert self.gate.wait(60)
         bitmask[row] = -1
 
 
@@ -64,16 +64,30 @@ def tokens(mask: torch.Tensor) -> list[int]:
 
 @pytest.fixture
 def filler() -> Iterator[BitmaskFiller]:
-    """Every mask costs a microsecond of work here, on however busy a machine."""
-    made = BitmaskFiller(VOCAB, timeout_s=0.3, work_clock=ticking())
+    """Every mask costs a microsecond of work here, on however busy a machine. None is given up."""
+    made = BitmaskFiller(VOCAB, timeout_s=LONG_S, work_clock=ticking())
     yield made
     made.close()
 
 
+class Clock:
+    """Stands still until a test moves it."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def patient() -> Iterator[BitmaskFiller]:
-    """As `filler`, and gives no mask up."""
-    made = BitmaskFiller(VOCAB, timeout_s=30.0, work_clock=ticking())
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def clocked(clock: Clock) -> Iterator[BitmaskFiller]:
+    """Gives up a mask that is not filled after a second of `clock`."""
+    made = BitmaskFiller(VOCAB, timeout_s=1.0, clock=clock, work_clock=ticking())
     yield made
     made.close()
 
@@ -89,7 +103,7 @@ def collect(filler: BitmaskFiller, rows: list[Sequence], timeout_s: float = LONG
 
 
 def poll(filler: BitmaskFiller) -> list[Sequence]:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (settled := filler.poll()):
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -122,12 +136,12 @@ def test_a_grammar_whose_work_is_spent_ends_its_row_as_too_slow(
     assert isinstance(masks.errors[spent], GrammarTooSlow) and fine in masks.rows
 
 
-def test_the_masks_of_one_tenant_delay_those_of_another_by_one_each(patient: BitmaskFiller) -> None:
+def test_the_masks_of_one_tenant_delay_those_of_another_by_one_each(filler: BitmaskFiller) -> None:
     filled: list[str] = []
     blocked = Blocked()
     names = [*(f"a{index}" for index in range(20)), "b0", "b1", "c0"]
     rows = [row(blocked, b"a"), *(row(Recorded(name, filled), name[:1].encode()) for name in names)]
-    masks = collect(patient, rows, timeout_s=0.05)
+    masks = collect(filler, rows, timeout_s=0.05)
     deadline = time.monotonic() + LONG_S
     while len(filled) < len(names):
         assert time.monotonic() < deadline
@@ -135,7 +149,7 @@ def test_the_masks_of_one_tenant_delay_those_of_another_by_one_each(patient: Bit
     assert filled[:5] == ["b0", "c0", "a0", "b1", "a1"]
     assert rows[0] not in masks.rows
     blocked.gate.set()
-    poll(patient)
+    poll(filler)
 
 
 def test_a_broken_mask_fails_its_row_alone(filler: BitmaskFiller, scripted_mask: "MaskType") -> None:
@@ -145,63 +159,65 @@ def test_a_broken_mask_fails_its_row_alone(filler: BitmaskFiller, scripted_mask:
     assert tokens(masks.rows[fine]) == [6]
 
 
-def test_a_late_mask_sits_out_while_others_go_on(patient: BitmaskFiller, scripted_mask: "MaskType") -> None:
+def test_a_late_mask_sits_out_while_others_go_on(filler: BitmaskFiller, scripted_mask: "MaskType") -> None:
     late, fine = row(slow := Blocked()), row(scripted_mask([(6,)] * 2))
-    patient.begin([late])
-    assert slow.began.wait(10)
-    assert not patient.collect([late], 0.0).rows and patient.has_late
+    filler.begin([late])
+    assert slow.began.wait(60)
+    assert not filler.collect([late], 0.0).rows and filler.has_late
     for _ in range(3):
         began = time.monotonic()
-        masks = collect(patient, [fine])
+        masks = collect(filler, [fine])
         assert set(masks.rows) == {fine} and time.monotonic() - began < LONG_S / 2
-    assert patient.poll() == [] and patient.num_late == 1
+    assert filler.poll() == [] and filler.num_late == 1
     slow.gate.set()
-    assert poll(patient) == [late]
-    assert set(collect(patient, [late, fine]).rows) == {late, fine}
-    assert not patient.has_late
+    assert poll(filler) == [late]
+    assert set(collect(filler, [late, fine]).rows) == {late, fine}
+    assert not filler.has_late
 
 
 def test_a_mask_whose_family_is_busy_sits_out_with_it(
-    patient: BitmaskFiller, scripted_mask: "MaskType"
+    filler: BitmaskFiller, scripted_mask: "MaskType"
 ) -> None:
     """A call on it would wait for the other inside their library, and the step and all rows would wait with it."""
     late, sibling = row(slow := Blocked("shared")), row(scripted_mask([(6,)], family="shared"))
     other = row(scripted_mask([(7,)]))
-    patient.begin([late, sibling])
-    assert slow.began.wait(10) and not patient.collect([late, sibling], 0.0).rows
-    assert set(collect(patient, [other]).rows) == {other}
-    assert patient.poll() == []
+    filler.begin([late, sibling])
+    assert slow.began.wait(60) and not filler.collect([late, sibling], 0.0).rows
+    assert set(collect(filler, [other]).rows) == {other}
+    assert filler.poll() == []
     slow.gate.set()
-    while len(woken := patient.poll()) < 2:
+    while len(woken := filler.poll()) < 2:
         time.sleep(0.001)
-    assert set(woken) == {late, sibling} and set(collect(patient, woken).rows) == {late, sibling}
+    assert set(woken) == {late, sibling} and set(collect(filler, woken).rows) == {late, sibling}
 
 
 def test_who_joins_a_family_waits_until_those_before_have_used_their_masks(
-    patient: BitmaskFiller, scripted_mask: "MaskType"
+    filler: BitmaskFiller, scripted_mask: "MaskType"
 ) -> None:
     """Else rows that are ready would sit out again for every new one."""
     first, second = (row(Blocked("shared")) for _ in range(2))
     for each in (first, second):
         each.token_mask.gate.set()  # type: ignore[union-attr]
-    assert set(collect(patient, [first]).rows) == {first}
+    assert set(collect(filler, [first]).rows) == {first}
     held = row(slow := Blocked("shared"))
-    patient.begin([first])
-    while not patient.poll():
+    filler.begin([first])
+    while not filler.poll():
         time.sleep(0.001)
-    patient.begin([first, held])
-    assert set(patient.collect([first, held], LONG_S).rows) == {first}
-    assert not slow.began.is_set() and patient.has_late and patient.poll() == [held]
+    filler.begin([first, held])
+    assert set(filler.collect([first, held], LONG_S).rows) == {first}
+    assert not slow.began.is_set() and filler.has_late and filler.poll() == [held]
     slow.gate.set()
-    assert set(collect(patient, [held, first, second]).rows) == {held, first, second}
+    assert set(collect(filler, [held, first, second]).rows) == {held, first, second}
 
 
 def test_a_family_gets_on_however_many_join_it(scripted_mask: "MaskType") -> None:
     """Steps as the scheduler makes them: rows sit out until they are polled, and with each step a new one comes."""
-    filler = BitmaskFiller(VOCAB, timeout_s=10.0)
+    filler = BitmaskFiller(VOCAB, timeout_s=LONG_S)
     old = row(scripted_mask([(5,)], family="shared"))
     running, sitting_out, used = [old], set[Sequence](), 0
-    for _ in range(60):
+    deadline = time.monotonic() + LONG_S
+    while used < 8:
+        assert time.monotonic() < deadline
         sitting_out.difference_update(filler.poll())
         running.append(row(scripted_mask([(6,)], slow_at={0: 0.003}, family="shared")))
         planned = [sequence for sequence in running if sequence not in sitting_out]
@@ -211,25 +227,26 @@ def test_a_family_gets_on_however_many_join_it(scripted_mask: "MaskType") -> Non
         running = [sequence for sequence in running if sequence is old or sequence not in rows]
         time.sleep(0.004)
     filler.close()
-    assert used >= 8
 
 
 def test_an_abandoned_mask_ends_later_masks_of_its_family(
-    filler: BitmaskFiller, scripted_mask: "MaskType"
+    clocked: BitmaskFiller, clock: Clock, scripted_mask: "MaskType"
 ) -> None:
     stuck, sibling = row(slow := Blocked("shared")), row(scripted_mask([(6,)], family="shared"))
-    filler.begin([stuck])
-    assert poll(filler) == [stuck]
-    assert isinstance(collect(filler, [stuck], 0.0).errors[stuck], GrammarTooSlow)
-    assert isinstance(collect(filler, [sibling]).errors[sibling], GrammarTooSlow) and not filler.has_late
+    clocked.begin([stuck])
+    assert slow.began.wait(60) and clocked.poll() == []
+    clock.now += 2.0
+    assert clocked.poll() == [stuck]
+    assert isinstance(collect(clocked, [stuck], 0.0).errors[stuck], GrammarTooSlow)
+    assert isinstance(collect(clocked, [sibling]).errors[sibling], GrammarTooSlow) and not clocked.has_late
     slow.gate.set()
-    while filler._stuck_families():
+    while clocked._stuck_families():
         time.sleep(0.001)
-    assert set(collect(filler, [sibling]).rows) == {sibling}
+    assert set(collect(clocked, [sibling]).rows) == {sibling}
 
 
 def test_no_step_waits_for_a_mask_that_was_slow_before(scripted_mask: "MaskType") -> None:
-    filler = BitmaskFiller(VOCAB, timeout_s=10.0, work_clock=time.monotonic)
+    filler = BitmaskFiller(VOCAB, timeout_s=LONG_S, work_clock=time.monotonic)
     slow = row(scripted_mask([(6, 7)], slow_at={0: 2 * SLOW_S}))
     assert slow in collect(filler, [slow]).rows
     began = time.monotonic()
@@ -240,31 +257,38 @@ def test_no_step_waits_for_a_mask_that_was_slow_before(scripted_mask: "MaskType"
     filler.close()
 
 
-def test_quick_masks_do_not_wait_for_those_of_slow_rows(scripted_mask: "MaskType") -> None:
-    """Each of the slow ones stays below the timeout, so that none of them ever fails."""
-    filler = BitmaskFiller(VOCAB, timeout_s=10.0, work_clock=time.monotonic)
-    quick = row(scripted_mask([(5,)]))
-    for _ in range(2):
-        collect(filler, [quick])
-    slow = [row(scripted_mask([(6,)], slow_at={0: 0.1})) for _ in range(12)]
-    awaited: list[Sequence] = []
-    arrived = 0
+def test_quick_masks_do_not_wait_for_those_of_slow_rows(
+    filler: BitmaskFiller, scripted_mask: "MaskType"
+) -> None:
+    quick, slow = row(scripted_mask([(5,)])), [row(Blocked()) for _ in range(12)]
+    collect(filler, [quick])
+    for sequence in slow:
+        sequence.mask_seconds = 2 * SLOW_S
+    assert set(collect(filler, [quick, *slow]).rows) == {quick}
     for _ in range(20):
-        ready = set(filler.poll())
-        rows = [quick, *(s for s in slow if s not in awaited or s in ready)]
-        masks = collect(filler, rows, 0.02)
-        filler.give_back(masks)
-        arrived += quick in masks.rows
-        awaited = [s for s in slow if s in rows and s not in masks.rows or s in awaited and s not in rows]
-    filler.close()
-    assert arrived >= 18, "12 masks of 0.1 s each are in front of it"
+        assert set(collect(filler, [quick]).rows) == {quick}, "12 masks are in front of it"
+    for sequence in slow:
+        mask: Any = sequence.token_mask
+        mask.gate.set()
 
 
-def test_a_row_is_quick_again_after_several_quick_masks(scripted_mask: "MaskType") -> None:
-    filler = BitmaskFiller(VOCAB, timeout_s=10.0, work_clock=time.monotonic)
-    changing = row(scripted_mask([(5,)], slow_at={0: 4 * SLOW_S}))
+class Costly:
+    """A mask that takes `seconds` of `clock`."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.clock, self.seconds, self.family = clock, seconds, self
+
+    def fill(self, bitmask: torch.Tensor, row: int) -> None:
+        self.clock.now += self.seconds
+        bitmask[row] = -1
+
+
+def test_a_row_is_quick_again_after_several_quick_masks(clock: Clock) -> None:
+    filler = BitmaskFiller(VOCAB, timeout_s=LONG_S, work_clock=clock)
+    mask: Any = Costly(clock, 4 * SLOW_S)
+    changing = row(mask)
     collect(filler, [changing])
-    changing.token_mask = scripted_mask([(5,)])
+    mask.seconds = 0.0
     seconds = []
     for _ in range(3):
         while not collect(filler, [changing], 0.01).rows:
@@ -275,28 +299,30 @@ def test_a_row_is_quick_again_after_several_quick_masks(scripted_mask: "MaskType
 
 
 def test_a_stuck_mask_ends_its_row_and_its_thread_is_left_alone(
-    filler: BitmaskFiller, scripted_mask: "MaskType"
+    clocked: BitmaskFiller, clock: Clock, scripted_mask: "MaskType"
 ) -> None:
-    stuck = [row(Blocked()) for _ in range(MAX_THREADS + 1)]
+    blocked = [Blocked() for _ in range(MAX_THREADS + 1)]
+    stuck = [row(mask) for mask in blocked]
     fine = row(scripted_mask([(6,)]))
-    filler.begin([*stuck, fine])
+    clocked.begin([*stuck, fine])
     failed: dict[Sequence, Any] = {}
-    began = time.monotonic()
+    deadline = time.monotonic() + LONG_S
     done = Masks()
     waiting = [*stuck, fine]
     while waiting:
-        assert time.monotonic() - began < 10
-        masks = filler.collect(waiting, 0.01)
+        assert time.monotonic() < deadline
+        if sum(mask.began.is_set() for mask in blocked) > len(failed):
+            clock.now += 2.0
+        masks = clocked.collect(waiting, 0.01)
         failed |= masks.errors
         done.rows |= masks.rows
         waiting = [s for s in waiting if s not in masks.errors and s not in masks.rows]
     assert set(failed) == set(stuck)
     assert all(isinstance(error, GrammarTooSlow) for error in failed.values())
     assert tokens(done.rows[fine]) == [6]
-    for sequence in stuck:
-        mask: Any = sequence.token_mask
+    for mask in blocked:
         mask.gate.set()
-    assert tokens(collect(filler, [fine]).rows[fine]) == [6]
+    assert tokens(collect(clocked, [fine]).rows[fine]) == [6]
 
 
 def test_a_row_that_ended_meanwhile_is_forgotten(filler: BitmaskFiller) -> None:
@@ -308,12 +334,13 @@ def test_a_row_that_ended_meanwhile_is_forgotten(filler: BitmaskFiller) -> None:
     assert not filler.has_late
 
 
-def test_masks_are_filled_while_the_caller_computes(
-    filler: BitmaskFiller, scripted_mask: "MaskType", wait: Callable[[float], None] = time.sleep
-) -> None:
+def test_masks_are_filled_while_the_caller_computes(filler: BitmaskFiller, scripted_mask: "MaskType") -> None:
     rows = [row(scripted_mask([(5,)], slow_at={0: 0.02})) for _ in range(5)]
     filler.begin(rows)
-    wait(0.2)
+    deadline = time.monotonic() + LONG_S
+    while len(filler.poll()) < len(rows):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
     assert len(filler.collect(rows, 0.0).rows) == 5
 
 
@@ -329,7 +356,8 @@ def test_a_sleeping_thread_takes_what_waits_behind_a_stuck_mask(
         mask.gate.set()
     filler.collect(gates, LONG_S)
     behind = row(scripted_mask([(6,)]))
-    filler.begin([row(Blocked()), behind])
-    deadline = time.monotonic() + 5
+    filler.begin([row(stuck := Blocked()), behind])
+    deadline = time.monotonic() + 60
     while not filler.collect([behind], 0.01).rows:
         assert time.monotonic() < deadline
+    stuck.gate.set()

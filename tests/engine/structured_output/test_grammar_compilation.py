@@ -23,7 +23,7 @@ class Factory:
     def __call__(self, namespace: bytes, grammar: bytes) -> Any:
         self.order.append((namespace, grammar))
         self.thread = (os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), os.sched_getaffinity(0))
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         if grammar == b"bad":
             raise ValueError("/usr/src/secret.cc:10: no such rule")
         return object()
@@ -44,7 +44,7 @@ def compilation(factory: Factory) -> Iterator[GrammarCompilation]:
 
 
 def eventually(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (result := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.001)

@@ -146,12 +146,12 @@ def test_concurrent_threads_share_one_build() -> None:
 
     def slow() -> Grammar:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return Grammar(1)
 
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(cache.get, b"a", "key", slow)
-        assert begun.wait(10)
+        assert begun.wait(60)
         others = [pool.submit(cache.get, b"a", "key", refuse) for _ in range(3)]
         assert cache.get(b"b", "key", Builds(2)).size_bytes == 2
         go_on.set()
@@ -164,12 +164,12 @@ def test_a_failed_build_raises_in_all_waiting_threads_and_is_not_cached() -> Non
 
     def failing() -> Grammar:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         raise ValueError("no grammar")
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(cache.get, b"a", "key", failing)
-        assert begun.wait(10)
+        assert begun.wait(60)
         other = pool.submit(cache.get, b"a", "key", failing)
         go_on.set()
         for each in (first, other):

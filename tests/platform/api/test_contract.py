@@ -127,7 +127,7 @@ def examine(url: str, document: dict[str, Any], known: Known, examples: int) -> 
             if ids and "If-Match" in case.headers:
                 case.headers["If-Match"] = '"1"'
             headers = known.headers(case.operation.path)
-            response = case.call(base_url=url, session=session, headers=headers, timeout=20)
+            response = case.call(base_url=url, session=session, headers=headers, timeout=120)
             if ids:
                 seen[operation.label].add(response.status_code)
             case.validate_response(response, checks=CHECKS)

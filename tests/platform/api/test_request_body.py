@@ -104,7 +104,7 @@ async def test_a_refusal_is_sent_late_and_its_body_is_not_kept(monkeypatch: pyte
 
 async def test_a_body_that_drips_does_not_keep_its_memory() -> None:
     limits = BodyLimits(body_s=60.0, stall_s=60.0, grace_s=0.1, min_bytes_per_s=1000)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         with pytest.raises(BodyTimeout):
             await read_object(requested(*[b" "] * 1000, every_s=0.02), limits, dict, unchecked, lease_of())
 

@@ -25,7 +25,7 @@ def _logs_as_before() -> Iterator[None]:
 
 def loraplex(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-c", RUN, *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_help_names_every_command_and_imports_little(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ async def policy_epochs(database_url: str, valkey_url: str) -> tuple[int, int]:
     database, client = Database(database_url), open_valkey(valkey_url)
     async with database.as_operator() as session:
         tenant = await TenantRepository(session).get("acme")
-    newest = await Counters(client).publish_policy(tenant.id, 0)
+    newest = await Counters(client, command_s=10.0).publish_policy(tenant.id, 0)
     await client.aclose()
     await database.close()
     return tenant.policy_epoch, newest

@@ -67,7 +67,7 @@ def check_request(server: RecordingServer, model: str) -> None:
 @pytest.mark.parametrize("model", ["pirate", 'it\'s "odd" $(no) `name`'])
 def test_curl_runs_as_printed(server: RecordingServer, model: str) -> None:
     text = curl_snippet(root_url("127.0.0.1", server.server_port), KEY, model)
-    done = subprocess.run(["bash", "-c", text], check=False, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["bash", "-c", text], check=False, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["choices"][0]["message"]["content"] == ANSWER
     check_request(server, model)
@@ -77,7 +77,7 @@ def test_curl_runs_as_printed(server: RecordingServer, model: str) -> None:
 def test_python_runs_as_printed(server: RecordingServer, model: str) -> None:
     text = python_snippet(root_url("127.0.0.1", server.server_port), KEY, model)
     done = subprocess.run(
-        [sys.executable, "-c", text], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", text], check=False, capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout) == (0, f"{ANSWER}\n"), done.stderr
     check_request(server, model)

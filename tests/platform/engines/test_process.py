@@ -41,7 +41,7 @@ async def collect(engine: EngineProcess, engine_request: EngineRequest) -> list[
     return [event async for event in engine.submit(engine_request)]
 
 
-async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.02)
@@ -88,7 +88,7 @@ async def test_a_killed_engine_fails_its_requests_and_comes_back(tmp_path: Path)
         first = engine.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        last = (await asyncio.wait_for(task, 2))[-1]
+        last = (await asyncio.wait_for(task, 60))[-1]
         assert isinstance(last, Failed) and last.code == "engine_lost"
         await until(lambda: engine.connected)
         assert engine.pid != first
@@ -104,11 +104,15 @@ async def test_a_killed_engine_fails_its_requests_and_comes_back(tmp_path: Path)
         ("freeze", WatchdogConfig(unresponsive_s=2.0)),
     ],
 )
-async def test_faults_are_survived(tmp_path: Path, kind: str, limits: WatchdogConfig) -> None:
+async def test_faults_are_survived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, limits: WatchdogConfig
+) -> None:
     script = FakeScript(faults=(Fault(kind=kind, request_id="bad", after_tokens=2),))  # type: ignore[arg-type]
     async with running(options(tmp_path, script, watchdog=limits)) as engine:
-        last = (await asyncio.wait_for(collect(engine, request("bad")), 6))[-1]
+        last = (await asyncio.wait_for(collect(engine, request("bad")), 60))[-1]
         assert isinstance(last, Failed) and last.code == "engine_lost"
+        # A healthy engine of a busy machine would not keep bounds as tight as these.
+        monkeypatch.setattr(engine, "_options", options(tmp_path, script))
         await until(lambda: engine.connected)
         assert isinstance((await collect(engine, request("good")))[-1], Finished)
 
@@ -131,7 +135,7 @@ async def test_supervision_goes_on_after_any_number_of_deaths(tmp_path: Path) ->
         for _ in range(10):
             await crash(engine)
         assert isinstance((await collect(engine, request("good")))[-1], Finished)
-        assert (engine.restarts, engine.deaths, engine.failure) == (10, 10, None)
+        await until(lambda: (engine.restarts, engine.deaths, engine.failure) == (10, 10, None))
 
 
 async def test_a_crash_loop_ends_where_the_policy_has_a_bound(tmp_path: Path) -> None:
@@ -206,16 +210,18 @@ async def test_no_error_of_a_start_ends_the_supervision(
             await start()
 
         monkeypatch.setattr(engine, "_spawn_until_ready", fail_first)
-        await crash(engine)
-        assert (engine.restarts, engine.failure) == (3, None)
+        last = (await collect(engine, request("bad")))[-1]
+        assert isinstance(last, Failed) and last.code == "engine_lost"
+        await until(lambda: (engine.restarts, engine.failure) == (3, None))
+        assert isinstance((await collect(engine, request("good")))[-1], Finished)
 
 
 async def test_a_loop_that_stood_still_kills_no_healthy_engine(tmp_path: Path) -> None:
-    limits = WatchdogConfig(unresponsive_s=2.5)
+    limits = WatchdogConfig(unresponsive_s=4.0)
     async with running(options(tmp_path, FakeScript(), watchdog=limits)) as engine:
         pid = engine.pid
         await asyncio.sleep(1.5)
-        time.sleep(4.0)  # noqa: ASYNC251 - the event loop stands still, as it does while its process is stopped
+        time.sleep(5.5)  # noqa: ASYNC251 - the event loop stands still, as it does while its process is stopped
         await asyncio.sleep(2.0)
         assert (engine.pid, engine.restarts) == (pid, 0)
         assert isinstance((await collect(engine, request("a")))[-1], Finished)
@@ -273,7 +279,7 @@ def test_the_child_dies_with_a_killed_parent(tmp_path: Path) -> None:
     assert lives(child)
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while lives(child) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not lives(child)

@@ -48,7 +48,7 @@ async def collect(engine: RemoteEngine, engine_request: EngineRequest) -> list[E
     return [event async for event in engine.submit(engine_request)]
 
 
-async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.01)
@@ -69,7 +69,7 @@ async def connected(address: str, limits: EventBufferConfig | None = None) -> As
     client = RemoteEngine(address, limits or EventBufferConfig())
     client.start()
     try:
-        await asyncio.wait_for(client.wait_ready(), 5)
+        await asyncio.wait_for(client.wait_ready(), 60)
         yield client
     finally:
         await client.close()
@@ -119,10 +119,10 @@ async def test_closing_a_stream_aborts_and_is_acknowledged(address: str) -> None
         stream = client.submit(request(max_tokens=1000))
         await anext(stream)
         await stream.aclose()  # type: ignore[attr-defined]
-        await until(lambda: fake.running == 0, 1)
+        await until(lambda: fake.running == 0)
         assert fake.aborts == 1
-        await asyncio.wait_for(client.abort("r"), 1)
-        await asyncio.wait_for(client.abort("never seen"), 1)
+        await asyncio.wait_for(client.abort("r"), 60)
+        await asyncio.wait_for(client.abort("never seen"), 60)
 
 
 async def test_abort_reaches_a_request_that_stalls(address: str) -> None:
@@ -130,7 +130,7 @@ async def test_abort_reaches_a_request_that_stalls(address: str) -> None:
     async with serving(fake, address), connected(address) as client:
         task = asyncio.create_task(collect(client, request()))
         await until(lambda: fake.running == 1)
-        await asyncio.wait_for(client.abort("r"), 2)
+        await asyncio.wait_for(client.abort("r"), 60)
         last = (await task)[-1]
         assert isinstance(last, Finished) and last.reason == "abort"
 
@@ -140,8 +140,8 @@ async def test_a_forgotten_tenant_ends_at_every_gateway(address: str) -> None:
     async with serving(fake, address), connected(address) as one, connected(address) as two:
         task = asyncio.create_task(collect(one, request(max_tokens=2000)))
         await until(lambda: fake.running == 1)
-        await asyncio.wait_for(two.forget(b"n" * 32), 2)
-        last = (await asyncio.wait_for(task, 2))[-1]
+        await asyncio.wait_for(two.forget(b"n" * 32), 60)
+        last = (await asyncio.wait_for(task, 60))[-1]
         assert isinstance(last, Failed) and last.code == "namespace_forgotten"
         await two.forget(b"n" * 32)
         assert fake.forgotten == [b"n" * 32] * 2
@@ -162,7 +162,7 @@ async def test_forgetting_is_repeated_and_fails_with_the_engine(
             return send(message)
 
         monkeypatch.setattr(client, "_send", lossy)
-        await asyncio.wait_for(client.forget(b"n" * 32), 3)
+        await asyncio.wait_for(client.forget(b"n" * 32), 60)
         assert lost and fake.forgotten
         monkeypatch.setattr(client, "_send", lambda message: False)
         waiting = asyncio.ensure_future(client.forget(b"m" * 32))
@@ -190,8 +190,8 @@ async def test_aborts_are_repeated_until_acknowledged(address: str, monkeypatch:
 
         monkeypatch.setattr(client, "_send", lossy)
         await stream.aclose()  # type: ignore[attr-defined]
-        await until(lambda: fake.running == 0, 3)
-        assert lost
+        await until(lambda: fake.running == 0)
+        assert lost and fake.aborts == 1
 
 
 async def test_a_silent_gateway_loses_its_rows_and_other_gateways_keep_theirs(
@@ -205,7 +205,7 @@ async def test_a_silent_gateway_loses_its_rows_and_other_gateways_keep_theirs(
         lost = asyncio.create_task(collect(dead, request("lost", max_tokens=2000)))
         await until(lambda: fake.running == 2)
         monkeypatch.setattr(dead, "_send", lambda message: False)
-        await until(lambda: fake.running == 1, 3)
+        await until(lambda: fake.running == 1)
         assert fake.aborts == 1
         assert isinstance((await keep)[-1], Finished)
         lost.cancel()
@@ -216,7 +216,7 @@ async def test_one_gateway_cannot_abort_anothers_request_nor_reuse_its_id(addres
     async with serving(fake, address), connected(address) as one, connected(address) as other:
         task = asyncio.create_task(collect(one, request(max_tokens=60)))
         await until(lambda: fake.running == 1)
-        await asyncio.wait_for(other.abort("r"), 1)
+        await asyncio.wait_for(other.abort("r"), 60)
         (refused,) = await collect(other, request())
         assert isinstance(refused, Failed) and refused.code == "invalid_request"
         last = (await task)[-1]
@@ -232,9 +232,9 @@ async def test_a_restarted_engine_fails_old_requests_and_takes_new_ones(address:
         await until(lambda: first.running == 1)
         await server.close()
         async with serving(FakeEngine(), address):
-            last = (await asyncio.wait_for(task, 8))[-1]
+            last = (await asyncio.wait_for(task, 60))[-1]
             assert isinstance(last, Failed) and last.code == "engine_lost"
-            await asyncio.wait_for(client.wait_ready(), 5)
+            await asyncio.wait_for(client.wait_ready(), 60)
             assert isinstance((await collect(client, request("again")))[-1], Finished)
 
 
@@ -250,7 +250,7 @@ async def test_a_death_is_reported_with_the_requests_and_probes_that_were_open(a
         raise AssertionError(adapter)
 
     async with serving(fake, address):
-        await asyncio.wait_for(client.wait_ready(), 5)
+        await asyncio.wait_for(client.wait_ready(), 60)
         assert isinstance((await collect(client, request("ended")))[-1], Finished)
         await client.probe(adapter)
         fake.probe = never  # type: ignore[method-assign]
@@ -263,7 +263,7 @@ async def test_a_death_is_reported_with_the_requests_and_probes_that_were_open(a
             await probe
         assert not deaths
     async with serving(FakeEngine(), address):
-        await asyncio.wait_for(client.wait_ready(), 5)
+        await asyncio.wait_for(client.wait_ready(), 60)
         assert (deaths, client.deaths) == ([[request("open", max_tokens=2000), adapter]], 1)
         assert isinstance((await collect(client, request("open")))[-1], Finished)
     await client.close()
@@ -276,12 +276,12 @@ async def test_an_engine_that_was_only_silent_has_not_died_and_may_still_run_the
     client = RemoteEngine(address, EventBufferConfig(), on_death=deaths.append)
     client.start()
     async with serving(FakeEngine(FakeScript(token_interval_s=0.01)), address):
-        await asyncio.wait_for(client.wait_ready(), 5)
+        await asyncio.wait_for(client.wait_ready(), 60)
         stream = client.submit(request("open", max_tokens=2000))
         await anext(stream)
         client.lose("it was silent")
         assert [event async for event in stream][-1].code == "engine_lost"  # type: ignore[union-attr]
-        await asyncio.wait_for(client.wait_ready(), 5)
+        await asyncio.wait_for(client.wait_ready(), 60)
         (refused,) = await collect(client, request("open"))
         assert isinstance(refused, Failed) and refused.code == "engine_unavailable"
         assert isinstance((await collect(client, request("other")))[-1], Finished)
@@ -294,7 +294,7 @@ async def test_requests_of_a_failed_engine_stay_open_until_its_process_ends(addr
     fake = FakeEngine(FakeScript(faults=(Fault(kind="fail", code="engine_lost"),)))
     async with serving(fake, address) as server, connected(address) as client:
         task = asyncio.create_task(collect(client, request()))
-        await asyncio.wait_for(server.broken.wait(), 5)
+        await asyncio.wait_for(server.broken.wait(), 60)
         await client.stats()
         assert not task.done()
         client.lose("it ended")
@@ -309,11 +309,11 @@ async def test_a_gateway_whose_loop_stood_still_loses_no_engine(
     client = RemoteEngine(address, EventBufferConfig(), silence_s=0.5)
     client.start()
     async with serving(FakeEngine(FakeScript(token_interval_s=0.05)), address):
-        await asyncio.wait_for(client.wait_ready(), 5)
+        await asyncio.wait_for(client.wait_ready(), 60)
         task = asyncio.create_task(collect(client, request(max_tokens=20)))
         await asyncio.sleep(0.2)
         time.sleep(1.5)  # noqa: ASYNC251 - neither side's loop runs
-        last = (await asyncio.wait_for(task, 10))[-1]
+        last = (await asyncio.wait_for(task, 60))[-1]
         assert isinstance(last, Finished) and last.reason == "length"
     await client.close()
 
@@ -327,7 +327,7 @@ async def test_without_an_engine_requests_fail_at_once(address: str) -> None:
         client.info()
     with pytest.raises(EngineUnavailable):
         await client.stats()
-    await asyncio.wait_for(client.abort("r"), 1)
+    await asyncio.wait_for(client.abort("r"), 60)
     await client.close()
 
 
@@ -347,7 +347,7 @@ async def test_a_process_without_files_or_memory_reconnects_once_it_has_some(
     monkeypatch.setattr(client._context, "socket", fail_first)
     client.start()
     async with serving(FakeEngine(), address):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await client.wait_ready()
         assert not errors
         assert isinstance((await collect(client, request()))[-1], Finished)
@@ -390,10 +390,10 @@ async def test_a_probe_travels_and_is_lost_with_its_engine(address: str) -> None
         await asyncio.sleep(0.05)
         client.lose("the test says so")
         with pytest.raises(EngineUnavailable, match="the test says so"):
-            await asyncio.wait_for(probe, 1)
+            await asyncio.wait_for(probe, 60)
         with pytest.raises(EngineUnavailable, match="not connected"):
             await client.probe(adapter)
-        await asyncio.wait_for(client.wait_ready(), 5)
+        await asyncio.wait_for(client.wait_ready(), 60)
         await fake.drain()
         del fake.probe
         with pytest.raises(EngineUnavailable, match="draining"):
@@ -467,7 +467,7 @@ async def test_drain_refuses_new_and_waits_for_old(address: str) -> None:
         await asyncio.sleep(0)
         (refused,) = await collect(client, request("late"))
         assert isinstance(refused, Failed) and refused.code == "engine_unavailable"
-        await asyncio.wait_for(drained, 3)
+        await asyncio.wait_for(drained, 60)
         assert isinstance((await task)[-1], Finished)
 
 
@@ -477,7 +477,7 @@ async def test_requests_that_a_drain_ends_report_what_was_computed(address: str)
         task = asyncio.create_task(collect(client, request(n=2)))
         await until(lambda: fake.running == 1)
         client.fail_open("the server is shutting down")
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(60):
             (failed,) = await task
         usage = {choice: Usage(1, 0, 0) for choice in range(2)}
         assert failed == Failed("r", "engine_unavailable", "the server is shutting down", usage=usage)
@@ -500,7 +500,7 @@ async def test_the_last_events_are_sent_before_the_acknowledgement(
         task = asyncio.create_task(collect(client, request()))
         await until(lambda: any(isinstance(message, wire.Events) for message in sent))
         sent.clear()
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(60):
             await client.abort("r")
             await task
         kinds = [type(message) for message in sent if not isinstance(message, wire.Pong)]

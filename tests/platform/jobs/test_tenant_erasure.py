@@ -141,7 +141,7 @@ async def test_all_but_usage_numbers_is_erased_and_other_tenants_stay(house: Hou
     await asyncio.sleep(0.05)
     await house.delete(mine)
     await house.housekeeping.finish_deletions()
-    last = (await asyncio.wait_for(running, 2))[-1]
+    last = (await asyncio.wait_for(running, 60))[-1]
     assert isinstance(last, Failed) and last.code == "namespace_forgotten"
     assert await house.erased(mine) and await house.left(mine) == (0, 0, False, 1)
     assert not await house.erased(other) and await house.left(other) == (1, 1, True, 1)
@@ -223,7 +223,7 @@ async def test_it_continues_after_an_error(house: House, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Housekeeping, "sweep", lambda self: defect())
     running = asyncio.create_task(house.housekeeping.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not await house.erased(tenant_id) or len(failures) < 2:
             await asyncio.sleep(0.02)
     assert not running.done()

@@ -20,7 +20,7 @@ class Rendering:
 
     def __call__(self) -> bytes:
         self.threads.append(threading.get_ident())
-        assert self.allowed.wait(5)
+        assert self.allowed.wait(60)
         if self.error is not None:
             raise self.error
         return b"rendering %d" % len(self.threads)

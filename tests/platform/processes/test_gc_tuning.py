@@ -15,4 +15,4 @@ assert not any(each is created for each in gc.get_objects())
 
 
 def test_objects_of_the_start_are_frozen() -> None:
-    subprocess.run([sys.executable, "-c", CODE], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", CODE], check=True, timeout=120)

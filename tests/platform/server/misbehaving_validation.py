@@ -1,4 +1,5 @@
-"""A validation that misbehaves as the uploaded adapter_config.json says: {"behaviour": ..., "folder": its own path}."""
+"""Functions of validation processes: one misbehaves as the uploaded adapter_config.json says ({"behaviour": …, "folder": its own
+path}), one validates many uploads."""
 
 import ctypes
 import errno
@@ -19,7 +20,7 @@ from typing import Any
 
 from loraplex.adapters.errors import FolderRejected
 from loraplex.adapters.limits import AdapterLimits
-from loraplex.adapters.storage.safe_files import read_exactly
+from loraplex.adapters.storage.safe_files import OpenFile, read_exactly
 from loraplex.adapters.target_modules import AdaptableModule
 from loraplex.adapters.validation import validate
 from loraplex.adapters.validation.result import ValidationResult
@@ -173,3 +174,16 @@ def validate_files(
     """The function of a validation, with a stand-in for its checks."""
     validate.examine = act  # type: ignore[assignment]  # a stand-in that takes fewer arguments
     return validate.validate_files(files, modules, base_model_digest, limits)
+
+
+def validate_uploads(
+    files: tuple[OpenFile, ...],
+    modules: Mapping[str, AdaptableModule],
+    base_model_digest: str,
+    limits: AdapterLimits,
+) -> list[ValidationResult]:
+    """Validate several uploads, as one process never does; each has two files."""
+    return [
+        validate.validate_files(UploadFiles(config, weights), modules, base_model_digest, limits)
+        for config, weights in zip(files[::2], files[1::2], strict=True)
+    ]

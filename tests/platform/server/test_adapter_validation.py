@@ -7,23 +7,25 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
+import uvloop
 from msgspec import structs
-from tests.adapters.validation.bad_folders import BAD_UPLOADS, FILES, BadUpload
+from tests.adapters.validation.bad_folders import BAD_UPLOADS, BadUpload
 from tests.adapters.validation.good_folder import CONFIG, LIMITS, MODEL, WEIGHTS, write_good
 from tests.platform.process_table import children, command_line
 
 from loraplex.adapters.errors import FolderRejected, ValidationUnavailable
 from loraplex.adapters.target_modules import adaptable_modules
 from loraplex.adapters.validation.result import Rejected, Validated, ValidationResult, refused_by
-from loraplex.adapters.validation.upload_files import open_upload
-from loraplex.adapters.validation.validate import validate_files
+from loraplex.adapters.validation.upload_files import UploadFiles, open_upload
 from loraplex.platform.server.adapter_validation import AdapterValidation, validation_task
+from loraplex.platform.workers.messages import Done
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.platform.workers.task import Sandbox
 
@@ -62,43 +64,50 @@ def good_folder(parent: Path, name: str = "good") -> Path:
     return folder
 
 
-def separately_validated() -> set[str]:
-    """Return the uploads that get a process: those with improper files, and every second of the others.
-
-    The rest are validated by the same function here, since a process takes a quarter of a second to start.
-    """
-    files = {upload.name for upload in FILES}
-    others = [name for name in BAD_UPLOADS if name not in files]
-    return files | set(others[::2])
-
-
-def validate_here(folder: Path) -> ValidationResult:
-    try:
-        with open_upload(folder, LIMITS) as files:
-            return validate_files(files, adaptable_modules(MODEL), BASE_DIGEST, LIMITS)
-    except FolderRejected as error:
-        return refused_by(error)
-
-
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ValidationResult]:
-    """Results of the whole corpus, two at a time as in a server, and of a good upload under the name "".
+    """Results of the whole corpus, and of a good upload under the name "".
 
-    Memory is flat whatever is uploaded: `FLAT` suffices for each.
+    Every upload is read behind the filter, where nothing can be imported any more; most of them by one process, since a
+    process takes a quarter of a second to start. Memory is flat whatever is uploaded: `FLAT` suffices for each.
     """
     parent = tmp_path_factory.mktemp("uploads")
     folders = {"": good_folder(parent)}
     for number, upload in enumerate(BAD_UPLOADS.values()):
         folders[upload.name] = good_folder(parent, f"u{number}")
         upload.spoil(folders[upload.name])
-    by_process = {name: folder for name, folder in folders.items() if name in {"", *separately_validated()}}
+    own = {"", *list(BAD_UPLOADS)[::8]}
 
-    async def validate() -> list[ValidationResult]:
-        checks = validation(WorkerPool(), queued_per_tenant=len(by_process), address_space_bytes=FLAT)
-        return await asyncio.gather(*(checks.validate(TENANT, folder) for folder in by_process.values()))
+    async def validate() -> dict[str, ValidationResult]:
+        pool = WorkerPool()
+        checks = validation(pool, queued_per_tenant=len(own), address_space_bytes=FLAT)
+        separately = await asyncio.gather(*(checks.validate(TENANT, folders[name]) for name in own))
+        rest = {name: folder for name, folder in folders.items() if name not in own}
+        return dict(zip(own, separately, strict=True)) | await by_one_process(pool, rest)
 
-    here = {name: validate_here(folder) for name, folder in folders.items() if name not in by_process}
-    return here | dict(zip(by_process, asyncio.run(validate()), strict=True))
+    return asyncio.run(validate())
+
+
+async def by_one_process(pool: WorkerPool, folders: dict[str, Path]) -> dict[str, ValidationResult]:
+    results: dict[str, ValidationResult] = {}
+    with ExitStack() as stack:
+        opened: dict[str, UploadFiles] = {}
+        for name, folder in folders.items():
+            try:
+                opened[name] = stack.enter_context(open_upload(folder, LIMITS))
+            except FolderRejected as error:
+                results[name] = refused_by(error)
+        task = replace(
+            validation(pool, MISBEHAVING, address_space_bytes=FLAT).task,
+            function=f"{MISBEHAVING}:validate_uploads",
+            result=list[ValidationResult],
+        )
+        files = nullcontext([file for upload in opened.values() for file in upload])
+        reply: Any = await pool.run(
+            task, (adaptable_modules(MODEL), BASE_DIGEST, LIMITS), TENANT, files=files
+        )
+    assert isinstance(reply, Done), reply
+    return results | dict(zip(opened, reply.result, strict=True))
 
 
 def test_a_good_upload_is_identified_by_its_content(results: dict[str, ValidationResult]) -> None:
@@ -111,7 +120,7 @@ def test_a_good_upload_is_identified_by_its_content(results: dict[str, Validatio
 
 
 def test_the_corpus_is_large_and_every_refusal_is_distinct(results: dict[str, ValidationResult]) -> None:
-    assert len(separately_validated()) >= 40
+    assert len(BAD_UPLOADS) >= 80
     refused = [result for result in results.values() if isinstance(result, Rejected)]
     assert len({(each.check, each.subject, each.message) for each in refused}) > 0.9 * len(BAD_UPLOADS)
 
@@ -162,6 +171,15 @@ async def test_what_the_process_may_not_do(pool: WorkerPool, tmp_path: Path) -> 
     assert outcomes["torch"] is False
 
 
+def test_the_files_reach_it_from_the_event_loop_of_a_gateway(tmp_path: Path) -> None:
+    """uvloop starts processes by itself."""
+
+    async def validate() -> ValidationResult:
+        return await validation(WorkerPool()).validate(TENANT, good_folder(tmp_path))
+
+    assert isinstance(uvloop.run(validate()), Validated)
+
+
 async def test_what_the_process_has(pool: WorkerPool, tmp_path: Path) -> None:
     """Of its caller: the upload's two files for reading, and the pipes of jobs and replies."""
     folder = hostile_folder(tmp_path, "sleep")
@@ -197,7 +215,7 @@ def test_the_environment_only_locates_the_code(
 
 async def confined() -> int:
     """Return the process of the only validation once its filter is set."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not (found := validations()) or "Seccomp:\t2" not in status_of(found[0]):
             await asyncio.sleep(0.01)
     return found[0]
@@ -238,7 +256,7 @@ async def test_cancelling_kills_the_process_and_makes_room(pool: WorkerPool, tmp
     checks = validation(pool, MISBEHAVING, concurrent=1)
     running = asyncio.create_task(checks.validate(TENANT, hostile_folder(tmp_path, "sleep")))
     waiting = asyncio.create_task(checks.validate(TENANT, tmp_path))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not validations():
             await asyncio.sleep(0.01)
     assert pool.stats(checks.task).waiting == 1

@@ -39,7 +39,7 @@ from loraplex.tenants.api_keys.scopes import INFERENCE, OPERATOR
 from loraplex.tenants.database import Database
 
 RUN = "from loraplex.platform.cli.main import main; main()"
-START_S = 60.0
+START_S = 180.0
 
 
 def descendants(pid: int) -> set[int]:
@@ -72,7 +72,7 @@ def module(pid: int) -> str:
     return " ".join(arguments[arguments.index("-m") + 1 :]).strip()
 
 
-def until(condition: Callable[[], object], within_s: float) -> None:
+def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "the condition was not true in time"
@@ -182,7 +182,7 @@ def stores(database_url: str, valkey_url: str) -> dict[str, str]:
 def chat(url: str, key: str, **fields: Any) -> httpx.Response:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, **fields}
     return httpx.post(
-        f"{url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}, timeout=20
+        f"{url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}, timeout=120
     )
 
 
@@ -192,14 +192,14 @@ def test_answers_probes_metrics_and_drains(
     with serving(
         tmp_path / "s", model_folder, script(token_interval_s=0.05), settings={"drain_s": "10", **stores}
     ) as serve:
-        until(lambda: len(descendants(serve.process.pid)) == 2, 10)
+        until(lambda: len(descendants(serve.process.pid)) == 2)
         pids = descendants(serve.process.pid)
         assert sorted(module(pid) for pid in pids) == [
             "loraplex.platform.engines.main",
             "loraplex.platform.workers.main request_analysis",
         ]
         assert "libtorch" not in Path(f"/proc/{serve.process.pid}/maps").read_text()
-        until(lambda: httpx.get(f"{serve.url}/readyz").status_code == 200, 10)
+        until(lambda: httpx.get(f"{serve.url}/readyz").status_code == 200)
         key = make_key(stores["database_url"])
         answer = chat(serve.url, key)
         assert answer.status_code == 200, answer.text
@@ -211,7 +211,7 @@ def test_answers_probes_metrics_and_drains(
         facts = json.loads((tmp_path / "s" / "data" / "base_model.json").read_text())
         assert facts["served_name"] == "tiny" and facts["path"] == str(model_folder)
         check_drain(serve, key)
-        until(lambda: not any(lives(pid) for pid in pids), 5)
+        until(lambda: not any(lives(pid) for pid in pids))
         with psycopg.connect(stores["database_url"]) as connection:
             row = connection.execute("SELECT last_used_at > created_at FROM api_keys").fetchone()
         assert row == (True,)
@@ -222,23 +222,22 @@ def check_drain(serve: Serve, key: str) -> None:
     body = {
         "model": "tiny",
         "messages": [{"role": "user", "content": "hi"}],
-        "max_tokens": 40,
+        "max_tokens": 80,
         "stream": True,
     }
     headers = {"authorization": f"Bearer {key}"}
     with httpx.stream(
-        "POST", f"{serve.url}/v1/chat/completions", json=body, headers=headers, timeout=20
+        "POST", f"{serve.url}/v1/chat/completions", json=body, headers=headers, timeout=120
     ) as stream:
         lines = stream.iter_lines()
         next(lines)
         serve.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
-        assert httpx.get(f"{serve.url}/readyz").status_code == 503
+        until(lambda: httpx.get(f"{serve.url}/readyz").status_code == 503)
         assert httpx.get(f"{serve.url}/livez").status_code == 200
         refused = chat(serve.url, key)
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
         assert [line for line in lines if line][-1] == "data: [DONE]"
-    assert serve.process.wait(15) == 0
+    assert serve.process.wait(60) == 0
 
 
 def test_streams_that_do_not_finish_get_an_error_event(
@@ -251,7 +250,7 @@ def test_streams_that_do_not_finish_get_an_error_event(
         body = {"model": "tiny", "prompt": "hi", "max_tokens": 1000, "stream": True}
         headers = {"authorization": f"Bearer {key}"}
         with httpx.stream(
-            "POST", f"{serve.url}/v1/completions", json=body, headers=headers, timeout=20
+            "POST", f"{serve.url}/v1/completions", json=body, headers=headers, timeout=120
         ) as stream:
             lines = stream.iter_lines()
             next(lines)
@@ -259,7 +258,7 @@ def test_streams_that_do_not_finish_get_an_error_event(
             rest = [line for line in lines if line]
         assert any('"error"' in line for line in rest), rest
         assert rest[-1] != "data: [DONE]"
-        assert serve.process.wait(10) == 0
+        assert serve.process.wait(60) == 0
 
 
 def metrics(serve: Serve) -> str:
@@ -270,7 +269,7 @@ def test_a_killed_engine_restarts_and_a_killed_serve_leaves_no_process(
     tmp_path: Path, model_folder: Path
 ) -> None:
     with (
-        serving(tmp_path / "s", model_folder, script(token_interval_s=0.05, start_delay_s=1.0)) as serve,
+        serving(tmp_path / "s", model_folder, script(token_interval_s=0.05, start_delay_s=2.0)) as serve,
         ThreadPoolExecutor() as threads,
     ):
         facts = json.loads((tmp_path / "s" / "data" / "embedded" / "services.json").read_text())
@@ -279,7 +278,7 @@ def test_a_killed_engine_restarts_and_a_killed_serve_leaves_no_process(
         assert len(pids) >= 3
         (engine,) = (pid for pid in pids if "engines.main" in command_line(pid))
         waiting = threads.submit(chat, serve.url, key)
-        until(lambda: 'requests_running{engine="0",model_name="tiny"} 1.0' in metrics(serve), 10)
+        until(lambda: 'requests_running{engine="0",model_name="tiny"} 1.0' in metrics(serve))
         os.kill(engine, signal.SIGKILL)
         assert waiting.result().json()["usage"]["completion_tokens"] == 5
         assert 'loraplex_engine_deaths_total{engine="0",model_name="tiny"} 1.0' in metrics(serve)
@@ -289,15 +288,14 @@ def test_a_killed_engine_restarts_and_a_killed_serve_leaves_no_process(
                     'restarts_total{engine="0",model_name="tiny"} 1.0'
                 )
                 > 0
-            ),
-            5,
+            )
         )
-        until(lambda: httpx.get(f"{serve.url}/readyz").status_code == 200, 10)
+        until(lambda: httpx.get(f"{serve.url}/readyz").status_code == 200)
         assert chat(serve.url, key).status_code == 200
         pids |= descendants(serve.process.pid)
         serve.process.kill()
         serve.process.wait()
-        until(lambda: not any(lives(pid) for pid in pids), 5)
+        until(lambda: not any(lives(pid) for pid in pids))
 
 
 async def test_keys_that_would_cross_a_network_unencrypted_are_warned_of(tmp_path: Path) -> None:
@@ -324,7 +322,7 @@ def children_running(serve: Serve, program: str) -> list[int]:
 def served(serve: Serve, key: str) -> bool:
     """Whether inference and a call that reads the database succeed."""
     headers = {"authorization": f"Bearer {key}"}
-    me = httpx.get(f"{serve.url}/tenant/v1/me", headers=headers, timeout=20)
+    me = httpx.get(f"{serve.url}/tenant/v1/me", headers=headers, timeout=120)
     ready = httpx.get(f"{serve.url}/readyz")
     return [chat(serve.url, key).status_code, me.status_code, ready.status_code] == [200] * 3
 
@@ -337,12 +335,12 @@ def test_killed_stores_are_restarted_with_their_data(tmp_path: Path, model_folde
         for program in ("valkey-server", "postgres"):
             (before,) = children_running(serve, program)
             os.kill(before, signal.SIGKILL)
-            until(lambda before=before: not lives(before), 5)  # type: ignore[misc]
-            until(lambda: served(serve, key), 20)
+            until(lambda before=before: not lives(before))  # type: ignore[misc]
+            until(lambda: served(serve, key))
         with psycopg.connect(facts["database_url"], autocommit=True) as connection:
             connection.execute("SET ROLE app_operator")
             count = "SELECT count(*) >= 3 FROM usage_records"
-            until(lambda: connection.execute(count).fetchone() == (True,), 10)
+            until(lambda: connection.execute(count).fetchone() == (True,))
 
 
 @pytest.mark.long
@@ -354,12 +352,12 @@ def test_a_second_server_takes_the_stores_over(tmp_path: Path, model_folder: Pat
             assert served(second, key)
             owner.process.kill()
             owner.process.wait()
-            until(lambda: children_running(second, "postgres"), 20)
-            until(lambda: served(second, key), 20)
+            until(lambda: children_running(second, "postgres"))
+            until(lambda: served(second, key))
             pids = descendants(second.process.pid)
             second.process.send_signal(signal.SIGTERM)
-            assert second.process.wait(30) == 0
-            until(lambda: not any(lives(pid) for pid in pids), 5)
+            assert second.process.wait(60) == 0
+            until(lambda: not any(lives(pid) for pid in pids))
 
 
 @pytest.mark.long
@@ -391,8 +389,8 @@ def test_two_gateways_share_one_engine(tmp_path: Path, model_folder: Path, store
                 two.process.wait()
                 assert chat(one.url, key).status_code == 200
                 engine.process.send_signal(signal.SIGTERM)
-                assert engine.process.wait(10) == 0
-                until(lambda: httpx.get(f"{one.url}/readyz").status_code == 503, 10)
+                assert engine.process.wait(60) == 0
+                until(lambda: httpx.get(f"{one.url}/readyz").status_code == 503)
                 assert chat(one.url, key).status_code == 503
 
 
@@ -402,7 +400,7 @@ def frozen_engine(serve: Serve) -> int:
     def engines() -> list[int]:
         return [pid for pid in descendants(serve.process.pid) if "engines.main" in command_line(pid)]
 
-    until(engines, 30)
+    until(engines)
     (engine,) = engines()
     os.kill(engine, signal.SIGSTOP)
     return engine
@@ -415,7 +413,7 @@ def test_an_engine_that_does_not_start_ends_serve_by_the_name_of_its_stage(
     settings = {"engine_start_timeout_s": "3"}
     with serving(tmp_path / "s", model_folder, script(), *arguments, wait=False, settings=settings) as serve:
         engine = frozen_engine(serve)
-        assert serve.process.wait(30) == 1
+        assert serve.process.wait(60) == 1
         errors = (serve.folder / "stderr").read_text()
         assert "not ready within 3 s; it stopped at: starting Python" in errors
         assert not lives(engine)
@@ -431,7 +429,7 @@ def test_a_signal_ends_a_start_that_hangs(
     ) as serve:
         engine = frozen_engine(serve)
         serve.process.send_signal(signal.SIGTERM)
-        assert serve.process.wait(10) == 0
+        assert serve.process.wait(60) == 0
         assert not lives(engine)
 
 
@@ -454,7 +452,7 @@ async def test_a_lone_engine_in_a_crash_loop_ends_its_process_with_an_error(
     engine = RemoteEngine(address, EventBufferConfig())
     engine.start()
     sampling = SamplingParams(max_tokens=1)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await engine.wait_ready()
         stream = engine.submit(
             EngineRequest(request_id="r", namespace=bytes(32), prompt_token_ids=[1], sampling=sampling)
@@ -503,11 +501,11 @@ def check_metrics_listener(serve: Serve) -> None:
 
 def test_a_signal_during_the_start_ends_it_cleanly(tmp_path: Path, model_folder: Path) -> None:
     with serving(tmp_path / "s", model_folder, script(), wait=False) as serve:
-        until(lambda: descendants(serve.process.pid), 30)
+        until(lambda: descendants(serve.process.pid))
         pids = descendants(serve.process.pid)
         serve.process.send_signal(signal.SIGTERM)
-        assert serve.process.wait(20) == 0
-        until(lambda: not any(lives(pid) for pid in pids), 5)
+        assert serve.process.wait(60) == 0
+        until(lambda: not any(lives(pid) for pid in pids))
 
 
 async def test_one_port_for_the_api_and_the_metrics_is_refused(tmp_path: Path) -> None:

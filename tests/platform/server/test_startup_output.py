@@ -18,7 +18,7 @@ from tests.platform.server.terminal import screen_lines
 from transformers import LlamaConfig, LlamaForCausalLM
 
 RUN = "from loraplex.platform.cli.main import main; main()"
-START_S = 90.0
+START_S = 180.0
 STAGES = ("checking the database's schema", "loading the model tiny", "memory: ", "Serving tiny at ")
 
 

@@ -187,7 +187,7 @@ def test_a_deadline_says_how_much_time_the_job_had(function: Callable[[], int], 
     begun = time.monotonic()
     ((_, ended),) = reports(function, job(), sandbox=Sandbox(cpu_s=2), deadline_s=0.8)
     assert isinstance(ended, Ended) and ended.how == "deadline" and ended.exit_code == -signal.SIGKILL
-    assert 0.8 <= time.monotonic() - begun < 3
+    assert 0.8 <= time.monotonic() - begun < 30
     assert (ended.cpu_s > 0.1) == had_time
 
 

@@ -26,7 +26,7 @@ from loraplex.tenants.valkey import open_valkey, ping, tenant_key
 
 NODES = 3
 SLOTS = 16_384
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 
 
 def free_ports(count: int) -> list[int]:

@@ -25,7 +25,7 @@ from loraplex.tenants.errors import RateLimited, ValkeyUnavailable
 from loraplex.tenants.quotas.reservation import ReservedAmounts
 
 QUICK = AdmissionConfig(valkey_s=10.0, heartbeat_s=0.05, probe_s=0.05, retry_s=0.05)
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 180.0
 
 
 @asynccontextmanager

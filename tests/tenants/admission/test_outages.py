@@ -34,8 +34,8 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, QuotaUnavailable, RateLimited
 from loraplex.tenants.quotas.reservation import Reservation
 
-SETTINGS = AdmissionConfig()
-START_SECONDS = 20.0
+SETTINGS = AdmissionConfig(valkey_s=0.3)
+START_SECONDS = 180.0
 REQUESTS, SHARE = 60, 25
 CALLERS, CALLS = 16, 20
 
@@ -106,26 +106,28 @@ async def test_rates_are_shared_out_while_valkey_hangs(database: Database, own_v
             await each.maintenance.heartbeat()
         running = await gateway.admit(tenant.request())
         with own_valkey.hanging():
+            began = time.monotonic()
             for _ in range(REQUESTS):
                 try:
                     admitted.append(await gateway.admit(tenant.request()))
                 except RateLimited as error:
                     assert error.limit == "requests_per_minute"
-            assert len(admitted) == SHARE
+            refilled = (time.monotonic() - began) * SHARE / 60
+            assert SHARE <= len(admitted) <= SHARE + refilled
             assert all(reservation.degraded for reservation in admitted)
             for reservation in [running, *admitted[:20]]:
                 await gateway.settle(reservation, usage(reservation))
             assert len(gateway.maintenance.requests.pending_counter_updates) == 21
         await until_available(gateway)
         uses = await used(gateway, tenant.tenant_id)
-        assert uses["concurrent_requests"].used >= SHARE - 20, "what runs is known again"
+        assert uses["concurrent_requests"].used >= len(admitted) - 20, "what runs is known again"
         for reservation in admitted[20:]:
             await gateway.settle(reservation, usage(reservation))
         lasting = await gateway.admit(tenant.request())
         assert not lasting.degraded
         await gateway.settle(lasting, usage(lasting))
         await all_updated(gateway)
-        assert (await used(gateway, tenant.tenant_id))["tokens_per_day"].used == 15 * (SHARE + 2)
+        assert (await used(gateway, tenant.tenant_id))["tokens_per_day"].used == 15 * (len(admitted) + 2)
 
 
 @pytest.mark.parametrize("outage", [OwnValkey.hanging, OwnValkey.gone])

@@ -190,7 +190,7 @@ async def test_a_loss_under_busy_traffic_is_noticed(database: Database, valkey_u
         await spend(tenant, gateway)
         await lose(client, tenant, "tokens", 15)
         working = [asyncio.create_task(work()) for _ in range(4)]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not await reconcile(gateway, 1):
                 await asyncio.sleep(0.02)
         await asyncio.gather(*working)

@@ -61,7 +61,11 @@ async def take(database: Database, tenant_id: UUID, keys: list[ApiKey], step: St
         return await managed.change(aimed.key_id, {"scopes": scopes}, seen)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(first=SCOPES.filter(lambda scopes: "operator" not in scopes), steps=STEPS, wide=SCOPES)
 async def test_no_principal_mints_a_key_with_a_permission_it_lacks(
     database: Database, first: list[str], steps: list[Step], wide: list[str]

@@ -16,10 +16,9 @@ from tests.platform.api.management.hand_made_requests import request
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
-from loraplex.platform.api.management.idempotent_responses import REPLAYED_HEADER
 from loraplex.platform.api.management.pagination import Page
 from loraplex.platform.api.management.request_bodies import RequestModel, request_model
-from loraplex.platform.api.management.responses import ApiResponse, ResponseModel
+from loraplex.platform.api.management.responses import REPLAYED_HEADER, ApiResponse, ResponseModel
 from loraplex.platform.api.management.sorting import SortOrder, by_text
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.errors import InvalidParameter
@@ -88,7 +87,7 @@ class Making:
 
     async def has_begun(self) -> None:
         """Within seconds, or the work never will."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self.begun.wait()
 
     async def post(

@@ -3,8 +3,8 @@
 import pytest
 from tests.platform.api.management.hand_made_requests import request
 
-from loraplex.platform.api.management.etags import ABSENT, if_match, if_match_or_new, require_revision
-from loraplex.platform.errors import InvalidParameter, PreconditionFailed, PreconditionRequired
+from loraplex.platform.api.management.etags import ABSENT, if_match, if_match_or_new
+from loraplex.platform.errors import InvalidParameter, PreconditionRequired
 
 
 def test_the_revision_of_if_match() -> None:
@@ -32,9 +32,3 @@ def test_other_forms_of_if_match(value: str) -> None:
 def test_other_forms_of_if_none_match(headers: dict[str, str]) -> None:
     with pytest.raises(InvalidParameter, match="If-None-Match"):
         if_match_or_new(request(headers=headers))
-
-
-def test_another_revision_fails() -> None:
-    require_revision(3, 3)
-    with pytest.raises(PreconditionFailed):
-        require_revision(3, 4)

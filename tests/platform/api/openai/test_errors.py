@@ -168,7 +168,7 @@ async def test_a_body_over_the_limit_is_413_whether_declared_or_not(start_gatewa
 async def test_a_body_that_does_not_arrive_is_408(start_gateway: Any) -> None:
     gateway = await start_gateway(limits=ServingConfig(body=BodyLimits(body_s=0.05)))
     client = Client(gateway, {"type": "http.request", "body": b"{", "more_body": True})
-    await asyncio.wait_for(client.post(), 5)
+    await asyncio.wait_for(client.post(), 60)
     assert client.status == 408
 
 
@@ -181,7 +181,7 @@ async def test_a_tenant_whose_bodies_fill_its_share_gets_429_and_others_are_serv
     slow = Client(gateway, part)
     reading = asyncio.create_task(slow.post())
     body = {"model": MODEL, "messages": USER, "max_tokens": 1}
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (refused := await ask(gateway, body)).status_code == 200:
             await asyncio.sleep(0.01)
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
@@ -198,7 +198,7 @@ async def test_a_body_leaves_its_share_when_the_engine_has_its_request(start_gat
     gateway = await start_gateway(ENDLESS, limits)
     body = {"model": MODEL, "messages": USER, "max_tokens": 4000, "metadata": {"a": "b" * 400}}
     slow = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         for stream in (False, True) * 3:
             slow.append(asyncio.create_task(ask(gateway, {**body, "stream": stream})))
             while gateway.engine.running < len(slow):
@@ -216,10 +216,10 @@ async def test_a_client_that_leaves_within_its_body_is_no_server_error(start_gat
 
 
 async def test_a_client_that_reads_nothing_loses_its_place(start_gateway: Any) -> None:
-    gateway = await start_gateway(ENDLESS, ServingConfig(max_in_flight=1, reader_stall_s=0.1))
+    gateway = await start_gateway(ENDLESS, ServingConfig(max_in_flight=1, reader_stall_s=0.5))
     body = {"model": MODEL, "messages": USER, "max_tokens": 4000, "stream": True}
     client = Client(gateway, {"type": "http.request", "body": json.dumps(body).encode()}, takes_body=False)
-    await asyncio.wait_for(client.post(), 5)
+    await asyncio.wait_for(client.post(), 60)
     assert client.status == 200 and gateway.engine.running == 0
     assert (await ask(gateway, {"model": MODEL, "messages": USER, "max_tokens": 1})).status_code == 200
 
@@ -249,7 +249,7 @@ async def test_log_probabilities_count_towards_the_size_of_an_answer(start_gatew
 
 async def test_a_full_gateway_refuses_and_recovers(start_gateway: Any) -> None:
     gateway = await start_gateway(ENDLESS, ServingConfig(max_in_flight=4))
-    body = {"model": MODEL, "messages": USER, "max_tokens": 40}
+    body = {"model": MODEL, "messages": USER, "max_tokens": 200}
     first = [asyncio.create_task(ask(gateway, body)) for _ in range(2)]
     while gateway.engine.running < 2:
         await asyncio.sleep(0.005)
@@ -275,10 +275,9 @@ async def test_a_client_that_leaves_aborts_its_request(
         await asyncio.sleep(0.005)
     await asyncio.sleep(0.05)
     leaving.cancel()
-    for _ in range(200):
-        if gateway.recorder.timings:
-            break
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(60):
+        while not gateway.recorder.timings:
+            await asyncio.sleep(0.005)
     assert gateway.engine.running == 0 and gateway.engine.aborts == 1
     assert [each.finish_reason for each in gateway.recorder.timings] == ["abort"]
 

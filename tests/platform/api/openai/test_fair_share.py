@@ -20,7 +20,7 @@ def client_of(gateway: Any, key: str) -> httpx.AsyncClient:
         base_url=gateway.url,
         headers={"authorization": f"Bearer {key}"},
         limits=httpx.Limits(max_connections=64),
-        timeout=30,
+        timeout=120,
     )
 
 
@@ -42,7 +42,7 @@ async def test_a_tenant_that_floods_the_gateway_leaves_room_to_another(
 
     async with client_of(gateway, gateway.key) as loud, client_of(gateway, quiet) as http:
         attackers = [asyncio.create_task(attack(loud)) for _ in range(40)]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not flood[503]:
                 await asyncio.sleep(0.01)
         for _ in range(5):
@@ -53,7 +53,7 @@ async def test_a_tenant_that_floods_the_gateway_leaves_room_to_another(
 
 async def test_the_newest_request_of_the_largest_tenant_gives_way(start_gateway: Any) -> None:
     gateway = await start_gateway(
-        FakeScript(start_delay_s=0.5, prefilled_tokens=1), ServingConfig(max_in_flight=4, key_cache_s=60.0)
+        FakeScript(start_delay_s=2.0, prefilled_tokens=1), ServingConfig(max_in_flight=4, key_cache_s=60.0)
     )
     other, third = await gateway.tenant("other"), await gateway.tenant("third")
     async with (

@@ -58,7 +58,11 @@ async def test_two_files_arrive(tmp_path: Path, step: int) -> None:
 
 
 @given(st.binary(min_size=1, max_size=300), st.integers(1, 50))
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 async def test_any_content_in_any_chunks(tmp_path: Path, content: bytes, step: int) -> None:
     folder = tmp_path / hashlib.sha256(content + bytes([step])).hexdigest()
     if b"\r\n--frame" in b"\r\n" + content:

@@ -93,7 +93,7 @@ async def test_a_client_that_leaves_during_prefill_pays_for_what_was_computed(
     limits = {"tokens_per_day": 20, "budget_per_month": 1000}
     async with limited(start_gateway, database, valkey_url, script, **limits) as (gateway, http):
         leaving = asyncio.create_task(gateway.post("/v1/completions", BODY))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not gateway.engine.running:
                 await asyncio.sleep(0.005)
             leaving.cancel()
@@ -156,7 +156,7 @@ async def test_reading_quotas_waits_for_a_slot_and_keeps_no_connection(
     headers = {"authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(base_url=f"{gateway.url}/tenant/v1", headers=headers) as http:
         asked = [asyncio.create_task(http.get("quotas")) for _ in range(3 * AT_ONCE)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while reading < AT_ONCE:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)

@@ -56,7 +56,7 @@ async def client_of(gateway: Any) -> httpx.AsyncClient:
         tenant = await TenantRepository(session).get("boss")
         await AdapterRepository(session, tenant.id).get_or_create("support")
     headers = {"authorization": f"Bearer {gateway.key}"}
-    return httpx.AsyncClient(base_url=f"{gateway.url}/tenant/v1", headers=headers, timeout=30)
+    return httpx.AsyncClient(base_url=f"{gateway.url}/tenant/v1", headers=headers, timeout=120)
 
 
 async def open_upload(http: httpx.AsyncClient) -> str:

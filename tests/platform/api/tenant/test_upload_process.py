@@ -108,7 +108,7 @@ async def test_an_upload_goes_on_after_its_client_was_killed_and_memory_stays_fl
     with running("serve", database.url, str(tmp_path / "home"), str(PART_BYTES)) as server:
         url = f"http://127.0.0.1:{await line(server)}/tenant/v1"
         async with httpx.AsyncClient(
-            base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60
+            base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=120
         ) as http:
             small = {name: ("x", b"x" * MIB if name == WEIGHTS else config) for name in (CONFIG, WEIGHTS)}
             assert (await http.post("/adapters/support/versions", files=small)).status_code == 202

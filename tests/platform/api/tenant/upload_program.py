@@ -77,7 +77,7 @@ def send() -> None:
     """Arguments: base address, key, upload, file, part size. Prints the number of each part that was taken."""
     url, key, upload, file, part_bytes = sys.argv[1:]
     with (
-        httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60) as client,
+        httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=120) as client,
         Path(file).open("rb") as content,
     ):
         number = 0

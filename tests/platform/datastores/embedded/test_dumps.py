@@ -27,7 +27,7 @@ def restored(dump: Path) -> str:
     """The SQL of a dump, by the program that restores it."""
     program = find_postgres().dump.with_name("pg_restore")
     return subprocess.run(
-        [str(program), "--file=-", str(dump)], check=True, capture_output=True, text=True, timeout=60
+        [str(program), "--file=-", str(dump)], check=True, capture_output=True, text=True, timeout=120
     ).stdout
 
 

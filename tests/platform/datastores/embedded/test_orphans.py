@@ -61,4 +61,4 @@ def test_an_orphan_is_killed(tmp_path: Path, cluster: Path) -> None:
     with running(tmp_path / POSTGRES_WHEEL / "bin" / "postgres", cluster) as orphan:
         (tmp_path / POSTGRES_WHEEL / "bin" / "postgres").unlink()
         end_orphans(cluster, Identity(), seconds=4)
-        assert orphan.wait(5) == -9
+        assert orphan.wait(60) == -9

@@ -54,10 +54,10 @@ def first_word(process: subprocess.Popen[str]) -> str:
 
 
 def finish(process: subprocess.Popen[str]) -> None:
-    process.communicate("", timeout=60)
+    process.communicate("", timeout=120)
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -145,7 +145,7 @@ def test_a_killed_owner_leaves_no_process_and_the_next_recovers(
     assert first_word(owner) == "owned"
     assert len(servers_of(data_dir)) > 2
     owner.send_signal(number)
-    owner.wait(10)
+    owner.wait(60)
     assert eventually(lambda: servers_of(data_dir) == [])
     assert (data_dir / "embedded" / "services.json").exists()
     services = EmbeddedServices(data_dir)
@@ -166,7 +166,7 @@ def test_the_next_owner_does_not_wait_for_the_dead_ones_servers(data_dir: Path) 
     assert services.owned
     psycopg.connect(services.database_url).close()
     services.stop()
-    owner.wait(10)
+    owner.wait(60)
 
 
 def test_a_pid_file_that_names_somebody_else(data_dir: Path) -> None:
@@ -182,7 +182,10 @@ def test_a_pid_file_that_names_somebody_else(data_dir: Path) -> None:
     assert not pid_file.exists()
 
 
-def test_others_join_and_an_owner_without_guests_stops_at_once(data_dir: Path) -> None:
+def test_others_join_and_an_owner_without_guests_stops_at_once(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services_module, "GUEST_SECONDS", 120.0)
     owner = EmbeddedServices(data_dir, transient=True)
     owner.start()
     guest = spawn(data_dir, "transient")
@@ -190,7 +193,7 @@ def test_others_join_and_an_owner_without_guests_stops_at_once(data_dir: Path) -
     finish(guest)
     begun = time.monotonic()
     owner.stop()
-    assert time.monotonic() - begun < 8
+    assert time.monotonic() - begun < 60
 
 
 def test_a_lasting_process_does_not_depend_on_a_transient_owner(data_dir: Path) -> None:
@@ -214,7 +217,7 @@ def test_an_owner_that_stops_while_a_guest_works(data_dir: Path) -> None:
     time.sleep(0.5)
     psycopg.connect(guest.database_url).close()
     guest.stop()
-    owner.wait(30)
+    owner.wait(60)
 
 
 def test_a_path_too_long_for_a_socket(tmp_path: Path, data_dir: Path) -> None:

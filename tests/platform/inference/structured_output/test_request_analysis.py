@@ -236,7 +236,7 @@ async def test_a_task_has_a_deadline() -> None:
         begun = time.monotonic()
         with pytest.raises(WorkersUnavailable, match=r"within 0\.3 s"):
             await analyzer.check_body(ONE, b"{}")
-        assert time.monotonic() - begun < 5 and not alive(old)
+        assert time.monotonic() - begun < 30 and not alive(old)
     finally:
         await analyzer.close()
 

@@ -45,7 +45,7 @@ def validation_processes() -> list[int]:
 @pytest.fixture
 async def validators() -> AsyncIterator[ValueValidator]:
     pool = WorkerPool()
-    yield ValueValidator(pool, value_validation_task(os.environ, deadline_s=0.5))
+    yield ValueValidator(pool, value_validation_task(os.environ, deadline_s=1.0))
     await pool.close()
 
 
@@ -61,9 +61,9 @@ async def test_yes_and_no_with_keyword_and_place(validators: ValueValidator) -> 
 
 async def test_an_endless_validation_is_killed_and_the_next_one_runs(validators: ValueValidator) -> None:
     begun = time.monotonic()
-    with pytest.raises(SchemaNotSatisfied, match=r"within 0\.5 s"):
+    with pytest.raises(SchemaNotSatisfied, match=r"within 1 s"):
         await validators.validate(ONE, doubling(30), "[1, 1]")
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     await validators.validate(ONE, UNIQUE, "[1, 2]")
 
 
@@ -116,13 +116,13 @@ async def test_validation_processes_have_low_priority(validators: ValueValidator
 
 async def test_no_wait_is_longer_than_queue_timeout_s() -> None:
     pool = WorkerPool()
-    validators = ValueValidator(pool, value_validation_task(os.environ, deadline_s=2.0, queue_timeout_s=1.0))
+    validators = ValueValidator(pool, value_validation_task(os.environ, deadline_s=20.0, queue_timeout_s=1.0))
     try:
         await validators.validate(OTHER, UNIQUE, "[1, 2]")
         asked = [validators.validate(ONE, doubling(30), "[1, 1]") for _ in range(3)]
         begun = time.monotonic()
         ended = await asyncio.gather(*asked, return_exceptions=True)
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 15
         assert all(isinstance(each, WorkersUnavailable) for each in ended)
     finally:
         await pool.close()
@@ -145,7 +145,7 @@ asyncio.run(main())
 def test_no_validation_outlives_a_killed_gateway() -> None:
     gateway = subprocess.Popen([sys.executable, "-c", GATEWAY, doubling(40)])
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not any(map(is_ready, children(gateway.pid))):
             assert time.monotonic() < deadline and gateway.poll() is None
             time.sleep(0.05)
@@ -153,7 +153,7 @@ def test_no_validation_outlives_a_killed_gateway() -> None:
     finally:
         gateway.kill()
         gateway.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while alive(process):
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -1,6 +1,6 @@
 """Shares one run of some work among all that ask for it meanwhile (single-flight).
 
-Invariant: work whose callers have all been cancelled is cancelled; work that has ended is never joined.
+Invariant: work that has ended is never joined. Of one key at most one run is in progress, unless one was cancelled.
 """
 
 import asyncio
@@ -19,26 +19,41 @@ class _Flight(Generic[Result]):
 
 
 class SingleFlight(Generic[Result]):
-    """Runs of work by key, at most one of each key at a time."""
+    """Runs of work by key.
 
-    def __init__(self) -> None:
+    `cancels`: whether work whose callers have all been cancelled is cancelled; otherwise it runs to its end, and new
+    callers join it.
+    """
+
+    def __init__(self, *, cancels: bool = True) -> None:
+        self._cancels = cancels
         self._running: dict[Hashable, _Flight[Result]] = {}
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether a run of `key` is in progress."""
+        return key in self._running and not self._running[key].task.done()
 
     async def run(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Return the result of the run of `key` in progress, or of `work`. Raises its error."""
         flight = self._running.get(key)
-        if flight is None:
+        if flight is None or flight.task.done():
             flight = self._running[key] = _Flight(asyncio.create_task(work()))
-            flight.task.add_done_callback(partial(self._remove, key, flight))
+            flight.task.add_done_callback(partial(self._end, key, flight))
         flight.waiting += 1
         try:
             return await asyncio.shield(flight.task)
         finally:
             flight.waiting -= 1
-            if not flight.waiting:
+            if self._cancels and not flight.waiting:
                 self._remove(key, flight)
                 flight.task.cancel()
 
-    def _remove(self, key: Hashable, flight: _Flight[Result], _: object = None) -> None:
+    def _end(self, key: Hashable, flight: _Flight[Result], task: "asyncio.Task[Result]") -> None:
+        self._remove(key, flight)
+        # All callers may have been cancelled; retrieve the error, so that asyncio does not log it.
+        if not task.cancelled():
+            task.exception()
+
+    def _remove(self, key: Hashable, flight: _Flight[Result]) -> None:
         if self._running.get(key) is flight:
             del self._running[key]

@@ -6,38 +6,40 @@ is moved to another row cannot be decrypted there.
 
 import base64
 from collections.abc import Callable
+from datetime import timedelta
 
 import msgspec
 from cryptography.fernet import Fernet, InvalidToken
-from starlette.responses import Response
 
 from loraplex.tenants.errors import StoredResponseUnreadable
 from loraplex.tenants.idempotency import RepeatableRequest
 
 DOMAIN = b"loraplex/idempotency/v1"
-REPLAYED_HEADER = "idempotency-replayed"
 DeriveKey = Callable[..., bytes]
 """Byte strings, the first of which names the purpose -> 32 bytes."""
 
 
-class StoredResponse(msgspec.Struct, frozen=True):
+class StoredResponse(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A finished response. `replayed`: it was stored for an earlier request; never true of what is stored."""
+
     status: int
     headers: list[tuple[str, str]]
     body: bytes
+    replayed: bool = False
 
 
 class EncryptedResponses:
-    """Encrypts and decrypts the responses of repeatable requests."""
+    """Encrypts and decrypts the responses of repeatable requests, which are stored for `lifetime`."""
 
-    def __init__(self, derive_key: DeriveKey) -> None:
+    def __init__(self, derive_key: DeriveKey, lifetime: timedelta) -> None:
         self._derive_key = derive_key
+        self.lifetime = lifetime
 
-    def encrypt(self, request: RepeatableRequest, response: Response) -> bytes:
-        stored = StoredResponse(response.status_code, response.headers.items(), bytes(response.body))
-        return self._fernet(request).encrypt(msgspec.json.encode(stored))
+    def encrypt(self, request: RepeatableRequest, response: StoredResponse) -> bytes:
+        return self._fernet(request).encrypt(msgspec.json.encode(response))
 
-    def decrypt(self, request: RepeatableRequest, encrypted: bytes) -> Response:
-        """Return the stored response with `idempotency-replayed: true`.
+    def decrypt(self, request: RepeatableRequest, encrypted: bytes) -> StoredResponse:
+        """Return the stored response, marked as `replayed`.
 
         Raises `StoredResponseUnreadable` when the server secret has changed since.
         """
@@ -48,8 +50,7 @@ class EncryptedResponses:
                 "the response stored for this Idempotency-Key can no longer be read: use a new key"
             ) from error
         stored = msgspec.json.decode(content, type=StoredResponse)
-        headers = {**dict(stored.headers), REPLAYED_HEADER: "true"}
-        return Response(stored.body, stored.status, headers)
+        return msgspec.structs.replace(stored, replayed=True)
 
     def _fernet(self, request: RepeatableRequest) -> Fernet:
         key = self._derive_key(DOMAIN, request.caller.encode(), request.key.encode())

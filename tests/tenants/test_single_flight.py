@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from loraplex.platform.auth.single_flight import SingleFlight
+from loraplex.tenants.single_flight import SingleFlight
 
 
 class Work:
@@ -66,3 +66,27 @@ async def test_work_goes_on_until_all_have_left() -> None:
     await asyncio.sleep(0)
     work.end.set()
     assert await late == 2 and work.cancelled == 1
+
+
+async def test_work_that_is_not_cancelled_serves_the_next_callers() -> None:
+    flights, work = SingleFlight[int](cancels=False), Work()
+    callers = await begin(flights, work, 2)
+    for caller in callers:
+        caller.cancel()
+    await asyncio.gather(*callers, return_exceptions=True)
+    late = await begin(flights, work, 1)
+    assert "key" in flights
+    work.end.set()
+    assert await late[0] == 1 and work.cancelled == 0 and "key" not in flights
+
+
+async def test_work_that_has_just_ended_is_not_joined() -> None:
+    """Not even in the cycle of the event loop in which it ended, before the callbacks of its task."""
+    flights, work = SingleFlight[int](), Work()
+    [caller] = await begin(flights, work, 1)
+    task = flights._running["key"].task
+    work.end.set()
+    while not task.done():
+        await asyncio.sleep(0)
+    assert flights._running and "key" not in flights
+    assert await flights.run("key", work) == 2 and await caller == 1

@@ -1,0 +1,1 @@
+"""Use cases: the one place that changes what a tenant has."""

@@ -1,0 +1,86 @@
+"""Use cases on limits: an operator sets a tenant's; a tenant narrows those of its keys and adapters.
+
+Invariant: a change writes one audit entry with the limits that changed; one that changes nothing writes none.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+from loraplex.platform.services.unit_of_work import UnitOfWork, require_revision
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.delegation import KeyDelegation
+from loraplex.tenants.quotas.delegated_quotas import QuotaRepository, QuotaState
+from loraplex.tenants.quotas.limits import QuotaLimits
+from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
+
+ACTION = "quotas.change"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedLimits:
+    """The limits after a change, and their revision."""
+
+    limits: QuotaLimits
+    revision: int
+
+
+async def change(
+    uow: UnitOfWork, tenant_id: UUID, limits: Mapping[str, int | None], *, seen: int | None = None
+) -> ChangedLimits:
+    """Set the limits of a tenant that `limits` names, as an operator. `seen`: the revision that the author has read, None
+    for any.
+
+    Raises `TenantNotFound`, `RevisionMoved`, `InvalidField`.
+    """
+    tenant = await TenantRepository(uow.session).living(tenant_id)
+    quotas = TenantQuotas(uow.session)
+    row = await quotas.locked(tenant.id)
+    require_revision(seen, row.revision)
+    before = QuotaLimits.of(row)
+    after = await quotas.change(row, limits)
+    if before != after:
+        target = f"tenants/{tenant.id}/quotas"
+        await uow.audit.record(ACTION, target, dict(before.items()), dict(after.items()), tenant_id=tenant.id)
+    return ChangedLimits(after, row.revision)
+
+
+async def narrow_key(
+    uow: UnitOfWork,
+    tenant_id: UUID,
+    key_id: str,
+    limits: QuotaLimits,
+    *,
+    manager: UUID,
+    seen: int | None = None,
+) -> ChangedLimits:
+    """Set all limits of a key, as the key `manager` of its tenant: what `manager` is limited in itself, it passes on.
+
+    Raises `KeyNotFound`, `ScopeNotHeld`, `BoundNotHeld`, `RevisionMoved`, and `InvalidField` for a limit above the tenant's.
+    """
+    state = await QuotaRepository(uow.session, tenant_id).key(key_id)
+    keys = KeyDelegation(uow.session, tenant_id, manager)
+    granted = QuotaLimits(**await keys.limits_for(key_id, dict(limits.items())))
+    return await _narrow(uow, tenant_id, state, granted, seen)
+
+
+async def narrow_adapter(
+    uow: UnitOfWork, tenant_id: UUID, name: str, limits: QuotaLimits, *, seen: int | None = None
+) -> ChangedLimits:
+    """Set all limits of an adapter. Raises `AdapterNotFound`, `RevisionMoved`, and `InvalidField` for a limit above the tenant's."""
+    state = await QuotaRepository(uow.session, tenant_id).adapter(name)
+    return await _narrow(uow, tenant_id, state, limits, seen)
+
+
+async def _narrow(
+    uow: UnitOfWork, tenant_id: UUID, state: QuotaState, after: QuotaLimits, seen: int | None
+) -> ChangedLimits:
+    quotas = QuotaRepository(uow.session, tenant_id)
+    row = await quotas.locked(state)
+    require_revision(seen, row.revision)
+    before = QuotaLimits.of(row)
+    await quotas.narrow(row, after)
+    if before != after:
+        target = f"{state.level}s/{state.name}/quotas"
+        await uow.audit.record(ACTION, target, dict(before.items()), dict(after.items()), tenant_id=tenant_id)
+    return ChangedLimits(after, row.revision)

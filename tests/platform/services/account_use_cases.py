@@ -1,0 +1,152 @@
+"""The rows of the walk for tenants, keys and limits."""
+
+from typing import Final
+
+from tests.platform.services.use_case import UseCase
+from tests.platform.services.walked_world import NO_ID, Outcome, World
+
+from loraplex.platform.services import api_keys, quotas, tenants
+from loraplex.platform.services.actors import system_actor
+from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.registry.adapters import AdapterRepository
+
+NO_KEY: Final = "nonesuchnone"
+
+
+async def _create_with_limit(world: World) -> Outcome:
+    created = await world.operator("POST", "/tenants", {"name": "island", "tier": "gold", "weight": 2})
+    path = f"/tenants/{created.document['id']}/quotas"
+    return await world.operator("PATCH", path, {"tokens_per_day": 5}, if_match="1")
+
+
+async def _suspend(world: World) -> None:
+    async with unit_of_work(world.database, system_actor("walk"), None, None) as uow:
+        await tenants.suspend(uow, world.tenant_id)
+
+
+async def _add_adapter(world: World) -> None:
+    async with world.database.as_tenant(world.tenant_id) as session:
+        await AdapterRepository(session, world.tenant_id).get_or_create("support")
+
+
+TENANTS: Final = (
+    UseCase(
+        function=tenants.create,
+        entries=("tenant.create", "quotas.change"),
+        http=_create_with_limit,
+        command=lambda world: world.command(
+            *("tenant", "create", "island", "--tier", "gold", "--weight", "2"),
+            *("--limit", "tokens_per_day=5"),
+        ),
+        refused_http=lambda world: world.operator("POST", "/tenants", {"name": "harbor"}),
+        refused_command=lambda world: world.command("tenant", "create", "harbor"),
+    ),
+    UseCase(
+        function=tenants.suspend,
+        entries=("tenant.suspend",),
+        http=lambda world: world.operator("POST", f"/tenants/{world.tenant_id}/suspend"),
+        command=lambda world: world.command("tenant", "suspend", "harbor"),
+        refused_http=lambda world: world.operator("POST", f"/tenants/{NO_ID}/suspend"),
+        refused_command=lambda world: world.command("tenant", "suspend", "nonesuch"),
+    ),
+    UseCase(
+        function=tenants.resume,
+        entries=("tenant.resume",),
+        given=_suspend,
+        http=lambda world: world.operator("POST", f"/tenants/{world.tenant_id}/resume"),
+        command=lambda world: world.command("tenant", "resume", "harbor"),
+        refused_http=lambda world: world.operator("POST", f"/tenants/{NO_ID}/resume"),
+        refused_command=lambda world: world.command("tenant", "resume", "nonesuch"),
+    ),
+    UseCase(
+        function=tenants.delete,
+        entries=("tenant.delete",),
+        http=lambda world: world.operator("DELETE", f"/tenants/{world.tenant_id}"),
+        command=lambda world: world.command("tenant", "delete", "harbor", "--yes"),
+        refused_http=lambda world: world.operator("DELETE", f"/tenants/{NO_ID}"),
+        refused_command=lambda world: world.command("tenant", "delete", "nonesuch", "--yes"),
+    ),
+    UseCase(
+        function=tenants.change_tier,
+        entries=("tenant.change_tier",),
+        http=lambda world: world.operator(
+            "PATCH", f"/tenants/{world.tenant_id}/tier", {"tier": "gold"}, if_match="1"
+        ),
+        refused_http=lambda world: world.operator(
+            "PATCH", f"/tenants/{world.tenant_id}/tier", {"tier": "gold"}, if_match="9"
+        ),
+    ),
+)
+
+KEYS: Final = (
+    UseCase(
+        function=api_keys.create,
+        entries=("key.create",),
+        http=lambda world: world.tenant("POST", "/keys", {"name": "new", "allowed_cidrs": ["10.0.0.0/8"]}),
+        command=lambda world: world.command(
+            *("key", "create", "--tenant", "harbor", "--name", "new", "--allowed-cidr", "10.0.0.0/8")
+        ),
+        refused_http=lambda world: world.tenant("POST", "/keys", {"name": "new", "scopes": ["operator"]}),
+        refused_command=lambda world: world.command(
+            *("key", "create", "--tenant", "harbor", "--name", "new", "--scope", "operator")
+        ),
+    ),
+    UseCase(
+        function=api_keys.change,
+        entries=("key.change",),
+        http=lambda world: world.tenant("PATCH", f"/keys/{world.key_id}", {"name": "x"}, if_match="1"),
+        refused_http=lambda world: world.tenant(
+            "PATCH", f"/keys/{world.key_id}", {"name": "x"}, if_match="9"
+        ),
+    ),
+    UseCase(
+        function=api_keys.rotate,
+        entries=("key.rotate", "key.create"),
+        http=lambda world: world.tenant("POST", f"/keys/{world.key_id}/rotate", {"grace_seconds": 60}),
+        command=lambda world: world.command(
+            "key", "rotate", world.key_id, "--tenant", "harbor", "--grace-seconds", "60"
+        ),
+        refused_http=lambda world: world.tenant("POST", f"/keys/{NO_KEY}/rotate"),
+        refused_command=lambda world: world.command("key", "rotate", NO_KEY, "--tenant", "harbor"),
+    ),
+    UseCase(
+        function=api_keys.revoke,
+        entries=("key.revoke",),
+        http=lambda world: world.tenant("DELETE", f"/keys/{world.key_id}"),
+        command=lambda world: world.command("key", "revoke", world.key_id, "--tenant", "harbor"),
+        refused_http=lambda world: world.tenant("DELETE", f"/keys/{NO_KEY}"),
+        refused_command=lambda world: world.command("key", "revoke", NO_KEY, "--tenant", "harbor"),
+    ),
+)
+
+LIMITS: Final = (
+    UseCase(
+        function=quotas.change,
+        entries=("quotas.change",),
+        http=lambda world: world.operator(
+            "PATCH", f"/tenants/{world.tenant_id}/quotas", {"tokens_per_day": 5}, if_match="1"
+        ),
+        refused_http=lambda world: world.operator(
+            "PATCH", f"/tenants/{world.tenant_id}/quotas", {"tokens_per_day": 5}, if_match="9"
+        ),
+    ),
+    UseCase(
+        function=quotas.narrow_key,
+        entries=("quotas.change",),
+        http=lambda world: world.tenant(
+            "PUT", f"/keys/{world.key_id}/quotas", {"tokens_per_day": 5}, if_match="1"
+        ),
+        refused_http=lambda world: world.tenant(
+            "PUT", f"/keys/{world.key_id}/quotas", {"tokens_per_day": 5}, if_match="9"
+        ),
+    ),
+    UseCase(
+        function=quotas.narrow_adapter,
+        entries=("quotas.change",),
+        given=_add_adapter,
+        http=lambda world: world.tenant(
+            "PUT", "/adapters/support/quotas", {"tokens_per_day": 5}, if_match="1"
+        ),
+        refused_http=lambda world: world.tenant("PUT", "/adapters/nonesuch/quotas", {}, if_match="1"),
+    ),
+)

@@ -1,0 +1,93 @@
+"""Use cases on tenants: each change has one entry with its before and after; no change has none."""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from loraplex.platform.services import tenants
+from loraplex.platform.services.actors import Actor
+from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.accounts.tenants import TierChange
+from loraplex.tenants.audit_log import audit_entries
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import InvalidField, NameTaken, RevisionMoved, TenantNotFound
+from loraplex.tenants.models import AuditEntry
+
+OPERATOR = Actor("operator", "op-key")
+
+
+async def create(database: Database, name: str = "harbor", **limits: int) -> tenants.CreatedTenant:
+    async with unit_of_work(database, OPERATOR, None, None) as uow:
+        return await tenants.create(uow, name, tier="gold", weight=2.0, limits=limits)
+
+
+async def entries(database: Database, tenant_id: UUID) -> Sequence[AuditEntry]:
+    """The tenant's entries, oldest first."""
+    async with database.as_operator() as session:
+        return [*reversed(await audit_entries(session, tenant_id, {}, None, 100))]
+
+
+async def test_a_tenant_is_created_with_a_key_and_limits(database: Database) -> None:
+    created = await create(database, tokens_per_day=5)
+    assert created.key.record.scopes == ["tenant:admin"] and created.key.record.name == "admin"
+    made, limited = await entries(database, created.tenant.id)
+    target = f"tenants/{created.tenant.id}"
+    assert (made.action, made.target, made.before) == ("tenant.create", target, None)
+    assert made.after == {
+        "id": str(created.tenant.id),
+        "name": "harbor",
+        "tier": "gold",
+        "weight": 2.0,
+        "created_at": created.tenant.created_at.isoformat(),
+        "suspended_at": None,
+        "deleted_at": None,
+        "erased_at": None,
+        "key_id": created.key.record.key_id,
+    }
+    assert (limited.action, limited.target) == ("quotas.change", f"{target}/quotas")
+    assert (limited.before, limited.after) == ({"tokens_per_day": None}, {"tokens_per_day": 5})
+
+
+async def test_every_change_has_one_entry_and_no_change_has_none(database: Database) -> None:
+    tenant_id = (await create(database)).tenant.id
+    changes: tuple[tuple[Any, ...], ...] = (
+        (tenants.suspend,),
+        (tenants.resume,),
+        (tenants.change_tier, TierChange(tier="silver")),
+        (tenants.delete,),
+    )
+    for change, *arguments in changes:
+        for _ in range(2):
+            async with unit_of_work(database, OPERATOR, None, None) as uow:
+                await change(uow, tenant_id, *arguments)
+    written = (await entries(database, tenant_id))[1:]
+    assert [entry.action for entry in written] == [
+        *("tenant.suspend", "tenant.resume", "tenant.change_tier", "tenant.delete")
+    ]
+    assert [sorted(entry.after or {}) for entry in written] == [
+        ["suspended_at"],
+        ["suspended_at"],
+        ["tier"],
+        ["deleted_at", "suspended_at"],
+    ]
+    assert (written[2].before, written[2].after) == ({"tier": "gold"}, {"tier": "silver"})
+
+
+async def test_a_refused_use_case_leaves_nothing(database: Database) -> None:
+    created = await create(database)
+    before = len(await entries(database, created.tenant.id))
+    refusals: tuple[tuple[type[Exception], Any], ...] = (
+        (NameTaken, lambda uow: tenants.create(uow, "harbor")),
+        (InvalidField, lambda uow: tenants.create(uow, "other", limits={"max_keys": -1})),
+        (TenantNotFound, lambda uow: tenants.suspend(uow, uuid4())),
+        (RevisionMoved, lambda uow: tenants.change_tier(uow, created.tenant.id, TierChange("x"), seen=9)),
+        (InvalidField, lambda uow: tenants.change_tier(uow, created.tenant.id, TierChange(weight=0.0))),
+    )
+    for error, refused in refusals:
+        with pytest.raises(error):
+            async with unit_of_work(database, OPERATOR, None, None) as uow:
+                await refused(uow)
+    assert len(await entries(database, created.tenant.id)) == before
+    await create(database, "other")
