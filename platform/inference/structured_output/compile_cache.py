@@ -3,10 +3,10 @@
 Invariant: at most one check of a spec runs per tenant, and a check that no request waits for is killed.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from typing import Final, Literal, TypeAlias
 
@@ -18,6 +18,7 @@ from loraplex.platform.errors import WorkersUnavailable
 from loraplex.platform.workers.messages import Done, Ended, Reply
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.platform.workers.task import Sandbox, TaskSpec
+from loraplex.tenants.single_flight import SingleFlight
 
 Outcome: TypeAlias = Literal[
     "accepted", "invalid", "unsatisfiable", "size", "cpu", "memory", "deadline", "crashed", "cancelled"
@@ -123,14 +124,6 @@ class CompileCheckStats:
     refusals: Counter[str] = field(default_factory=Counter)
 
 
-@dataclass(slots=True, eq=False)
-class _PendingCheck:
-    """One check, shared by all requests that wait for it."""
-
-    task: "asyncio.Task[CompileResult]"
-    waiters: int = 0
-
-
 class CompileCache:
     """`CompileChecks` in the worker pool of a gateway. A check may begin before its process is ready; it waits then."""
 
@@ -141,7 +134,7 @@ class CompileCache:
         self._cache: TenantCache[CompileResult] = TenantCache(
             limits.cache_bytes, limits.cache_bytes_per_tenant, cached_bytes
         )
-        self._pending: dict[tuple[bytes, bytes], _PendingCheck] = {}
+        self._checks = SingleFlight[CompileResult]()
         self.stats = CompileCheckStats()
 
     async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
@@ -152,29 +145,12 @@ class CompileCache:
         digest = _digest(spec, param)
         result = self._cache.get(namespace, digest)
         if result is None:
-            result = await self._join(namespace, digest, spec)
+            check = partial(self._run, namespace, digest, spec)
+            result = await self._checks.run((namespace, digest), check)
         error = refusal(result, self._limits, param)
         if error is not None:
             self.stats.refusals[result.outcome] += 1
             raise error
-
-    async def _join(self, namespace: bytes, digest: bytes, spec: GrammarSpec) -> CompileResult:
-        key = (namespace, digest)
-        pending = self._pending.get(key)
-        if pending is None:
-            task = asyncio.create_task(self._run(namespace, digest, spec))
-            # Read, or asyncio would log the error of a check that every request has left.
-            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-            pending = self._pending[key] = _PendingCheck(task)
-        pending.waiters += 1
-        try:
-            return await asyncio.shield(pending.task)
-        finally:
-            pending.waiters -= 1
-            if pending.waiters == 0:
-                pending.task.cancel()
-                if self._pending.get(key) is pending:
-                    del self._pending[key]
 
     async def _run(self, namespace: bytes, digest: bytes, spec: GrammarSpec) -> CompileResult:
         reply = await self._pool.run(self._task, (spec,), namespace)
