@@ -174,7 +174,6 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     grammar_errors.GrammarTooCostly: ErrorRow(400, _INVALID, "schema_too_costly"),
     grammar_errors.SchemaNotEnforceable: ErrorRow(400, _INVALID, "unsupported_schema"),
     grammar_errors.AnalysisFailed: ErrorRow(400, _INVALID, "unsupported_schema"),
-    grammar_errors.WorkersUnavailable: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
     grammar_errors.SchemaNotSatisfied: ErrorRow(422, _INVALID, "schema_not_satisfied"),
     adapters_errors.ValidationUnavailable: ErrorRow(503, _SERVER, "overloaded", retry_after_s=30),
     adapters_errors.UploadRefused: ErrorRow(400, _INVALID, "invalid_value"),

@@ -12,7 +12,7 @@ from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.inference.background_tasks import BackgroundTasks
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
-from loraplex.platform.inference.structured_output.compile_cache import CompileChecks
+from loraplex.platform.inference.structured_output.compile_checks import CompileChecks
 from loraplex.platform.inference.structured_output.request_analysis import RequestAnalysis
 from loraplex.platform.inference.structured_output.value_validation import ValueValidation
 from loraplex.platform.observability.request_stats import RequestRecorder

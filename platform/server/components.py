@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 from uuid import UUID, uuid4
 
 import structlog
@@ -21,13 +21,15 @@ from loraplex.adapters.versions.version_job import AdapterStore, LifecycleConfig
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.errors import ModelError
 from loraplex.engine.messages import EngineInfo
-from loraplex.grammar.trial.messages import SandboxLimits
-from loraplex.grammar.trial.trials import CompileCache
-from loraplex.grammar.trial.worker import CompileWorkerConfig
 from loraplex.platform.config import Settings, foreign_environment
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.inference.structured_output.build_task import AnalysisSetup
 from loraplex.platform.inference.structured_output.compile_cache import (
+    CompileCache,
+    CompileLimits,
+    compile_check_task,
+)
+from loraplex.platform.inference.structured_output.compile_checks import (
     CompileCheckRecorder,
     CompileChecks,
     NoCompileChecks,
@@ -46,6 +48,7 @@ from loraplex.platform.inference.structured_output.value_validation import (
 from loraplex.platform.observability.admission_metrics import AdmissionMetrics
 from loraplex.platform.server.adapter_validation import AdapterValidation
 from loraplex.platform.workers.pool import WorkerPool
+from loraplex.platform.workers.task import TaskSpec
 from loraplex.tenants import valkey
 from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
 from loraplex.tenants.database import Database
@@ -56,10 +59,10 @@ QUEUE_TIMEOUT_DEADLINES: Final = 3
 MIN_QUEUE_TIMEOUT_S: Final = 30.0
 
 
-def compile_check_limits(settings: Settings) -> SandboxLimits:
+def compile_check_limits(settings: Settings) -> CompileLimits:
     """The operator's budget of a compile check. The queue timeout allows for checks ahead in the queue."""
     deadline_s = settings.grammar_deadline_s
-    return SandboxLimits(
+    return CompileLimits(
         deadline_s=deadline_s,
         cpu_s=max(1, int(CPU_SHARE * deadline_s)),
         memory_bytes=settings.grammar_memory_bytes,
@@ -69,7 +72,11 @@ def compile_check_limits(settings: Settings) -> SandboxLimits:
 
 @asynccontextmanager
 async def open_compile_checks(
-    settings: Settings, info: EngineInfo, tokenizer_json: str, recorder: CompileCheckRecorder
+    pool: WorkerPool,
+    settings: Settings,
+    info: EngineInfo,
+    tokenizer_json: str,
+    recorder: CompileCheckRecorder,
 ) -> AsyncIterator[CompileChecks]:
     """Open compile checks for the engine's model. Their process starts in the background; checks wait for it.
 
@@ -81,19 +88,10 @@ async def open_compile_checks(
     with TemporaryDirectory() as folder:
         file = Path(folder) / "tokenizer.json"
         await asyncio.to_thread(file.write_text, tokenizer_json, "utf-8")
-        options = CompileWorkerConfig(
-            tokenizer=str(file),
-            vocab_size=info.vocab_size,
-            end_token_ids=tuple(info.eos_token_ids),
-            limits=compile_check_limits(settings),
-            environment=foreign_environment(),
-        )
-        checks = CompileCache(options)
-        await checks.start()
-        try:
-            yield RecordedCompileChecks(checks, recorder)
-        finally:
-            await checks.close()
+        limits, end_token_ids = compile_check_limits(settings), tuple(info.eos_token_ids)
+        task = compile_check_task(limits, str(file), info.vocab_size, end_token_ids, foreign_environment())
+        async with _starting(pool, task):
+            yield RecordedCompileChecks(CompileCache(pool, task, limits), recorder)
 
 
 @asynccontextmanager
@@ -110,9 +108,16 @@ async def open_worker_pool() -> AsyncIterator[WorkerPool]:
 async def open_request_analysis(pool: WorkerPool, setup: AnalysisSetup) -> AsyncIterator[RequestAnalysis]:
     """Open the request analysis of a gateway. Its process starts in the background; requests that need it wait for it."""
     task = request_analysis_task(setup, foreign_environment())
+    async with _starting(pool, task):
+        yield RequestAnalyzer(pool, task)
+
+
+@asynccontextmanager
+async def _starting(pool: WorkerPool, task: TaskSpec[Any]) -> AsyncIterator[None]:
+    """Start a process of the task in the background of the block."""
     starting = asyncio.create_task(pool.start(task))
     try:
-        yield RequestAnalyzer(pool, task)
+        yield
     finally:
         starting.cancel()
         # A failed start has been logged.

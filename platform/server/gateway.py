@@ -30,7 +30,7 @@ from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
 from loraplex.platform.inference.prompting.tokenizer import load_tokenizer
 from loraplex.platform.inference.structured_output.build_task import AnalysisSetup
-from loraplex.platform.inference.structured_output.compile_cache import CompileChecks
+from loraplex.platform.inference.structured_output.compile_checks import CompileChecks
 from loraplex.platform.inference.structured_output.request_analysis import RequestAnalysis
 from loraplex.platform.inference.structured_output.value_validation import ValueValidation
 from loraplex.platform.jobs.housekeeping import Housekeeping
@@ -239,7 +239,7 @@ async def _open_text_components(
     tokenizer = await asyncio.to_thread(load_tokenizer, info.model_path)
     prompts = PromptRenderer(tokenizer)
     setup = AnalysisSetup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
-    compile_checks = open_compile_checks(settings, info, tokenizer.backend_tokenizer.to_str(), metrics)
+    compile_checks = open_compile_checks(pool, settings, info, tokenizer.backend_tokenizer.to_str(), metrics)
     return TextComponents(
         prompts=prompts,
         token_text=TokenText(tokenizer),

@@ -142,7 +142,7 @@ class ForkServer:
         length = int.from_bytes(job.written[:LENGTH_BYTES], "big")
         if len(job.written) >= LENGTH_BYTES and length > self._start.max_reply_bytes:
             job.written.clear()
-            return self._kill(job, "crashed")
+            return self._kill(job, "memory")
         if LENGTH_BYTES + length <= len(job.written) and job.end is None and not job.is_reported:
             job.is_reported = True
             self._report(Report(job.job_id, bytes(job.written[LENGTH_BYTES : LENGTH_BYTES + length])))
@@ -176,5 +176,5 @@ class ForkServer:
 
 def _end_of(job: RunningJob, exit_code: int, cpu_s: float) -> Ended | Unavailable:
     if job.end is None and exit_code == UNCONFINED_STATUS:
-        return Unavailable("a task cannot be confined")
+        return Unavailable("a fork cannot be confined")
     return Ended(job.end or how_it_ended(exit_code), exit_code, cpu_s)

@@ -24,16 +24,17 @@ from loraplex.grammar.constraints import (
     SchemaLimits,
     StructuralTag,
 )
-from loraplex.grammar.errors import AnalysisFailed, GrammarTooLarge, WorkersUnavailable
+from loraplex.grammar.errors import AnalysisFailed, GrammarTooLarge
 from loraplex.grammar.tenant_cache import TenantCache
 from loraplex.grammar.tools.call_syntax import ToolStyle
+from loraplex.platform.errors import WorkersUnavailable
 from loraplex.platform.inference.structured_output.build_task import (
     CachedPlan,
     build_plan,
     constraints_size,
     pack_constraints,
 )
-from loraplex.platform.inference.structured_output.compile_cache import CompileChecks
+from loraplex.platform.inference.structured_output.compile_checks import CompileChecks
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 from loraplex.platform.inference.structured_output.request_analysis import RequestAnalysis
 from loraplex.platform.inference.structured_output.value_validation import ValueValidation

@@ -93,7 +93,7 @@ class Gateway:
     engine: FakeEngine
     database: Database
     recorder: Recorder
-    trials: FakeCompileChecks
+    compile_checks: FakeCompileChecks
     admissions: Any
     poison_memory: PoisonMemory
     key: str
@@ -178,7 +178,7 @@ async def start_gateway(
         ) -> Gateway:
             pool = WorkerPool()
             stack.push_async_callback(pool.close)
-            engine, recorder, trials = FakeEngine(script), Recorder(), FakeCompileChecks(refused)
+            engine, recorder, compile_checks = FakeEngine(script), Recorder(), FakeCompileChecks(refused)
             admissions = admissions or FakeAdmissions()
             limits, prompts = limits or ServingConfig(key_cache_s=0.0), PromptRenderer(chat_tokenizer)
             setup = AnalysisSetup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
@@ -190,7 +190,7 @@ async def start_gateway(
                 token_text=TokenText(chat_tokenizer),
                 recorder=recorder,
                 request_analysis=RequestAnalyzer(pool, request_analysis_task(setup, os.environ)),
-                compile_checks=trials,
+                compile_checks=compile_checks,
                 value_validation=ValueValidator(pool, value_validation_task(os.environ)),
                 admission_controller=admissions,
                 policy_publisher=admissions,
@@ -204,7 +204,9 @@ async def start_gateway(
             app = create_app(dependencies)
             url = await stack.enter_async_context(served(app))
             memory = dependencies.poison_memory
-            gateway = Gateway(app, url, engine, database, recorder, trials, admissions, memory, "", stack)
+            gateway = Gateway(
+                app, url, engine, database, recorder, compile_checks, admissions, memory, "", stack
+            )
             gateway.key = "" if other else await gateway.tenant("acme")
             return gateway
 

@@ -190,7 +190,7 @@ def test_buckets_reach_the_model_length() -> None:
 
 def test_trials_are_counted_by_result(metrics: Metrics) -> None:
     for result in ("accepted", "accepted", "too_costly"):
-        metrics.record_trial(result, 0.25)
+        metrics.record_compile_check(result, 0.25)
     exported = samples(metrics)
     counted = {
         dict(labels)["result"]: n for (name, labels), n in exported.items() if name.endswith("_trials_total")

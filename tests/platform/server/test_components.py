@@ -18,13 +18,13 @@ from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
 from loraplex.engine.messages import EngineStats
 from loraplex.grammar.builder.output_plan import plan_output
 from loraplex.grammar.constraints import OutputConstraints, Regex, SchemaLimits
-from loraplex.grammar.errors import GrammarError, GrammarInvalid, GrammarTooCostly, WorkersUnavailable
+from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.config import Settings
 from loraplex.platform.engines.pool import EnginePool
-from loraplex.platform.errors import UnsupportedParameter
-from loraplex.platform.inference.structured_output.compile_cache import RecordedCompileChecks
+from loraplex.platform.errors import UnsupportedParameter, WorkersUnavailable
+from loraplex.platform.inference.structured_output.compile_checks import RecordedCompileChecks
 from loraplex.platform.server.components import (
     compile_check_limits,
     open_compile_checks,
@@ -46,7 +46,7 @@ class Recorder:
     def __init__(self) -> None:
         self.results: list[str] = []
 
-    def record_trial(self, result: str, seconds: float) -> None:
+    def record_compile_check(self, result: str, seconds: float) -> None:
         assert seconds >= 0
         self.results.append(result)
 
@@ -54,7 +54,7 @@ class Recorder:
 class Scripted:
     """Compile checks that raise `error`, or hang."""
 
-    def __init__(self, error: GrammarError | None, hang: bool = False) -> None:
+    def __init__(self, error: Exception | None, hang: bool = False) -> None:
         self._error, self._hang = error, hang
 
     async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
@@ -73,7 +73,7 @@ class Scripted:
         (WorkersUnavailable("busy"), "unavailable"),
     ],
 )
-async def test_every_check_is_recorded_with_its_result(error: GrammarError | None, result: str) -> None:
+async def test_every_check_is_recorded_with_its_result(error: Exception | None, result: str) -> None:
     recorder = Recorder()
     checks = RecordedCompileChecks(Scripted(error), recorder)
     if error is None:
@@ -101,7 +101,7 @@ def test_the_queue_timeout_allows_for_the_longest_check(deadline_s: float) -> No
 
 async def test_a_model_without_an_end_token_has_no_grammars() -> None:
     recorder = Recorder()
-    async with open_compile_checks(Settings(), DEFAULT_INFO, "{}", recorder) as checks:
+    async with open_compile_checks(WorkerPool(), Settings(), DEFAULT_INFO, "{}", recorder) as checks:
         with pytest.raises(UnsupportedParameter, match="no end token") as refused:
             await checks.check(TENANT, SPEC, param="tools")
     assert refused.value.param == "tools"
@@ -117,7 +117,10 @@ async def test_a_real_process_checks_grammars_and_ends_with_the_gateway(chat_tok
         for regex in ("a+", "(a")
     )
     assert good is not None and bad is not None
-    async with open_compile_checks(Settings(), info, tokenizer_json, recorder) as checks:
+    async with (
+        open_worker_pool() as pool,
+        open_compile_checks(pool, Settings(), info, tokenizer_json, recorder) as checks,
+    ):
         await checks.check(TENANT, good, param="structured_outputs.regex")
         with pytest.raises(GrammarInvalid) as refused:
             await checks.check(TENANT, bad, param="structured_outputs.regex")

@@ -344,7 +344,7 @@ def test_nothing_is_imported_from_the_working_directory(
     assert started == {
         "platform.engines.main",
         "platform.workers.main request_analysis",
-        "grammar.trial.process",
+        "platform.workers.main compile_check",
         "platform.workers.main value_validation",
     }
     assert not trace.exists(), trace.read_text()

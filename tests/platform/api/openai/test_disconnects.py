@@ -53,7 +53,7 @@ async def test_while_a_grammar_is_tried(start_gateway: Any, stream: bool) -> Non
         finally:
             released.set()
 
-    gateway.trials.check = check
+    gateway.compile_checks.check = check
     await leave(gateway, formed({"type": "object"}, stream), reached)
     await answered_soon(gateway)
     assert released.is_set() and gateway.engine.running == 0

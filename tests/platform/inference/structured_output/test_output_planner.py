@@ -22,10 +22,10 @@ from loraplex.grammar.constraints import (
     StructuralTag,
     Tool,
 )
-from loraplex.grammar.errors import AnalysisFailed, GrammarTooLarge, WorkersUnavailable
+from loraplex.grammar.errors import AnalysisFailed, GrammarTooLarge
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tools.call_syntax import ToolStyle
-from loraplex.platform.errors import describe
+from loraplex.platform.errors import WorkersUnavailable, describe
 from loraplex.platform.inference.structured_output.build_task import (
     AnalysisSetup,
     CachedPlan,

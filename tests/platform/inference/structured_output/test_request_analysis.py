@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.grammar.process_table import alive
+from tests.platform.process_table import alive
 
 from loraplex.grammar.constraints import JsonSchema, OutputConstraints, SchemaLimits, Tool
 from loraplex.grammar.errors import GrammarTooCostly, GrammarTooLarge, SchemaNotEnforceable

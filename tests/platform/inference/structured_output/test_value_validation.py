@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from tests.grammar.process_table import alive, children, command_line
+from tests.platform.process_table import alive, children, command_line
 
 from loraplex.grammar.errors import SchemaNotSatisfied
 from loraplex.platform.errors import WorkersUnavailable

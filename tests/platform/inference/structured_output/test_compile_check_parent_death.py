@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.grammar.process_table import alive, children
+from tests.platform.process_table import alive, children
 
 from loraplex.grammar.backends.vocabulary import byte_vocabulary
 
@@ -16,9 +16,8 @@ import asyncio, os, sys
 from loraplex.grammar.backends import emit_xgrammar
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tree import JsonValue
-from loraplex.grammar.trial.messages import SandboxLimits
-from loraplex.grammar.trial.worker import CompileWorkerConfig
-from loraplex.grammar.trial.trials import CompileCache
+from loraplex.platform.inference.structured_output.compile_cache import CompileCache, CompileLimits, compile_check_task
+from loraplex.platform.workers.pool import WorkerPool
 
 async def main():
     assert not {"torch", "xgrammar", "transformers"} & set(sys.modules)
@@ -27,13 +26,9 @@ async def main():
         branch = {"type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False}
         schema = {"oneOf": [schema, branch]}
     spec = GrammarSpec(backend="xgrammar", source=emit_xgrammar.emit(JsonValue(schema)))
-    options = CompileWorkerConfig(
-        tokenizer=sys.argv[1], vocab_size=257, end_token_ids=(256,),
-        limits=SandboxLimits(deadline_s=60, cpu_s=60), environment=dict(os.environ),
-    )
-    cache = CompileCache(options)
-    await cache.start()
-    await cache.check(b"a", spec)
+    limits = CompileLimits(deadline_s=60, cpu_s=60)
+    task = compile_check_task(limits, sys.argv[1], 257, (256,), os.environ)
+    await CompileCache(WorkerPool(), task, limits).check(b"a", spec)
 
 asyncio.run(main())
 """

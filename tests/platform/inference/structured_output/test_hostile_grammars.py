@@ -1,7 +1,6 @@
 """Every hostile grammar straight to both libraries, past all bounds that come before: each ends in time, and memory is back."""
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,19 +8,17 @@ from typing import Any
 
 import pytest
 from tests.grammar.hostile_grammars import HOSTILE_GRAMMARS, HostileGrammar
-from tests.grammar.process_table import children, own_bytes
+from tests.platform.inference.structured_output.compile_checks import ByteChecks, write_tokenizer
+from tests.platform.process_table import children, own_bytes
 
 from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
-from loraplex.grammar.backends.vocabulary import byte_vocabulary
 from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tree import Alternation, JsonValue, Literal, Node, Pattern
-from loraplex.grammar.trial.messages import SandboxLimits
-from loraplex.grammar.trial.trials import CompileCache
-from loraplex.grammar.trial.worker import CompileWorkerConfig
+from loraplex.platform.inference.structured_output.compile_cache import CompileLimits
 
 MIB = 1 << 20
-LIMITS = SandboxLimits(
+LIMITS = CompileLimits(
     deadline_s=6.0, cpu_s=1, memory_bytes=256 * MIB, queued=1024, queued_per_tenant=1024, queue_timeout_s=280
 )
 SLACK_S = 1.5
@@ -65,7 +62,7 @@ def specs(case: HostileGrammar) -> Iterator[GrammarSpec]:
             continue
 
 
-async def outcome(cache: CompileCache, namespace: bytes, spec: GrammarSpec) -> str:
+async def outcome(cache: ByteChecks, namespace: bytes, spec: GrammarSpec) -> str:
     try:
         await cache.check(namespace, spec)
     except (GrammarInvalid, GrammarTooCostly) as refused:
@@ -76,22 +73,11 @@ async def outcome(cache: CompileCache, namespace: bytes, spec: GrammarSpec) -> s
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
-    file = tmp_path / "tokenizer.json"
-    file.write_text(byte_vocabulary().tokenizer_json)
-    return file
+    return write_tokenizer(tmp_path)
 
 
 async def test_every_hostile_grammar_ends_in_time(tokenizer: Path) -> None:
-    vocabulary = byte_vocabulary()
-    options = CompileWorkerConfig(
-        tokenizer=str(tokenizer),
-        vocab_size=vocabulary.vocab_size,
-        end_token_ids=tuple(vocabulary.end_token_ids),
-        limits=LIMITS,
-        environment=dict(os.environ),
-    )
-    cache = CompileCache(options)
-    await cache.start()
+    cache = ByteChecks(tokenizer, LIMITS)
     await outcome(cache, b"warm", next(specs(HOSTILE_GRAMMARS[0])))
     before = own_bytes(cache.pid)
     outcomes: dict[tuple[str, str], str] = {}
@@ -112,7 +98,7 @@ async def test_every_hostile_grammar_ends_in_time(tokenizer: Path) -> None:
     await asyncio.sleep(0.5)
     assert children(cache.pid) == []
     assert own_bytes(cache.pid) - before < 16 * MIB
-    assert cache.stats.restarts == 0
+    assert cache.work.restarts == 0
     for key, value in outcomes.items():
         print(*key, value[:150])
     await cache.close()

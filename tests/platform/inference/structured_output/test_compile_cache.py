@@ -11,19 +11,18 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.grammar.process_table import alive, children
+from tests.platform.inference.structured_output.compile_checks import ByteChecks, write_tokenizer
+from tests.platform.process_table import alive, children
 
 from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
-from loraplex.grammar.backends.vocabulary import byte_vocabulary
-from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly, WorkersUnavailable
+from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tree import JsonValue
-from loraplex.grammar.trial.messages import SandboxLimits
-from loraplex.grammar.trial.trials import CompileCache
-from loraplex.grammar.trial.worker import CompileWorkerConfig
+from loraplex.platform.errors import WorkersUnavailable
+from loraplex.platform.inference.structured_output.compile_cache import CompileLimits
 
 MIB = 1 << 20
-LIMITS = SandboxLimits(deadline_s=6.0, cpu_s=1, memory_bytes=256 * MIB, queued_per_tenant=4)
+LIMITS = CompileLimits(deadline_s=6.0, cpu_s=1, memory_bytes=256 * MIB, queued_per_tenant=4)
 SLACK_S = 10
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -56,17 +55,8 @@ def slow(seed: int = 0) -> GrammarSpec:
 
 
 @asynccontextmanager
-async def running(tokenizer: Path, limits: SandboxLimits = LIMITS) -> AsyncIterator[CompileCache]:
-    vocabulary = byte_vocabulary()
-    options = CompileWorkerConfig(
-        tokenizer=str(tokenizer),
-        vocab_size=vocabulary.vocab_size,
-        end_token_ids=tuple(vocabulary.end_token_ids),
-        limits=limits,
-        environment=dict(os.environ),
-    )
-    cache = CompileCache(options)
-    await cache.start()
+async def running(tokenizer: Path, limits: CompileLimits = LIMITS) -> AsyncIterator[ByteChecks]:
+    cache = ByteChecks(tokenizer, limits)
     try:
         yield cache
     finally:
@@ -75,13 +65,11 @@ async def running(tokenizer: Path, limits: SandboxLimits = LIMITS) -> AsyncItera
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    file.write_text(byte_vocabulary().tokenizer_json)
-    return file
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def cache(tokenizer: Path) -> AsyncIterator[CompileCache]:
+async def cache(tokenizer: Path) -> AsyncIterator[ByteChecks]:
     async with running(tokenizer) as cache:
         yield cache
 
@@ -93,7 +81,7 @@ async def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
         await asyncio.sleep(0.01)
 
 
-def forks(cache: CompileCache) -> list[int]:
+def forks(cache: ByteChecks) -> list[int]:
     return children(cache.pid)
 
 
@@ -103,7 +91,7 @@ async def timed(check: Awaitable[None]) -> float:
     return time.monotonic() - started
 
 
-async def test_the_process_has_one_thread_and_no_priority(cache: CompileCache) -> None:
+async def test_the_process_has_one_thread_and_no_priority(cache: ByteChecks) -> None:
     await cache.check(b"a", by_llguidance(an_object("first")))
     assert cache.pid is not None
     assert len(os.listdir(f"/proc/{cache.pid}/task")) == 1
@@ -113,7 +101,7 @@ async def test_the_process_has_one_thread_and_no_priority(cache: CompileCache) -
 
 @pytest.mark.parametrize("emit", [by_llguidance, by_xgrammar])
 async def test_what_compiles_passes_and_is_remembered_for_its_tenant(
-    cache: CompileCache, emit: Callable[[dict[str, Any]], GrammarSpec]
+    cache: ByteChecks, emit: Callable[[dict[str, Any]], GrammarSpec]
 ) -> None:
     spec = emit(an_object("remembered"))
     before = cache.stats.checks
@@ -132,7 +120,7 @@ async def test_what_compiles_passes_and_is_remembered_for_its_tenant(
     ],
 )
 async def test_what_does_not_compile_is_refused_with_its_field(
-    cache: CompileCache, emit: Callable[[dict[str, Any]], GrammarSpec], schema: dict[str, Any], message: str
+    cache: ByteChecks, emit: Callable[[dict[str, Any]], GrammarSpec], schema: dict[str, Any], message: str
 ) -> None:
     refusals = cache.stats.refusals.total()
     for param in ("response_format", "tools.0"):
@@ -143,7 +131,7 @@ async def test_what_does_not_compile_is_refused_with_its_field(
     assert cache.stats.refusals.total() == refusals + 2
 
 
-async def test_what_takes_too_much_time_is_refused_in_time(cache: CompileCache) -> None:
+async def test_what_takes_too_much_time_is_refused_in_time(cache: ByteChecks) -> None:
     started = time.monotonic()
     with pytest.raises(GrammarTooCostly, match="1 s of CPU time") as refused:
         await cache.check(b"a", slow(), param="response_format")
@@ -155,19 +143,19 @@ async def test_what_takes_too_much_time_is_refused_in_time(cache: CompileCache) 
     assert cache.stats.checks == checks, "the refusal is remembered"
 
 
-async def test_half_a_surrogate_is_refused(cache: CompileCache) -> None:
+async def test_half_a_surrogate_is_refused(cache: ByteChecks) -> None:
     with pytest.raises(GrammarInvalid, match="surrogate"):
         await cache.check(b"a", GrammarSpec(backend="llguidance", source="\ud800"), param="response_format")
 
 
-async def test_one_check_serves_all_waiting_requests(cache: CompileCache) -> None:
+async def test_one_check_serves_all_waiting_requests(cache: ByteChecks) -> None:
     before = cache.stats.checks
     spec = by_xgrammar(an_object("shared"))
     await asyncio.gather(*(cache.check(b"a", spec) for _ in range(20)))
     assert cache.stats.checks == before + 1
 
 
-async def test_a_check_continues_while_a_request_waits(cache: CompileCache) -> None:
+async def test_a_check_continues_while_a_request_waits(cache: ByteChecks) -> None:
     spec = slow(seed=1)
     first, second = (asyncio.create_task(cache.check(b"a", spec)) for _ in range(2))
     await until(lambda: len(forks(cache)) == 1)
@@ -177,17 +165,17 @@ async def test_a_check_continues_while_a_request_waits(cache: CompileCache) -> N
     assert first.cancelled()
 
 
-async def test_a_check_without_waiting_requests_is_killed(cache: CompileCache) -> None:
+async def test_a_check_without_waiting_requests_is_killed(cache: ByteChecks) -> None:
     waiter = asyncio.create_task(cache.check(b"a", slow(seed=2)))
     await until(lambda: len(forks(cache)) == 1)
     refusals = cache.stats.refusals.total()
     waiter.cancel()
-    await until(lambda: not forks(cache) and cache.stats.running == 0)
+    await until(lambda: not forks(cache) and cache.work.running == 0)
     assert cache.stats.refusals.total() == refusals, "it was not computed to its end"
     await cache.check(b"a", by_llguidance(an_object("after")))
 
 
-async def test_a_tenants_line_is_bounded(cache: CompileCache) -> None:
+async def test_a_tenants_line_is_bounded(cache: ByteChecks) -> None:
     waiters = [
         asyncio.create_task(cache.check(b"a", slow(seed=10 + number)))
         for number in range(LIMITS.queued_per_tenant + 1)
@@ -198,12 +186,12 @@ async def test_a_tenants_line_is_bounded(cache: CompileCache) -> None:
     for waiter in waiters:
         waiter.cancel()
     await asyncio.gather(*waiters, return_exceptions=True)
-    await until(lambda: cache.stats.running == cache.stats.waiting == 0)
+    await until(lambda: cache.work.running == cache.work.waiting == 0)
 
 
-async def test_a_flooding_tenant_leaves_a_slot_to_others(cache: CompileCache) -> None:
+async def test_a_flooding_tenant_leaves_a_slot_to_others(cache: ByteChecks) -> None:
     flood = [asyncio.create_task(cache.check(b"flood", slow(seed=20 + number))) for number in range(4)]
-    await until(lambda: cache.stats.running == 1)
+    await until(lambda: cache.work.running == 1)
     waits = [
         await timed(cache.check(b"quiet", by_llguidance(an_object(f"quiet{number}")))) for number in range(4)
     ]
@@ -214,22 +202,22 @@ async def test_a_flooding_tenant_leaves_a_slot_to_others(cache: CompileCache) ->
     await asyncio.gather(*flood, return_exceptions=True)
 
 
-async def test_a_killed_process_is_replaced_and_its_check_retried(cache: CompileCache) -> None:
+async def test_a_killed_process_is_replaced_and_its_check_retried(cache: ByteChecks) -> None:
     waiter = asyncio.create_task(cache.check(b"a", slow(seed=30)))
-    await until(lambda: cache.stats.running == 1 and len(forks(cache)) == 1)
+    await until(lambda: cache.work.running == 1 and len(forks(cache)) == 1)
     (orphan,) = forks(cache)
-    old, restarts = cache.pid, cache.stats.restarts
+    old, restarts = cache.pid, cache.work.restarts
     assert old is not None
     os.kill(old, signal.SIGKILL)
     with pytest.raises(GrammarTooCostly):
         await waiter
-    assert cache.pid != old and cache.stats.restarts == restarts + 1
+    assert cache.pid != old and cache.work.restarts == restarts + 1
     await until(lambda: not alive(orphan))
     await cache.check(b"a", by_xgrammar(an_object("after the kill")))
 
 
 async def test_a_process_that_hangs_is_replaced(tokenizer: Path) -> None:
-    limits = SandboxLimits(deadline_s=3.0, hang_grace_s=2.0)
+    limits = CompileLimits(deadline_s=3.0, hang_grace_s=2.0)
     async with running(tokenizer, limits) as cache:
         await cache.check(b"a", by_llguidance(an_object("before")))
         hung = cache.pid
@@ -240,7 +228,7 @@ async def test_a_process_that_hangs_is_replaced(tokenizer: Path) -> None:
 
 
 async def test_budgets_of_memory_and_size(tokenizer: Path) -> None:
-    limits = SandboxLimits(memory_bytes=48 * MIB, grammar_bytes=2 * MIB)
+    limits = CompileLimits(memory_bytes=48 * MIB, grammar_bytes=2 * MIB)
     words = [f"{number:x}" * 12 for number in range(40_000)]
     async with running(tokenizer, limits) as cache:
         with pytest.raises(GrammarTooCostly, match="more than 48 MiB of memory"):
@@ -258,7 +246,7 @@ async def test_without_a_tokenizer_checks_are_unavailable(tmp_path: Path) -> Non
             await timed_refusal(cache)
 
 
-async def timed_refusal(cache: CompileCache) -> None:
+async def timed_refusal(cache: ByteChecks) -> None:
     started = time.monotonic()
     try:
         await cache.check(b"a", by_llguidance(an_object("at once")))
