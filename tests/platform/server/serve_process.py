@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
-from loraplex.grammar.child_process import python_command
+from loraplex.platform.processes.child_process import python_command
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.api_keys.scopes import INFERENCE, OPERATOR

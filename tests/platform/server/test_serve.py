@@ -33,9 +33,9 @@ __all__ = ["model_folder", "stores"]
 
 
 def module(pid: int) -> str:
-    """The module that a process runs, from its command line `python -P -m MODULE ...`."""
+    """The module that a process runs and its arguments, from its command line `python -P -m MODULE ...`."""
     arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    return arguments[arguments.index("-m") + 1]
+    return " ".join(arguments[arguments.index("-m") + 1 :]).strip()
 
 
 def chat(url: str, key: str, **fields: Any) -> httpx.Response:
@@ -55,7 +55,7 @@ def test_answers_probes_metrics_and_drains(
         pids = descendants(serve.process.pid)
         assert sorted(module(pid) for pid in pids) == [
             "loraplex.platform.engines.main",
-            "loraplex.platform.preparation.process",
+            "loraplex.platform.workers.main request_analysis",
         ]
         assert "libtorch" not in Path(f"/proc/{serve.process.pid}/maps").read_text()
         until(lambda: httpx.get(f"{serve.url}/readyz").status_code == 200)
@@ -343,9 +343,9 @@ def test_nothing_is_imported_from_the_working_directory(
         started = {module(pid).rpartition("loraplex.")[2] for pid in descendants(serve.process.pid)}
     assert started == {
         "platform.engines.main",
-        "platform.preparation.process",
-        "grammar.trial.process",
-        "grammar.judge.process",
+        "platform.workers.main request_analysis",
+        "platform.workers.main compile_check",
+        "platform.workers.main value_validation",
     }
     assert not trace.exists(), trace.read_text()
 
