@@ -5,7 +5,8 @@ AdaptersError
 │   ├── FolderRejected      a file is missing, too large, a link or not a regular file
 │   ├── PeftConfigRejected  adapter_config.json; the subject is the field
 │   ├── HeaderRejected      the safetensors header; the subject is the tensor, or the file
-│   └── TensorsRejected     the tensors do not fit the configuration or the base model; has the report so far
+│   ├── TensorsRejected     the tensors do not fit the configuration or the base model; has the report so far
+│   └── VersionRejected     the result of a whole validation or probe; has the report of all checks
 ├── ValidationUnavailable   no result now: too many uploads wait, or this machine cannot validate
 ├── MalformedJson           bytes that are not one strict JSON document
 ├── UploadRefused           uploaded files that are not as declared or allowed; the subject is the file
@@ -62,6 +63,10 @@ class TensorsRejected(AdapterRejected):
     def __init__(self, check: str, subject: str, message: str, report: "ValidationReport") -> None:
         super().__init__(check, subject, message)
         self.report = report
+
+
+class VersionRejected(TensorsRejected):
+    pass
 
 
 class ValidationUnavailable(AdaptersError):

@@ -12,9 +12,7 @@ GrammarError
 │   ├── RepeatedName          a name occurs twice in an object
 │   ├── NotANumber            NaN or an infinity
 │   ├── JsonNumberRefused     a number is too large or has too many digits
-│   ├── JsonTooDeep           arrays and objects nest too deeply
-│   ├── JsonTooManyValues     there are more values and names than allowed
-│   └── LoneSurrogate         a string cannot be encoded in UTF-8
+│   └── JsonTooDeep           arrays and objects nest too deeply
 └── MatcherFailed             a compiled grammar failed while decoding; only its own request ends
     └── MatcherTooCostly      its work limit is spent; a `TimeoutError` too, by which the engine recognises it
 """
@@ -58,14 +56,14 @@ class SchemaNotSatisfied(GrammarError):
 
 
 class JsonRefused(GrammarError):
-    pass
+    """The message continues a sentence about the document: "the body" + "nests deeper than 64 levels"."""
 
 
 class RepeatedName(JsonRefused):
     """`name` occurs more than once."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"the name {name[:100]!r} occurs twice in an object")
+        super().__init__(f"has the name {name[:100]!r} twice in an object")
         self.name = name
 
 
@@ -73,7 +71,7 @@ class NotANumber(JsonRefused):
     """`text` is the spelling: NaN, Infinity or -Infinity."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(f"{text} is not JSON")
+        super().__init__(f"holds {text}, which is not JSON")
         self.text = text
 
 
@@ -82,14 +80,6 @@ class JsonNumberRefused(JsonRefused):
 
 
 class JsonTooDeep(JsonRefused):
-    pass
-
-
-class JsonTooManyValues(JsonRefused):
-    pass
-
-
-class LoneSurrogate(JsonRefused):
     pass
 
 

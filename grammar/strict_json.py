@@ -10,21 +10,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
-from loraplex.grammar.errors import (
-    JsonNumberRefused,
-    JsonTooDeep,
-    JsonTooManyValues,
-    LoneSurrogate,
-    NotANumber,
-    RepeatedName,
-)
+from loraplex.grammar.errors import JsonNumberRefused, JsonRefused, JsonTooDeep, NotANumber, RepeatedName
 
 
 def finite_float(text: str) -> float:
     """Parse a number with a fraction or an exponent. Raises `JsonNumberRefused` beyond the range of a double."""
     number = float(text)
     if not math.isfinite(number):
-        raise JsonNumberRefused("a number is too large")
+        raise JsonNumberRefused("holds a number that is too large")
     return number
 
 
@@ -43,7 +36,7 @@ def parse_json(text: str, *, max_digits: int, parse_float: Callable[[str], Any] 
             parse_int=partial(_integer, max_digits),
         )
     except RecursionError as error:
-        raise JsonTooDeep("the document nests too deeply") from error
+        raise JsonTooDeep("nests too deeply") from error
 
 
 def check_values(
@@ -52,7 +45,7 @@ def check_values(
     """Check a parsed document: how deep arrays and objects nest, and the number of values and names together.
 
     With `encodable` also that UTF-8 can encode every string, since JSON can spell a lone surrogate (RFC 8259, 8.2).
-    Raises `JsonTooDeep`, `JsonTooManyValues`, `LoneSurrogate`.
+    Raises a `JsonRefused`.
     """
     level, count = [document], 1
     for _ in range(max_depth + 1):
@@ -75,9 +68,9 @@ def check_values(
             return
         count += len(inner)
         if max_values is not None and count > max_values:
-            raise JsonTooManyValues(f"the document has more than {max_values} values")
+            raise JsonRefused(f"holds more than {max_values} values")
         level = inner
-    raise JsonTooDeep(f"the document nests deeper than {max_depth} levels")
+    raise JsonTooDeep(f"nests deeper than {max_depth} levels")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -97,13 +90,12 @@ def _refuse_constant(text: str) -> NoReturn:
 
 def _integer(max_digits: int, text: str) -> int:
     if len(text) > max_digits:
-        raise JsonNumberRefused(f"a whole number has more than {max_digits} digits")
+        raise JsonNumberRefused(f"holds a whole number of more than {max_digits} digits")
     return int(text)
 
 
 def _check_encodable(text: str) -> None:
-    """Raise `LoneSurrogate` for a text that UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise LoneSurrogate("a string has a lone surrogate") from error
+        raise JsonRefused("holds a string with a lone surrogate") from error

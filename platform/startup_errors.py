@@ -4,7 +4,8 @@ StartError                 exit code 1
 ├── SettingsError          exit code 2: a wrong setting, named with its value and what is allowed
 ├── PortTaken              the address cannot be listened on
 ├── EngineStartFailed      the engine process did not become ready
-└── DependencyFailed       PostgreSQL or Valkey could not be reached or started
+├── DependencyFailed       PostgreSQL or Valkey could not be reached or started
+└── RequestFailed          a server elsewhere refused a command's request or did not respond
 """
 
 
@@ -28,4 +29,8 @@ class EngineStartFailed(StartError):
 
 
 class DependencyFailed(StartError):
+    pass
+
+
+class RequestFailed(StartError):
     pass

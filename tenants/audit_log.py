@@ -37,7 +37,7 @@ FILTERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """The author of a change: a key or an operator by the key's public id, a command, or a part of the system by its name.
+    """The author of a change: a key or an operator by the key's public id, the user who runs a command, or a part of the system.
 
     `address` is the client's; None where it has none, as on a unix socket.
     """

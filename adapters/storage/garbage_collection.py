@@ -67,6 +67,14 @@ async def remove_unused(database: Database, remove: RemoveBlob, blob: Blob) -> b
         return outcome == "unused"
 
 
+async def remove_files_of(database: Database, remove: RemoveBlob, adapter_id: UUID) -> None:
+    """Delete the files of an adapter's deleted versions that nothing else uses, where no server runs that does it later."""
+    async with database.as_operator() as session:
+        blobs = await UnusedBlobs(session).of_adapter(adapter_id)
+    for blob in blobs:
+        await remove_unused(database, remove, blob)
+
+
 def remove_from(storage: LocalAdapterStore) -> RemoveBlob:
     """Return a removal from one folder."""
 

@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 from loraplex.adapters.digest import adapter_digest
 from loraplex.adapters.errors import BlobCorrupt, BlobMissing, FolderRejected, StorageError
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
+from loraplex.adapters.storage.durable_files import sync_folder, write_private
 from loraplex.adapters.storage.free_space import disk_errors
 from loraplex.adapters.storage.safe_files import hash_regular, read_regular
 
@@ -58,7 +59,7 @@ class LocalAdapterStore:
             raise StorageError(f"a blob is made of exactly {CONFIG_FILE} and {WEIGHTS_FILE}")
         final = self.location(tenant_id, digest)
         make_private(final.parent)
-        _sync_folder(staged)
+        sync_folder(staged)
         if not self.exists(tenant_id, digest):
             try:
                 staged.rename(final)
@@ -66,7 +67,7 @@ class LocalAdapterStore:
                 # Another push of equal content was first.
                 if not self.exists(tenant_id, digest):
                     raise
-        _sync_folder(final.parent)
+        sync_folder(final.parent)
         return final
 
     def exists(self, tenant_id: UUID, digest: str) -> bool:
@@ -163,25 +164,8 @@ def remove_old(folder: Path, older_than_s: float) -> int:
     return removed
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """Write a new file of mode 0600, synced to disk."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def make_private(folder: Path) -> None:
     """Create a folder of mode 0700. Raises `StorageError` for a symbolic link."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.is_symlink():
         raise StorageError(f"{folder} is a symbolic link")
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,7 +4,7 @@ from json import JSONDecodeError
 from typing import Final
 
 from loraplex.adapters.errors import MalformedJson
-from loraplex.grammar.errors import JsonNumberRefused, JsonRefused, JsonTooDeep, NotANumber, RepeatedName
+from loraplex.grammar.errors import JsonNumberRefused, JsonRefused, JsonTooDeep, RepeatedName
 from loraplex.grammar.strict_json import check_values
 from loraplex.grammar.strict_json import parse_json as parse_strict_json
 
@@ -25,12 +25,10 @@ def parse_json(data: bytes, *, max_depth: int) -> object:
         raise MalformedJson(f"is not JSON: {error.msg} at character {error.pos}") from error
     except RepeatedName as error:
         raise MalformedJson(f"repeats the key {error.name[:100]!r}") from error
-    except NotANumber as error:
-        raise MalformedJson(f"holds {error.text}, which is not JSON") from error
     except JsonNumberRefused as error:
         raise MalformedJson("holds a number with more digits than allowed") from error
     except JsonTooDeep as error:
         raise MalformedJson(f"is nested more than {max_depth} levels deep") from error
     except JsonRefused as error:
-        raise MalformedJson(f"is not JSON: {error}") from error
+        raise MalformedJson(str(error)) from error
     return document

@@ -6,7 +6,7 @@ files, and one without files is rejected after a time. A state changes only from
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -97,18 +97,8 @@ class VersionLifecycle:
     ) -> RegisteredVersion:
         """Like `begin`, but within the caller's transaction."""
         self._require_room(tenant_id)
-        version_id = uuid4()
-        weights = staged / WEIGHTS_FILE
-        size_bytes = weights.stat().st_size if weights.is_file() else 0
-        pending = self._folders.add(staged, version_id)
-        try:
-            record = await VersionStates(session, tenant_id, audit).create(
-                name, version_id=version_id, size_bytes=size_bytes, created_by=created_by
-            )
-        except BaseException:
-            pending.discard()
-            raise
-        return RegisteredVersion(record, pending)
+        states = VersionStates(session, tenant_id, audit)
+        return await register_folder(states, self._folders, name, staged, created_by=created_by)
 
     def start(self, registered: RegisteredVersion) -> None:
         """Validate the version in the background."""
@@ -116,24 +106,41 @@ class VersionLifecycle:
 
     async def run(self) -> None:
         """Resume abandoned versions and apply the engines' quarantines until cancelled."""
+        async with asyncio.TaskGroup() as rounds:
+            rounds.create_task(self._repeat(self._watch_folders, self._limits.sweep_s))
+            rounds.create_task(self._repeat(self.apply_quarantines, self._limits.sweep_s))
+            rounds.create_task(self._repeat(self.end_stale, self._limits.sweep_s))
+
+    async def _watch_folders(self) -> None:
+        with self._folders.watched():
+            await self._repeat(self.resume_abandoned, self._limits.resume_s)
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]], pause_s: float) -> None:
         while True:
             try:
-                await self.apply_quarantines()
-                await self.sweep()
+                await work()
             except (TenantsError, AdaptersError, OSError) as error:
                 self._log.warning("pending uploads not swept", reason=str(error))
             except Exception:  # noqa: BLE001 - reported; one bad round must not be the last
                 self._log.exception("sweeping pending uploads failed")
-            await asyncio.sleep(self._limits.sweep_s)
+            await asyncio.sleep(pause_s)
 
     async def sweep(self) -> None:
         """Resume unlocked folders, delete those without a version, and reject versions that are too old."""
+        await self.resume_abandoned()
+        await self.end_stale()
+
+    async def resume_abandoned(self) -> None:
+        """Resume unlocked folders, which a command or an ended server has left; delete those without a version."""
         for pending in self._folders.abandoned():
             try:
                 await self._resume(pending)
             except BaseException:
                 pending.unlock()
                 raise
+
+    async def end_stale(self) -> None:
+        """End versions that are too old and that this process does not validate."""
         async with self._database.as_operator() as session:
             stale = await PendingVersions(session).older_than(2 * self._limits.give_up_s)
         for version in stale:
@@ -211,3 +218,30 @@ class VersionLifecycle:
             del self._of_tenant[version.tenant_id]
         if not task.cancelled() and task.exception() is not None:
             self._log.error("a version job failed", reason=str(task.exception()))
+
+
+async def register_folder(
+    states: VersionStates,
+    folders: PendingFolders,
+    name: str,
+    staged: Path,
+    *,
+    created_by: str | None,
+    is_probed: bool = True,
+) -> RegisteredVersion:
+    """Register a version of `name` as `validating`, in the transaction of `states`. `staged` is taken over.
+
+    `is_probed` False is recorded in the audit log. Raises `AdapterNotFound`, `StorageError`.
+    """
+    version_id = uuid4()
+    weights = staged / WEIGHTS_FILE
+    size_bytes = weights.stat().st_size if weights.is_file() else 0
+    pending = folders.add(staged, version_id)
+    try:
+        record = await states.create(
+            name, version_id=version_id, size_bytes=size_bytes, created_by=created_by, is_probed=is_probed
+        )
+    except BaseException:
+        pending.discard()
+        raise
+    return RegisteredVersion(record, pending)

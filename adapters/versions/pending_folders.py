@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
@@ -17,6 +18,7 @@ from loraplex.adapters.errors import StorageError
 from loraplex.adapters.storage.free_space import disk_errors
 
 PENDING_FOLDER = ".validating"
+GATEWAYS_LOCK = "gateways.lock"
 _LOCK_SUFFIX = ".lock"
 _LOCK_NAME = re.compile(r"([0-9a-f]{32})\.lock")
 
@@ -51,12 +53,36 @@ class PendingFolders:
     def __init__(self, root: Path) -> None:
         self._root = root / PENDING_FOLDER
 
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Show other processes that this one resumes abandoned folders, until the context ends. Raises `StorageError`."""
+        with disk_errors():
+            self._make_root()
+            descriptor = _open_lock(self._root / GATEWAYS_LOCK)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def is_watched(self) -> bool:
+        """Return whether a process resumes abandoned folders now."""
+        try:
+            descriptor = os.open(self._root / GATEWAYS_LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
     def add(self, staged: Path, version_id: UUID) -> PendingFolder:
         """Take a staged folder over in one step and lock it. Raises `StorageError`."""
         with disk_errors():
-            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self._root.is_symlink():
-                raise StorageError(f"{self._root} is a symbolic link")
+            self._make_root()
             pending = self._lock(version_id)
             if pending is None:
                 raise StorageError("an upload of this version is pending already")
@@ -75,12 +101,16 @@ class PendingFolders:
             if pending is not None:
                 yield pending
 
+    def _make_root(self) -> None:
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._root.is_symlink():
+            raise StorageError(f"{self._root} is a symbolic link")
+
     def _lock(self, version_id: UUID) -> PendingFolder | None:
         """Lock the folder; None while another process has the lock."""
         folder = self._root / version_id.hex
         lock = folder.with_name(f"{version_id.hex}{_LOCK_SUFFIX}")
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(lock, flags, 0o600)
+        descriptor = _open_lock(lock)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -91,3 +121,7 @@ class PendingFolders:
             os.close(descriptor)
             return None
         return PendingFolder(version_id, folder, lock, descriptor)
+
+
+def _open_lock(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

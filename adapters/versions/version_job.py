@@ -26,6 +26,7 @@ from loraplex.tenants.errors import NotFound, StoreUnavailable, TenantsError, Ve
 from loraplex.tenants.registry.versions import Findings, PendingVersion, PendingVersions, VersionStates
 
 PROBE_CHECK = "canary"
+NOT_PROBED = Check(PROBE_CHECK, True, "not run: the version was pushed without it", warning=True)
 
 
 def probe_check(report: ProbeReport) -> Check:
@@ -82,12 +83,13 @@ class LifecycleConfig:
     `max_retry_s`.
 
     A version is rejected after `give_up_s` of retries, and at the latest twice as long after its upload. Unlocked
-    folders are searched every `sweep_s`.
+    folders are searched every `resume_s`, versions without files every `sweep_s`.
     """
 
     retry_s: float = 1.0
     max_retry_s: float = 60.0
     give_up_s: float = 3600.0
+    resume_s: float = 1.0
     sweep_s: float = 10.0
     max_waiting: int = 256
     max_waiting_per_tenant: int = 16
@@ -103,13 +105,13 @@ class _Progress:
 
 
 class VersionJob:
-    """`namespace_of`: tenant -> its 32-byte cache namespace."""
+    """`namespace_of`: tenant -> its 32-byte cache namespace. `prober` None: versions are accepted without a probe."""
 
     def __init__(
         self,
         database: Database,
         validation: Validation,
-        prober: Prober,
+        prober: Prober | None,
         store: AdapterStore,
         namespace_of: Callable[[UUID], bytes],
         limits: LifecycleConfig,
@@ -134,7 +136,14 @@ class VersionJob:
             await self.reject(version, timed_out)
             pending.discard()
 
+    async def finish(self, version: PendingVersion, pending: PendingFolder, validated: Validated) -> None:
+        """Probe, store and accept a validated version, once. Raises what these steps raise; the files stay then."""
+        await self._attempt(version, pending.folder, _Progress(validated))
+        pending.discard()
+
     async def _probe(self, tenant_id: UUID, digest: str, folder: Path) -> Check:
+        if self._prober is None:
+            return NOT_PROBED
         namespace = self.namespace_of(tenant_id)
         adapter = AdapterRef(namespace=namespace, digest=digest, blob_path=str(folder))
         return probe_check(await self._prober.probe(adapter))

@@ -4,7 +4,6 @@ Invariant: every limit of a step is enforced here, where its plan is built. The 
 Every added sequence ends exactly once, with its blocks, pin and place given back.
 """
 
-import math
 from collections.abc import Callable, Collection, Mapping
 
 from loraplex.engine.batch.sequence import RequestChoices, Sequence, SequenceStatus
@@ -38,13 +37,7 @@ from loraplex.engine.scheduling.request_limits import DeadlineKind, Deadlines, R
 from loraplex.engine.scheduling.running_batch import RunningBatch
 from loraplex.engine.scheduling.stop_conditions import finish_reason
 from loraplex.engine.scheduling.unstarted_requests import UnstartedRequests
-
-REVIEW_INTERVAL_S = 0.05
-"""Between two searches for a tenant that has waited too long for a row: such a search reads the whole queue."""
-
-
-def _has_mask(sequence: Sequence) -> bool:
-    return sequence.request.grammar is None or sequence.token_mask is not None
+from loraplex.engine.scheduling.waiting_queue import WaitingQueue
 
 
 class Scheduler:
@@ -64,9 +57,8 @@ class Scheduler:
         eos_token_ids: Collection[int],
         *,
         vocab_size: int = 1 << 32,
-        is_ready: Callable[[Sequence], bool] = _has_mask,
     ) -> None:
-        """A sequence stays out of the batch until `is_ready`; by default, until a grammar's `token_mask` is set."""
+        """A sequence with a grammar stays out of the batch until its `token_mask` is set."""
         if not 1 <= config.max_num_seqs <= config.max_num_batched_tokens:
             raise ValueError("max_num_seqs must lie in 1..max_num_batched_tokens")
         if config.max_adapters_per_step < 1:
@@ -82,19 +74,17 @@ class Scheduler:
         self._clock = clock
         self._max_model_len = max_model_len
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._is_ready = is_ready
         self._adapters = AdapterScheduler(config, residency, policy, clock)
+        self._queue = WaitingQueue(policy, self._adapters, config.max_slot_wait_s, clock)
         self._in_flight = InFlightSteps(self._adapters.deactivate)
         self._batch = RunningBatch(config, self._blocks, self._adapters, self._in_flight, max_model_len)
         self._validator = RequestValidator(max_model_len, cache.pool.total * cache.block_size, vocab_size)
         self._deadlines = Deadlines()
         self._requests: dict[str, RequestChoices] = {}
         self._unstarted = UnstartedRequests(config.max_waiting)
-        self._unready: dict[Sequence, None] = {}
         self._failures: list[tuple[Sequence, EngineError]] = []
         self._num_live = 0
         self._next_order = 0
-        self._next_review = 0.0
 
     @property
     def num_preemptions(self) -> int:
@@ -115,7 +105,7 @@ class Scheduler:
 
     @property
     def num_waiting_for_grammar(self) -> int:
-        return len(self._unready)
+        return self._queue.num_without_mask
 
     @property
     def has_unfinished(self) -> bool:
@@ -157,7 +147,7 @@ class Scheduler:
         self._num_live += len(sequences)
         self._requests[request.request_id] = RequestChoices(sequences, sequences[1:])
         self._unstarted.add(sequences[0])
-        self._enqueue(sequences[0])
+        self._queue.put(sequences[0])
         return sequences
 
     def schedule(self) -> StepPlan | None:
@@ -172,7 +162,7 @@ class Scheduler:
         step = StepRows(self.config.max_num_batched_tokens)
         started, preempted = self._batch.plan_decodes(step)
         for sequence in preempted:
-            self._enqueue(sequence)
+            self._queue.put(sequence)
         plan = self._fill(step, started, room=not preempted)
         if plan is not None:
             self._in_flight.launch(plan)
@@ -210,7 +200,7 @@ class Scheduler:
             return
         if sequence.choice == 0:
             for sibling in self._requests[sequence.request_id].take_siblings():
-                self._enqueue(sibling)
+                self._queue.put(sibling)
         self._end(sequence, reason)
 
     def fail(self, sequence: Sequence, error: EngineError) -> None:
@@ -257,29 +247,8 @@ class Scheduler:
         self.fail(request.live[0], RequestTimeout(f"the request's `{kind}` has passed"))
 
     def _wake(self) -> None:
-        """Queue the sequences whose mask or adapter has arrived."""
-        for sequence in [s for s in self._unready if self._is_ready(s)]:
-            del self._unready[sequence]
-            self._enqueue(sequence)
-        ready, failed = self._adapters.advance(self._batch.num_free)
-        for sequence in ready:
-            sequence.status = SequenceStatus.WAITING
-            self._push(sequence)
-        for sequence, error in failed:
+        for sequence, error in self._queue.wake(self._batch.num_free):
             self.fail(sequence, error)
-
-    def _enqueue(self, sequence: Sequence) -> None:
-        sequence.status = SequenceStatus.WAITING
-        if not self._is_ready(sequence):
-            self._unready[sequence] = None
-        elif self._adapters.admits(sequence):
-            self._push(sequence)
-        else:
-            self._adapters.queue(sequence)
-
-    def _push(self, sequence: Sequence) -> None:
-        sequence.queued_at = min(sequence.queued_at, self._clock())
-        self._policy.push(sequence)
 
     def _admit_starved(self) -> None:
         """Admit a sequence that has waited `max_slot_wait_s` and whose tenant has no row, if necessary in place of others.
@@ -287,27 +256,9 @@ class Scheduler:
         Without this, a tenant with a batch full of long responses would keep all others out until they end. The first by
         policy is never passed over because it does not fit: small prompts would keep a large one out for ever.
         """
-        for sequence in self._starved():
-            if self._adapters.admits(sequence):
-                if self._batch.displace(sequence):
-                    self._leave_queue(sequence)
-                return
-            self._await_adapter(sequence)
-
-    def _starved(self) -> list[Sequence]:
-        """Return what `_admit_starved` chooses from, in the policy's order; nothing between two reviews. O(queued)."""
-        now = self._clock()
-        if now < self._next_review:
-            return []
-        self._next_review = now + REVIEW_INTERVAL_S
-        latest, served = now - self.config.max_slot_wait_s, self._batch.namespaces
-        waiting = (s for s in self._policy if s.queued_at <= latest and s.request.namespace not in served)
-        return sorted(waiting, key=self._policy.rank)
-
-    def _await_adapter(self, sequence: Sequence) -> None:
-        """Let others pass by a queued sequence whose adapter has been evicted or lacks a place in the step."""
-        self._policy.remove(sequence)
-        self._adapters.queue(sequence)
+        sequence = self._queue.next_starved(self._batch.namespaces)
+        if sequence is not None and self._batch.displace(sequence):
+            self._leave_queue(sequence)
 
     def _fill(self, step: StepRows, started: list[Sequence], room: bool) -> StepPlan | None:
         """Complete the step with what fits besides its single tokens. After a preemption no sequence is admitted, so that
@@ -338,10 +289,7 @@ class Scheduler:
         """Move the policy's next sequence into the batch; None when no slot or too few blocks are free."""
         if not self._batch.num_free:
             return None
-        sequence = self._policy.peek()
-        while sequence is not None and not self._adapters.admits(sequence):
-            self._await_adapter(sequence)
-            sequence = self._policy.peek()
+        sequence = self._queue.next()
         if sequence is None or not self._batch.join(sequence):
             return None
         self._leave_queue(sequence)
@@ -349,8 +297,7 @@ class Scheduler:
 
     def _leave_queue(self, sequence: Sequence) -> None:
         """Count the first admission of a choice. Recomputation after a preemption is charged to no tenant."""
-        self._policy.remove(sequence)
-        sequence.queued_at = math.inf
+        self._queue.leave(sequence)
         request = self._requests[sequence.request_id]
         if not request.admitted:
             request.admitted = True
@@ -422,16 +369,14 @@ class Scheduler:
         """Queue the other choices, with the full blocks of the common prompt."""
         for sibling in self._requests[first.request_id].take_siblings():
             self._blocks.fork(first, sibling)
-            self._enqueue(sibling)
+            self._queue.put(sibling)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         """Give back everything that a sequence uses, whatever its status."""
         if sequence.status is SequenceStatus.RUNNING:
             self._batch.remove(sequence)
         else:
-            self._policy.remove(sequence)
-            self._adapters.discard(sequence)
-            self._unready.pop(sequence, None)
+            self._queue.discard(sequence)
         self._blocks.close(sequence)
         # What still refers to an ended sequence must not keep its grammar's memory.
         sequence.token_mask = None

@@ -16,6 +16,7 @@ from loraplex.grammar.errors import (
     JsonNumberRefused,
     JsonRefused,
     JsonTooDeep,
+    NotANumber,
     RepeatedName,
     SchemaNotSatisfied,
 )
@@ -75,8 +76,10 @@ def parse_value(text: str) -> Any:
         raise SchemaNotSatisfied("an object has a key twice") from error
     except JsonTooDeep as error:
         raise SchemaNotSatisfied("the value is nested too deeply") from error
+    except NotANumber as error:
+        raise SchemaNotSatisfied(f"{error.text} is not JSON") from error
     except JsonRefused as error:
-        raise SchemaNotSatisfied(str(error)) from error
+        raise SchemaNotSatisfied(f"the value {error}") from error
     except JSONDecodeError as error:
         raise SchemaNotSatisfied("the value is not JSON") from error
 
@@ -90,7 +93,7 @@ def _decimal(text: str) -> Decimal:
     exponent = text.lower().partition("e")[2]
     # A larger exponent makes no Decimal, or one that exhausts the memory when compared.
     if len(text) > _LONGEST_NUMBER or len(exponent) > 8 or abs(int(exponent or 0)) > _LARGEST_EXPONENT:
-        raise JsonNumberRefused(f"a number beyond 1e±{_LARGEST_EXPONENT} or of too many digits")
+        raise JsonNumberRefused(f"holds a number beyond 1e±{_LARGEST_EXPONENT} or of too many digits")
     return Decimal(text)
 
 

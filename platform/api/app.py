@@ -16,6 +16,7 @@ from loraplex.grammar.errors import GrammarError
 from loraplex.platform.api.body_budget import BodyBudget
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.openapi import Application
+from loraplex.platform.api.openai.openapi import DOCUMENTED_MODELS
 from loraplex.platform.api.openai.routes import inference_router
 from loraplex.platform.api.operator.routes import operator_router
 from loraplex.platform.api.request_id import RequestIds, request_id_of
@@ -32,6 +33,7 @@ LOG = structlog.get_logger("loraplex.gateway")
 def create_app(dependencies: GatewayDependencies, routers: Sequence[APIRouter] = ()) -> Application:
     """Build the application: inference, tenant and operator plane, and `routers`. Its documentation is at `/docs`."""
     app = Application(title="loraplex", redirect_slashes=False, redoc_url=None)
+    app.models = DOCUMENTED_MODELS
     authenticator = Authenticator(
         dependencies.database,
         dependencies.config.key_cache_s,

@@ -1,6 +1,7 @@
-"""A streaming client of the completion endpoints on asyncio streams, cheap because it shares the cores with the server.
+"""A streaming client of the completion endpoints, on asyncio streams and the parser of httptools.
 
-Invariant: while a stream runs the client stores its bytes and their times only; it decodes them after the end (RFC 9112, 7.1).
+Invariant: while a stream runs the client stores its chunks and their times only, because it shares the cores with the server.
+It decodes them after the end.
 """
 
 import asyncio
@@ -11,10 +12,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+from httptools import HttpParserError, HttpResponseParser
 
 from loraplex.platform.bench.report import BenchFailed
 
-LIMIT_BYTES = 1 << 20
+READ_BYTES = 1 << 16
 _FIELD = b"data: "
 
 
@@ -56,7 +58,7 @@ class CompletionRequest:
 
 @dataclass(slots=True)
 class StreamRecord:
-    """The received chunks with their times in seconds of `time.perf_counter`."""
+    """The received chunks with their times in seconds of `time.perf_counter`. `ended`: the response is over."""
 
     request: CompletionRequest
     sent_at: float = 0.0
@@ -64,6 +66,17 @@ class StreamRecord:
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
     error: str | None = None
     cancelled: bool = False
+    ended: bool = False
+
+    def on_body(self, chunk: bytes) -> None:
+        """Keep a chunk of the body; called by the parser."""
+        if not self.cancelled:
+            self.chunks.append((time.perf_counter(), chunk))
+            self.cancelled = len(self.chunks) == self.request.cancel_after
+
+    def on_message_complete(self) -> None:
+        """Note the end of the body; called by the parser."""
+        self.ended = True
 
 
 async def stream_completion(
@@ -77,7 +90,7 @@ async def stream_completion(
     record.sent_at = time.perf_counter()
     try:
         await _exchange(base_url, request, record)
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, HttpParserError) as error:
         record.error = f"{type(error).__name__}: {error}"
     record.ended_at = time.perf_counter()
     return record
@@ -87,22 +100,22 @@ async def _exchange(base_url: str, request: CompletionRequest, record: StreamRec
     url = urlsplit(base_url)
     secure = url.scheme == "https"
     reader, writer = await asyncio.open_connection(
-        url.hostname, url.port or (443 if secure else 80), ssl=secure or None, limit=LIMIT_BYTES
+        url.hostname, url.port or (443 if secure else 80), ssl=secure or None
     )
+    parser = HttpResponseParser(record)
     try:
         writer.write(_head(url.netloc, url.path.rstrip("/") + request.path, request))
-        head = await reader.readuntil(b"\r\n\r\n")
-        status = int(head.split(b" ", 2)[1])
-        chunked = b"transfer-encoding: chunked" in head.lower()
-        if status != 200:
-            text = await (_all_chunks(reader) if chunked else reader.read())
-            record.error = f"HTTP {status}: {text[:500].decode(errors='replace')}"
-        elif not chunked:
-            record.error = "the server does not stream"
-        else:
-            await _record_chunks(reader, record)
+        while not (record.ended or record.cancelled):
+            data = await reader.read(READ_BYTES)
+            if not data:
+                raise EOFError("the server closed the connection within its response")
+            parser.feed_data(data)
     finally:
         writer.close()
+    if (status := parser.get_status_code()) != 200:
+        text = b"".join(chunk for _, chunk in record.chunks)
+        record.error = f"HTTP {status}: {text[:500].decode(errors='replace')}"
+        record.chunks.clear()
 
 
 def _head(host: str, path: str, request: CompletionRequest) -> bytes:
@@ -116,28 +129,6 @@ def _head(host: str, path: str, request: CompletionRequest) -> bytes:
         "Connection: close",
     ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-
-
-async def _record_chunks(reader: asyncio.StreamReader, record: StreamRecord) -> None:
-    limit = record.request.cancel_after
-    while chunk := await _chunk(reader):
-        record.chunks.append((time.perf_counter(), chunk))
-        if limit is not None and len(record.chunks) >= limit:
-            record.cancelled = True
-            return
-
-
-async def _all_chunks(reader: asyncio.StreamReader) -> bytes:
-    parts = []
-    while chunk := await _chunk(reader):
-        parts.append(chunk)
-    return b"".join(parts)
-
-
-async def _chunk(reader: asyncio.StreamReader) -> bytes:
-    """Read the data of the next chunk; empty for the last one."""
-    size = int((await reader.readuntil(b"\r\n")).split(b";", 1)[0], 16)
-    return (await reader.readexactly(size + 2))[:size]
 
 
 @dataclass(frozen=True, slots=True)

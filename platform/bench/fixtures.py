@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, LocalAdapterStore
-from loraplex.adapters.versions.push import AdapterRegistry
+from loraplex.adapters.target_modules import adaptable_modules
+from loraplex.adapters.validation.own_files import OwnFilesValidation
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.models.config import ModelConfig
 from loraplex.platform.bench.local_server import LocalServer
@@ -26,14 +28,19 @@ from loraplex.platform.bench.report import BenchFailed
 from loraplex.platform.bench.workload import vocabulary_text
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.server.base_model_file import read_base_model
-from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.platform.services import api_keys, tenants
+from loraplex.platform.services.actors import command_actor
+from loraplex.platform.services.api_keys import OperatorKeys
+from loraplex.platform.services.push import FolderPush, PushRequest
+from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.api_keys.scopes import INFERENCE
-from loraplex.tenants.database import Database
+from loraplex.tenants.database import Database, DefaultLimits
 
 ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 B_DEVIATION = 0.02
 SLOW_PUSH_S = 0.3
+NO_LIMITS = DefaultLimits(max_adapter_bytes=1 << 50)
+"""A load test stores as many adapters as its disk has room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +72,17 @@ class BenchFixtures:
         self._server = server
 
     async def tenant(self, name: str) -> BenchTenant:
-        async with self._database.as_operator() as session:
-            tenant = await TenantRepository(session).create(name)
-            issued = await KeyRepository(session).create(tenant.id, "bench", [INFERENCE])
-            return BenchTenant(name, tenant.id, issued.plaintext)
+        async with unit_of_work(self._database, command_actor(), None, None) as uow:
+            tenant_id = (await tenants.create(uow, name)).tenant.id
+            issued = await api_keys.create(uow, OperatorKeys(uow, tenant_id), "bench", [INFERENCE])
+        return BenchTenant(name, tenant_id, issued.plaintext)
 
     async def push_folders(self, tenant: BenchTenant, folders: Sequence[Path]) -> PushTiming:
-        """Register each folder under its name."""
-        registry = self._registry()
+        """Register each folder under its name, without a probe."""
+        push = self._push()
         began = time.perf_counter()
         for folder in folders:
-            await registry.push(tenant.tenant_id, folder.name, folder)
+            await push.push_unprobed(tenant.tenant_id, PushRequest(name=folder.name, folder=folder))
         took = time.perf_counter() - began
         return PushTiming(tuple(folder.name for folder in folders), took / max(len(folders), 1))
 
@@ -96,17 +103,22 @@ class BenchFixtures:
         """The configuration of the served model."""
         return load_model_config(read_base_model(self._server.data_dir).path)
 
-    def _registry(self) -> AdapterRegistry:
+    def _push(self) -> FolderPush:
         facts = read_base_model(self._server.data_dir)
         storage = LocalAdapterStore(self._server.data_dir / ADAPTERS_FOLDER)
-        return AdapterRegistry(self._database, storage, self.model_config(), facts.digest)
+        return FolderPush(
+            self._database,
+            lambda tenant_id: unit_of_work(self._database, command_actor(), tenant_id, None),
+            BlobStore(storage, None, facts.digest),
+            OwnFilesValidation(adaptable_modules(self.model_config()), facts.digest),
+        )
 
 
 @asynccontextmanager
 async def open_fixtures(server: LocalServer) -> AsyncIterator[BenchFixtures]:
     """Connect to the database that the running server started."""
     async with EmbeddedServices(server.data_dir, transient=True) as services:
-        database = Database(services.database_url, pool_size=2)
+        database = Database(services.database_url, pool_size=2, limits=NO_LIMITS)
         try:
             yield BenchFixtures(database, server)
         finally:

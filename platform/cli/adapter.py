@@ -1,15 +1,13 @@
-"""`loraplex adapter`: commands on a tenant's adapters, which work on the database itself, without HTTP.
+"""`loraplex adapter`: commands on a tenant's adapters, which work on the database itself, or push over HTTP.
 
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage. With `--json` only JSON reaches standard output.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
-from uuid import UUID
 
 import typer
 from rich.console import Console
@@ -19,26 +17,22 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.adapters.errors import AdapterRejected, AdaptersError, TensorsRejected
 from loraplex.adapters.report import ValidationReport
-from loraplex.adapters.versions.push import AdapterRegistry, Promotion, PushedVersion, delete_adapter
-from loraplex.engine.checkpoints.config_reader import load_model_config
-from loraplex.engine.checkpoints.digest import model_digest
+from loraplex.adapters.storage.garbage_collection import remove_files_of
+from loraplex.adapters.versions.pending_folders import PendingFolders
 from loraplex.engine.errors import EngineError
-from loraplex.platform.cli.command_context import open_database
-from loraplex.platform.config import load_settings
-from loraplex.platform.datastores.blob_storage import BlobStorage
+from loraplex.platform.cli.command_context import TenantCommand, open_tenant_command
+from loraplex.platform.cli.local_push import data_dir_blobs, local_push
+from loraplex.platform.cli.remote_push import open_remote_push
 from loraplex.platform.errors import GatewayError
 from loraplex.platform.parameters.adapter_profile import read_profile_change
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
-from loraplex.platform.server.base_model_file import BaseModelFacts, default_served_name, read_base_model
-from loraplex.platform.startup_errors import DependencyFailed, StartError
-from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.audit_log import Actor, AuditRepository
-from loraplex.tenants.database import Database
+from loraplex.platform.services import adapters, aliases, versions
+from loraplex.platform.services.push import VALIDATING, Promotion, PushedVersion, PushRequest
+from loraplex.platform.startup_errors import StartError
 from loraplex.tenants.errors import InvalidField, TenantsError
 from loraplex.tenants.models import TOOL_STYLES, AdapterVersion
 from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository, ProfileChange
-from loraplex.tenants.registry.aliases import AliasRepository, AliasState
-from loraplex.tenants.registry.versions import VersionStates
+from loraplex.tenants.registry.aliases import WHOLE, AliasRepository, AliasState
 
 NO_STYLE = "none"
 BODY_LIMITS = BodyLimits(max_bytes=4096, max_depth=2, max_values=100)
@@ -66,8 +60,6 @@ def profile_change(tool_style: str | None, defaults: str | None) -> ProfileChang
         raise typer.BadParameter(str(error)) from error
 
 
-DIGEST_CACHE = "model_digests.json"
-
 app = typer.Typer(name="adapter", help="A tenant's LoRA adapters.", no_args_is_help=True)
 
 Tenant = Annotated[str, typer.Option("--tenant", help="The tenant's name.")]
@@ -84,6 +76,19 @@ def push(
     ],
     tenant: Tenant,
     name: Annotated[str, typer.Option("--name", help="The adapter's name.")],
+    url: Annotated[
+        str | None, typer.Option("--url", help="A server elsewhere, which gets the folder over HTTP.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", help="A key of the tenant for that server (adapters:write).")
+    ] = None,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe/--no-probe",
+            help="Let an engine try the adapter first (the canary). Without it the audit log says so.",
+        ),
+    ] = True,
     model: Model = None,
     promote: Annotated[
         bool,
@@ -97,45 +102,62 @@ def push(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Validate an adapter and store it as a new version."""
+    """Store an adapter as a new version, once a server has validated and probed it.
+
+    The server is the one that runs on this data directory, or the one at --url. Without a server the files are validated here, and
+    the next start probes them.
+    """
     change = profile_change(tool_style, defaults)
     promotion: Promotion = "never" if no_alias else "always" if promote else "first"
+    profile = AdapterProfile(**change) if change else None
+    request = PushRequest(name=name, folder=folder, promote=promotion, profile=profile)
+    if (url is None) != (key is None):
+        raise typer.BadParameter("--url and --key need each other")
+    if url is not None and not (probe and model is None):
+        raise typer.BadParameter("--no-probe and --model are for this data directory, not for --url")
 
-    async def run(database: Database, tenant_id: UUID, home: Path) -> None:
-        with Console(stderr=True).status(f"validating {folder.name}"):
-            registry = await asyncio.to_thread(_registry, database, home, model)
-            profile = AdapterProfile(**change) if change else None
-            pushed = await registry.push(tenant_id, name, folder, promote=promotion, profile=profile)
+    async def run() -> None:
+        with Console(stderr=True).status(f"pushing {folder.name}: validation and canary"):
+            if url is not None and key is not None:
+                async with open_remote_push(url, key, tenant) as remote:
+                    pushed = await remote.push(request)
+            else:
+                async with open_tenant_command(tenant, data_dir) as command:
+                    local = await local_push(command, model)
+                    use_case = local.push if probe else local.push_unprobed
+                    pushed = await use_case(command.tenant_id, request)
         _print(_pushed_document(pushed), as_json, _report_table(pushed.report))
+        if pushed.state == VALIDATING:
+            _explain_waiting(pushed)
 
-    _run(run, tenant, data_dir, as_json)
+    _run(run(), as_json)
 
 
 @app.command("list")
 def list_adapters(tenant: Tenant, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List a tenant's adapters."""
 
-    async def run(database: Database, tenant_id: UUID, home: Path) -> None:
+    async def run(command: TenantCommand) -> None:
         documents = []
-        async with database.as_operator() as session:
-            for adapter in await AdapterRepository(session, tenant_id).list():
-                documents.append(await _adapter_document(session, tenant_id, adapter.name))
+        async with command.query() as session:
+            for adapter in await AdapterRepository(session, command.tenant_id).list():
+                documents.append(await _adapter_document(session, command, adapter.name))
         table = Table("name", "versions", "aliases")
         for document in documents:
             aliases = ", ".join(f"{alias}@{version}" for alias, version in document["aliases"].items())
             table.add_row(document["name"], str(len(document["versions"])), aliases)
         _print(documents, as_json, table)
 
-    _run(run, tenant, data_dir, as_json)
+    _run_on(tenant, data_dir, run, as_json)
 
 
 @app.command()
 def show(name: Name, tenant: Tenant, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show an adapter's versions and aliases."""
 
-    async def run(database: Database, tenant_id: UUID, home: Path) -> None:
-        async with database.as_operator() as session:
-            document = await _adapter_document(session, tenant_id, name)
+    async def run(command: TenantCommand) -> None:
+        async with command.query() as session:
+            document = await _adapter_document(session, command, name)
         table = Table("version", "state", "rank", "bytes", "aliases", "tool style", "defaults", "digest")
         for version in document["versions"]:
             aliases = [alias for alias, number in document["aliases"].items() if number == version["version"]]
@@ -147,7 +169,7 @@ def show(name: Name, tenant: Tenant, data_dir: DataDir = None, as_json: AsJson =
             table.add_row(*map(str, cells), ", ".join(aliases), *profile, version["digest"])
         _print(document, as_json, table)
 
-    _run(run, tenant, data_dir, as_json)
+    _run_on(tenant, data_dir, run, as_json)
 
 
 @app.command()
@@ -163,37 +185,50 @@ def profile(
     """Show a version's tool style and sampling defaults, or change them before its first alias."""
     change = profile_change(tool_style, defaults)
 
-    async def run(database: Database, tenant_id: UUID, home: Path) -> None:
-        async with database.as_operator() as session:
-            adapters = AdapterRepository(session, tenant_id)
-            if change:
-                record = await adapters.change_profile(name, version, change)
-            else:
-                record = await adapters.version(name, version)
+    async def run(command: TenantCommand) -> None:
+        if change:
+            async with command.unit_of_work() as uow:
+                record = await versions.change_profile(uow, command.tenant_id, name, version, change)
+        else:
+            async with command.query() as session:
+                record = await AdapterRepository(session, command.tenant_id).version(name, version)
         document = {"tool_style": record.tool_style, "defaults": record.defaults}
         text = f"{escape(name)}@{version}: tool style {record.tool_style or '-'}, defaults {json.dumps(record.defaults)}"
         _print({"name": name, "version": version} | document, as_json, text)
 
-    _run(run, tenant, data_dir, as_json)
+    _run_on(tenant, data_dir, run, as_json)
 
 
 @app.command()
 def alias(
     name: Name,
     alias_name: Annotated[str, typer.Argument(metavar="ALIAS", help="For example `production`.")],
-    version: Annotated[int, typer.Argument(min=1, help="The version that the alias points to from now on.")],
     tenant: Tenant,
+    version: Annotated[
+        int | None, typer.Argument(min=1, help="The version that the alias points to from now on.")
+    ] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the alias instead.")] = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Point an alias at a version."""
+    """Point an alias at a version, or delete it."""
+    if delete == (version is not None):
+        raise typer.BadParameter("either VERSION or --delete is needed")
 
-    async def run(database: Database, tenant_id: UUID, home: Path) -> None:
-        async with database.as_operator() as session:
-            record = await AliasRepository(session, tenant_id).set(name, alias_name, {version: 100})
-        _print_alias(name, record, as_json)
+    async def run(command: TenantCommand) -> None:
+        async with command.unit_of_work() as uow:
+            if version is not None:
+                targets = {version: WHOLE}
+                record = await aliases.move(uow, command.tenant_id, name, alias_name, targets)
+            else:
+                record = await aliases.delete(uow, command.tenant_id, name, alias_name)
+        if delete:
+            document = {"name": name, "alias": record.alias, "version": None}
+            _print(document, as_json, f"deleted {escape(name)}:{escape(record.alias)}")
+        else:
+            _print_alias(name, record, as_json)
 
-    _run(run, tenant, data_dir, as_json)
+    _run_on(tenant, data_dir, run, as_json)
 
 
 @app.command()
@@ -206,12 +241,12 @@ def rollback(
 ) -> None:
     """Point an alias back at its previous version."""
 
-    async def run(database: Database, tenant_id: UUID, home: Path) -> None:
-        async with database.as_operator() as session:
-            record = await AliasRepository(session, tenant_id).rollback(name, alias_name)
+    async def run(command: TenantCommand) -> None:
+        async with command.unit_of_work() as uow:
+            record = await aliases.roll_back(uow, command.tenant_id, name, alias_name)
         _print_alias(name, record, as_json)
 
-    _run(run, tenant, data_dir, as_json)
+    _run_on(tenant, data_dir, run, as_json)
 
 
 @app.command()
@@ -227,43 +262,70 @@ def release(
     An engine that quarantined the version refuses it until the engine restarts: restart it first, then release the version.
     """
 
-    async def run(database: Database, tenant_id: UUID, home: Path) -> None:
-        async with database.as_operator() as session:
-            record = await AdapterRepository(session, tenant_id).version(name, version)
-            audit = AuditRepository(session, Actor("command", "adapter release"), tenant_id)
-            states = VersionStates(session, tenant_id, audit)
-            moved = await states.move(record.id, "ready", expected=("quarantined",))
+    async def run(command: TenantCommand) -> None:
+        async with command.unit_of_work() as uow:
+            moved = await versions.lift_quarantine(uow, command.tenant_id, name, version)
         document = {"name": name, "version": version, "state": moved.state}
         _print(document, as_json, f"{escape(name)}@{version} is {moved.state}")
 
-    _run(run, tenant, data_dir, as_json)
+    _run_on(tenant, data_dir, run, as_json)
 
 
 @app.command()
-def delete(name: Name, tenant: Tenant, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Delete an adapter: its name, its aliases and its stored files."""
+def delete(
+    name: Name,
+    tenant: Tenant,
+    version: Annotated[int | None, typer.Option("--version", min=1, help="Delete this version only.")] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Delete the adapter with its aliases, and even while requests use it."),
+    ] = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete an adapter and its stored files, or one version.
 
-    async def run(database: Database, tenant_id: UUID, home: Path) -> None:
-        await delete_adapter(database, _blobs(home, "").adapters.delete, tenant_id, name)
-        _print({"deleted": name}, as_json, f"deleted {escape(name)}")
+    Refused while an alias points to it, it is being validated, or requests use it.
+    """
+    if force and version is not None:
+        raise typer.BadParameter("--force deletes a whole adapter")
 
-    _run(run, tenant, data_dir, as_json)
+    async def run(command: TenantCommand) -> None:
+        async with command.unit_of_work() as uow:
+            if version is not None:
+                record = await versions.delete(uow, command.tenant_id, name, version)
+                adapter_id = record.adapter_id
+            else:
+                use_case = adapters.force_delete if force else adapters.delete
+                adapter_id = (await use_case(uow, command.tenant_id, name)).id
+        blobs = data_dir_blobs(command.home)
+        if not PendingFolders(blobs.local.root).is_watched():
+            await remove_files_of(command.database, blobs.adapters.delete, adapter_id)
+        deleted = name if version is None else f"{name}@{version}"
+        _print({"deleted": deleted}, as_json, f"deleted {escape(deleted)}")
+
+    _run_on(tenant, data_dir, run, as_json)
 
 
-def _run(
-    command: Callable[[Database, UUID, Path], Awaitable[None]],
+def _run_on(
     tenant: str,
     data_dir: Path | None,
+    work: Callable[[TenantCommand], Awaitable[None]],
     as_json: bool,
 ) -> None:
-    """Run a command on a tenant of the database. Every known error becomes one line and an exit code."""
+    """Run `work` on a tenant of the database, and map its errors as `_run` does."""
 
-    async def within() -> None:
-        async with _tenant(tenant, data_dir) as (database, tenant_id, home):
-            await command(database, tenant_id, home)
+    async def run() -> None:
+        async with open_tenant_command(tenant, data_dir) as command:
+            await work(command)
 
+    _run(run(), as_json)
+
+
+def _run(work: Coroutine[Any, Any, None], as_json: bool) -> None:
+    """Run a command to its end. Every known error becomes one line and an exit code."""
     try:
-        asyncio.run(within())
+        asyncio.run(work)
     except (AdaptersError, TenantsError, EngineError, StartError) as error:
         _print_error(error, as_json)
         usage = isinstance(error, InvalidField)
@@ -271,51 +333,14 @@ def _run(
         raise typer.Exit(code) from error
 
 
-@asynccontextmanager
-async def _tenant(name: str, data_dir: Path | None) -> AsyncIterator[tuple[Database, UUID, Path]]:
-    home = load_settings({"data_dir": data_dir}).data_dir
-    async with open_database(home) as database:
-        async with database.as_operator() as session:
-            tenant_id = (await TenantRepository(session).get(name)).id
-        yield database, tenant_id, home
-
-
-def _registry(database: Database, home: Path, model: str | None) -> AdapterRegistry:
-    facts = read_base_model(home) if model is None else _facts_of(model, home)
-    blobs, model_config = _blobs(home, facts.digest), load_model_config(facts.path)
-    return AdapterRegistry(
-        database,
-        blobs.local,
-        model_config,
-        facts.digest,
-        blobs=blobs.adapters,
-        served_model_name=facts.served_name,
-    )
-
-
-def _blobs(home: Path, base_model_digest: str) -> BlobStorage:
-    """The server's adapter storage. The digest is only needed to fetch an adapter."""
-    return BlobStorage(load_settings({"data_dir": home}), base_model_digest)
-
-
-def _facts_of(model: str, home: Path) -> BaseModelFacts:
-    digest = model_digest(model, home / DIGEST_CACHE)
-    return BaseModelFacts(served_name=_served_name(model, home), path=model, digest=digest)
-
-
-def _served_name(model: str, home: Path) -> str:
-    """The served name of this data directory's server, or the one that it would use."""
-    try:
-        return read_base_model(home).served_name
-    except DependencyFailed:
-        return load_settings({"data_dir": home}).served_model_name or default_served_name(model)
-
-
-async def _adapter_document(session: AsyncSession, tenant_id: UUID, name: str) -> dict[str, Any]:
-    aliases = {state.alias: state.version for state in await AliasRepository(session, tenant_id).list(name)}
-    records = await AdapterRepository(session, tenant_id).versions(name)
-    versions = [_version_document(version) for version in records]
-    return {"name": name, "aliases": aliases, "versions": versions}
+async def _adapter_document(session: AsyncSession, command: TenantCommand, name: str) -> dict[str, Any]:
+    states = await AliasRepository(session, command.tenant_id).list(name)
+    records = await AdapterRepository(session, command.tenant_id).versions(name)
+    return {
+        "name": name,
+        "aliases": {state.alias: state.version for state in states},
+        "versions": [_version_document(version) for version in records],
+    }
 
 
 def _version_document(version: AdapterVersion) -> dict[str, Any]:
@@ -336,12 +361,22 @@ def _pushed_document(pushed: PushedVersion) -> dict[str, Any]:
     return {
         "name": pushed.name,
         "version": pushed.version,
+        "state": pushed.state,
         "digest": pushed.digest,
         "rank": pushed.rank,
         "size_bytes": pushed.size_bytes,
         "promoted": pushed.promoted,
         "report": {"checks": pushed.report.as_dicts()},
     }
+
+
+def _explain_waiting(pushed: PushedVersion) -> None:
+    place = f"{pushed.name}@{pushed.version}"
+    text = (
+        f"{place} is validating: no server runs on this data directory. The next start of one probes it (the canary); "
+        "then move an alias to it. A server elsewhere takes the folder with --url and --key."
+    )
+    Console(stderr=True, soft_wrap=True).print(escape(text))
 
 
 def _report_table(report: ValidationReport) -> Table:

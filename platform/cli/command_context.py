@@ -5,7 +5,7 @@ Invariant: an embedded database is migrated before it is used; a production one 
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
@@ -13,6 +13,7 @@ from uuid import UUID
 import typer
 from rich.console import Console
 from rich.markup import escape
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.datastores.connections import ensure_schema, open_stores
@@ -77,6 +78,34 @@ async def command_unit_of_work(data_dir: Path | None) -> AsyncIterator[UnitOfWor
         unit_of_work(stores.database, command_actor(), None, publisher) as uow,
     ):
         yield uow
+
+
+@dataclass(frozen=True, slots=True)
+class TenantCommand:
+    """A command on one tenant of the database. `home` is the data directory."""
+
+    database: Database
+    tenant_id: UUID
+    home: Path
+    publisher: PolicyPublisher | None
+
+    def query(self) -> AbstractAsyncContextManager[AsyncSession]:
+        """Open a transaction that changes nothing."""
+        return self.database.as_tenant(self.tenant_id)
+
+    def unit_of_work(self) -> AbstractAsyncContextManager[UnitOfWork]:
+        """Open a unit of work in the tenant's role. Its author is the user who runs the command."""
+        return unit_of_work(self.database, command_actor(), self.tenant_id, self.publisher)
+
+
+@asynccontextmanager
+async def open_tenant_command(tenant: str, data_dir: Path | None) -> AsyncIterator[TenantCommand]:
+    """Open the stores for a command on the tenant of this name. Raises `StartError`, `TenantNotFound`."""
+    async with open_command_stores(data_dir) as stores, open_publisher(stores) as publisher:
+        async with stores.database.as_operator() as session:
+            tenant_id = (await TenantRepository(session).get(tenant)).id
+        home = load_settings({"data_dir": data_dir}).data_dir
+        yield TenantCommand(stores.database, tenant_id, home, publisher)
 
 
 class CommandPublisher:

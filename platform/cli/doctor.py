@@ -155,7 +155,7 @@ def check_uploads(settings: Settings) -> Check:
     try:
         result = asyncio.run(validate_empty_upload())
     except AdaptersError as error:
-        return Check("uploads", "warning", f"{error}: only `loraplex adapter push` adds adapters")
+        return Check("uploads", "warning", f"{error}: no adapter can be added")
     confined = isinstance(result, Rejected) and result.check == "manifest"
     if not confined:
         return Check("uploads", "warning", "the process that validates uploads does not work here")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from loraplex.adapters.storage.local_store import write_private
+from loraplex.adapters.storage.durable_files import write_private
 
 DEMO_FILE = "demo.json"
 

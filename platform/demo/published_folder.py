@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from loraplex.adapters.storage.durable_files import sync_folder
+
 Build = Callable[[Path, int], Path]
 
 
@@ -50,9 +52,7 @@ def _exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[int]:
 
 def _flush(folder: Path) -> None:
     """Sync files and names to the disk, so that a power failure after the rename leaves no empty file."""
-    for path in [*folder.iterdir(), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    sync_folder(folder)

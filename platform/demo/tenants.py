@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-from loraplex.adapters.versions.push import AdapterRegistry
 from loraplex.platform.demo.demo_file import DemoAccess, DemoTenantAccess, read_demo_file, write_demo_file
 from loraplex.platform.demo.errors import TenantIsNotTheDemos
 from loraplex.platform.services import api_keys, tenants
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.api_keys import OperatorKeys
+from loraplex.platform.services.push import FolderPush, PushRequest
 from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
@@ -44,7 +44,7 @@ DEMO_TENANTS = (
 
 async def prepare_demo(
     database: Database,
-    registry: AdapterRegistry,
+    push: FolderPush,
     data_dir: Path,
     *,
     base_url: str,
@@ -71,7 +71,8 @@ async def prepare_demo(
     write_demo_file(data_dir, access)
     for plan, owner in owners:
         for adapter in plan.adapters:
-            await registry.push(owner.tenant_id, adapter, ADAPTERS_FOLDER / adapter, promote="first")
+            request = PushRequest(name=adapter, folder=ADAPTERS_FOLDER / adapter, promote="first")
+            await push.push_unprobed(owner.tenant_id, request)
     return access
 
 

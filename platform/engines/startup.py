@@ -17,7 +17,8 @@ from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.engines.process import EngineProcess, EngineProcessOptions
 from loraplex.platform.engines.remote_client import OnDeath, RemoteEngine, ignore_death
-from loraplex.platform.engines.restart_policy import RestartPolicy, WatchdogConfig
+from loraplex.platform.engines.watchdog import WatchdogConfig
+from loraplex.platform.processes.restart_budget import RestartPolicy
 from loraplex.platform.startup_errors import EngineStartFailed, SettingsError
 
 RUN_FOLDER = "run"

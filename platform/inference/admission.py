@@ -37,12 +37,14 @@ class RequestContext:
     renew_caller: Callable[[Caller], Awaitable[Caller]]
     confirm_caller: Callable[[Caller], Awaitable[Caller]]
     headers: dict[str, str] = field(default_factory=dict)
+    renewals: int = 0
 
     async def renew(self) -> None:
         """Authenticate the caller again without the cache, because its policy is outdated.
 
         If the key no longer works, the response carries the authentication error and no other headers.
         """
+        self.renewals += 1
         self.caller = await self._reauthenticate(self.renew_caller)
 
     async def confirm(self) -> None:
@@ -55,6 +57,10 @@ class RequestContext:
         except Exception:
             self.headers.clear()
             raise
+
+
+class ModelMoved(Exception):
+    """The model's name refers to another version under the caller's new policy: the request begins again with that."""
 
 
 LOG = structlog.get_logger("loraplex.admission")
@@ -98,7 +104,7 @@ class PendingAdmission:
         """Wait for the ledger; return None when the request was refused, which `reservation` has raised."""
         try:
             return await asyncio.shield(self._admitting)
-        except (TenantsError, GatewayError) as error:
+        except (TenantsError, GatewayError, ModelMoved) as error:
             LOG.debug("a request was refused after its provisional admission", reason=type(error).__name__)
             return None
 
@@ -118,11 +124,17 @@ class InferenceAdmission:
             raise error
 
     async def admit(
-        self, context: RequestContext, model: ResolvedModel, sizes: RequestSizes
+        self,
+        context: RequestContext,
+        model: ResolvedModel,
+        sizes: RequestSizes,
+        still_names: Callable[[ResolvedModel], Awaitable[bool]],
     ) -> PendingAdmission:
         """Reserve what a request may use.
 
-        A caller whose policy is outdated is authenticated again, at most `RENEWALS` times. Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, and what authentication raises.
+        A caller whose policy is outdated is authenticated again, at most `RENEWALS` times in one request. `still_names` says
+        whether the request's model name refers to `model` under the new policy; `ModelMoved` is raised where it does not.
+        Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, and what authentication raises.
         """
         decided = asyncio.get_running_loop().create_future()
 
@@ -130,7 +142,9 @@ class InferenceAdmission:
             if not decided.done():
                 decided.set_result(None)
 
-        admitting = self._background_tasks.begin(self._admit_renewing(context, model, sizes, decide))
+        admitting = self._background_tasks.begin(
+            self._admit_renewing(context, model, sizes, still_names, decide)
+        )
         admitting.add_done_callback(decide)
         pending = PendingAdmission(context, admitting)
         try:
@@ -156,34 +170,32 @@ class InferenceAdmission:
         context: RequestContext,
         model: ResolvedModel,
         sizes: RequestSizes,
+        still_names: Callable[[ResolvedModel], Awaitable[bool]],
         on_provisional: OnProvisional,
     ) -> Reservation:
-        for _ in range(RENEWALS):
+        while True:
+            caller = context.caller
+            request = ReservationRequest(
+                id=uuid7(),
+                request_id=context.request_id,
+                tenant_id=caller.tenant_id,
+                api_key_id=caller.api_key_id,
+                policy_epoch=caller.policy_epoch,
+                adapter_id=model.adapter_id,
+                adapter_version=model.version,
+                digest=model.digest,
+                prompt_tokens=sizes.prompt_tokens,
+                completion_tokens=sizes.completion_tokens,
+                sequences=sizes.sequences,
+            )
             try:
-                return await self._admit_once(context, model, sizes, on_provisional)
+                return await self._controller.admit(request, on_provisional)
             except PolicyStale:
-                await context.renew()
-        return await self._admit_once(context, model, sizes, on_provisional)
-
-    async def _admit_once(
-        self,
-        context: RequestContext,
-        model: ResolvedModel,
-        sizes: RequestSizes,
-        on_provisional: OnProvisional,
-    ) -> Reservation:
-        request = ReservationRequest(
-            id=uuid7(),
-            request_id=context.request_id,
-            key=context.caller.key,
-            adapter_id=model.adapter_id,
-            adapter_version=model.version,
-            digest=model.digest,
-            prompt_tokens=sizes.prompt_tokens,
-            completion_tokens=sizes.completion_tokens,
-            sequences=sizes.sequences,
-        )
-        return await self._controller.admit(request, on_provisional)
+                if context.renewals == RENEWALS:
+                    raise
+            await context.renew()
+            if not await still_names(model):
+                raise ModelMoved
 
     async def _cancel(self, pending: PendingAdmission) -> None:
         reservation = await pending.reservation_or_none()

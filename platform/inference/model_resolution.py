@@ -1,16 +1,24 @@
 """Resolves `model` to the base model or one immutable adapter version, within the caller's tenant, once per request.
 
-Invariant: the error for an adapter of another tenant is the same as for a name that does not exist.
+Invariants: the error for an adapter of another tenant is the same as for a name that does not exist; a request runs only on what
+its name referred to under the policy epoch that admitted it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 from uuid import UUID
 
+from loraplex.grammar.tenant_cache import TenantCache
 from loraplex.platform.auth.authenticator import Caller
 from loraplex.platform.errors import ModelNotFound
 from loraplex.platform.inference.dependencies import GatewayDependencies
-from loraplex.tenants.registry.resolution import ModelResolver
+from loraplex.platform.tenant_limiter import AT_ONCE, TenantLimiter
+from loraplex.tenants.registry.resolution import ModelResolver, ModelTargets
+
+MAX_BYTES: Final = 32 << 20
+MAX_TENANT_BYTES: Final = 4 << 20
+VERSION_BYTES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +42,34 @@ class ResolvedModel:
             return {}
         return {"x-loraplex-adapter": self.adapter, "x-loraplex-adapter-digest": self.digest}
 
-    def card(self, created: int, base: str) -> dict[str, object]:
-        """Build the model object of the OpenAI API; `parent` names the base model of an adapter."""
-        parent = None if self.adapter is None else base
-        card = {"id": self.name, "object": "model", "created": created, "owned_by": "loraplex"}
-        return card | {"root": self.adapter or self.name, "parent": parent}
+
+class KnownModels:
+    """The adapters that model names refer to, as they were read, for requests of the policy epoch under which they were read.
+
+    Whatever changes them raises the epoch, and admission refuses a caller of an older one. So a request that is resolved
+    from here is admitted only if a transaction would resolve it likewise. Names that refer to nothing are not kept.
+    """
+
+    def __init__(self, dependencies: GatewayDependencies) -> None:
+        self._dependencies = dependencies
+        self._targets = TenantCache[ModelTargets](MAX_BYTES, MAX_TENANT_BYTES, _size)
+        # Requests in flight are bounded already, so each of them may wait.
+        waiting = dependencies.config.max_in_flight
+        self._limiter = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=waiting)
+
+    async def resolve(self, caller: Caller, name: str, sticky: str) -> ResolvedModel:
+        """Resolve a name for a request that is admitted under the caller's policy. Raises as `resolve_model`."""
+        if name == self._dependencies.served_model_name:
+            return ResolvedModel(name)
+        tenant, key = caller.tenant_id.bytes, (caller.policy_epoch, name)
+        targets = self._targets.get(tenant, key)
+        if targets is None:
+            async with self._limiter.slot(caller.tenant_id):
+                targets = self._targets.get(tenant, key) or await find_targets(
+                    self._dependencies, caller, name
+                )
+            self._targets.put(tenant, key, targets)
+        return _resolved(name, targets, sticky)
 
 
 async def resolve_model(
@@ -50,10 +81,28 @@ async def resolve_model(
     """
     if name == dependencies.served_model_name:
         return ResolvedModel(name)
+    return _resolved(name, await find_targets(dependencies, caller, name), sticky)
+
+
+async def find_targets(dependencies: GatewayDependencies, caller: Caller, name: str) -> ModelTargets:
+    """Read what an adapter's name refers to now. Raises as `resolve_model`."""
     async with dependencies.database.as_tenant(caller.tenant_id) as session:
-        adapter = await ModelResolver(session, caller.tenant_id).resolve(name, sticky)
-    if adapter is None:
+        targets = await ModelResolver(session, caller.tenant_id).find(name)
+    if targets is None:
         raise ModelNotFound(f"The model `{name}` does not exist or you have no access to it.", param="model")
+    return targets
+
+
+async def list_models(dependencies: GatewayDependencies, caller: Caller) -> list[ResolvedModel]:
+    """List the base model and the caller's aliases with a ready version; `production` is listed by its adapter's name."""
+    async with dependencies.database.as_tenant(caller.tenant_id) as session:
+        adapters = await ModelResolver(session, caller.tenant_id).list()
+    own = [ResolvedModel(each.reference, f"{each.name}@{each.version}", each.digest) for each in adapters]
+    return [ResolvedModel(dependencies.served_model_name), *own]
+
+
+def _resolved(name: str, targets: ModelTargets, sticky: str) -> ResolvedModel:
+    adapter = targets.choose(sticky)
     return ResolvedModel(
         name=name,
         adapter=f"{adapter.name}@{adapter.version}",
@@ -65,9 +114,6 @@ async def resolve_model(
     )
 
 
-async def list_models(dependencies: GatewayDependencies, caller: Caller) -> list[ResolvedModel]:
-    """List the base model and the caller's aliases with a ready version; `production` is listed by its adapter's name."""
-    async with dependencies.database.as_tenant(caller.tenant_id) as session:
-        adapters = await ModelResolver(session, caller.tenant_id).list()
-    own = [ResolvedModel(each.reference, f"{each.name}@{each.version}", each.digest) for each in adapters]
-    return [ResolvedModel(dependencies.served_model_name), *own]
+def _size(targets: ModelTargets) -> int:
+    """Bound the bytes of an entry. The defaults of a version are a few numbers."""
+    return VERSION_BYTES * (1 + len(targets.adapters))

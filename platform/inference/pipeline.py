@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID, uuid4
 
 from msgspec.structs import replace
@@ -17,12 +18,12 @@ from loraplex.grammar.constraints import OutputConstraints, Tool
 from loraplex.grammar.spec import encode_spec
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.auth.authenticator import Caller
-from loraplex.platform.errors import ContextTooLong, InvalidParameter, UnsupportedParameter
-from loraplex.platform.inference.admission import InferenceAdmission, RequestContext, RequestSizes
+from loraplex.platform.errors import ContextTooLong, InvalidParameter, ModelNotFound, UnsupportedParameter
+from loraplex.platform.inference.admission import InferenceAdmission, ModelMoved, RequestContext, RequestSizes
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.in_flight import InFlightRequests
-from loraplex.platform.inference.model_resolution import ResolvedModel, resolve_model
+from loraplex.platform.inference.model_resolution import KnownModels, ResolvedModel
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 from loraplex.platform.inference.structured_output.output_planner import OutputPlanner
 from loraplex.platform.parameters.json_object import size_of
@@ -57,10 +58,8 @@ class InferencePipeline:
         )
         self._admission = InferenceAdmission(dependencies.admission_controller, dependencies.background_tasks)
         self._encoding_limiter = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
-        # Requests in flight are bounded already, so each of them may wait.
-        max_in_flight = dependencies.config.max_in_flight
-        self._resolving_limiter = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=max_in_flight)
-        self._in_flight = InFlightRequests(max_in_flight)
+        self._models = KnownModels(dependencies)
+        self._in_flight = InFlightRequests(dependencies.config.max_in_flight)
 
     def repeat_refusal(self, context: RequestContext) -> None:
         """Raise what an earlier request of this caller raised, if it certainly still holds. Call it before the body is read."""
@@ -70,6 +69,21 @@ class InferencePipeline:
         """Start a generation and wait for its first event. The caller must `close` it. Raises the error of the request."""
         arrival = time.monotonic()
         constraints = build_output_constraints(values, fast_forward=self._dependencies.fast_forward)
+        while True:
+            try:
+                return await self._begin(context, endpoint, values, constraints, arrival)
+            except ModelMoved:
+                context.headers.clear()
+
+    async def _begin(
+        self,
+        context: RequestContext,
+        endpoint: Endpoint,
+        values: Values,
+        constraints: OutputConstraints | None,
+        arrival: float,
+    ) -> "Generation":
+        """Start a generation. Raises `ModelMoved` when the model's name refers to another version meanwhile."""
         prompts = len(values["prompt"]) if endpoint == "completions" else 1
         request = self._in_flight.add(context.caller.tenant_id, prompts * values["n"])
         async with request.until_started():
@@ -92,9 +106,7 @@ class InferencePipeline:
         free_slots: Callable[[], None],
     ) -> Generation:
         """Admit the request once its sizes are known; only then build its grammar and submit it to the engine."""
-        sticky = values["user"] or context.request_id
-        async with self._resolving_limiter.slot(context.caller.tenant_id):
-            model = await resolve_model(self._dependencies, context.caller, values["model"], sticky)
+        model = await self._resolve(context, values)
         context.headers.update(model.headers())
         values = values.with_defaults(model.defaults)
         prompts = await self.prompt_ids(values, model, context.caller.tenant_id)
@@ -104,13 +116,25 @@ class InferencePipeline:
             completion_tokens=sum(each.max_tokens * each.n for each in samplings),
             sequences=sum(each.n for each in samplings),
         )
-        pending = await self._admission.admit(context, model, sizes)
+        still_names = partial(self._still_names, context, values)
+        pending = await self._admission.admit(context, model, sizes, still_names)
         async with self._admission.cancelled_on_error(pending):
             prepared = _PreparedRequest(values, prompts, samplings)
             requests, output = await self._engine_requests(context.caller, prepared, model, constraints)
             generation = Generation(self._dependencies, free_slots, model, requests, pending, arrival, output)
             context.headers.update(generation.headers())
             return generation
+
+    async def _resolve(self, context: RequestContext, values: Values) -> ResolvedModel:
+        sticky = values["user"] or context.request_id
+        return await self._models.resolve(context.caller, values["model"], sticky)
+
+    async def _still_names(self, context: RequestContext, values: Values, model: ResolvedModel) -> bool:
+        """Return whether the request's model name refers to `model` under the caller's present policy."""
+        try:
+            return await self._resolve(context, values) == model
+        except ModelNotFound:
+            return False
 
     async def prompt_ids(self, values: Values, model: ResolvedModel, tenant_id: UUID) -> list[list[int]]:
         """Return the token ids of `messages` or of every `prompt`.

@@ -1,27 +1,14 @@
 """Admission as metrics: decisions, durations and ledger writes. Labels come from closed sets: limits, levels and outcomes."""
 
-import time
-from collections.abc import Sequence
 from typing import Final, Protocol
-from uuid import UUID
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from loraplex.tenants.admission.controller import AdmissionController
-from loraplex.tenants.api_keys.keys import AuthenticatedKey
-from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
-from loraplex.tenants.errors import LimitExceeded, PolicyStale, QuotaExhausted, StoreUnavailable
+from loraplex.tenants.admission.recording import NONE, AdmissionRecorder
 from loraplex.tenants.models import LEVELS
-from loraplex.tenants.quotas.limits import COUNTED, Subject
-from loraplex.tenants.quotas.reservation import (
-    OnProvisional,
-    Reservation,
-    ReservationRequest,
-    SettledUsage,
-)
+from loraplex.tenants.quotas.limits import COUNTED
 
 DECISIONS: Final = ("admitted", "rate_limited", "exhausted", "unavailable", "stale")
-NONE: Final = "none"
 ADMISSION_BUCKETS: Final = (
     *(0.00025, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075),
     *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
@@ -42,7 +29,7 @@ class WatchedAdmissions(Protocol):
     def counters_rebuilt(self) -> int: ...
 
 
-class AdmissionMetrics:
+class AdmissionMetrics(AdmissionRecorder):
     """The `loraplex_admission_*` families, in `registry`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -125,66 +112,3 @@ class AdmissionMetrics:
 
     def _tokens(self, kind: str, text: str) -> Counter:
         return Counter(f"loraplex_admission_{kind}_tokens", text, registry=self._registry)
-
-
-class RecordedAdmissionController:
-    """An `AdmissionController` that records metrics of the controller it wraps."""
-
-    def __init__(self, admissions: AdmissionController, metrics: AdmissionMetrics) -> None:
-        self._admissions = admissions
-        self._metrics = metrics
-
-    async def admit(
-        self, request: ReservationRequest, on_provisional: OnProvisional | None = None
-    ) -> Reservation:
-        """Measure the time until work may start, and until the reservation is in the ledger."""
-        began, waited = time.perf_counter(), None
-
-        def begin() -> None:
-            nonlocal waited
-            if waited is None:
-                waited = time.perf_counter() - began
-            if on_provisional is not None:
-                on_provisional()
-
-        try:
-            admission = await self._admissions.admit(request, begin)
-        except LimitExceeded as error:
-            self._refused(error, time.perf_counter() - began)
-            raise
-        except (PolicyStale, StoreUnavailable) as error:
-            decision = "stale" if isinstance(error, PolicyStale) else "unavailable"
-            self._metrics.decided(decision, time.perf_counter() - began)
-            raise
-        ledger_s = time.perf_counter() - began
-        self._metrics.decided("admitted", ledger_s if waited is None else waited)
-        self._metrics.ledger_written(ledger_s)
-        if admission.degraded:
-            self._metrics.degraded()
-        return admission
-
-    def recent_refusal(self, key: AuthenticatedKey, request_id: str) -> LimitExceeded | None:
-        began = time.perf_counter()
-        error = self._admissions.recent_refusal(key, request_id)
-        if error is not None:
-            self._refused(error, time.perf_counter() - began)
-        return error
-
-    async def settle(self, admission: Reservation, usage: SettledUsage) -> None:
-        began = time.perf_counter()
-        await self._admissions.settle(admission, usage)
-        used = usage.prompt_tokens + usage.completion_tokens
-        self._metrics.settled(admission.reserved.tokens, used, time.perf_counter() - began)
-
-    async def cancel(self, admission: Reservation) -> None:
-        await self._admissions.cancel(admission)
-
-    async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:
-        return await self._admissions.quotas(tenant_id, subjects)
-
-    async def explain(self, tenant_id: UUID, request_id: str) -> Explanation | None:
-        return await self._admissions.explain(tenant_id, request_id)
-
-    def _refused(self, error: LimitExceeded, seconds: float) -> None:
-        decision = "exhausted" if isinstance(error, QuotaExhausted) else "rate_limited"
-        self._metrics.decided(decision, seconds, error.limit, error.level)

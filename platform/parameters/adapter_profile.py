@@ -4,11 +4,14 @@ The profile is closed like the parameter table, whose bounds its defaults share:
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final
+
+from pydantic import create_model
 
 from loraplex.platform.errors import UnknownParameter
-from loraplex.platform.parameters.parameter_table import Parameter, table
-from loraplex.platform.parameters.value_types import Choice, refuse
+from loraplex.platform.parameters.request_models import ChatRequest
+from loraplex.platform.parameters.request_object import ObjectOf, RequestObject, kind_of, read_object
+from loraplex.platform.parameters.value_types import Choice, Kind
 from loraplex.tenants.models import TOOL_STYLES
 from loraplex.tenants.registry.adapters import ProfileChange
 
@@ -17,9 +20,25 @@ DEFAULTABLE: Final = (
     *("temperature", "top_p", "top_k", "min_p", "max_tokens"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
-_STYLE: Final = Choice(TOOL_STYLES)
-_ROWS: Final[Mapping[str, Parameter]] = {name: table("chat")[name] for name in DEFAULTABLE}
 _DEFAULTS: Final = f"an object with any of {', '.join(f'`{name}`' for name in DEFAULTABLE)}"
+_KINDS: Final[Mapping[str, Kind]] = {name: kind_of(ChatRequest.model_fields[name]) for name in DEFAULTABLE}
+
+
+class _Defaults(RequestObject):
+    allowed: ClassVar[str] = _DEFAULTS
+
+
+_PROFILE_DEFAULTS: Final = create_model(
+    "ProfileDefaults",
+    __base__=_Defaults,
+    **{name: (Annotated[Any, kind], None) for name, kind in _KINDS.items()},  # type: ignore[call-overload]
+)
+
+
+class _Profile(RequestObject):
+    allowed: ClassVar[str] = "a JSON object"
+    tool_style: Annotated[str | None, Choice(TOOL_STYLES)] = None
+    defaults: Annotated[RequestObject | None, ObjectOf(_PROFILE_DEFAULTS)] = None
 
 
 def read_profile_change(body: Mapping[str, object]) -> ProfileChange:
@@ -29,34 +48,28 @@ def read_profile_change(body: Mapping[str, object]) -> ProfileChange:
             raise UnknownParameter(
                 f"Unknown field `{name[:64]}`; allowed: {', '.join(FIELDS)}.", param=name[:64]
             )
+    _check_names(body.get("defaults"))
+    profile = read_object(_Profile, body)
     change = ProfileChange()
     if "tool_style" in body:
-        style = body["tool_style"]
-        change["tool_style"] = None if style is None else _STYLE.read("tool_style", style)
+        change["tool_style"] = profile.tool_style
     if "defaults" in body:
-        change["defaults"] = _read_defaults(body["defaults"])
+        change["defaults"] = (
+            {} if profile.defaults is None else profile.defaults.model_dump(exclude_unset=True)
+        )
     return change
 
 
-def _read_defaults(value: object) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        refuse("defaults", value, _DEFAULTS)
-    for name in value:
-        if name not in _ROWS:
+def _check_names(defaults: object) -> None:
+    for name in defaults if isinstance(defaults, dict) else ():
+        if name not in _KINDS:
             path = f"defaults.{name[:64]}"
             raise UnknownParameter(f"Unknown field `{path}`: `defaults` is {_DEFAULTS}.", param=path)
-    return {
-        name: _ROWS[name].kind.read(f"defaults.{name}", each)
-        for name, each in value.items()
-        if each is not None
-    }
 
 
 def profile_schema() -> dict[str, Any]:
     """Build the `requestBody` of the operation that changes a profile."""
-    defaults = {name: {"description": f"Must be {row.kind.allowed}."} for name, row in _ROWS.items()}
+    defaults = {name: {"description": f"Must be {kind.allowed}."} for name, kind in _KINDS.items()}
     properties = {
         "tool_style": {"enum": [*TOOL_STYLES, None]},
         "defaults": {"type": ["object", "null"], "additionalProperties": False, "properties": defaults},

@@ -1,25 +1,39 @@
-"""Parses chat messages: role, plain text, the calls of an assistant and the results of tools (OpenAI chat API).
+"""Chat messages: role, plain text, the calls of an assistant and the results of tools (OpenAI chat API).
 
 Parts that are not text are refused by name. Fields that clients return from an earlier response are accepted and ignored.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
-from loraplex.platform.errors import InvalidParameter, UnsupportedParameter
-from loraplex.platform.parameters.value_types import Choice, Identifier, Text, closed_fields, needed, refuse
+from pydantic import GetCoreSchemaHandler, ValidationInfo, ValidatorFunctionWrapHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from loraplex.platform.errors import InvalidParameter
+from loraplex.platform.parameters.request_object import RequestObject
+from loraplex.platform.parameters.value_types import (
+    INVALID,
+    UNSUPPORTED,
+    AnyText,
+    Choice,
+    Identifier,
+    Kind,
+    ListOf,
+    Refused,
+    Text,
+    bounded_list,
+    refused,
+)
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 4096
 MAX_CALLS: Final = 128
-_LATER: Final = ("function_call", "audio", "refusal")
-# `annotations` and `parsed`, and `index` and `parsed_arguments` of a call: the `openai` client adds them to responses.
-_ECHOED: Final = ("annotations", "parsed")
-_NAMES: Final = ("role", "content", "name", "tool_calls", "tool_call_id")
-_MESSAGE: Final = "a message with " + ", ".join(_NAMES)
+_MESSAGE: Final = "a message with role, content, name, tool_calls, tool_call_id"
 _CALL: Final = '{"id": …, "type": "function", "function": {"name": …, "arguments": …}}'
 _PART: Final = '{"type": "text", "text": …}'
+_SHORT: Final = Text(max_bytes=256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +56,147 @@ class ChatMessage:
     tool_calls: tuple[ToolCall, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Messages:
+@dataclass(frozen=True)
+class _OtherRole(Kind):
+    """A field of another role: null is accepted."""
+
+    owner: str
+
+    @property
+    def allowed(self) -> str:
+        return "null"
+
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_plain_validator_function(
+            self._refuse, json_schema_input_schema=core_schema.none_schema()
+        )
+
+    def _refuse(self, value: object, info: ValidationInfo) -> None:
+        raise PydanticCustomError(
+            INVALID, f"belongs to a message of role {self.owner}, not {info.data['role']}."
+        )
+
+
+class TextPart(RequestObject):
+    """A part of a message's content. Other types of parts are not supported."""
+
+    allowed: ClassVar[str] = _PART
+    type: Annotated[str, Choice(("text",))]
+    text: Annotated[str, AnyText()]
+
+
+class _Content(Kind):
+    """Text, or text parts, which are joined."""
+
+    @property
+    def allowed(self) -> str:
+        return f"a string or a list of 1..{MAX_PARTS} text parts"
+
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        part = handler.generate_schema(TextPart)
+        parts = bounded_list(
+            core_schema.no_info_plain_validator_function(_read_part), 1, MAX_PARTS, self.allowed
+        )
+        listed = core_schema.list_schema(part, min_length=1, max_length=MAX_PARTS)
+        return core_schema.no_info_wrap_validator_function(
+            _read_content,
+            parts,
+            json_schema_input_schema=core_schema.union_schema([core_schema.str_schema(), listed]),
+        )
+
+
+def _read_content(value: object, read_parts: ValidatorFunctionWrapHandler) -> str:
+    return value if isinstance(value, str) else "".join(read_parts(value))
+
+
+def _read_part(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(kind, str):
+        raise refused(f"an object {_PART}", value)
+    if kind != "text":
+        raise PydanticCustomError(UNSUPPORTED, f"is a part of type {kind[:64]!r}; only text is supported.")
+    return TextPart.check(value).text
+
+
+class MessageFunction(RequestObject):
+    """The function of a call. `arguments` is the text of a JSON object, unless it was truncated."""
+
+    allowed: ClassVar[str] = _CALL
+    name: Annotated[str, Identifier()]
+    arguments: Annotated[str, AnyText()]
+    parsed_arguments: Any = None
+
+
+class MessageToolCall(RequestObject):
+    """A call of an assistant's message. `index` and `parsed_arguments` of a client are ignored."""
+
+    allowed: ClassVar[str] = _CALL
+    type: Annotated[str, Choice(("function",))]
+    id: Annotated[str, _SHORT]
+    function: MessageFunction
+    index: Any = None
+
+    def tool_call(self) -> ToolCall:
+        """Return the call as the rest of the gateway knows it."""
+        return ToolCall(self.id, self.function.name, self.function.arguments)
+
+
+_TEXT_ONLY: Final = Refused("messages contain text only")
+
+
+_CALLS: Final = ListOf(MessageToolCall, 0, MAX_CALLS, f"calls {_CALL}")
+
+
+class _Message(RequestObject):
+    # `annotations` and `parsed`: the `openai` client adds them to responses.
+    allowed: ClassVar[str] = _MESSAGE
+    role: Annotated[str, Choice(ROLES)]
+    content: Annotated[str, _Content()]
+    name: Annotated[str | None, _SHORT] = None
+    tool_calls: Annotated[Sequence[MessageToolCall], _OtherRole("assistant")] = ()
+    tool_call_id: Annotated[str | None, _OtherRole("tool")] = None
+    function_call: Annotated[None, _TEXT_ONLY] = None
+    audio: Annotated[None, _TEXT_ONLY] = None
+    refusal: Annotated[None, _TEXT_ONLY] = None
+    annotations: Any = None
+    parsed: Any = None
+
+    def chat_message(self) -> ChatMessage:
+        """Return the message as the rest of the gateway knows it."""
+        calls = tuple(map(MessageToolCall.tool_call, self.tool_calls))
+        return ChatMessage(self.role, self.content, self.name, self.tool_call_id, calls)
+
+
+class TextMessage(_Message):
+    """A message of the application or its user."""
+
+    role: Annotated[str, Choice(("system", "developer", "user"))]
+
+
+class AssistantMessage(_Message):
+    """An earlier response. Its content may be null or absent, also without calls."""
+
+    role: Annotated[str, Choice(("assistant",))]
+    content: Annotated[str, _Content()] = ""
+    tool_calls: Annotated[Sequence[MessageToolCall], _CALLS] = ()
+
+
+class ToolMessage(_Message):
+    """The result of a call. `tool_call_id` is the `id` of a call of an earlier message."""
+
+    role: Annotated[str, Choice(("tool",))]
+    tool_call_id: Annotated[str, _SHORT]
+
+
+_MODELS: Final[Mapping[str, type[_Message]]] = {
+    **dict.fromkeys(("system", "developer", "user"), TextMessage),
+    "assistant": AssistantMessage,
+    "tool": ToolMessage,
+}
+
+
+@dataclass(frozen=True)
+class Messages(Kind):
     """The type of `messages`."""
 
     max_items: int = MAX_MESSAGES
@@ -54,103 +207,33 @@ class Messages:
         calls = f"an assistant may have up to {MAX_CALLS} `tool_calls`, a tool has the `tool_call_id` of one"
         return f"a list of 1..{self.max_items} messages with {roles}; {calls}"
 
-    def read(self, name: str, value: object) -> list[ChatMessage]:
-        if not isinstance(value, list) or not 1 <= len(value) <= self.max_items:
-            refuse(name, value, self.allowed)
-        messages = [_message(f"{name}[{index}]", each) for index, each in enumerate(value)]
-        _check_results(name, messages)
-        return messages
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        models = {role: handler.generate_schema(model) for role, model in _MODELS.items()}
+        documented = core_schema.tagged_union_schema(models, "role")
+        item = core_schema.no_info_plain_validator_function(
+            _read_message, json_schema_input_schema=documented
+        )
+        messages = bounded_list(item, 1, self.max_items, self.allowed)
+        return core_schema.no_info_after_validator_function(_check_results, messages)
 
 
-def _message(path: str, value: object) -> ChatMessage:
+def _read_message(value: object) -> ChatMessage:
     if not isinstance(value, dict):
-        refuse(path, value, "an object with `role` and `content`")
-    fields = closed_fields(path, value, (*_NAMES, *_LATER, *_ECHOED), _MESSAGE)
-    for key in _LATER:
-        if key in fields:
-            where = f"{path}.{key}"
-            raise UnsupportedParameter(
-                f"`{where}` is not supported: messages contain text only.", param=where
-            )
-    role = Choice(ROLES).read(f"{path}.role", needed(fields, path, "role"))
-    _check_role(path, role, fields)
-    calls = _calls(f"{path}.tool_calls", fields.get("tool_calls", []))
-    # A response without text has the content null, also one without a call.
-    content = "" if role == "assistant" and "content" not in fields else needed(fields, path, "content")
-    return ChatMessage(
-        role=role,
-        content=_content(f"{path}.content", content),
-        name=_optional_text(f"{path}.name", fields.get("name")),
-        tool_call_id=_optional_text(f"{path}.tool_call_id", fields.get("tool_call_id")),
-        tool_calls=calls,
-    )
+        raise refused("an object with `role` and `content`", value)
+    role = value.get("role")
+    if isinstance(role, str) and role in _MODELS:
+        return _MODELS[role].check(value).chat_message()
+    # Only the role is at fault: which other fields a message may have depends on it.
+    return _Message.check({"role": role}).chat_message()
 
 
-def _check_role(path: str, role: str, fields: dict[str, Any]) -> None:
-    if role == "tool":
-        needed(fields, path, "tool_call_id")
-    for key, owner in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
-        if key in fields and role != owner:
-            where = f"{path}.{key}"
-            raise InvalidParameter(
-                f"`{where}` belongs to a message of role {owner}, not {role}.", param=where
-            )
-
-
-def _check_results(name: str, messages: list[ChatMessage]) -> None:
+def _check_results(messages: list[ChatMessage]) -> list[ChatMessage]:
     called = set[str]()
     for index, message in enumerate(messages):
         called.update(call.id for call in message.tool_calls)
         if message.role == "tool" and message.tool_call_id not in called:
-            where = f"{name}[{index}].tool_call_id"
+            where = f"messages[{index}].tool_call_id"
             raise InvalidParameter(
                 f"`{where}` is the `id` of no call of an earlier assistant message.", param=where
             )
-
-
-def _calls(path: str, value: object) -> tuple[ToolCall, ...]:
-    if not isinstance(value, list) or len(value) > MAX_CALLS:
-        refuse(path, value, f"a list of up to {MAX_CALLS} calls {_CALL}")
-    return tuple(_call(f"{path}[{index}]", each) for index, each in enumerate(value))
-
-
-def _call(path: str, value: object) -> ToolCall:
-    fields = closed_fields(path, value, ("id", "type", "function", "index"), _CALL)
-    Choice(("function",)).read(f"{path}.type", needed(fields, path, "type"))
-    where = f"{path}.function"
-    names = ("name", "arguments", "parsed_arguments")
-    function = closed_fields(where, needed(fields, path, "function"), names, _CALL)
-    arguments = needed(function, where, "arguments")
-    if not isinstance(arguments, str):
-        refuse(f"{where}.arguments", arguments, "a string")
-    return ToolCall(
-        id=Text(max_bytes=256).read(f"{path}.id", needed(fields, path, "id")),
-        name=Identifier().read(f"{where}.name", needed(function, where, "name")),
-        arguments=arguments,
-    )
-
-
-def _content(path: str, value: object) -> str:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not 1 <= len(value) <= MAX_PARTS:
-        refuse(path, value, f"a string or a list of 1..{MAX_PARTS} text parts")
-    return "".join(_part(f"{path}[{index}]", part) for index, part in enumerate(value))
-
-
-def _part(path: str, value: object) -> str:
-    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
-        refuse(path, value, f"an object {_PART}")
-    if value["type"] != "text":
-        kind = value["type"][:64]
-        raise UnsupportedParameter(
-            f"`{path}` is a part of type {kind!r}; only text is supported.", param=path
-        )
-    fields = closed_fields(path, value, ("type", "text"), _PART)
-    if not isinstance(fields.get("text"), str):
-        refuse(f"{path}.text", value.get("text"), "a string")
-    return str(fields["text"])
-
-
-def _optional_text(path: str, value: object) -> str | None:
-    return None if value is None else Text(max_bytes=256).read(path, value)
+    return messages

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loraplex.grammar.errors import JsonRefused, JsonTooDeep, JsonTooManyValues, LoneSurrogate, RepeatedName
+from loraplex.grammar.errors import JsonRefused, JsonTooDeep, RepeatedName
 from loraplex.grammar.strict_json import check_values, parse_json
 from loraplex.platform.errors import InvalidBody, InvalidParameter
 
@@ -61,10 +61,8 @@ def parse_object(body: bytes, limits: BodyLimits) -> dict[str, Any]:
         raise InvalidParameter(f"`{name}` occurs twice in one object.", param=name) from error
     except JsonTooDeep as error:
         raise InvalidBody(f"The body nests deeper than {limits.max_depth} levels.") from error
-    except JsonTooManyValues as error:
-        raise InvalidBody(f"The body holds more than {limits.max_values} values.") from error
-    except LoneSurrogate as error:
-        raise InvalidBody("The body holds a string with a lone surrogate.") from error
-    except (ValueError, JsonRefused) as error:
+    except JsonRefused as error:
+        raise InvalidBody(f"The body {error}.") from error
+    except ValueError as error:
         raise InvalidBody(f"The body is not valid JSON in UTF-8: {error}.") from error
     return value

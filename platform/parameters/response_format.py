@@ -1,10 +1,14 @@
-"""Parses `response_format` (OpenAI API) and `structured_outputs` (vLLM); schemas are not analysed here."""
+"""`response_format` (OpenAI API) and `structured_outputs` (vLLM); schemas are not analysed here."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
+from pydantic import Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from loraplex.grammar import constraints
 from loraplex.grammar.constraints import (
-    Choice,
     ContextFreeGrammar,
     JsonObject,
     JsonSchema,
@@ -14,35 +18,105 @@ from loraplex.grammar.constraints import (
     StructuralTag,
 )
 from loraplex.platform.errors import InvalidBody, InvalidParameter
-from loraplex.platform.parameters import value_types as kinds
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
-from loraplex.platform.parameters.value_types import Boolean, Identifier, Text, closed_fields, needed, refuse
+from loraplex.platform.parameters.request_object import RequestObject
+from loraplex.platform.parameters.tools import DESCRIPTION
+from loraplex.platform.parameters.value_types import (
+    Boolean,
+    Choice,
+    Identifier,
+    JsonSchemaObject,
+    Kind,
+    ListOf,
+    Text,
+    refused,
+)
 
 BOUNDS: Final = SchemaLimits()
-MAX_DESCRIPTION_BYTES: Final = 65_536
 _JSON_SCHEMA: Final = '{"type": "json_schema", "json_schema": {name, schema, description?, strict?}}'
+_RESPONSE_FORMAT: Final = '{"type": "text"}, {"type": "json_object"} or ' + _JSON_SCHEMA
 _FORMATS: Final = ("json", "regex", "choice", "grammar", "structural_tag")
+_STRUCTURED: Final = (
+    f"an object with one of {', '.join(f'`{name}`' for name in _FORMATS)}, "
+    "and `close` (true or false) together with it or alone"
+)
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseFormat:
+class _Format(RequestObject):
+    allowed: ClassVar[str] = _RESPONSE_FORMAT
+    type: Annotated[str, Choice(("text", "json_object", "json_schema"))]
+
+    def output_format(self) -> OutputFormat | None:
+        """Return the constraint of the output; plain text is None."""
+        return None
+
+
+class TextFormat(_Format):
+    """Plain text."""
+
+    type: Annotated[str, Choice(("text",))]
+
+
+class JsonObjectFormat(_Format):
+    """Any JSON object."""
+
+    type: Annotated[str, Choice(("json_object",))]
+
+    def output_format(self) -> OutputFormat:
+        return JsonObject()
+
+
+class NamedSchema(RequestObject):
+    """A JSON schema. `strict`: refuse one that cannot be enforced while the output is generated."""
+
+    allowed: ClassVar[str] = _JSON_SCHEMA
+    name: Annotated[str, Identifier()]
+    json_schema: Annotated[dict[str, Any], JsonSchemaObject()] = Field(alias="schema")
+    description: Annotated[str, DESCRIPTION] = ""
+    strict: Annotated[bool, Boolean()] = False
+
+
+class JsonSchemaFormat(_Format):
+    """A JSON value that satisfies a schema."""
+
+    type: Annotated[str, Choice(("json_schema",))]
+    json_schema: NamedSchema
+
+    def output_format(self) -> OutputFormat:
+        wanted = self.json_schema
+        return JsonSchema(wanted.json_schema, wanted.strict, "response_format.json_schema.schema")
+
+
+_MODELS: Final[Mapping[str, type[_Format]]] = {
+    "text": TextFormat,
+    "json_object": JsonObjectFormat,
+    "json_schema": JsonSchemaFormat,
+}
+
+
+@dataclass(frozen=True)
+class ResponseFormat(Kind):
     """The type of `response_format`. Plain text is None."""
 
     @property
     def allowed(self) -> str:
-        return '{"type": "text"}, {"type": "json_object"} or ' + _JSON_SCHEMA
+        return _RESPONSE_FORMAT
 
-    def read(self, name: str, value: object) -> OutputFormat | None:
-        if not isinstance(value, dict):
-            refuse(name, value, self.allowed)
-        names = ("text", "json_object", "json_schema")
-        kind = kinds.Choice(names).read(f"{name}.type", needed(value, name, "type"))
-        fields = closed_fields(
-            name, value, ("type", "json_schema") if kind == names[2] else ("type",), self.allowed
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        models = {kind: handler.generate_schema(model) for kind, model in _MODELS.items()}
+        return core_schema.no_info_plain_validator_function(
+            _read_format, json_schema_input_schema=core_schema.tagged_union_schema(models, "type")
         )
-        if kind == "json_schema":
-            return _json_schema(f"{name}.json_schema", needed(fields, name, "json_schema"))
-        return JsonObject() if kind == "json_object" else None
+
+
+def _read_format(value: object) -> OutputFormat | None:
+    if isinstance(value, dict):
+        kind = value.get("type")
+        if isinstance(kind, str) and kind in _MODELS:
+            return _MODELS[kind].check(value).output_format()
+        # Only the type is at fault: the other fields belong to a type that is not known.
+        value = {"type": kind}
+    return _Format.check(value).output_format()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,63 +127,82 @@ class Structure:
     close: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StructuredOutputs:
+@dataclass(frozen=True)
+class _ObjectOrText(Kind):
+    """An object, or its JSON text of at most `max_bytes` bytes. `param`: its place in the body."""
+
+    max_bytes: int
+    param: str
+
+    @property
+    def allowed(self) -> str:
+        return f"an object or its JSON text of up to {self.max_bytes} bytes"
+
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        text = core_schema.str_schema(max_length=self.max_bytes)
+        forms = core_schema.union_schema([core_schema.dict_schema(), text])
+        return core_schema.no_info_plain_validator_function(self._read, json_schema_input_schema=forms)
+
+    def _read(self, value: object) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        if not isinstance(value, str) or len(value.encode()) > self.max_bytes:
+            raise refused(self.allowed, value)
+        try:
+            return parse_object(value.encode(), BodyLimits(max_bytes=self.max_bytes))
+        except (InvalidBody, InvalidParameter) as error:
+            message = f"`{self.param}` must be {self.allowed}: {error}"
+            raise InvalidParameter(message, param=self.param) from error
+
+
+class StructuredOutputsObject(RequestObject):
+    """One format with vLLM's names. `close`: complete the document within `max_tokens` instead of truncating it."""
+
+    allowed: ClassVar[str] = _STRUCTURED
+    json_schema: Annotated[
+        dict[str, Any] | None, _ObjectOrText(BOUNDS.max_bytes, "structured_outputs.json")
+    ] = Field(None, alias="json")
+    regex: Annotated[str | None, Text(BOUNDS.max_pattern_bytes)] = None
+    choice: Annotated[
+        list[str] | None, ListOf(Text(BOUNDS.max_pattern_bytes), 1, BOUNDS.max_choices, "strings")
+    ] = None
+    grammar: Annotated[str | None, Text(BOUNDS.max_text_bytes)] = None
+    structural_tag: Annotated[
+        dict[str, Any] | None, _ObjectOrText(BOUNDS.max_text_bytes, "structured_outputs.structural_tag")
+    ] = None
+    close: Annotated[bool, Boolean()] = False
+
+    def output_formats(self) -> list[OutputFormat]:
+        """Return every format that the object names."""
+        formats: list[OutputFormat] = []
+        if self.json_schema is not None:
+            formats.append(JsonSchema(self.json_schema, False, "structured_outputs.json"))
+        if self.regex is not None:
+            formats.append(Regex(self.regex))
+        if self.choice is not None:
+            formats.append(constraints.Choice(tuple(self.choice)))
+        if self.grammar is not None:
+            formats.append(ContextFreeGrammar(self.grammar))
+        if self.structural_tag is not None:
+            formats.append(StructuralTag(self.structural_tag))
+        return formats
+
+
+@dataclass(frozen=True)
+class StructuredOutputs(Kind):
     """The type of `structured_outputs`."""
 
     @property
     def allowed(self) -> str:
-        formats = ", ".join(f"`{name}`" for name in _FORMATS)
-        return f"an object with one of {formats}, and `close` (true or false) together with it or alone"
+        return _STRUCTURED
 
-    def read(self, name: str, value: object) -> Structure:
-        fields = closed_fields(name, value, (*_FORMATS, "close"), self.allowed)
-        given = [key for key in _FORMATS if key in fields]
-        if len(given) > 1 or not fields:
-            refuse(name, value, self.allowed)
-        close = Boolean().read(f"{name}.close", fields.get("close", False))
-        return Structure(_format(given[0], name, fields[given[0]]) if given else None, close)
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        model = handler.generate_schema(StructuredOutputsObject)
+        return core_schema.no_info_plain_validator_function(self._read, json_schema_input_schema=model)
 
-
-def _json_schema(name: str, value: object) -> JsonSchema:
-    fields = closed_fields(name, value, ("name", "schema", "description", "strict"), _JSON_SCHEMA)
-    Identifier().read(f"{name}.name", needed(fields, name, "name"))
-    Text(MAX_DESCRIPTION_BYTES, min_bytes=0).read(f"{name}.description", fields.get("description", ""))
-    strict = Boolean().read(f"{name}.strict", fields.get("strict", False))
-    schema = needed(fields, name, "schema")
-    if not isinstance(schema, dict):
-        refuse(f"{name}.schema", schema, "a JSON schema as an object")
-    return JsonSchema(schema, strict, f"{name}.schema")
-
-
-def _format(kind: str, parent: str, value: object) -> OutputFormat:
-    name = f"{parent}.{kind}"
-    if kind == "json":
-        return JsonSchema(_object(name, value, BOUNDS.max_bytes), strict=False, param=name)
-    if kind == "regex":
-        return Regex(Text(BOUNDS.max_pattern_bytes).read(name, value))
-    if kind == "choice":
-        return Choice(_options(name, value))
-    if kind == "grammar":
-        return ContextFreeGrammar(Text(BOUNDS.max_text_bytes).read(name, value))
-    return StructuralTag(_object(name, value, BOUNDS.max_text_bytes))
-
-
-def _options(name: str, value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not 1 <= len(value) <= BOUNDS.max_choices:
-        refuse(name, value, f"a list of 1..{BOUNDS.max_choices} strings")
-    option = Text(BOUNDS.max_pattern_bytes)
-    return tuple(option.read(f"{name}[{index}]", each) for index, each in enumerate(value))
-
-
-def _object(name: str, value: object, max_bytes: int) -> dict[str, Any]:
-    """Parse an object, or its JSON text of at most `max_bytes` bytes."""
-    if isinstance(value, dict):
-        return value
-    allowed = f"an object or its JSON text of up to {max_bytes} bytes"
-    if not isinstance(value, str) or len(value.encode()) > max_bytes:
-        refuse(name, value, allowed)
-    try:
-        return parse_object(value.encode(), BodyLimits(max_bytes=max_bytes))
-    except (InvalidBody, InvalidParameter) as error:
-        raise InvalidParameter(f"`{name}` must be {allowed}: {error}", param=name) from error
+    def _read(self, value: object) -> Structure:
+        wanted = StructuredOutputsObject.check(value)
+        formats = wanted.output_formats()
+        if len(formats) > 1 or not wanted.model_fields_set:
+            raise refused(self.allowed, value)
+        return Structure(formats[0] if formats else None, wanted.close)

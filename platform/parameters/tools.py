@@ -1,24 +1,31 @@
-"""Parses `tools` and `tool_choice`: the functions that a model may call, and those that it must call (OpenAI API)."""
+"""`tools` and `tool_choice`: the functions that a model may call, and those that it must call (OpenAI API)."""
 
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
-from loraplex.grammar.constraints import JsonSchemaValue, Tool
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from loraplex.grammar.constraints import Tool
 from loraplex.platform.errors import InvalidParameter
+from loraplex.platform.parameters.request_object import RequestObject
 from loraplex.platform.parameters.value_types import (
     Boolean,
     Choice,
     Identifier,
+    JsonSchemaObject,
+    Kind,
+    ListOf,
     Text,
-    closed_fields,
-    needed,
-    refuse,
+    bounded_list,
+    refused,
 )
 
 Mode: TypeAlias = Literal["none", "auto", "required"]
 
 MAX_TOOLS: Final = 128
 MAX_DESCRIPTION_BYTES: Final = 65_536
+DESCRIPTION: Final = Text(MAX_DESCRIPTION_BYTES, min_bytes=0)
 _FUNCTION: Final = '{"type": "function", "function": {name, description?, parameters?, strict?}}'
 _NAMED: Final = '{"type": "function", "function": {"name": …}}'
 _ALLOWED_TOOLS: Final = (
@@ -36,8 +43,57 @@ class ToolChoice:
     single: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ToolDefinitions:
+class FunctionDefinition(RequestObject):
+    """A function. `parameters` is the JSON schema of its arguments; without one it takes none."""
+
+    allowed: ClassVar[str] = _FUNCTION
+    name: Annotated[str, Identifier()]
+    description: Annotated[str, DESCRIPTION] = ""
+    parameters: Annotated[dict[str, Any] | None, JsonSchemaObject()] = None
+    strict: Annotated[bool, Boolean()] = False
+
+
+class ToolDefinition(RequestObject):
+    """A tool that the model may call."""
+
+    allowed: ClassVar[str] = _FUNCTION
+    type: Annotated[str, _TYPE]
+    function: FunctionDefinition
+
+
+class FunctionName(RequestObject):
+    """The name of a function in `tools`."""
+
+    allowed: ClassVar[str] = _NAMED
+    name: Annotated[str, Identifier()]
+
+
+class NamedTool(RequestObject):
+    """One of `tools`."""
+
+    allowed: ClassVar[str] = _NAMED
+    type: Annotated[str, _TYPE]
+    function: FunctionName
+
+
+class AllowedTools(RequestObject):
+    """Those of `tools` that may be called."""
+
+    allowed: ClassVar[str] = _ALLOWED_TOOLS
+    mode: Annotated[Literal["auto", "required"], Choice(("auto", "required"))]
+    tools: Annotated[list[NamedTool], ListOf(NamedTool, 1, MAX_TOOLS, f"objects {_NAMED}")]
+
+
+class AllowedToolsChoice(RequestObject):
+    """Restricts the tools that may be called; the prompt contains all."""
+
+    allowed: ClassVar[str] = _ALLOWED_TOOLS
+    type: Annotated[str, Choice(("allowed_tools",))]
+    allowed_tools: AllowedTools
+
+
+@dataclass(frozen=True)
+class ToolDefinitions(Kind):
     """The type of `tools`."""
 
     max_items: int = MAX_TOOLS
@@ -46,23 +102,13 @@ class ToolDefinitions:
     def allowed(self) -> str:
         return f"a list of up to {self.max_items} objects {_FUNCTION} with different names"
 
-    def read(self, name: str, value: object) -> tuple[Tool, ...]:
-        if not isinstance(value, list) or len(value) > self.max_items:
-            refuse(name, value, self.allowed)
-        tools = tuple(_tool(f"{name}[{index}]", each) for index, each in enumerate(value))
-        seen = set[str]()
-        for index, tool in enumerate(tools):
-            if tool.name in seen:
-                where = f"{name}[{index}].function.name"
-                raise InvalidParameter(
-                    f"`{where}` is {tool.name!r}, the name of an earlier tool.", param=where
-                )
-            seen.add(tool.name)
-        return tools
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        tools = bounded_list(handler.generate_schema(ToolDefinition), 0, self.max_items, self.allowed)
+        return core_schema.no_info_after_validator_function(_read_tools, tools)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolChoices:
+@dataclass(frozen=True)
+class ToolChoices(Kind):
     """The type of `tool_choice`."""
 
     max_items: int = MAX_TOOLS
@@ -71,57 +117,39 @@ class ToolChoices:
     def allowed(self) -> str:
         return f'"none", "auto", "required", {_NAMED} or {_ALLOWED_TOOLS} with 1..{self.max_items} tools'
 
-    def read(self, name: str, value: object) -> ToolChoice:
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        models = {"function": NamedTool, "allowed_tools": AllowedToolsChoice}
+        objects = {kind: handler.generate_schema(model) for kind, model in models.items()}
+        modes = core_schema.literal_schema(list(get_args(Mode)))
+        documented = core_schema.union_schema([modes, core_schema.tagged_union_schema(objects, "type")])
+        return core_schema.no_info_plain_validator_function(self._read, json_schema_input_schema=documented)
+
+    def _read(self, value: object) -> ToolChoice:
         if value == "none" or value == "auto" or value == "required":
             return ToolChoice(value)
         if not isinstance(value, dict):
-            refuse(name, value, self.allowed)
+            raise refused(self.allowed, value)
         if value.get("type") != "allowed_tools":
-            return ToolChoice("required", (_named(name, value),), single=True)
-        fields = closed_fields(name, value, ("type", "allowed_tools"), _ALLOWED_TOOLS)
-        return self._allowed_tools(f"{name}.allowed_tools", needed(fields, name, "allowed_tools"))
-
-    def _allowed_tools(self, name: str, value: object) -> ToolChoice:
-        fields = closed_fields(name, value, ("mode", "tools"), _ALLOWED_TOOLS)
-        mode = needed(fields, name, "mode")
-        tools = needed(fields, name, "tools")
-        if mode != "auto" and mode != "required":
-            refuse(f"{name}.mode", mode, '"auto" or "required"')
-        if not isinstance(tools, list) or not 1 <= len(tools) <= self.max_items:
-            refuse(f"{name}.tools", tools, f"a list of 1..{self.max_items} objects {_NAMED}")
-        names = [_named(f"{name}.tools[{index}]", each) for index, each in enumerate(tools)]
-        return ToolChoice(mode, tuple(dict.fromkeys(names)))
+            named = NamedTool.check(value)
+            return ToolChoice("required", (named.function.name,), single=True)
+        choice = AllowedToolsChoice.check(value)
+        names = dict.fromkeys(each.function.name for each in choice.allowed_tools.tools)
+        return ToolChoice(choice.allowed_tools.mode, tuple(names))
 
 
-def _tool(name: str, value: object) -> Tool:
-    fields = closed_fields(name, value, ("type", "function"), _FUNCTION)
-    _TYPE.read(f"{name}.type", needed(fields, name, "type"))
-    path = f"{name}.function"
-    names = ("name", "description", "parameters", "strict")
-    function = closed_fields(path, needed(fields, name, "function"), names, _FUNCTION)
-    description = Text(MAX_DESCRIPTION_BYTES, min_bytes=0)
-    return Tool(
-        name=Identifier().read(f"{path}.name", needed(function, path, "name")),
-        description=description.read(f"{path}.description", function.get("description", "")),
-        parameters=_parameters(f"{path}.parameters", function.get("parameters")),
-        strict=Boolean().read(f"{path}.strict", function.get("strict", False)),
-        param=f"{path}.parameters",
-    )
+def _read_tools(definitions: list[ToolDefinition]) -> tuple[Tool, ...]:
+    tools: dict[str, Tool] = {}
+    for index, each in enumerate(definitions):
+        tool = _tool(each.function, f"tools[{index}].function")
+        if tool.name in tools:
+            where = f"tools[{index}].function.name"
+            raise InvalidParameter(f"`{where}` is {tool.name!r}, the name of an earlier tool.", param=where)
+        tools[tool.name] = tool
+    return tuple(tools.values())
 
 
-def _parameters(name: str, value: object) -> JsonSchemaValue:
-    """Parse the parameters of a function; without a schema it takes no arguments."""
-    if value is None:
-        return {"type": "object", "properties": {}, "additionalProperties": False}
-    if not isinstance(value, dict):
-        refuse(name, value, "a JSON schema as an object")
-    schema: dict[str, Any] = value
-    return schema
-
-
-def _named(name: str, value: object) -> str:
-    fields = closed_fields(name, value, ("type", "function"), _NAMED)
-    _TYPE.read(f"{name}.type", needed(fields, name, "type"))
-    path = f"{name}.function"
-    function = closed_fields(path, needed(fields, name, "function"), ("name",), _NAMED)
-    return Identifier().read(f"{path}.name", needed(function, path, "name"))
+def _tool(function: FunctionDefinition, path: str) -> Tool:
+    parameters = function.parameters
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    return Tool(function.name, function.description, parameters, function.strict, f"{path}.parameters")

@@ -1,21 +1,18 @@
-"""The types of request parameters: each describes its allowed values and checks one JSON value.
+"""The types of request parameters: annotations of pydantic fields that describe the allowed values and check one JSON value.
 
 Invariant: any other value is refused with the parameter's name, the value and the allowed values; none is clamped or coerced.
 """
 
 import json
-import math
 import re
-from collections.abc import Collection
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeGuard
+from typing import Any, Final, TypeAlias, TypeGuard
 
-from loraplex.platform.errors import (
-    InvalidParameter,
-    MissingParameter,
-    UnknownParameter,
-    UnsupportedParameter,
-)
+from pydantic import BaseModel, GetCoreSchemaHandler, ValidatorFunctionWrapHandler
+from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, core_schema
+
+from loraplex.platform.errors import InvalidParameter
 
 MAX_EXCERPT: Final = 60
 CONTENT: Final = frozenset(
@@ -26,9 +23,18 @@ CONTENT: Final = frozenset(
     }
 )
 """Parameters whose values are a tenant's content: error messages do not quote them."""
+REFUSED: Final = "refused"
+"""A value that is not allowed: the message is the text of the allowed values, and `value` of the context the value at fault."""
+REFUSED_KEY: Final = "refused_key"
+"""A key of an object that is not allowed."""
+INVALID: Final = "invalid"
+"""Another error: the message follows the parameter's name."""
+UNSUPPORTED: Final = "unsupported"
+"""A feature that is not offered: the message follows the parameter's name."""
 _INDEX: Final = re.compile(r"\[\d+\]")
-_TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
-_IDENTIFIER: Final = re.compile(r"[A-Za-z0-9_-]+")
+_TOKEN_ID: Final = re.compile("^(0|[1-9][0-9]{0,9})$")
+_IDENTIFIER: Final = "^[A-Za-z0-9_-]+$"
+MAX_TOKEN_ID: Final = 2**31 - 1
 
 
 def excerpt_of(value: object) -> str:
@@ -39,48 +45,69 @@ def excerpt_of(value: object) -> str:
     return text if len(text) <= MAX_EXCERPT else f"{text[:MAX_EXCERPT]}…"
 
 
-def refuse(name: str, value: object, allowed: str) -> NoReturn:
-    """Raise `InvalidParameter` for one value. Possible content of a tenant is not quoted, only its type and length."""
+def invalid_value(name: str, value: object, allowed: str) -> InvalidParameter:
+    """Build the error of one value. Possible content of a tenant is not quoted, only its type and length."""
     last = _INDEX.sub("", name).rpartition(".")[2]
     given_value = (
         f"a string of {len(value)}" if isinstance(value, str) and last in CONTENT else excerpt_of(value)
     )
-    raise InvalidParameter(f"`{name}` is {given_value}, but must be {allowed}.", param=name)
+    return InvalidParameter(f"`{name}` is {given_value}, but must be {allowed}.", param=name)
 
 
-def closed_fields(name: str, value: object, names: Collection[str], allowed: str) -> dict[str, Any]:
-    """Return the fields of an object that are not null. Raises `UnknownParameter` with the full path of another name."""
-    if not isinstance(value, dict):
-        refuse(name, value, allowed)
-    for key in value:
-        if key not in names:
-            path = f"{name}.{key[:64]}"
-            raise UnknownParameter(f"Unknown parameter `{path}`: `{name}` is {allowed}.", param=path)
-    return {key: each for key, each in value.items() if each is not None}
+def refused(allowed: str, value: object) -> PydanticCustomError:
+    """Build the error that a validator raises for `value`, which may be a part of its input."""
+    return PydanticCustomError(REFUSED, allowed, {"value": value})
 
 
-def needed(fields: dict[str, Any], name: str, key: str) -> Any:
-    """Return field `key` of the object at `name`. Raises `MissingParameter`."""
-    if key not in fields:
-        raise MissingParameter(f"`{name}.{key}` is required.", param=f"{name}.{key}")
-    return fields[key]
+def checked(schema: CoreSchema, allowed: str, error: str = REFUSED) -> CoreSchema:
+    """Replace the errors of `schema` by one with the text of the allowed values."""
+    return core_schema.custom_error_schema(schema, custom_error_type=error, custom_error_message=allowed)
 
 
-class Kind(Protocol):
-    """One type of parameter."""
+def bounded_list(items: CoreSchema, low: int, high: int, allowed: str) -> CoreSchema:
+    """Check the length of a list, then its items up to the first error."""
+
+    def check_length(value: object) -> object:
+        if not isinstance(value, list) or not low <= len(value) <= high:
+            raise refused(allowed, value)
+        return value
+
+    schema = core_schema.list_schema(items, min_length=low, max_length=high, fail_fast=True)
+    return core_schema.no_info_before_validator_function(check_length, schema)
+
+
+def bounded_object(
+    keys: CoreSchema, values: CoreSchema, high: int, allowed: str, about: dict[str, Any] | None = None
+) -> CoreSchema:
+    """Check the number of an object's keys, then each key and value up to the first error."""
+
+    def check_size(value: object) -> object:
+        if not isinstance(value, dict) or len(value) > high:
+            raise refused(allowed, value)
+        return value
+
+    schema = core_schema.dict_schema(keys, values, max_length=high, fail_fast=True, metadata=about)
+    return core_schema.no_info_before_validator_function(check_size, schema)
+
+
+class Kind(ABC):
+    """One type of parameter: `Annotated[…, kind]` checks a field of a pydantic model, whatever its Python type."""
 
     @property
+    @abstractmethod
     def allowed(self) -> str:
         """The allowed values, as text that follows "must be"."""
-        ...
 
-    def read(self, name: str, value: object) -> object:
-        """Return the checked value. Raises `InvalidParameter`."""
-        ...
+    @abstractmethod
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Build the validator of a JSON value that is not null. Its errors are of the types of this module."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return self.schema(handler)
 
 
-@dataclass(frozen=True, slots=True)
-class Integer:
+@dataclass(frozen=True)
+class Integer(Kind):
     low: int
     high: int
 
@@ -88,14 +115,12 @@ class Integer:
     def allowed(self) -> str:
         return f"an integer in {self.low}..{self.high}"
 
-    def read(self, name: str, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
-            refuse(name, value, self.allowed)
-        return value
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return checked(core_schema.int_schema(strict=True, ge=self.low, le=self.high), self.allowed)
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+@dataclass(frozen=True)
+class Number(Kind):
     low: float
     high: float
     low_allowed: bool = True
@@ -105,31 +130,35 @@ class Number:
         above = "" if self.low_allowed else f", above {self.low:g}"
         return f"a number in {self.low:g}..{self.high:g}{above}"
 
-    def read(self, name: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            refuse(name, value, self.allowed)
-        inside = math.isfinite(value) if isinstance(value, float) else True
-        if not inside or not self.low <= value <= self.high or (value == self.low and not self.low_allowed):
-            refuse(name, value, self.allowed)
-        return float(value)
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        low, above = (self.low, None) if self.low_allowed else (None, self.low)
+        schema = core_schema.float_schema(strict=True, allow_inf_nan=False, ge=low, gt=above, le=self.high)
+        return checked(schema, self.allowed)
 
 
-@dataclass(frozen=True, slots=True)
-class Boolean:
+@dataclass(frozen=True)
+class Boolean(Kind):
     only: bool | None = None
 
     @property
     def allowed(self) -> str:
         return "true or false" if self.only is None else str(self.only).lower()
 
-    def read(self, name: str, value: object) -> bool:
-        if not isinstance(value, bool) or (self.only is not None and value is not self.only):
-            refuse(name, value, self.allowed)
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        if self.only is None:
+            return checked(core_schema.bool_schema(strict=True), self.allowed)
+        # As a literal of pydantic, 0 is false.
+        value = core_schema.literal_schema([self.only])
+        return core_schema.no_info_plain_validator_function(self._read_only, json_schema_input_schema=value)
+
+    def _read_only(self, value: object) -> object:
+        if value is not self.only:
+            raise refused(self.allowed, value)
         return value
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+@dataclass(frozen=True)
+class Text(Kind):
     """A string; its bounds count bytes in UTF-8."""
 
     max_bytes: int
@@ -139,14 +168,30 @@ class Text:
     def allowed(self) -> str:
         return f"a string of {self.min_bytes}..{self.max_bytes} bytes in UTF-8"
 
-    def read(self, name: str, value: object) -> str:
-        if not isinstance(value, str) or not self.min_bytes <= len(value.encode()) <= self.max_bytes:
-            refuse(name, value, self.allowed)
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = core_schema.str_schema(strict=True, min_length=self.min_bytes, max_length=self.max_bytes)
+        return core_schema.no_info_after_validator_function(self._check_bytes, checked(schema, self.allowed))
+
+    def _check_bytes(self, value: str) -> str:
+        if not value.isascii() and len(value.encode()) > self.max_bytes:
+            raise refused(self.allowed, value)
         return value
 
 
-@dataclass(frozen=True, slots=True)
-class Identifier:
+@dataclass(frozen=True)
+class AnyText(Kind):
+    """A string of any length."""
+
+    @property
+    def allowed(self) -> str:
+        return "a string"
+
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return checked(core_schema.str_schema(strict=True), self.allowed)
+
+
+@dataclass(frozen=True)
+class Identifier(Kind):
     """A name as the OpenAI API allows it for functions and schemas."""
 
     max_length: int = 64
@@ -155,28 +200,57 @@ class Identifier:
     def allowed(self) -> str:
         return f"1..{self.max_length} characters of a-z, A-Z, 0-9, _ and -"
 
-    def read(self, name: str, value: object) -> str:
-        if not isinstance(value, str) or len(value) > self.max_length or not _IDENTIFIER.fullmatch(value):
-            refuse(name, value, self.allowed)
-        return value
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = core_schema.str_schema(strict=True, pattern=_IDENTIFIER, max_length=self.max_length)
+        return checked(schema, self.allowed)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+@dataclass(frozen=True)
+class Choice(Kind):
     values: tuple[str, ...]
 
     @property
     def allowed(self) -> str:
         return "one of " + ", ".join(f'"{value}"' for value in self.values)
 
-    def read(self, name: str, value: object) -> str:
-        if not isinstance(value, str) or value not in self.values:
-            refuse(name, value, self.allowed)
-        return value
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return checked(core_schema.literal_schema(list(self.values)), self.allowed)
 
 
-@dataclass(frozen=True, slots=True)
-class StopStrings:
+@dataclass(frozen=True)
+class ListOf(Kind):
+    """A list of objects or other values, in words `items`."""
+
+    item: type[BaseModel] | Kind
+    low: int
+    high: int
+    items: str
+
+    @property
+    def allowed(self) -> str:
+        return f"a list of {f'{self.low}..' if self.low else 'up to '}{self.high} {self.items}"
+
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        item = (
+            self.item.schema(handler) if isinstance(self.item, Kind) else handler.generate_schema(self.item)
+        )
+        return bounded_list(item, self.low, self.high, self.allowed)
+
+
+@dataclass(frozen=True)
+class JsonSchemaObject(Kind):
+    """A JSON schema. It is analysed elsewhere, in another process."""
+
+    @property
+    def allowed(self) -> str:
+        return "a JSON schema as an object"
+
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return checked(core_schema.dict_schema(strict=True), self.allowed)
+
+
+@dataclass(frozen=True)
+class StopStrings(Kind):
     max_items: int
     max_bytes: int
 
@@ -184,18 +258,23 @@ class StopStrings:
     def allowed(self) -> str:
         return f"a string or a list of up to {self.max_items} strings of 1..{self.max_bytes} bytes in UTF-8"
 
-    def read(self, name: str, value: object) -> tuple[str, ...]:
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        text = core_schema.str_schema(min_length=1, max_length=self.max_bytes)
+        shape = core_schema.union_schema([text, core_schema.list_schema(text, max_length=self.max_items)])
+        return core_schema.no_info_plain_validator_function(self._read, json_schema_input_schema=shape)
+
+    def _read(self, value: object) -> tuple[str, ...]:
         strings = [value] if isinstance(value, str) else value
         if not isinstance(strings, list) or len(strings) > self.max_items:
-            refuse(name, value, self.allowed)
+            raise refused(self.allowed, value)
         for string in strings:
             if not isinstance(string, str) or not 1 <= len(string.encode()) <= self.max_bytes:
-                refuse(name, string, self.allowed)
+                raise refused(self.allowed, string)
         return tuple(strings)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenIds:
+@dataclass(frozen=True)
+class TokenIds(Kind):
     """A list of token ids. They are checked against the vocabulary later, where the model is known."""
 
     max_items: int
@@ -204,14 +283,13 @@ class TokenIds:
     def allowed(self) -> str:
         return f"a list of up to {self.max_items} token ids"
 
-    def read(self, name: str, value: object) -> tuple[int, ...]:
-        if not isinstance(value, list) or len(value) > self.max_items or not all(map(is_token_id, value)):
-            refuse(name, value, self.allowed)
-        return tuple(value)
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        ids = core_schema.list_schema(token_id_schema(), max_length=self.max_items)
+        return core_schema.no_info_after_validator_function(tuple, checked(ids, self.allowed))
 
 
-@dataclass(frozen=True, slots=True)
-class LogitBias:
+@dataclass(frozen=True)
+class LogitBias(Kind):
     max_items: int
     bias: Number
 
@@ -219,20 +297,23 @@ class LogitBias:
     def allowed(self) -> str:
         return f"an object of up to {self.max_items} token ids, each with {self.bias.allowed}"
 
-    def read(self, name: str, value: object) -> dict[int, float]:
-        if not isinstance(value, dict) or len(value) > self.max_items:
-            refuse(name, value, self.allowed)
-        biases = {}
-        for key, bias in value.items():
-            # With leading zeros, two keys could name the same id.
-            if not _TOKEN_ID.fullmatch(key):
-                refuse(name, key, self.allowed)
-            biases[int(key)] = self.bias.read(f"{name}.{key}", bias)
-        return biases
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        key = core_schema.no_info_plain_validator_function(
+            self._read_key, json_schema_input_schema=core_schema.str_schema()
+        )
+        # Said of the names: clients that are generated from the document know no `patternProperties`.
+        about = {"pydantic_js_updates": {"propertyNames": {"pattern": _TOKEN_ID.pattern}}}
+        return bounded_object(key, self.bias.schema(handler), self.max_items, self.allowed, about)
+
+    def _read_key(self, key: str) -> int:
+        # With leading zeros, two keys could name the same id.
+        if not _TOKEN_ID.fullmatch(key):
+            raise PydanticCustomError(REFUSED_KEY, self.allowed)
+        return int(key)
 
 
-@dataclass(frozen=True, slots=True)
-class Metadata:
+@dataclass(frozen=True)
+class Metadata(Kind):
     max_items: int
     key: Text
     value: Text
@@ -242,57 +323,41 @@ class Metadata:
         sizes = f"of up to {self.key.max_bytes} to ones of up to {self.value.max_bytes} bytes"
         return f"an object of up to {self.max_items} pairs of strings, {sizes}"
 
-    def read(self, name: str, value: object) -> dict[str, str]:
-        if not isinstance(value, dict) or len(value) > self.max_items:
-            refuse(name, value, self.allowed)
-        return {self.key.read(name, k): self.value.read(f"{name}.{k[:64]}", v) for k, v in value.items()}
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        key = checked(self.key.schema(handler), self.key.allowed, REFUSED_KEY)
+        return bounded_object(key, self.value.schema(handler), self.max_items, self.allowed)
 
 
-@dataclass(frozen=True, slots=True)
-class Flags:
-    """An object of booleans with a closed set of names."""
-
-    names: tuple[str, ...]
-
-    @property
-    def allowed(self) -> str:
-        return "an object with the booleans " + ", ".join(f"`{name}`" for name in self.names)
-
-    def read(self, name: str, value: object) -> dict[str, bool]:
-        fields = closed_fields(name, value, self.names, self.allowed)
-        return {key: key in fields and Boolean().read(f"{name}.{key}", fields[key]) for key in self.names}
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A known name whose feature is not offered; values that do not request the feature are accepted."""
+@dataclass(frozen=True)
+class Refused(Kind):
+    """A known name whose feature is not offered; values that do not request the feature are accepted and ignored."""
 
     reason: str
-    harmless: tuple[object, ...] = ()
+    harmless: tuple[bool | int | str, ...] = ()
 
     @property
     def allowed(self) -> str:
         harmless = [str(value).lower() if isinstance(value, bool) else repr(value) for value in self.harmless]
         return " or ".join(["absent", *harmless])
 
-    def read(self, name: str, value: object) -> None:
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        values = (
+            core_schema.literal_schema(list(self.harmless)) if self.harmless else core_schema.none_schema()
+        )
+        return core_schema.no_info_plain_validator_function(self._read, json_schema_input_schema=values)
+
+    def _read(self, value: object) -> None:
         if any(value == each and type(value) is type(each) for each in self.harmless):
             return
-        raise UnsupportedParameter(
-            f"`{name}` is not supported: {self.reason}. It must be {self.allowed}.", param=name
-        )
-
-
-def is_token_id(value: object) -> bool:
-    """Whether `value` is a non-negative integer of at most 31 bits."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+        otherwise = f" It must be {self.allowed}." if self.harmless else ""
+        raise PydanticCustomError(UNSUPPORTED, f"is not supported: {self.reason}.{otherwise}")
 
 
 Prompt: TypeAlias = str | list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
+@dataclass(frozen=True)
+class Prompts(Kind):
     """The type of `prompt`. Every form is read into a list of prompts, none of them empty."""
 
     max_items: int = 64
@@ -302,22 +367,46 @@ class Prompts:
         forms = "a string, a list of strings, a list of token ids or a list of such lists"
         return f"{forms}; 1..{self.max_items} prompts, none of them empty"
 
-    def read(self, name: str, value: object) -> list[Prompt]:
-        if isinstance(value, str) or _is_token_list(value):
-            return [self._prompt(name, value)]
-        if not isinstance(value, list) or not 1 <= len(value) <= self.max_items:
-            refuse(name, value, self.allowed)
-        if len({type(each) for each in value}) != 1:
-            refuse(name, value, self.allowed)
-        return [self._prompt(f"{name}[{index}]", each) for index, each in enumerate(value)]
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        text = core_schema.str_schema(min_length=1)
+        ids = core_schema.list_schema(token_id_schema(), min_length=1)
+        prompt = core_schema.no_info_plain_validator_function(self._prompt)
+        lists = [
+            core_schema.list_schema(each, min_length=1, max_length=self.max_items) for each in (text, ids)
+        ]
+        return core_schema.no_info_wrap_validator_function(
+            self._read,
+            bounded_list(prompt, 1, self.max_items, self.allowed),
+            json_schema_input_schema=core_schema.union_schema([text, ids, *lists]),
+        )
 
-    def _prompt(self, name: str, value: object) -> Prompt:
+    def _read(self, value: object, read_list: ValidatorFunctionWrapHandler) -> list[Prompt]:
+        if isinstance(value, str):
+            return [self._prompt(value)]
+        if _is_token_list(value):
+            return [value]
+        if isinstance(value, list) and len({type(each) for each in value}) > 1:
+            raise refused(self.allowed, value)
+        prompts: list[Prompt] = read_list(value)
+        return prompts
+
+    def _prompt(self, value: object) -> Prompt:
         if isinstance(value, str) and value:
             return value
         if _is_token_list(value):
             return value
-        refuse(name, value, self.allowed)
+        raise refused(self.allowed, value)
+
+
+def token_id_schema() -> CoreSchema:
+    """Build the validator of one token id: a non-negative integer of at most 31 bits."""
+    return core_schema.int_schema(strict=True, ge=0, le=MAX_TOKEN_ID)
+
+
+_TOKEN_LIST: Final = SchemaValidator(
+    core_schema.list_schema(token_id_schema(), strict=True, min_length=1, fail_fast=True)
+)
 
 
 def _is_token_list(value: object) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and bool(value) and all(map(is_token_id, value))
+    return _TOKEN_LIST.isinstance_python(value)

@@ -217,7 +217,7 @@ async def open_admission_control(
         valkey_s=settings.valkey_timeout_s,
     )
     controller = QuotaAdmissionController(
-        database, fast, settings.price, uuid4(), config, bulk_redis=for_rebuilds
+        database, fast, settings.price, uuid4(), config, bulk_redis=for_rebuilds, recorder=metrics
     )
     stack.push_async_callback(controller.close)
     metrics.watch(controller)

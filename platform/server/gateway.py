@@ -35,7 +35,6 @@ from loraplex.platform.inference.structured_output.request_analysis import Reque
 from loraplex.platform.inference.structured_output.value_validation import ValueValidation
 from loraplex.platform.jobs.housekeeping import Housekeeping
 from loraplex.platform.jobs.tenant_erasure import StoredFiles, TenantErasure
-from loraplex.platform.observability.admission_metrics import RecordedAdmissionController
 from loraplex.platform.observability.exposition import MetricsExposition, metrics_router
 from loraplex.platform.observability.health import Health, health_router
 from loraplex.platform.observability.metrics import Metrics
@@ -198,7 +197,7 @@ async def _open_dependencies(
         request_analysis=text.request_analysis,
         compile_checks=text.compile_checks,
         value_validation=text.value_validation,
-        admission_controller=RecordedAdmissionController(admissions, metrics.admission),
+        admission_controller=admissions,
         policy_publisher=admissions,
         currency=settings.currency,
         fast_forward=settings.grammar_fast_forward,

@@ -9,6 +9,7 @@ import os
 import secrets
 from pathlib import Path
 
+from loraplex.adapters.storage.durable_files import sync_folder, write_private
 from loraplex.platform.startup_errors import SettingsError
 
 SECRET_FILE = "server.secret"
@@ -41,17 +42,14 @@ def _create(path: Path) -> None:
     """Write a fresh secret whole or not at all; of two processes that race, the first wins."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_urlsafe(48) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    write_private(draft, f"{secrets.token_urlsafe(48)}\n".encode())
     try:
         os.link(draft, path)
     except FileExistsError:
         return
     finally:
         draft.unlink()
+    sync_folder(path.parent)
 
 
 def _long_enough(secret: bytes, name: str) -> bytes:

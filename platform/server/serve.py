@@ -106,7 +106,7 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
             shutdown.started()
             if metrics_socket is not None:
                 print(f"Serving metrics at {base_url(metrics_socket)}/metrics", flush=True)
-                await stack.enter_async_context(_serving_metrics(settings, gateway, metrics_socket))
+                await stack.enter_async_context(_serving_metrics(settings, gateway, metrics_socket, shutdown))
             freeze_gc()
             lost = asyncio.wrap_future(gateway.stores_lost)
             lost.add_done_callback(lambda _: shutdown.drain.set())
@@ -146,12 +146,12 @@ def _bounded(settings: Settings, gateway: OpenGateway, listener: socket.socket) 
 
 
 def _serving_metrics(
-    settings: Settings, gateway: OpenGateway, listener: socket.socket
+    settings: Settings, gateway: OpenGateway, listener: socket.socket, shutdown: Shutdown
 ) -> AbstractAsyncContextManager[None]:
     app = FastAPI(openapi_url=None)
     app.include_router(metrics_router(gateway.exposition))
     limiter = ConnectionLimiter(METRICS_CONNECTIONS, METRICS_CONNECTIONS)
-    return serving(app, HttpListener(listener, limiter, settings.reader_stall_s))
+    return serving(app, HttpListener(listener, limiter, settings.reader_stall_s), shutdown)
 
 
 async def _model(settings: Settings, demo: bool) -> str:
@@ -165,19 +165,28 @@ async def _model(settings: Settings, demo: bool) -> str:
 
 
 async def _demo_banner(settings: Settings, gateway: OpenGateway, listener: socket.socket) -> str:
-    from loraplex.adapters.versions.push import AdapterRegistry
+    from loraplex.adapters.storage.blob_store import BlobStore
+    from loraplex.adapters.target_modules import adaptable_modules
+    from loraplex.adapters.validation.own_files import OwnFilesValidation
     from loraplex.engine.checkpoints.config_reader import load_model_config
     from loraplex.platform.demo.announcement import announcement
     from loraplex.platform.demo.demo_file import DEMO_FILE
     from loraplex.platform.demo.tenants import prepare_demo
+    from loraplex.platform.services.actors import system_actor
+    from loraplex.platform.services.push import FolderPush
+    from loraplex.platform.services.unit_of_work import unit_of_work
 
     info = gateway.engines.info()
-    registry = AdapterRegistry(
-        gateway.database, gateway.adapters, load_model_config(info.model_path), info.model_digest
+    modules = adaptable_modules(load_model_config(info.model_path))
+    push = FolderPush(
+        gateway.database,
+        lambda tenant_id: unit_of_work(gateway.database, system_actor("demo"), tenant_id, None),
+        BlobStore(gateway.adapters, None, info.model_digest),
+        OwnFilesValidation(modules, info.model_digest),
     )
     access = await prepare_demo(
         gateway.database,
-        registry,
+        push,
         settings.data_dir,
         base_url=base_url(listener),
         console_url=None,

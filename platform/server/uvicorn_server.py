@@ -23,6 +23,8 @@ from loraplex.platform.server.connection_limiter import ConnectionLimiter
 from loraplex.platform.server.http_protocol import BoundedHttpProtocol
 from loraplex.platform.startup_errors import PortTaken
 
+LOG = structlog.get_logger("loraplex.serve")
+
 BACKLOG = 2048
 FLUSH_S = 3.0
 ABORT_S = 1.0
@@ -118,10 +120,17 @@ async def serve_until_stopped(
 
 
 @asynccontextmanager
-async def serving(app: FastAPI, listener: HttpListener) -> AsyncIterator[None]:
-    """Serve `app` until the block ends."""
-    server = _server(app, listener)
+async def serving(app: FastAPI, listener: HttpListener, shutdown: Shutdown) -> AsyncIterator[None]:
+    """Serve `app` until the block ends. An error that ends it earlier starts the drain and is raised after the block."""
+    server, address = _server(app, listener), listener.socket.getsockname()
     task = asyncio.create_task(server.serve(sockets=[listener.socket]))
+
+    def drain_if_failed(ended: "asyncio.Task[None]") -> None:
+        if not ended.cancelled() and (error := ended.exception()) is not None:
+            LOG.error("a listener failed; the server shuts down", address=address, reason=str(error))
+            shutdown.drain.set()
+
+    task.add_done_callback(drain_if_failed)
     try:
         yield
     finally:
@@ -130,13 +139,12 @@ async def serving(app: FastAPI, listener: HttpListener) -> AsyncIterator[None]:
 
 
 async def _drain(engines: EnginePool, shutdown: Shutdown, drain_s: float) -> None:
-    log = structlog.get_logger("loraplex.serve")
-    log.info("draining", requests=engines.open_requests, seconds=drain_s)
+    LOG.info("draining", requests=engines.open_requests, seconds=drain_s)
     ended = asyncio.create_task(engines.drain())
     aborted = asyncio.create_task(shutdown.abort.wait())
     await asyncio.wait({ended, aborted}, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
     if engines.open_requests:
-        log.warning("ending requests that did not finish", requests=engines.open_requests)
+        LOG.warning("ending requests that did not finish", requests=engines.open_requests)
         engines.fail_open("the server is shutting down")
     for task in (ended, aborted):
         task.cancel()

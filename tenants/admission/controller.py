@@ -21,10 +21,11 @@ from loraplex.tenants.admission.maintenance import AdmissionMaintenance
 from loraplex.tenants.admission.reaper import Reaper
 from loraplex.tenants.admission.recent_refusals import RecentRefusals
 from loraplex.tenants.admission.reconciliation import Reconciliation
+from loraplex.tenants.admission.recording import AdmissionRecorder, MeasuredAdmission
 from loraplex.tenants.admission.reserve import Reserver
 from loraplex.tenants.admission.settlement import SettlementQueue
 from loraplex.tenants.api_keys.keys import AuthenticatedKey
-from loraplex.tenants.billing.pricing import Price, amount_nano
+from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
@@ -39,8 +40,6 @@ from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.policies import Policies
 from loraplex.tenants.quotas.reservation import (
     NOTHING_USED,
-    ActualUsage,
-    LedgerUsage,
     OnProvisional,
     Reservation,
     ReservationRequest,
@@ -77,11 +76,13 @@ class QuotaAdmissionController:
         *,
         bulk_redis: Valkey | None = None,
         clock: Callable[[], float] = time.monotonic,
+        recorder: AdmissionRecorder | None = None,
     ) -> None:
         """`redis` serves admissions, which wait `settings.valkey_s`, so its own timeouts are longer. `bulk_redis` serves what
         may take long, such as counter rebuilds.
         """
         self._price, self._gateway_id, self._settings = price, gateway_id, settings
+        self._recorder = recorder or AdmissionRecorder()
         self._requests = InFlightReservations()
         self._ledger = ledger = UsageLedger(database)
         self._counters = counters = Counters(
@@ -160,16 +161,18 @@ class QuotaAdmissionController:
 
         Raises `PolicyStale`, `RateLimited`, `QuotaExhausted`, `QuotaUnavailable`, `DatabaseUnavailable`.
         """
-        if len(self._requests.unsettled) >= self._settings.max_pending_settlements:
-            raise DatabaseUnavailable("too much usage waits for PostgreSQL; nothing more is admitted")
-        if request.key.tenant_id is not None:
-            self._requests.active[request.key.tenant_id] = None
-        reservation = await self._reserver.admit(request, on_provisional)
+        with MeasuredAdmission(self._recorder, on_provisional) as measured:
+            if len(self._requests.unsettled) >= self._settings.max_pending_settlements:
+                raise DatabaseUnavailable("too much usage waits for PostgreSQL; nothing more is admitted")
+            self._requests.active[request.tenant_id] = None
+            reservation = await self._reserver.reserve(request, measured.on_provisional)
+            measured.degraded = reservation.degraded
         self._requests.running[reservation.id] = reservation
         return reservation
 
     def recent_refusal(self, key: AuthenticatedKey, request_id: str) -> LimitExceeded | None:
         """Refuse a request of this caller as an earlier one, if the counters would certainly refuse it now; else return None."""
+        began = time.perf_counter()
         if key.tenant_id is None or key.policy_epoch is None:
             return None
         found = self._recent_refusals.find(key.tenant_id, key.api_key_id, key.policy_epoch)
@@ -178,17 +181,19 @@ class QuotaAdmissionController:
         self._denials.remember(
             key.tenant_id, Explanation(request_id=request_id, at=found.at, decisions=(found.decision,))
         )
-        return found.error(self._recent_refusals.now())
+        error = found.error(self._recent_refusals.now())
+        self._recorder.refused(error, time.perf_counter() - began)
+        return error
 
     async def settle(self, reservation: Reservation, usage: SettledUsage) -> None:
         """Settle a request. Returns when the usage is in the ledger or waits for PostgreSQL. May be repeated."""
-        pico = self._price.amount_pico(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
-        actual = ActualUsage(usage.prompt_tokens + usage.completion_tokens, amount_nano(pico))
-        await self._end(reservation, usage, pico, actual)
+        began = time.perf_counter()
+        await self._end(reservation, usage.priced(self._price))
+        self._recorder.settled(reservation.request.tokens, usage.tokens, time.perf_counter() - began)
 
     async def cancel(self, reservation: Reservation) -> None:
         """Cancel a reservation: nothing was used. May be repeated, and has no effect after `settle`."""
-        await self._end(reservation, None, 0, NOTHING_USED)
+        await self._end(reservation, NOTHING_USED)
 
     async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> list[LimitUse]:
         """The use of every limit of these subjects of the tenant.
@@ -240,37 +245,12 @@ class QuotaAdmissionController:
         finally:
             await self._ledger.close()
 
-    async def _end(
-        self, reservation: Reservation, usage: SettledUsage | None, pico: int, actual: ActualUsage
-    ) -> None:
+    async def _end(self, reservation: Reservation, usage: SettledUsage) -> None:
         if self._requests.running.pop(reservation.id, None) is None:
             return
-        self._local_limiter.settle(reservation.id, actual.tokens)
+        self._local_limiter.settle(reservation.id, usage.tokens)
         self._requests.active[reservation.tenant_id] = None
-        await self._settlements.settle(
-            PendingSettlement(reservation, usage_row(reservation, usage, pico), actual)
-        )
-
-
-def usage_row(reservation: Reservation, usage: SettledUsage | None, amount_pico: int) -> LedgerUsage:
-    """The ledger's row for an ended request. `usage` None: the request was cancelled."""
-    reserved = reservation.reserved
-    return LedgerUsage(
-        id=reservation.id,
-        tenant_id=reservation.tenant_id,
-        api_key_id=reserved.api_key_id,
-        adapter_id=reserved.adapter_id,
-        adapter_version=reservation.adapter_version,
-        digest=reservation.digest,
-        outcome=None if usage is None else usage.outcome,
-        prompt_tokens=0 if usage is None else usage.prompt_tokens,
-        cached_tokens=0 if usage is None else usage.cached_tokens,
-        completion_tokens=0 if usage is None else usage.completion_tokens,
-        amount_pico=amount_pico,
-        day=reserved.day,
-        month=reserved.month,
-        admitted_at=reservation.admitted_at,
-    )
+        await self._settlements.settle(PendingSettlement(reservation, usage))
 
 
 class AdmissionController(Protocol):

@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
 
-from loraplex.tenants.quotas.reservation import ActualUsage, LedgerUsage, Reservation, ReservedAmounts
+from loraplex.tenants.quotas.reservation import NOTHING_USED, Reservation, SettledUsage
 
 
 @dataclass(frozen=True, slots=True)
 class PendingSettlement:
-    """A request that has ended: the row for the ledger and the use for the counters. Without an outcome it uses nothing."""
+    """A request that has ended, and what it used."""
 
     reservation: Reservation
-    row: LedgerUsage
-    actual: ActualUsage
+    usage: SettledUsage
 
 
 class MissingReservation(Enum):
@@ -32,18 +31,16 @@ class MissingReservation(Enum):
 class PendingCounterUpdate:
     """The end of a request that the counters do not know yet.
 
-    `epoch`: the tenant's epoch when the usage was written to the ledger. `reserved`: what was admitted; None if the request
-    was refused. `without_counters`: it was admitted without them, so they may not have its epoch yet. `updated_at`: time of
-    the first update, which may have taken effect even if no reply came.
+    `reservation` is None if the request was refused. `epoch`: the tenant's epoch when the usage was written to the ledger.
+    `updated_at`: time of the first update, which may have taken effect even if no reply came.
     """
 
     tenant_id: UUID
     id: UUID
-    actual: ActualUsage
+    reservation: Reservation | None = None
+    usage: SettledUsage = NOTHING_USED
     epoch: int | None = None
     if_missing: MissingReservation = MissingReservation.IGNORE
-    reserved: ReservedAmounts | None = None
-    without_counters: bool = False
     updated_at: float | None = None
 
 
@@ -65,11 +62,11 @@ class InFlightReservations:
         """All reservations whose leases this gateway renews."""
         return [*self.running.values(), *(ended.reservation for ended in self.unsettled.values())]
 
-    def leased_by_tenant(self) -> dict[UUID, list[ReservedAmounts]]:
-        """The amounts whose leases are renewed in Valkey, by tenant."""
-        reservations: dict[UUID, list[ReservedAmounts]] = {}
+    def leased_by_tenant(self) -> dict[UUID, list[Reservation]]:
+        """The reservations whose leases are renewed in Valkey, by tenant."""
+        reservations: dict[UUID, list[Reservation]] = {}
         for reservation in self.leased():
-            reservations.setdefault(reservation.tenant_id, []).append(reservation.reserved)
+            reservations.setdefault(reservation.tenant_id, []).append(reservation)
         return reservations
 
     def __contains__(self, request_id: UUID) -> bool:

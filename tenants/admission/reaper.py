@@ -13,7 +13,7 @@ import structlog
 from loraplex.tenants.admission.in_flight import InFlightReservations
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
-from loraplex.tenants.quotas.reservation import NOTHING_USED
+from loraplex.tenants.quotas.reservation import NOTHING_USED, UNKNOWN_USAGE
 
 LOG = structlog.get_logger("loraplex.reaper")
 
@@ -68,14 +68,15 @@ class Reaper:
 
     async def _give_up(self) -> int:
         """Settle reservations of the ledger whose lease has expired with the outcome `unknown`; nothing is charged."""
-        rows = [row for row in await self._ledger.take_expired(self._lease_s) if row.id not in self._requests]
-        for row in rows:
-            LOG.warning("a request was given up", admission=str(row.id), tenant=str(row.tenant_id))
-            await self._ledger.settle(row)
+        expired = await self._ledger.take_expired(self._lease_s)
+        given_up = [each for each in expired if each.id not in self._requests]
+        for each in given_up:
+            LOG.warning("a request was given up", admission=str(each.id), tenant=str(each.tenant_id))
+            await self._ledger.settle(each, UNKNOWN_USAGE)
             # Counters rebuilt meanwhile gave it a whole lease again. Its gateway may be dead and never report its end.
-            self._look_until[row.tenant_id] = self._clock() + self._lease_s
-            self.overdue.add(row.tenant_id)
-        return len(rows)
+            self._look_until[each.tenant_id] = self._clock() + self._lease_s
+            self.overdue.add(each.tenant_id)
+        return len(given_up)
 
     async def _end_expired(self, tenant_id: UUID) -> bool:
         """End expired leases in the counters with the use that the ledger has. Return whether none is left to check again."""
@@ -83,10 +84,9 @@ class Reaper:
         known = await self._ledger.known(expired) if expired else {}
         done = True
         for request_id in expired:
-            record = known.get(request_id)
-            if record is not None and record.actual is None:
+            usage = known.get(request_id, NOTHING_USED)
+            if usage is None:
                 done = False
                 continue
-            actual = NOTHING_USED if record is None or record.actual is None else record.actual
-            await self._counters.reap(tenant_id, request_id, actual)
+            await self._counters.reap(tenant_id, request_id, usage)
         return done

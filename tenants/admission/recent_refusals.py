@@ -16,7 +16,7 @@ from cachetools import LRUCache
 from loraplex.tenants.admission.rejections import limit_error
 from loraplex.tenants.counters.counter_replies import Decision, Denied, wait
 from loraplex.tenants.errors import LimitExceeded
-from loraplex.tenants.quotas.reservation import CounterReservation
+from loraplex.tenants.quotas.reservation import ReservationRequest
 from loraplex.tenants.rate_state import Rate, RateState
 
 MAX_SUBJECTS: Final = 10_000
@@ -63,7 +63,7 @@ class RecentRefusals:
         """Return the time; take it before the counters are asked, since their wait begins when they reply."""
         return self._clock()
 
-    def remember(self, request: CounterReservation, denied: Denied, asked_at: float) -> None:
+    def remember(self, request: ReservationRequest, denied: Denied, asked_at: float) -> None:
         """Remember the denial of a request, for every tenant or key that has no request left."""
         for subject, levels in zip(request.subjects, SHARED_LEVELS, strict=False):
             tested = tuple(each for each in denied.decisions if each.level in levels)

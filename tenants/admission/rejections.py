@@ -7,7 +7,7 @@ from datetime import datetime
 from loraplex.tenants.counters.counter_replies import Decision, Denied, Explanation, UnknownLimit
 from loraplex.tenants.errors import LimitExceeded, QuotaExhausted, RateLimited
 from loraplex.tenants.quotas.limits import BUDGETS, NANO_PER_MICRO, LimitName
-from loraplex.tenants.quotas.reservation import CounterReservation
+from loraplex.tenants.quotas.reservation import ReservationRequest
 from loraplex.tenants.rate_state import Rate, RateState
 
 
@@ -38,7 +38,7 @@ def limit_error(decision: Decision, tested: Sequence[Decision]) -> LimitExceeded
 
 
 def degraded_denial(
-    counter_request: CounterReservation,
+    request: ReservationRequest,
     at: datetime,
     *,
     decisions: tuple[Decision, ...] = (),
@@ -46,24 +46,20 @@ def degraded_denial(
 ) -> Explanation:
     """Explain a denial that a gateway decided without the counters."""
     return Explanation(
-        request_id=counter_request.request_id, at=at, decisions=decisions, unknown=unknown, degraded=True
+        request_id=request.request_id, at=at, decisions=decisions, unknown=unknown, degraded=True
     )
 
 
-def unknown_limits(
-    counter_request: CounterReservation, names: Sequence[LimitName]
-) -> tuple[UnknownLimit, ...]:
+def unknown_limits(request: ReservationRequest, names: Sequence[LimitName]) -> tuple[UnknownLimit, ...]:
     """The limits of the request's subjects with one of these names, and the amount that the request needs of each."""
     amounts: dict[str, int] = {
         "requests_per_minute": 1,
-        "concurrent_requests": counter_request.sequences,
+        "concurrent_requests": request.sequences,
     }
-    amounts |= dict.fromkeys(BUDGETS, -(-counter_request.amount_nano // NANO_PER_MICRO))
+    amounts |= dict.fromkeys(BUDGETS, -(-request.amount_nano // NANO_PER_MICRO))
     return tuple(
-        UnknownLimit(
-            level=subject.level, name=name, limit=limit, asked=amounts.get(name, counter_request.tokens)
-        )
-        for subject in counter_request.subjects
+        UnknownLimit(level=subject.level, name=name, limit=limit, asked=amounts.get(name, request.tokens))
+        for subject in request.subjects
         for name in names
         if (limit := subject.limits.get(name)) is not None
     )

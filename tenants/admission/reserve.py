@@ -5,8 +5,9 @@ Until then its admission is provisional: work may start, but no part of the resp
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -39,17 +40,9 @@ from loraplex.tenants.errors import (
 )
 from loraplex.tenants.ledger.usage_ledger import Reserved, ReservedUnder, UsageLedger
 from loraplex.tenants.quotas.limits import COUNTED, PERIODIC, LimitName
-from loraplex.tenants.quotas.periods import Periods, periods_of
+from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.quotas.policies import Policies
-from loraplex.tenants.quotas.reservation import (
-    CounterReservation,
-    LedgerReservation,
-    OnProvisional,
-    Reservation,
-    ReservationRequest,
-    ReservedAmounts,
-)
-from loraplex.tenants.rate_state import RateState
+from loraplex.tenants.quotas.reservation import OnProvisional, Reservation, ReservationRequest
 
 # Together the pauses are longer than the lock of a rebuild lives.
 TRIES = 12
@@ -85,108 +78,121 @@ class Reserver:
     report_overdue: Callable[[UUID], None]
     cancel_later: Callable[[UUID, UUID], None]
 
-    async def admit(
+    async def reserve(
         self, request: ReservationRequest, on_provisional: OnProvisional | None = None
     ) -> Reservation:
         """Reserve what a request may use. `on_provisional` is called when the counters have admitted it, unless
         `ledger_breaker` is open; perhaps more than once.
 
-        Raises `PolicyStale`, `LimitExceeded`, `QuotaUnavailable`, `DatabaseUnavailable`.
+        The counters are called twice in a row while the breaker is closed: a closed connection fails at once, and on a busy
+        machine one reply may be late. Raises `PolicyStale`, `LimitExceeded`, `QuotaUnavailable`, `DatabaseUnavailable`.
         """
-        counter_request = await self._counter_request(request)
+        request = await self._bounded(request)
         if self.breaker.is_open:
-            return await self._by_local_limiter(request, counter_request)
+            return await self._by_local_limiter(request)
+        repeated_until: float | None = None
+        async with self._cancelled_on_error(request):
+            for attempt in range(TRIES):
+                asked_at, last = self.recent_refusals.now(), repeated_until or self._total_wait()
+                try:
+                    async with self._deadline(last):
+                        reply = await self.counters.reserve(request)
+                except (TimeoutError, ValkeyUnavailable) as error:
+                    self.breaker.failed()
+                    if repeated_until is None and not self.breaker.is_open:
+                        repeated_until = last
+                        continue
+                    raise ValkeyUnavailable(str(error) or "Valkey did not answer in time") from error
+                repeated_until = None
+                self.breaker.succeeded()
+                if isinstance(reply, Admitted):
+                    reservation = self._provisional(request, reply, on_provisional)
+                    outcome = (await self._write(reservation)).outcome
+                    if outcome is Reserved.KEPT:
+                        return reservation
+                    outdated = attempt >= RETRIES_BEFORE_REBUILD[outcome]
+                else:
+                    self._raise_refusal(request, reply, asked_at)
+                    outdated = True
+                if not outdated or not await self.counter_rebuild.try_rebuild(request.tenant_id):
+                    await asyncio.sleep(PAUSE_SECONDS * (attempt + 1))
+            raise self._unavailable(
+                request, COUNTED, "the counters of this tenant are being rebuilt; try again"
+            )
+        return await self._without_counters(request)
+
+    async def _bounded(self, request: ReservationRequest) -> ReservationRequest:
+        """Add the limits that the request counts for, and the most it can cost."""
+        policy = await self.policies.of(request.tenant_id, request.policy_epoch)
+        return replace(
+            request,
+            subjects=policy.subjects(request.tenant_id, request.api_key_id, request.adapter_id),
+            amount_nano=self.price.bound_nano(request.prompt_tokens, request.completion_tokens),
+        )
+
+    @asynccontextmanager
+    async def _cancelled_on_error(self, request: ReservationRequest) -> AsyncIterator[None]:
+        """Cancel what the counters may have of a request when the block fails. An unavailable Valkey only ends the block.
+
+        A denial takes nothing, so nothing is cancelled after it.
+        """
         try:
-            return await self._by_counters(request, counter_request, on_provisional)
+            yield
         except ValkeyUnavailable as error:
             LOG.warning("Valkey did not answer; admitting without the counters", reason=str(error))
         except LimitExceeded:
             raise
         except asyncio.CancelledError:
-            self.cancel_later(counter_request.tenant_id, counter_request.id)
+            self.cancel_later(request.tenant_id, request.id)
             raise
         except Exception:
-            await self._cancel(counter_request)
-            raise
-        try:
-            return await self._by_local_limiter(request, counter_request)
-        except BaseException:
-            self.cancel_later(counter_request.tenant_id, counter_request.id)
+            await self._cancel(request)
             raise
 
-    async def _counter_request(self, request: ReservationRequest) -> CounterReservation:
-        key = request.key
-        if key.tenant_id is None or key.policy_epoch is None:
-            raise InvalidField("key", "an operator's key admits no requests")
-        policy = await self.policies.of(key.tenant_id, key.policy_epoch)
-        return CounterReservation(
-            id=request.id,
-            tenant_id=key.tenant_id,
-            request_id=request.request_id,
-            policy_epoch=key.policy_epoch,
-            subjects=policy.subjects(key.tenant_id, key.api_key_id, request.adapter_id),
-            tokens=request.prompt_tokens + request.completion_tokens,
-            amount_nano=self.price.bound_nano(request.prompt_tokens, request.completion_tokens),
-            sequences=request.sequences,
-        )
+    def _total_wait(self) -> float:
+        """When both calls of an attempt must have ended, including their wait for a connection."""
+        return asyncio.get_running_loop().time() + TOTAL_WAIT * self.settings.valkey_s
 
-    async def _by_counters(
-        self,
-        request: ReservationRequest,
-        counter_request: CounterReservation,
-        on_provisional: OnProvisional | None,
+    def _deadline(self, last: float) -> AbstractAsyncContextManager[None]:
+        now = asyncio.get_running_loop().time()
+        # An event loop that was blocked beyond `last` still waits a moment: the delay was not Valkey's.
+        return deadline(max(min(now + self.settings.valkey_s, last), now + GRACE_SECONDS))
+
+    def _provisional(
+        self, request: ReservationRequest, reply: Admitted, on_provisional: OnProvisional | None
     ) -> Reservation:
-        """Reserve in the counters, then in the ledger; again while the counters are rebuilt. An id is reserved once.
-
-        After any error but `LimitExceeded`, the counters may have a reservation of this id.
-        """
-        for attempt in range(TRIES):
-            asked_at = self.recent_refusals.now()
-            reply = await self._call_counters(counter_request)
-            if isinstance(reply, Admitted):
-                if on_provisional is not None and not self.ledger_breaker.is_open:
-                    on_provisional()
-                periods = Periods(reply.day, reply.month)
-                self._note_overdue(counter_request.tenant_id, reply.overdue)
-                reserved = await self._reserve(
-                    self._row(request, counter_request, periods, reply.at, reply.epoch)
-                )
-                if reserved.outcome is Reserved.KEPT:
-                    rate = rate_state(reply.decisions)
-                    return reservation_of(
-                        request, counter_request, periods, reserved.epoch, reply.at, rate, degraded=False
-                    )
-                outdated = attempt >= RETRIES_BEFORE_REBUILD[reserved.outcome]
-            else:
-                self._raise_refusal(counter_request, reply, asked_at)
-                outdated = True
-            if not outdated or not await self.counter_rebuild.try_rebuild(counter_request.tenant_id):
-                await asyncio.sleep(PAUSE_SECONDS * (attempt + 1))
-        raise self._unavailable(
-            counter_request, COUNTED, "the counters of this tenant are being rebuilt; try again"
+        if on_provisional is not None and not self.ledger_breaker.is_open:
+            on_provisional()
+        self._note_overdue(request.tenant_id, reply.overdue)
+        return Reservation(
+            request=request,
+            day=reply.day,
+            month=reply.month,
+            admitted_at=reply.at,
+            epoch=reply.epoch,
+            rate=rate_state(reply.decisions),
         )
 
-    def _raise_refusal(
-        self, counter_request: CounterReservation, reply: CounterReply, asked_at: float
-    ) -> None:
+    def _raise_refusal(self, request: ReservationRequest, reply: CounterReply, asked_at: float) -> None:
         """Raise what a refusal means. Returns only for `CountersMissing`."""
         if isinstance(reply, Denied):
-            self._note_overdue(counter_request.tenant_id, reply.overdue)
-            self.recent_refusals.remember(counter_request, reply, asked_at)
+            self._note_overdue(request.tenant_id, reply.overdue)
+            self.recent_refusals.remember(request, reply, asked_at)
             raise refusal(reply)
         if isinstance(reply, PolicyOutdated):
             raise PolicyStale(f"the caller's policy is older than epoch {reply.policy_epoch}")
         if not isinstance(reply, CountersMissing):
-            raise InvalidField("id", f"admission {counter_request.id} has ended already")
+            raise InvalidField("id", f"admission {request.id} has ended already")
 
-    async def _reserve(self, row: LedgerReservation) -> ReservedUnder:
+    async def _write(self, reservation: Reservation) -> ReservedUnder:
         """Write the reservation to the ledger; gives up long before a reaper may end the lease in the counters.
 
         The outcome is not `KEPT` if a rebuild took the next epoch meanwhile: the counters that admitted it are outdated.
         """
+        lease_s = self.settings.lease_s
         try:
-            async with asyncio.timeout(self.settings.lease_s / 2):
-                reserved = await self.ledger.reserve(row)
+            async with asyncio.timeout(lease_s / 2):
+                reserved = await self.ledger.reserve(reservation, self.gateway_id, lease_s)
         except (TimeoutError, DatabaseUnavailable) as error:
             self.ledger_breaker.failed()
             if isinstance(error, DatabaseUnavailable):
@@ -197,141 +203,66 @@ class Reserver:
             raise PolicyStale("the policy of the caller's tenant has changed meanwhile")
         return reserved
 
-    async def _by_local_limiter(
-        self, request: ReservationRequest, counter_request: CounterReservation
-    ) -> Reservation:
+    async def _without_counters(self, request: ReservationRequest) -> Reservation:
+        """Reserve by this gateway's share. The counters may still admit the request, so a refused one is cancelled there."""
+        try:
+            return await self._by_local_limiter(request)
+        except BaseException:
+            self.cancel_later(request.tenant_id, request.id)
+            raise
+
+    async def _by_local_limiter(self, request: ReservationRequest) -> Reservation:
         """Reserve by this gateway's share, then in the ledger. Refuses tenants with a limit per day or month."""
-        if any(subject.limits.has_periods() for subject in counter_request.subjects):
+        if any(subject.limits.has_periods() for subject in request.subjects):
             message = "what is left of a day's or month's quota is unknown now; try again"
-            raise self._unavailable(counter_request, PERIODIC, message)
+            raise self._unavailable(request, PERIODIC, message)
         now = datetime.now(UTC)
         periods = periods_of(now)
-        asked = counter_request.subjects, counter_request.tokens, counter_request.sequences
+        asked = request.subjects, request.tokens, request.sequences
         try:
-            rate = self.local_limiter.admit(counter_request.id, *asked)
+            rate = self.local_limiter.admit(request.id, *asked)
         except LimitExceeded:
             decisions = self.local_limiter.decisions(*asked)
-            self.denials.remember(
-                counter_request.tenant_id, degraded_denial(counter_request, now, decisions=decisions)
-            )
+            self.denials.remember(request.tenant_id, degraded_denial(request, now, decisions=decisions))
             raise
+        reservation = Reservation(
+            request=request,
+            day=periods.day,
+            month=periods.month,
+            admitted_at=now,
+            rate=rate,
+            degraded=True,
+        )
         try:
-            reserved = await self._reserve(self._row(request, counter_request, periods, now, None))
+            reserved = await self._write(reservation)
         except BaseException:
-            self.local_limiter.settle(counter_request.id, 0)
+            self.local_limiter.settle(request.id, 0)
             raise
         if reserved.outcome is not Reserved.KEPT:
-            self.local_limiter.settle(counter_request.id, 0)
+            self.local_limiter.settle(request.id, 0)
             raise QuotaUnavailable("the tenant's reservation was not stored; try again")
-        return reservation_of(request, counter_request, periods, reserved.epoch, now, rate, degraded=True)
+        return replace(reservation, epoch=reserved.epoch)
 
     def _unavailable(
-        self, counter_request: CounterReservation, names: Sequence[LimitName], message: str
+        self, request: ReservationRequest, names: Sequence[LimitName], message: str
     ) -> QuotaUnavailable:
-        unknown = unknown_limits(counter_request, names)
+        unknown = unknown_limits(request, names)
         if not unknown:
             return QuotaUnavailable(message)
-        self.denials.remember(
-            counter_request.tenant_id, degraded_denial(counter_request, datetime.now(UTC), unknown=unknown)
-        )
+        denial = degraded_denial(request, datetime.now(UTC), unknown=unknown)
+        self.denials.remember(request.tenant_id, denial)
         return QuotaUnavailable(message, limit=unknown[0].name, level=unknown[0].level)
 
-    async def _call_counters(self, counter_request: CounterReservation) -> CounterReply:
-        """Call the counters, twice while the breaker is closed: a closed connection fails at once, and on a busy machine one
-        reply may be late. Both attempts together wait `TOTAL_WAIT` times `valkey_s`, including the wait for a connection.
-        """
-        last = asyncio.get_running_loop().time() + TOTAL_WAIT * self.settings.valkey_s
+    async def _cancel(self, request: ReservationRequest) -> None:
         try:
-            return await self._call_counters_once(counter_request, last)
-        except ValkeyUnavailable:
-            if self.breaker.is_open:
-                raise
-            return await self._call_counters_once(counter_request, last)
-
-    async def _call_counters_once(self, counter_request: CounterReservation, last: float) -> CounterReply:
-        now = asyncio.get_running_loop().time()
-        try:
-            # An event loop that was blocked beyond `last` still waits a moment: the delay was not Valkey's.
-            async with deadline(max(min(now + self.settings.valkey_s, last), now + GRACE_SECONDS)):
-                reply = await self.counters.admit(counter_request)
-        except (TimeoutError, ValkeyUnavailable) as error:
-            self.breaker.failed()
-            if isinstance(error, ValkeyUnavailable):
-                raise
-            raise ValkeyUnavailable("Valkey did not answer in time") from error
-        self.breaker.succeeded()
-        return reply
-
-    async def _cancel(self, counter_request: CounterReservation) -> None:
-        try:
-            await self.counters.cancel(counter_request.tenant_id, counter_request.id)
+            await self.counters.cancel(request.tenant_id, request.id)
         except ValkeyUnavailable as error:
-            LOG.warning("will be cancelled later", admission=str(counter_request.id), reason=str(error))
-            self.cancel_later(counter_request.tenant_id, counter_request.id)
+            LOG.warning("will be cancelled later", admission=str(request.id), reason=str(error))
+            self.cancel_later(request.tenant_id, request.id)
         except asyncio.CancelledError:
-            self.cancel_later(counter_request.tenant_id, counter_request.id)
+            self.cancel_later(request.tenant_id, request.id)
             raise
 
     def _note_overdue(self, tenant_id: UUID, overdue: int) -> None:
         if overdue:
             self.report_overdue(tenant_id)
-
-    def _row(
-        self,
-        request: ReservationRequest,
-        counter_request: CounterReservation,
-        periods: Periods,
-        at: datetime,
-        epoch: int | None,
-    ) -> LedgerReservation:
-        return LedgerReservation(
-            id=counter_request.id,
-            tenant_id=counter_request.tenant_id,
-            api_key_id=counter_request.api_key_id,
-            adapter_id=counter_request.adapter_id,
-            digest=request.digest,
-            gateway_id=self.gateway_id,
-            prompt_tokens=request.prompt_tokens,
-            completion_tokens=request.completion_tokens,
-            amount_nano=counter_request.amount_nano,
-            day=periods.day,
-            month=periods.month,
-            admitted_at=at,
-            lease_s=self.settings.lease_s,
-            epoch=epoch,
-            policy_epoch=counter_request.policy_epoch,
-            sequences=counter_request.sequences,
-        )
-
-
-def reservation_of(
-    request: ReservationRequest,
-    counter_request: CounterReservation,
-    periods: Periods,
-    epoch: int | None,
-    at: datetime,
-    rate: RateState,
-    *,
-    degraded: bool,
-) -> Reservation:
-    reserved = ReservedAmounts(
-        id=counter_request.id,
-        api_key_id=counter_request.api_key_id,
-        adapter_id=counter_request.adapter_id,
-        tokens=counter_request.tokens,
-        amount_nano=counter_request.amount_nano,
-        day=periods.day,
-        month=periods.month,
-        epoch=epoch,
-        sequences=counter_request.sequences,
-    )
-    return Reservation(
-        id=counter_request.id,
-        tenant_id=counter_request.tenant_id,
-        reserved=reserved,
-        adapter_version=request.adapter_version,
-        digest=request.digest,
-        admitted_at=at,
-        rate=rate,
-        degraded=degraded,
-    )

@@ -26,8 +26,7 @@ from loraplex.tenants.admission.in_flight import (
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import first_line
 from loraplex.tenants.errors import DatabaseUnavailable, StoreUnavailable, ValkeyUnavailable
-from loraplex.tenants.ledger.usage_ledger import UsageLedger
-from loraplex.tenants.quotas.reservation import NOTHING_USED
+from loraplex.tenants.ledger.usage_ledger import UsageLedger, usage_row
 
 AT_ONCE = 64
 FINISH_SECONDS = 5.0
@@ -69,7 +68,7 @@ class SettlementQueue:
 
     def cancel_later(self, tenant_id: UUID, request_id: UUID) -> None:
         """Cancel a refused request, which the counters may still admit, once they are available again."""
-        self._remember(PendingCounterUpdate(tenant_id, request_id, NOTHING_USED))
+        self._remember(PendingCounterUpdate(tenant_id, request_id))
 
     async def retry(self) -> None:
         """Repeat every step that is not done, until a store fails again."""
@@ -92,7 +91,7 @@ class SettlementQueue:
             await asyncio.sleep(FINISH_PAUSE_SECONDS)
             await self.retry()
         for pending in self._requests.unsettled.values():
-            LOG.error("usage is lost", **msgspec.to_builtins(pending.row))
+            LOG.error("usage is lost", **msgspec.to_builtins(usage_row(pending.reservation, pending.usage)))
 
     async def _write(self, pending: PendingSettlement) -> bool:
         """Write one settlement; False if PostgreSQL failed. One that is being written already is skipped."""
@@ -116,45 +115,28 @@ class SettlementQueue:
 
     async def _settle_in_ledger(self, pending: PendingSettlement) -> list[PendingCounterUpdate]:
         """Write the usage to the ledger and return the counter updates that follow."""
-        reservation, row = pending.reservation, pending.row
-        unused = PendingCounterUpdate(
-            reservation.tenant_id,
-            row.id,
-            NOTHING_USED,
-            reserved=reservation.reserved,
-            without_counters=reservation.degraded,
-        )
+        reservation, usage = pending.reservation, pending.usage
+        unused = PendingCounterUpdate(reservation.tenant_id, reservation.id, reservation)
         try:
-            written = await self._ledger.settle(row)
-            if row.outcome is None:
-                return [replace(unused, epoch=written.epoch)]
+            written = await self._ledger.settle(reservation, usage)
+            update = replace(unused, usage=usage, epoch=written.epoch)
+            if usage.outcome is None:
+                return [update]
             if written.written:
-                return [
-                    replace(
-                        unused,
-                        actual=pending.actual,
-                        epoch=written.epoch,
-                        if_missing=MissingReservation.CHARGE,
-                    )
-                ]
-            if not await self._ledger.has_unknown_outcome(row.id):
-                return [
-                    replace(
-                        unused,
-                        actual=pending.actual,
-                        epoch=written.epoch,
-                        if_missing=MissingReservation.REBUILD,
-                    )
-                ]
-            LOG.warning("a request that was given up has ended", admission=str(row.id))
-            late = await self._ledger.settle(replace(row, id=row.late_id))
+                return [replace(update, if_missing=MissingReservation.CHARGE)]
+            if not await self._ledger.has_unknown_outcome(reservation.id):
+                return [replace(update, if_missing=MissingReservation.REBUILD)]
+            LOG.warning("a request that was given up has ended", admission=str(reservation.id))
+            late = reservation.late()
+            written = await self._ledger.settle(late, usage)
         except (psycopg.DataError, psycopg.IntegrityError) as error:
-            LOG.error("PostgreSQL rejects this usage", admission=str(row.id), reason=type(error).__name__)
+            LOG.error(
+                "PostgreSQL rejects this usage", admission=str(reservation.id), reason=type(error).__name__
+            )
             return [unused]
-        if_missing = MissingReservation.CHARGE if late.written else MissingReservation.REBUILD
-        reserved = replace(reservation.reserved, id=row.late_id)
-        update = replace(unused, id=reserved.id, reserved=reserved)
-        return [unused, replace(update, actual=pending.actual, epoch=late.epoch, if_missing=if_missing)]
+        if_missing = MissingReservation.CHARGE if written.written else MissingReservation.REBUILD
+        update = PendingCounterUpdate(late.tenant_id, late.id, late, usage, written.epoch, if_missing)
+        return [unused, update]
 
     async def _send_update(self, update: PendingCounterUpdate) -> None:
         """Send an update unless it is being sent: a second one finds no reservation, as if the counters had lost it."""
@@ -184,18 +166,19 @@ class SettlementQueue:
     async def _update(self, update: PendingCounterUpdate) -> None:
         """Update the counters. A rebuild that read the ledger before the usage was written may be in progress: then
         another one follows."""
-        tenant_id, reserved, epoch = update.tenant_id, update.reserved, update.epoch
+        tenant_id, reservation, epoch = update.tenant_id, update.reservation, update.epoch
         charge = None
         if (
-            reserved is not None
+            reservation is not None
             and update.if_missing is MissingReservation.CHARGE
             and self._is_repeatable(update)
         ):
-            charge = replace(reserved, epoch=epoch)
-        settled = await self._counters.settle(tenant_id, update.id, update.actual, charge=charge)
-        if reserved is None or epoch is None:
+            charge = replace(reservation, epoch=epoch)
+        settled = await self._counters.settle(tenant_id, update.id, update.usage, charge=charge)
+        if reservation is None or epoch is None:
             return
-        behind = settled.epoch < epoch and (update.without_counters or reserved.epoch != epoch)
+        # Counters that did not admit the request may not have its epoch yet.
+        behind = settled.epoch < epoch and (reservation.degraded or reservation.epoch != epoch)
         unclear = settled.epoch <= epoch and not settled.found and not charge
         if behind or (unclear and update.if_missing is not MissingReservation.IGNORE):
             await self._rebuild_beyond(tenant_id, epoch)

@@ -26,7 +26,7 @@ from loraplex.tenants.counters.script_runner import ScriptName, ScriptRunner, lo
 from loraplex.tenants.counters.snapshot import CounterSnapshot
 from loraplex.tenants.errors import ValkeyUnavailable
 from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, NANO_PER_MICRO, Subject
-from loraplex.tenants.quotas.reservation import NOTHING_USED, ActualUsage, CounterReservation, ReservedAmounts
+from loraplex.tenants.quotas.reservation import NOTHING_USED, Reservation, ReservationRequest, SettledUsage
 from loraplex.tenants.valkey import ANSWER_SECONDS, COMMAND_SECONDS, Valkey, tenant_key
 
 LEASE_S = 45.0
@@ -64,7 +64,7 @@ class Counters:
         """How often a script was sent with its text because Valkey did not know it."""
         return self._redis.fallbacks + self._bulk.fallbacks
 
-    async def admit(self, request: CounterReservation) -> CounterReply:
+    async def reserve(self, request: ReservationRequest) -> CounterReply:
         """Test every limit at every level, then take from all of them or from none."""
         head = (
             str(request.id),
@@ -83,9 +83,9 @@ class Counters:
         self,
         tenant_id: UUID,
         reservation_id: UUID,
-        actual: ActualUsage,
+        usage: SettledUsage,
         *,
-        charge: ReservedAmounts | None = None,
+        charge: Reservation | None = None,
     ) -> Settled:
         """End a reservation with the use. An id without a reservation changes nothing, unless `charge` is given.
 
@@ -93,30 +93,28 @@ class Counters:
         """
         to_charge: tuple[str, ...] = ()
         if charge is not None:
-            to_charge = (*subject_ids(charge), charge.day, charge.month, admitted_under(charge))
-        return await self._end(self._redis, tenant_id, reservation_id, actual, "settle", *to_charge)
+            to_charge = (*subject_ids(charge.request), charge.day, charge.month, admitted_under(charge))
+        return await self._end(self._redis, tenant_id, reservation_id, usage, "settle", *to_charge)
 
     async def cancel(self, tenant_id: UUID, reservation_id: UUID) -> Settled:
         """End a reservation unused. A later admission of this id gets `AlreadyEnded`."""
         return await self.settle(tenant_id, reservation_id, NOTHING_USED)
 
-    async def reap(self, tenant_id: UUID, reservation_id: UUID, actual: ActualUsage) -> Settled:
+    async def reap(self, tenant_id: UUID, reservation_id: UUID, usage: SettledUsage) -> Settled:
         """As `settle`, but only if the lease has expired; a heartbeat that arrived meanwhile keeps it."""
-        return await self._end(self._bulk, tenant_id, reservation_id, actual, "reap")
+        return await self._end(self._bulk, tenant_id, reservation_id, usage, "reap")
 
-    async def heartbeat(self, tenant_id: UUID, reservations: Sequence[ReservedAmounts]) -> Heartbeat:
+    async def heartbeat(self, tenant_id: UUID, reservations: Sequence[Reservation]) -> Heartbeat:
         """Extend the leases. A reservation that Valkey lost is recreated, under its own epoch only (None: any)."""
         rows = [
-            part
-            for reserved in reservations
-            for part in (*reservation_arguments(reserved), admitted_under(reserved))
+            part for each in reservations for part in (*reservation_arguments(each), admitted_under(each))
         ]
         reply = await self._run(self._bulk, "heartbeat", tenant_id, self._lease_us, *rows)
         if not reply:
             return Heartbeat(None)
         outcomes: tuple[set[UUID], set[UUID], set[UUID]] = (set(), set(), set())
-        for reserved, outcome in zip(reservations, reply[1:], strict=True):
-            outcomes[outcome - 1].add(reserved.id)
+        for each, outcome in zip(reservations, reply[1:], strict=True):
+            outcomes[outcome - 1].add(each.id)
         return Heartbeat(reply[0], *map(frozenset, outcomes))
 
     async def expired(self, tenant_id: UUID) -> list[UUID]:
@@ -138,9 +136,7 @@ class Counters:
                 total.amount_nano,
             )
         ]
-        reservations = [
-            part for reserved in snapshot.reservations for part in reservation_arguments(reserved)
-        ]
+        reservations = [part for each in snapshot.reservations for part in reservation_arguments(each)]
         head = (
             epoch,
             snapshot.policy_epoch,
@@ -195,9 +191,9 @@ class Counters:
         return decode_use(await self._run(self._bulk, "read", tenant_id, *rows), subjects)
 
     async def _end(
-        self, runner: ScriptRunner, tenant_id: UUID, reservation_id: UUID, actual: ActualUsage, *more: str
+        self, runner: ScriptRunner, tenant_id: UUID, reservation_id: UUID, usage: SettledUsage, *more: str
     ) -> Settled:
-        amounts = (str(reservation_id), actual.tokens, actual.amount_nano)
+        amounts = (str(reservation_id), usage.tokens, usage.amount_nano)
         found, charged, epoch = await self._run(runner, "settle", tenant_id, *amounts, *more)
         return Settled(bool(found), bool(charged), epoch)
 
@@ -231,21 +227,22 @@ def limit_arguments(subject: Subject) -> tuple[str | int, ...]:
     )
 
 
-def reservation_arguments(reserved: ReservedAmounts) -> tuple[str | int, ...]:
+def reservation_arguments(reservation: Reservation) -> tuple[str | int, ...]:
+    request = reservation.request
     return (
-        str(reserved.id),
-        *subject_ids(reserved),
-        reserved.tokens,
-        reserved.amount_nano,
-        reserved.day,
-        reserved.month,
-        reserved.sequences,
+        str(request.id),
+        *subject_ids(request),
+        request.tokens,
+        request.amount_nano,
+        reservation.day,
+        reservation.month,
+        request.sequences,
     )
 
 
-def subject_ids(reserved: ReservedAmounts) -> tuple[str, str]:
-    return str(reserved.api_key_id), NO_ADAPTER if reserved.adapter_id is None else str(reserved.adapter_id)
+def subject_ids(request: ReservationRequest) -> tuple[str, str]:
+    return str(request.api_key_id), NO_ADAPTER if request.adapter_id is None else str(request.adapter_id)
 
 
-def admitted_under(reserved: ReservedAmounts) -> str:
-    return ANY_EPOCH if reserved.epoch is None else str(reserved.epoch)
+def admitted_under(reservation: Reservation) -> str:
+    return ANY_EPOCH if reservation.epoch is None else str(reservation.epoch)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from uuid import UUID
 
-from loraplex.tenants.quotas.reservation import ReservedAmounts
+from loraplex.tenants.quotas.reservation import Reservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,5 +27,5 @@ class CounterSnapshot:
 
     policy_epoch: int
     totals: tuple[PeriodTotal, ...]
-    reservations: tuple[ReservedAmounts, ...]
+    reservations: tuple[Reservation, ...]
     full_buckets: bool = False

@@ -8,6 +8,22 @@ from typing import Final, LiteralString
 
 from sqlalchemy import text
 
+STORED_RESERVATION: Final[tuple[LiteralString, ...]] = (
+    *(
+        "id",
+        "tenant_id",
+        "api_key_id",
+        "adapter_id",
+        "digest",
+        "prompt_tokens",
+        "completion_tokens",
+        "amount_nano",
+    ),
+    *("sequences", "day", "month", "admitted_at"),
+)
+STORED_USAGE: Final[tuple[LiteralString, ...]] = (
+    *("outcome", "prompt_tokens", "cached_tokens", "completion_tokens", "amount_pico"),
+)
 RESERVATION_COLUMNS: Final = """
     SELECT * FROM json_to_recordset(%s::json) AS a (
         id uuid, tenant_id uuid, api_key_id uuid, adapter_id uuid, digest text, gateway_id uuid,
@@ -142,12 +158,11 @@ FROM (
     SELECT id FROM reservations WHERE expires_at < now() ORDER BY expires_at LIMIT %s FOR UPDATE SKIP LOCKED
 ) e
 WHERE r.id = e.id
-RETURNING r.id, r.tenant_id, r.api_key_id, r.adapter_id, r.digest, r.day, r.month, r.admitted_at
-"""
-# A row without tokens is an open request.
-KNOWN: Final = """
-SELECT request_id, prompt_tokens + completion_tokens, amount_pico FROM usage_records WHERE request_id = ANY(%s)
-UNION ALL SELECT id, NULL, NULL FROM reservations WHERE id = ANY(%s)
+RETURNING """ + ", ".join(f"r.{name}" for name in STORED_RESERVATION)
+# A row without an outcome is an open request.
+KNOWN: Final = f"""
+SELECT request_id, {", ".join(STORED_USAGE)} FROM usage_records WHERE request_id = ANY(%s)
+UNION ALL SELECT id, {", ".join("NULL" for _ in STORED_USAGE)} FROM reservations WHERE id = ANY(%s)
 """
 # What the counters should have settled at a moment that has just passed: totals less the records of requests that were open
 # then or admitted later. Ids contain their gateway's time, so the index finds the later ones. The last column: whether one of

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import msgspec
 from sqlalchemy import select
 
-from loraplex.tenants.billing.pricing import amount_nano
 from loraplex.tenants.counters.counter_replies import PeriodUse, SettledUse
 from loraplex.tenants.counters.snapshot import CounterSnapshot, PeriodTotal
 from loraplex.tenants.database import Database
@@ -25,14 +25,20 @@ from loraplex.tenants.ledger.writer_connection import WriterConnection
 from loraplex.tenants.models import ReservationRow, Tenant, UsageTotal
 from loraplex.tenants.quotas.periods import periods_around
 from loraplex.tenants.quotas.policies import ROWS_AT_ONCE, TenantPolicy, policy_of, policy_rows
-from loraplex.tenants.quotas.reservation import ActualUsage, LedgerReservation, LedgerUsage, ReservedAmounts
+from loraplex.tenants.quotas.reservation import (
+    UNKNOWN_USAGE,
+    Reservation,
+    ReservationRequest,
+    SettledUsage,
+)
 
-UNKNOWN = "unknown"
 MAX_REAPED = 256
 # The largest difference allowed between a gateway's clock, which is in its ids, and Valkey's.
 CLOCKS_APART = timedelta(seconds=30)
 # A request admitted so long after the counters were read comes from a clock that is ahead of theirs.
 AHEAD = timedelta(seconds=1)
+
+Row: TypeAlias = dict[str, Any]
 
 
 class Reserved(Enum):
@@ -63,13 +69,6 @@ class LedgerWrite:
     epoch: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A request in the ledger; `actual` None while it is open."""
-
-    actual: ActualUsage | None
-
-
 class UsageLedger:
     """The usage ledger. All methods raise `DatabaseUnavailable`; then the write may have happened, and may be repeated."""
 
@@ -82,45 +81,35 @@ class UsageLedger:
         self._reservations_without_epoch = WriteBatcher(self._reserve_without_epoch)
         self._settlements = WriteBatcher(self._settle)
 
-    async def reserve(self, row: LedgerReservation) -> ReservedUnder:
-        """Store a reservation if its epoch and its policy are the newest; a row without an epoch gets the current one."""
-        rows = self._reservations_without_epoch if row.epoch is None else self._reservations
-        return await rows.add(row)
+    async def reserve(self, reservation: Reservation, gateway_id: UUID, lease_s: float) -> ReservedUnder:
+        """Store a reservation if its epoch and its policy are the newest; one without an epoch gets the current one."""
+        rows = self._reservations if reservation.epoch is not None else self._reservations_without_epoch
+        return await rows.add(reservation_row(reservation, gateway_id, lease_s))
 
-    async def settle(self, row: LedgerUsage) -> LedgerWrite:
+    async def settle(self, reservation: Reservation, usage: SettledUsage) -> LedgerWrite:
         """Write usage durably; may be repeated. Raises `psycopg.Error` for a row that PostgreSQL rejects."""
-        return await self._settlements.add(row)
+        return await self._settlements.add(usage_row(reservation, usage))
 
     async def has_unknown_outcome(self, request_id: UUID) -> bool:
         """Whether the record of a request has the outcome `unknown`: it was given up."""
         rows = await self._settling.fetch(statements.OUTCOME, request_id)
-        return [outcome for (outcome,) in rows] == [UNKNOWN]
+        return [outcome for (outcome,) in rows] == [UNKNOWN_USAGE.outcome]
 
     async def renew(self, ids: Sequence[UUID], lease_s: float) -> None:
         """Renew the leases of open reservations."""
         if ids:
             await self._general.fetch(statements.RENEW, lease_s, [*ids])
 
-    async def take_expired(self, put_off_s: float) -> list[LedgerUsage]:
-        """Claim expired reservations as usage with outcome `unknown`. Their lease is extended by `put_off_s`, so that only
-        one gateway handles each."""
+    async def take_expired(self, put_off_s: float) -> list[Reservation]:
+        """Claim reservations whose lease has expired. Their lease is extended by `put_off_s`, so that only one gateway handles
+        each."""
         rows = await self._general.fetch(statements.EXPIRED, put_off_s, MAX_REAPED)
-        return [
-            LedgerUsage(
-                **dict(zip(("id", "tenant_id", "api_key_id", "adapter_id", "digest"), row[:5], strict=True)),
-                **dict(zip(("day", "month", "admitted_at"), row[5:], strict=True)),
-                outcome=UNKNOWN,
-            )
-            for row in rows
-        ]
+        return [stored_reservation(row) for row in rows]
 
-    async def known(self, ids: Sequence[UUID]) -> dict[UUID, Known]:
-        """The requests of these ids that are in the ledger: open, or with what they used."""
+    async def known(self, ids: Sequence[UUID]) -> dict[UUID, SettledUsage | None]:
+        """The requests of these ids that are in the ledger, with what they used; None while they are open."""
         rows = await self._general.fetch(statements.KNOWN, [*ids], [*ids])
-        return {
-            request_id: Known(None if tokens is None else ActualUsage(tokens, amount_nano(pico)))
-            for request_id, tokens, pico in rows
-        }
+        return {row[0]: None if row[1] is None else stored_usage(row[1:]) for row in rows}
 
     async def policy(self, tenant_id: UUID) -> TenantPolicy:
         """The tenant's current limits. Raises `TenantNotFound`."""
@@ -162,14 +151,15 @@ class UsageLedger:
             totals = await session.scalars(
                 select(UsageTotal).where(UsageTotal.tenant_id == tenant_id, UsageTotal.period.in_(periods))
             )
-            open_requests = await session.scalars(
-                select(ReservationRow).where(ReservationRow.tenant_id == tenant_id)
+            columns = [getattr(ReservationRow, name) for name in statements.STORED_RESERVATION]
+            open_requests = await session.execute(
+                select(*columns).where(ReservationRow.tenant_id == tenant_id)
             )
             policy = await session.execute(select(Tenant.policy_epoch).where(Tenant.id == tenant_id))
             snapshot = CounterSnapshot(
                 policy_epoch=policy.scalar_one(),
                 totals=tuple(period_total(each) for each in totals),
-                reservations=tuple(reserved_amounts(each) for each in open_requests),
+                reservations=tuple(stored_reservation(tuple(row)) for row in open_requests),
                 full_buckets=epoch == statements.FIRST_EPOCH,
             )
         return epoch, snapshot
@@ -190,25 +180,25 @@ class UsageLedger:
         for connection in (self._reserving, self._settling, self._general):
             await connection.close()
 
-    async def _reserve(self, rows: list[LedgerReservation]) -> list[ReservedUnder]:
+    async def _reserve(self, rows: list[Row]) -> list[ReservedUnder]:
         return await self._write_reservations(statements.RESERVE, rows)
 
-    async def _reserve_without_epoch(self, rows: list[LedgerReservation]) -> list[ReservedUnder]:
+    async def _reserve_without_epoch(self, rows: list[Row]) -> list[ReservedUnder]:
         return await self._write_reservations(statements.RESERVE_WITHOUT_EPOCH, rows)
 
-    async def _write_reservations(self, statement: str, rows: list[LedgerReservation]) -> list[ReservedUnder]:
+    async def _write_reservations(self, statement: str, rows: list[Row]) -> list[ReservedUnder]:
         by_id = {
             request_id: (kept, current, epoch)
             for request_id, kept, current, epoch in await self._reserving.fetch(statement, to_json(rows))
         }
-        return [reserved_under(*by_id[row.id]) for row in rows]
+        return [reserved_under(*by_id[row["id"]]) for row in rows]
 
-    async def _settle(self, rows: list[LedgerUsage]) -> list[LedgerWrite]:
+    async def _settle(self, rows: list[Row]) -> list[LedgerWrite]:
         by_id = {
             request_id: LedgerWrite(written, epoch)
             for request_id, written, epoch in await self._settling.fetch(statements.SETTLE, to_json(rows))
         }
-        return [by_id[row.id] for row in rows]
+        return [by_id[row["id"]] for row in rows]
 
 
 def reserved_under(kept: bool, current: bool, epoch: int | None) -> ReservedUnder:
@@ -220,22 +210,65 @@ def reserved_under(kept: bool, current: bool, epoch: int | None) -> ReservedUnde
     return ReservedUnder(Reserved.EPOCH_LOCKED if epoch is None else Reserved.EPOCH_MOVED, None)
 
 
-def to_json(rows: Sequence[LedgerReservation] | Sequence[LedgerUsage]) -> str:
+def to_json(rows: Sequence[Row]) -> str:
     return msgspec.json.encode(rows).decode()
+
+
+def reservation_row(reservation: Reservation, gateway_id: UUID, lease_s: float) -> Row:
+    """A reservation as `RESERVE` reads it."""
+    request = reservation.request
+    return {
+        "id": request.id,
+        "tenant_id": request.tenant_id,
+        "api_key_id": request.api_key_id,
+        "adapter_id": request.adapter_id,
+        "digest": request.digest,
+        "gateway_id": gateway_id,
+        "prompt_tokens": request.prompt_tokens,
+        "completion_tokens": request.completion_tokens,
+        "amount_nano": request.amount_nano,
+        "day": reservation.day,
+        "month": reservation.month,
+        "admitted_at": reservation.admitted_at,
+        "lease_s": lease_s,
+        "epoch": reservation.epoch,
+        "policy_epoch": request.policy_epoch,
+        "sequences": request.sequences,
+    }
+
+
+def usage_row(reservation: Reservation, usage: SettledUsage) -> Row:
+    """An ended request as `SETTLE` reads it. Without an outcome, its reservation is removed and no record is written."""
+    request = reservation.request
+    return {
+        "id": request.id,
+        "tenant_id": request.tenant_id,
+        "api_key_id": request.api_key_id,
+        "adapter_id": request.adapter_id,
+        "adapter_version": request.adapter_version,
+        "digest": request.digest,
+        "outcome": usage.outcome,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "amount_pico": usage.amount_pico,
+        "day": reservation.day,
+        "month": reservation.month,
+        "admitted_at": reservation.admitted_at,
+    }
+
+
+def stored_reservation(values: Sequence[Any]) -> Reservation:
+    """An open reservation, from its columns in the order of `STORED_RESERVATION`."""
+    row = dict(zip(statements.STORED_RESERVATION, values, strict=True))
+    periods = {name: row.pop(name) for name in ("day", "month", "admitted_at")}
+    return Reservation(request=ReservationRequest(**row), **periods)
+
+
+def stored_usage(values: Sequence[Any]) -> SettledUsage:
+    """The usage of a record, from its columns in the order of `STORED_USAGE`."""
+    return SettledUsage(**dict(zip(statements.STORED_USAGE, values, strict=True)))
 
 
 def period_total(row: UsageTotal) -> PeriodTotal:
     return PeriodTotal(row.level, row.subject_id, row.period, row.tokens, row.amount_nano)
-
-
-def reserved_amounts(row: ReservationRow) -> ReservedAmounts:
-    return ReservedAmounts(
-        id=row.id,
-        api_key_id=row.api_key_id,
-        adapter_id=row.adapter_id,
-        tokens=row.prompt_tokens + row.completion_tokens,
-        amount_nano=row.amount_nano,
-        day=row.day,
-        month=row.month,
-        sequences=row.sequences,
-    )

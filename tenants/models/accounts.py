@@ -15,7 +15,8 @@ ENVIRONMENTS = ("live", "test", "op")
 class Tenant(Base):
     """A customer; `weight` is its share of the engine relative to others.
 
-    Triggers raise `policy_epoch` with every change that affects what a request may do: keys, limits, weight, suspension.
+    Triggers raise `policy_epoch` with every change that affects what a request may do: keys, limits, weight, suspension; and
+    with what a model name refers to.
     A deleted tenant keeps its row, because the ledger's numbers stay; its name is free. `erased_at`: all else is erased.
     """
 

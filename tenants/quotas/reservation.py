@@ -1,195 +1,138 @@
-"""What a request reserves of its limits and what it used: as callers, counters and the ledger see it.
+"""What a request may use of its limits, what it has reserved of them, and what it used in the end.
 
 Invariant: a reservation carries all that its settlement needs. Amounts are in nano- or pico-units of money.
 """
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 from uuid import UUID, uuid5
 
-from loraplex.tenants.api_keys.keys import AuthenticatedKey
+from loraplex.tenants.billing.pricing import Price, amount_nano
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.quotas.limits import MAX_INTEGER, Subject
 from loraplex.tenants.rate_state import RateState
 
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+LEVELS: Final = ((), ("tenant", "key"), ("tenant", "key", "adapter"))
+LATE: Final = "late"
+NO_REQUEST_ID: Final = "-"
+NO_RATES: Final = RateState()
+
+Outcome = Literal["completed", "aborted", "failed", "unknown"]
+# Called when a request is admitted provisionally: by the counters, not yet by the ledger; perhaps more than once.
+OnProvisional: TypeAlias = Callable[[], None]
 
 
-def check_amounts(tokens: int, amount_nano: int, sequences: int = 1) -> None:
-    """Raises `InvalidField`."""
-    for name, value in (("tokens", tokens), ("amount_nano", amount_nano), ("sequences", sequences)):
+def _check_amounts(**amounts: int) -> None:
+    for name, value in amounts.items():
         if not 0 <= value <= MAX_INTEGER:
             raise InvalidField(name, f"{name} must be between 0 and {MAX_INTEGER}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CounterReservation:
-    """A request to the counters. `id` names its reservation: repeating it with the same id changes nothing.
+class ReservationRequest:
+    """A request for admission. `id` is a UUIDv7 that names its reservation: repeating the request changes nothing.
 
-    `subjects`: the tenant, the key and, unless it is for the base model, the adapter, in this order. `tokens` and
-    `amount_nano` are upper bounds of what the request uses; `sequences`, its prompts times `n`, run at the same time. A denial
-    is explained by `request_id`.
+    Token counts and `amount_nano` are upper bounds of what it uses; `sequences`, its prompts times `n`, run at the same time.
+    A denial is explained by `request_id`, which the client knows. `subjects`: the tenant, the key and, unless it is for the
+    base model, the adapter, in this order, with their limits. Admission adds `subjects` and `amount_nano`. The ledger stores
+    neither `subjects`, `request_id` nor `policy_epoch`, which only an admission needs. Raises `InvalidField`.
     """
 
     id: UUID
     tenant_id: UUID
-    request_id: str
-    policy_epoch: int
-    subjects: tuple[Subject, ...]
-    tokens: int
-    amount_nano: int
-    sequences: int = 1
-
-    def __post_init__(self) -> None:
-        levels = tuple(subject.level for subject in self.subjects)
-        if levels not in (("tenant", "key"), ("tenant", "key", "adapter")):
-            raise InvalidField("subjects", "subjects must be a tenant, a key and at most one adapter")
-        if not REQUEST_ID.fullmatch(self.request_id):
-            raise InvalidField("request_id", f"request_id must match {REQUEST_ID.pattern}")
-        check_amounts(self.tokens, self.amount_nano, self.sequences)
-
-    @property
-    def api_key_id(self) -> UUID:
-        return self.subjects[1].id
-
-    @property
-    def adapter_id(self) -> UUID | None:
-        return self.subjects[2].id if len(self.subjects) == 3 else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReservedAmounts:
-    """The amounts of an open reservation, their subjects, and the periods of its admission.
-
-    `epoch`: the one it was admitted under; None if it was admitted without the counters.
-    """
-
-    id: UUID
     api_key_id: UUID
-    adapter_id: UUID | None
-    tokens: int
-    amount_nano: int
-    day: str
-    month: str
-    epoch: int | None = None
-    sequences: int = 1
-
-    def __post_init__(self) -> None:
-        check_amounts(self.tokens, self.amount_nano, self.sequences)
-
-
-@dataclass(frozen=True, slots=True)
-class ActualUsage:
-    """What a request used."""
-
-    tokens: int
-    amount_nano: int
-
-    def __post_init__(self) -> None:
-        check_amounts(self.tokens, self.amount_nano)
-
-
-NOTHING_USED = ActualUsage(0, 0)
-
-
-Outcome = Literal["completed", "aborted", "failed"]
-# Called when a request is admitted provisionally: by the counters, not yet by the ledger; perhaps more than once.
-OnProvisional: TypeAlias = Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReservationRequest:
-    """A request for admission. `id` is a UUIDv7 used once; the client knows `request_id`. Token counts are upper bounds.
-    `sequences`: its prompts times `n`.
-    """
-
-    id: UUID
-    request_id: str
-    key: AuthenticatedKey
     adapter_id: UUID | None = None
     adapter_version: int | None = None
     digest: str | None = None
+    request_id: str = NO_REQUEST_ID
+    policy_epoch: int = 0
     prompt_tokens: int
     completion_tokens: int
     sequences: int = 1
+    subjects: tuple[Subject, ...] = ()
+    amount_nano: int = 0
+
+    def __post_init__(self) -> None:
+        if tuple(subject.level for subject in self.subjects) not in LEVELS:
+            raise InvalidField("subjects", "subjects must be a tenant, a key and at most one adapter")
+        if not REQUEST_ID.fullmatch(self.request_id):
+            raise InvalidField("request_id", f"request_id must match {REQUEST_ID.pattern}")
+        _check_amounts(tokens=self.tokens, amount_nano=self.amount_nano, sequences=self.sequences)
+
+    @property
+    def tokens(self) -> int:
+        """The most tokens of prompts and completions together."""
+        return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """An admitted request. `degraded`: admitted by this gateway's share of the limits, without the counters."""
+    """An admitted request, the periods (`day`, `month`) and the epoch of its admission.
 
-    id: UUID
-    tenant_id: UUID
-    reserved: ReservedAmounts
-    adapter_version: int | None
-    digest: str | None
+    `epoch`: that of the counters that admitted it; None where it is unknown. `degraded`: admitted by this gateway's share of
+    the limits, without the counters.
+    """
+
+    request: ReservationRequest
+    day: str
+    month: str
     admitted_at: datetime
-    rate: RateState
-    degraded: bool
+    epoch: int | None = None
+    rate: RateState = NO_RATES
+    degraded: bool = False
+
+    @property
+    def id(self) -> UUID:
+        """The id of the request."""
+        return self.request.id
+
+    @property
+    def tenant_id(self) -> UUID:
+        """The tenant of the request."""
+        return self.request.tenant_id
+
+    def late(self) -> "Reservation":
+        """The reservation for usage that arrives after this one was given up; its id is always the same."""
+        return replace(self, request=replace(self.request, id=uuid5(self.id, LATE)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettledUsage:
-    """The usage of an ended request; `prompt_tokens` includes `cached_tokens`."""
+    """What an ended request used; `prompt_tokens` includes `cached_tokens`. `outcome` None: it was cancelled.
 
-    outcome: Outcome
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
+    `amount_pico` follows from the price and is set by admission. Raises `InvalidField`.
+    """
 
-    def __post_init__(self) -> None:
-        if not (0 <= self.cached_tokens <= self.prompt_tokens and self.completion_tokens >= 0):
-            raise InvalidField("usage", "tokens must not be negative, nor more of them cached than prompted")
-
-
-LATE = "late"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerReservation:
-    """A reservation as the ledger stores it. `epoch` is that of the counters that admitted it; None without counters."""
-
-    id: UUID
-    tenant_id: UUID
-    api_key_id: UUID
-    adapter_id: UUID | None
-    digest: str | None
-    gateway_id: UUID
-    prompt_tokens: int
-    completion_tokens: int
-    amount_nano: int
-    day: str
-    month: str
-    admitted_at: datetime
-    lease_s: float
-    epoch: int | None
-    policy_epoch: int
-    sequences: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerUsage:
-    """Usage as the ledger stores it. `outcome` None: cancelled; the reservation is removed and no record is written."""
-
-    id: UUID
-    tenant_id: UUID
-    api_key_id: UUID
-    adapter_id: UUID | None
-    adapter_version: int | None = None
-    digest: str | None
-    outcome: str | None
+    outcome: Outcome | None
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     amount_pico: int = 0
-    day: str
-    month: str
-    admitted_at: datetime
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.cached_tokens <= self.prompt_tokens and self.completion_tokens >= 0):
+            raise InvalidField("usage", "tokens must not be negative, nor more of them cached than prompted")
+        _check_amounts(tokens=self.tokens, amount_nano=self.amount_nano)
 
     @property
-    def late_id(self) -> UUID:
-        """The id for usage that arrives after the request was given up; derived from `id`, so always the same."""
-        return uuid5(self.id, LATE)
+    def tokens(self) -> int:
+        """Tokens of prompts and completions together."""
+        return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def amount_nano(self) -> int:
+        """The amount as the counters have it, rounded up."""
+        return amount_nano(self.amount_pico)
+
+    def priced(self, price: Price) -> "SettledUsage":
+        """The same usage with what it costs."""
+        amount = price.amount_pico(self.prompt_tokens, self.cached_tokens, self.completion_tokens)
+        return replace(self, amount_pico=amount)
+
+
+NOTHING_USED: Final = SettledUsage(outcome=None)
+UNKNOWN_USAGE: Final = SettledUsage(outcome="unknown")

@@ -84,10 +84,11 @@ class AdapterRepository:
             raise NameTaken(f"an adapter named {name} exists already")
         return adapter
 
-    async def describe(self, name: str, description: str, seen: int) -> Adapter:
-        """Raises `AdapterNotFound`, or `RevisionMoved` unless `seen` is its revision."""
+    async def describe(self, name: str, description: str, seen: int | None) -> Adapter:
+        """Raises `AdapterNotFound`, or `RevisionMoved` unless `seen` is its revision, or None."""
         adapter = await self.locked(name)
-        require_revision(adapter, seen)
+        if seen is not None:
+            require_revision(adapter, seen)
         adapter.description = description
         await self._session.flush()
         return adapter
@@ -137,6 +138,16 @@ class AdapterRepository:
         await self._session.flush()
         await self._session.refresh(record, ["created_at"])
         return record
+
+    async def equal_version(
+        self, name: str, digest: str, profile: AdapterProfile | None
+    ) -> AdapterVersion | None:
+        """The version of `name` with this content and, if given, this profile or one that may still change.
+
+        It stays until the transaction ends. Raises `AdapterNotFound`.
+        """
+        adapter = await self.locked(name)
+        return fitting(await self._versions_with(adapter.id, digest), profile)
 
     async def add_unjudged(
         self, name: str, *, version_id: UUID, size_bytes: int, created_by: str | None

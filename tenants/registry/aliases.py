@@ -63,6 +63,11 @@ class AliasRepository:
         """Raises `AdapterNotFound` or `AliasNotFound`."""
         return await self._state(await self._existing(await self._adapters.get(name), alias))
 
+    async def generation(self, name: str, alias: str) -> int:
+        """The alias's generation, `ABSENT` for none; it stays until the transaction ends. Raises `AdapterNotFound`."""
+        record = await self._find(await self._adapters.locked(name), alias)
+        return ABSENT if record is None else record.generation
+
     async def set(
         self, name: str, alias: str, targets: Mapping[int, int], expected: int | None = None
     ) -> AliasState:

@@ -132,9 +132,9 @@ class UnusedBlobs:
         """At most `limit` blobs of deleted versions; `claim` decides about each."""
         return await self._blobs(DELETED.limit(limit))
 
-    async def of_adapter(self, adapter: Adapter) -> set[Blob]:
+    async def of_adapter(self, adapter_id: UUID) -> set[Blob]:
         """The blobs of the adapter's deleted versions."""
-        return await self._blobs(DELETED.where(AdapterVersion.adapter_id == adapter.id))
+        return await self._blobs(DELETED.where(AdapterVersion.adapter_id == adapter_id))
 
     async def _blobs(self, query: Select[UUID, str | None]) -> set[Blob]:
         rows = await self._session.execute(query)

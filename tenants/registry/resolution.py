@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, Select, select
+from sqlalchemy import Row, Select, literal, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.models import Adapter, AdapterAlias, AdapterVersion, AliasTarget
 from loraplex.tenants.names import ADAPTER_NAME, ALIAS_NAME
-from loraplex.tenants.registry.aliases import choose_target
+from loraplex.tenants.registry.aliases import WHOLE, choose_target
 
 PRODUCTION = "production"
 REFERENCE = re.compile(rf"({ADAPTER_NAME.strip('^$')})(?::({ALIAS_NAME.strip('^$')})|@([1-9][0-9]{{0,8}}))?")
@@ -60,6 +60,21 @@ class ResolvedAdapter:
         return self.name if self.alias == PRODUCTION else f"{self.name}:{self.alias}"
 
 
+@dataclass(frozen=True, slots=True)
+class ModelTargets:
+    """The ready versions that a model name refers to, at least one: version -> adapter and its weight among them."""
+
+    adapters: Mapping[int, ResolvedAdapter]
+    weights: Mapping[int, int]
+
+    def choose(self, sticky: str) -> ResolvedAdapter:
+        """Choose the version of one request; the same `sticky` always gets the same one."""
+        first = next(iter(self.adapters.values()))
+        if first.alias is None:
+            return first
+        return self.adapters[choose_target(first.adapter_id, first.alias, self.weights, sticky)]
+
+
 class ModelResolver:
     """The ready versions of `tenant_id`, seen by one session."""
 
@@ -72,18 +87,28 @@ class ModelResolver:
 
         If an alias splits its requests, `sticky` always selects the same version.
         """
+        targets = await self.find(model)
+        return None if targets is None else targets.choose(sticky)
+
+    async def find(self, model: str) -> ModelTargets | None:
+        """Find all versions that `model` refers to; None if none of them is ready."""
         reference = parse_model_reference(model)
         if reference is None:
             return None
         if reference.alias is None:
-            query = self._ready().where(
-                Adapter.name == reference.name, AdapterVersion.version == reference.version
+            query = self._ready().add_columns(literal(WHOLE).label("weight"))
+            query = query.where(Adapter.name == reference.name, AdapterVersion.version == reference.version)
+        else:
+            query = self._aliased().where(
+                Adapter.name == reference.name, AdapterAlias.alias == reference.alias
             )
-            row = (await self._session.execute(query)).one_or_none()
-            return None if row is None else resolved(row, None)
-        query = self._aliased().where(Adapter.name == reference.name, AdapterAlias.alias == reference.alias)
         rows = (await self._session.execute(query)).all()
-        return chosen(rows, reference.alias, sticky) if rows else None
+        if not rows:
+            return None
+        return ModelTargets(
+            {row.version: resolved(row, reference.alias) for row in rows},
+            {row.version: row.weight for row in rows},
+        )
 
     async def list(self) -> list[ResolvedAdapter]:
         """The version with the largest share of each alias of each living adapter, by names; without a ready version, none."""
@@ -124,13 +149,6 @@ class ModelResolver:
             .where(Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None))
             .where(AdapterVersion.tenant_id == self._tenant_id, AdapterVersion.state == "ready")
         )
-
-
-def chosen(rows: "list[Row[Any]]", alias: str, sticky: str) -> ResolvedAdapter:
-    """The row of the version for `sticky`; each row has its weight."""
-    by_version = {row.version: row for row in rows}
-    targets = {version: row.weight for version, row in by_version.items()}
-    return resolved(by_version[choose_target(rows[0].id, alias, targets, sticky)], alias)
 
 
 def resolved(row: "Row[Any]", alias: str | None) -> ResolvedAdapter:

@@ -67,13 +67,22 @@ class VersionStates:
         self._audit = audit
 
     async def create(
-        self, name: str, *, version_id: UUID, size_bytes: int, created_by: str | None
+        self,
+        name: str,
+        *,
+        version_id: UUID,
+        size_bytes: int,
+        created_by: str | None,
+        is_probed: bool = True,
     ) -> AdapterVersion:
-        """Add the next version of `name`, in the state `validating`. Raises `AdapterNotFound`."""
+        """Add the next version of `name`, in the state `validating`. `is_probed` False is recorded in the audit log.
+
+        Raises `AdapterNotFound`.
+        """
         record = await AdapterRepository(self._session, self._tenant_id).add_unjudged(
             name, version_id=version_id, size_bytes=size_bytes, created_by=created_by
         )
-        after = {"state": record.state, "size_bytes": size_bytes}
+        after = {"state": record.state, "size_bytes": size_bytes} | ({} if is_probed else {"probed": False})
         await self._audit.record(
             WORDS[record.state], target_of(name, record.version), None, after, tenant_id=self._tenant_id
         )

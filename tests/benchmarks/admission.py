@@ -125,6 +125,9 @@ class Scenario:
         async def renewed(caller: Caller) -> Caller:
             return caller
 
+        async def still_names(model: ResolvedModel) -> bool:
+            return True
+
         call = RequestContext(
             caller=tenant_caller(key, None),
             request_id=uuid4().hex,
@@ -132,7 +135,8 @@ class Scenario:
             confirm_caller=renewed,
         )
         shape = self._shape
-        return await self._admission.admit(call, BASE, RequestSizes(shape.input_len, shape.output_len, 1))
+        sizes = RequestSizes(shape.input_len, shape.output_len, 1)
+        return await self._admission.admit(call, BASE, sizes, still_names)
 
     def _engine_request(self) -> EngineRequest:
         return EngineRequest(

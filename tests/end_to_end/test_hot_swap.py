@@ -11,13 +11,10 @@ from typing import Any
 import httpx
 from tests.end_to_end.live_server import LiveServer
 
-from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, LocalAdapterStore
-from loraplex.adapters.versions.push import AdapterRegistry
-from loraplex.engine.checkpoints.config_reader import load_model_config
-from loraplex.platform.cli.command_context import open_database
+from loraplex.platform.cli.command_context import open_tenant_command
+from loraplex.platform.cli.local_push import local_push
 from loraplex.platform.demo.tenants import ADAPTERS_FOLDER as BUNDLED
-from loraplex.platform.server.base_model_file import read_base_model
-from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.platform.services.push import PushRequest
 
 NAME = "swap"
 VERSIONS = {1: "pirate", 2: "support"}
@@ -94,18 +91,16 @@ class Client:
 
 
 async def push_versions(demo: LiveServer, tenant: str) -> dict[int, str]:
-    """Both versions of the adapter: their digests."""
-    facts = read_base_model(demo.data_dir)
-    storage = LocalAdapterStore(demo.data_dir / ADAPTERS_FOLDER)
-    async with open_database(demo.data_dir) as database:
-        async with database.as_operator() as session:
-            tenant_id = (await TenantRepository(session).get(tenant)).id
-        registry = AdapterRegistry(database, storage, load_model_config(facts.path), facts.digest)
+    """Both versions of the adapter, validated and probed by the running server: their digests."""
+    async with open_tenant_command(tenant, demo.data_dir) as command:
+        local = await local_push(command, None)
         pushed = [
-            await registry.push(tenant_id, NAME, BUNDLED / voice, promote="never")
+            await local.push(
+                command.tenant_id, PushRequest(name=NAME, folder=BUNDLED / voice, promote="never")
+            )
             for voice in VERSIONS.values()
         ]
-    return {each.version: each.digest for each in pushed}
+    return {each.version: each.digest or "" for each in pushed}
 
 
 class RunningStreams:

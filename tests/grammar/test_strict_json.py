@@ -12,8 +12,6 @@ from loraplex.grammar.errors import (
     JsonNumberRefused,
     JsonRefused,
     JsonTooDeep,
-    JsonTooManyValues,
-    LoneSurrogate,
     NotANumber,
     RepeatedName,
 )
@@ -42,12 +40,12 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ('{"a": 1, "a": 1}', RepeatedName, "'a' occurs twice"),
-        ('{"a": 1, "\\u0061": 2}', RepeatedName, "'a' occurs twice"),
-        ('[{"b": {"c": 1, "d": 2, "c": 3}}]', RepeatedName, "'c' occurs twice"),
-        ('{"\\udfff": 1, "\\udfff": 2}', LoneSurrogate, "surrogate"),
-        ("NaN", NotANumber, "NaN is not JSON"),
-        ("[-Infinity]", NotANumber, "-Infinity is not JSON"),
+        ('{"a": 1, "a": 1}', RepeatedName, "'a' twice"),
+        ('{"a": 1, "\\u0061": 2}', RepeatedName, "'a' twice"),
+        ('[{"b": {"c": 1, "d": 2, "c": 3}}]', RepeatedName, "'c' twice"),
+        ('{"\\udfff": 1, "\\udfff": 2}', JsonRefused, "surrogate"),
+        ("NaN", NotANumber, "holds NaN"),
+        ("[-Infinity]", NotANumber, "holds -Infinity"),
         ("1e999", JsonNumberRefused, "too large"),
         ("1" * 11, JsonNumberRefused, "more than 10 digits"),
         ("[" * 100_000, JsonTooDeep, "too deeply"),
@@ -78,12 +76,12 @@ def test_arrays_and_objects_count_as_levels_and_what_they_contain_does_not() -> 
 def test_names_and_values_count_at_every_level() -> None:
     document = {"a": [1, 2], "b": {"c": None}}
     check_values(document, max_depth=9, max_values=9)
-    with pytest.raises(JsonTooManyValues, match="more than 8"):
+    with pytest.raises(JsonRefused, match="more than 8"):
         check_values(document, max_depth=9, max_values=8)
 
 
 @pytest.mark.parametrize("document", ["\ud800", {"\ud800": 1}, [["\ud800"]], {"a": {"b": "é\udfff"}}])
 def test_strings_that_utf_8_cannot_encode_are_found(document: Any) -> None:
     check_values(document, max_depth=2)
-    with pytest.raises(LoneSurrogate):
+    with pytest.raises(JsonRefused, match="lone surrogate"):
         check_values(document, max_depth=2, encodable=True)

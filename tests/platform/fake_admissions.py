@@ -13,7 +13,6 @@ from loraplex.tenants.quotas.reservation import (
     OnProvisional,
     Reservation,
     ReservationRequest,
-    ReservedAmounts,
     SettledUsage,
 )
 from loraplex.tenants.rate_state import RateState
@@ -46,25 +45,12 @@ class FakeAdmissions:
             if on_provisional is not None:
                 on_provisional()
             await self.before_confirmation()
-        tenant_id, now = request.key.tenant_id, datetime.now(UTC)
-        assert tenant_id is not None
+        now = datetime.now(UTC)
         periods = periods_of(now)
-        reserved = ReservedAmounts(
-            id=request.id,
-            api_key_id=request.key.api_key_id,
-            adapter_id=request.adapter_id,
-            tokens=request.prompt_tokens + request.completion_tokens,
-            amount_nano=0,
+        return Reservation(
+            request=request,
             day=periods.day,
             month=periods.month,
-            sequences=request.sequences,
-        )
-        return Reservation(
-            id=request.id,
-            tenant_id=tenant_id,
-            reserved=reserved,
-            adapter_version=request.adapter_version,
-            digest=request.digest,
             admitted_at=now,
             rate=self.rate,
             degraded=self.degraded,

@@ -15,6 +15,7 @@ from loraplex.tenants.database import ROLES, Database
 from loraplex.tenants.errors import RoleUnsafe
 from loraplex.tenants.models import Base
 from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.aliases import AliasRepository
 
 pytestmark = pytest.mark.parametrize("postgres_major", POSTGRES_MAJORS, indirect=True)
 UNGUARDED = """
@@ -146,13 +147,25 @@ async def test_changes_that_affect_requests_advance_the_policy_epoch(database: D
             query = text("SELECT policy_epoch FROM tenants WHERE id = :id")
             return int(await session.scalar(query, {"id": mine}) or 0)
 
+    before = await epoch()
+    async with database.as_tenant(mine) as session:
+        await AliasRepository(session, mine).set("support", "production", {1: 100})
+        await add(AdapterRepository(session, mine), 2)
+        await session.execute(text("UPDATE adapter_versions SET report = '{}'"))
     seen = [await epoch()]
+    assert seen == [before], "what only lets a name begin to resolve changes no policy"
     for statement in (
         "UPDATE api_keys SET revoked_at = now()",
         "UPDATE api_keys SET allowed_cidrs = '{10.0.0.0/8}'",
         "INSERT INTO quotas (id, tenant_id, api_key_id) SELECT gen_random_uuid(), tenant_id, id FROM api_keys",
         "UPDATE quotas SET tokens_per_day = 1",
         "DELETE FROM quotas",
+        "UPDATE adapter_versions SET state = 'quarantined'",
+        "UPDATE adapter_versions SET state = 'ready'",
+        "UPDATE adapter_versions SET tool_style = 'hermes' WHERE version = 2",
+        "UPDATE adapter_aliases SET generation = generation + 1",
+        "DELETE FROM adapter_aliases",
+        "UPDATE adapters SET deleted_at = now()",
     ):
         async with database.as_tenant(mine) as session:
             await session.execute(text(statement))

@@ -32,7 +32,6 @@ from loraplex.platform.services.actors import Actor, key_actor, operator_actor
 from loraplex.platform.services.stored_responses import EncryptedResponses, StoredResponse
 from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
-from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.idempotency import RepeatableRequest
 
 CURSOR_DOMAIN: Final = b"loraplex/cursor/v1"
@@ -41,7 +40,6 @@ _IDEMPOTENCY_KEY: Final = re.compile(r"[!-~]{1,255}")
 FoundT = TypeVar("FoundT")
 ManagementCaller: TypeAlias = Caller | OperatorCaller
 Read: TypeAlias = Callable[[AsyncSession], Awaitable[ApiResponse]]
-Change: TypeAlias = Callable[[AsyncSession, AuditRepository], Awaitable[ApiResponse]]
 UseCase: TypeAlias = Callable[[UnitOfWork], Awaitable[ApiResponse]]
 Rows: TypeAlias = Callable[[AsyncSession, Page[RowT, KeyT]], Awaitable[Sequence[RowT]]]
 
@@ -91,10 +89,6 @@ class ManagementEndpoint:
                 return to_stored(respond(await work(uow)))
 
             return from_stored(await uow.once(repeatable, self._stored_responses, stored))
-
-    async def change(self, request: Request, caller: ManagementCaller, work: Change) -> Response:
-        """Like `perform`, for a change that is not a use case of `services` yet."""
-        return await self.perform(request, caller, lambda uow: work(uow.session, uow.audit))
 
     async def listing(
         self,

@@ -4,12 +4,14 @@ Invariant: the OpenAPI document is rendered once; its requests cost the event lo
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
 import msgspec
 from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,6 +20,7 @@ from loraplex.platform.api.management.request_bodies import RequestModel, body_s
 from loraplex.platform.api.management.responses import ResponseModel, documented
 
 _FRAMEWORK_ERROR: Final = "HTTPValidationError"
+_REFERENCE: Final = "#/components/schemas/{model}"
 
 
 def described(
@@ -57,6 +60,9 @@ def listed(item: type[ResponseModel], filters: Mapping[str, str] | None = None) 
 class Application(FastAPI):
     """FastAPI without its validation errors in the OpenAPI document: the routes check parameters themselves."""
 
+    models: Sequence[tuple[type[BaseModel], JsonSchemaMode]] = ()
+    """Models that are documented besides those of responses; `reference` refers to them."""
+
     def setup(self) -> None:
         """Add a route of the rendered document before FastAPI's own, which renders it for each request."""
         self.add_route("/openapi.json", self._send_document, include_in_schema=False)
@@ -81,9 +87,17 @@ class Application(FastAPI):
             for operation in operations.values():
                 if _FRAMEWORK_ERROR in str(operation["responses"].get("422")):
                     del operation["responses"]["422"]
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
         for name in (_FRAMEWORK_ERROR, "ValidationError"):
-            document.get("components", {}).get("schemas", {}).pop(name, None)
+            schemas.pop(name, None)
+        _, definitions = models_json_schema(self.models, ref_template=_REFERENCE)
+        schemas.update(definitions.get("$defs", {}))
         return document
+
+
+def reference(model: type[BaseModel]) -> dict[str, str]:
+    """Build a reference to a model of `Application.models` or of a response."""
+    return {"$ref": _REFERENCE.format(model=model.__name__)}
 
 
 def _header(name: str, meaning: str, pattern: str, required: bool) -> dict[str, Any]:

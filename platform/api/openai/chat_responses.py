@@ -3,15 +3,27 @@
 Invariant: constrained output is parsed by one parser per choice, whether it is streamed or not.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from loraplex.engine.messages import Delta, Finished
+from loraplex.engine.messages import Delta, Finished, TokenLogprob
 from loraplex.grammar.parsing.deltas import OutputDelta
-from loraplex.platform.api.openai.logprobs import chat_entries
+from loraplex.platform.api.openai.logprobs import chat_entries, chat_logprobs
 from loraplex.platform.api.openai.parsed_output import delta_json, ended_by, parse_whole
-from loraplex.platform.api.openai.response_envelope import ResponseHead, event_of, usage_of
+from loraplex.platform.api.openai.response_envelope import ResponseHead, event_of, frame_of, usage_of
+from loraplex.platform.api.openai.response_models import (
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChosenTokenLogprob,
+    ChunkChoice,
+    FinishReason,
+    MessageDelta,
+    ResponseMessage,
+    Usage,
+)
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TokenText
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
@@ -20,53 +32,65 @@ _encode = msgspec.json.encode
 
 
 class ChatChunks:
-    """Encodes one stream: role first, then text, the `finish_reason` of each choice, and usage when requested."""
+    """Encodes one stream: role first, then text, the `finish_reason` of each choice, and usage when requested.
 
-    _role = b'"role":"assistant","content":""'
+    The chunks of text are cut from one that the model has encoded: a model for each delta would cost several times as much.
+    """
 
     def __init__(
         self, head: ResponseHead, generation: Generation, text_of: TokenText, include_usage: bool
     ) -> None:
         self._head = head
-        self._choices = generation.choices
         self._stats = generation.stats
         self._text_of = text_of
         self._include_usage = include_usage
-        open_end = b',"usage":null}\n\n' if include_usage else b"}\n\n"
-        start = head.prefix("chat.completion.chunk") + b'"choices":[{"index":'
-        self._before = [start + b'%d,"delta":{' % choice for choice in range(self._choices)]
-        self._running = b'},"logprobs":null,"finish_reason":null}]' + open_end
-        self._open_end = open_end
+        empty = self._chunk(_choice(0, MessageDelta(content="")))
+        self._frame = frame_of(empty, b'"content":""', generation.choices)
+        self._running = self._frame.running
 
     def opening(self) -> bytes:
-        return b"".join(before + self._role + self._running for before in self._before)
+        role = self._role()
+        choices = range(len(self._frame.before))
+        return b"".join(event_of(self._chunk(_choice(choice, role))) for choice in choices)
 
     def delta(self, choice: int, event: Delta) -> bytes:
-        if event.logprobs is None:
-            if not event.text:
-                return b""
-            return self._before[choice] + b'"content":' + _encode(event.text) + self._running
-        logprobs = _encode({"content": chat_entries(event.logprobs, self._text_of), "refusal": None})
-        text = b'"content":' + _encode(event.text) + b'},"logprobs":'
-        return self._before[choice] + text + logprobs + b',"finish_reason":null}]' + self._open_end
+        if event.logprobs is not None:
+            return self._with_logprobs(choice, b'"content":' + _encode(event.text), event.logprobs)
+        if not event.text:
+            return b""
+        return self._frame.before[choice] + b'"content":' + _encode(event.text) + self._running
 
     async def finished(self, choice: int, event: Finished) -> bytes:
-        reason = b'},"logprobs":null,"finish_reason":' + _encode(event.reason) + b"}]"
-        return self._before[choice] + reason + self._open_end
+        return self._end(choice, ended_by(event))
 
     def closing(self) -> bytes:
-        if not self._include_usage:
-            return b""
-        return event_of(
-            self._head.fields("chat.completion.chunk") | {"choices": [], "usage": usage_of(self._stats)}
+        return event_of(self._chunk(usage=usage_of(self._stats))) if self._include_usage else b""
+
+    def _role(self) -> MessageDelta:
+        return MessageDelta(role="assistant", content="")
+
+    def _with_logprobs(self, choice: int, delta: bytes, tokens: Sequence[TokenLogprob]) -> bytes:
+        frame = self._frame
+        logprobs = _encode({"content": chat_entries(tokens, self._text_of), "refusal": None})
+        return frame.before[choice] + delta + frame.after_text + logprobs + frame.after_logprobs
+
+    def _end(self, choice: int, reason: FinishReason) -> bytes:
+        return event_of(self._chunk(_choice(choice, MessageDelta(), reason)))
+
+    def _chunk(self, *choices: ChunkChoice, usage: Usage | None = None) -> ChatCompletionChunk:
+        head = self._head
+        chunk = ChatCompletionChunk(
+            id=head.id,
+            object="chat.completion.chunk",
+            created=head.created,
+            model=head.model,
+            choices=list(choices),
         )
+        return chunk.model_copy(update={"usage": usage}) if self._include_usage else chunk
 
 
 class ParsedChatChunks(ChatChunks):
     """Encodes the stream of constrained output: the deltas that the parser of each choice makes of its text."""
-
-    # A response of tool calls alone has no content.
-    _role = b'"role":"assistant","content":null'
 
     def __init__(
         self,
@@ -78,26 +102,31 @@ class ParsedChatChunks(ChatChunks):
     ) -> None:
         super().__init__(head, generation, text_of, include_usage)
         self._output = output
-        self._parsers = [output.parser() for _ in self._before]
+        self._parsers = [output.parser() for _ in range(generation.choices)]
 
     def delta(self, choice: int, event: Delta) -> bytes:
         deltas = self._parsers[choice].feed(event.text)
         if event.logprobs is None:
             return self._chunks(choice, deltas)
         # Log-probabilities belong to tokens, not to deltas: they are sent with the first delta, or alone.
-        logprobs = _encode({"content": chat_entries(event.logprobs, self._text_of), "refusal": None})
-        delta = delta_json(deltas[0]) if deltas else b""
-        first = self._before[choice] + delta + b'},"logprobs":' + logprobs + b',"finish_reason":null}]'
-        return first + self._open_end + self._chunks(choice, deltas[1:])
+        first = self._with_logprobs(choice, delta_json(deltas[0]) if deltas else b"", event.logprobs)
+        return first + self._chunks(choice, deltas[1:])
 
     async def finished(self, choice: int, event: Finished) -> bytes:
         deltas, reason = await self._output.finish(self._parsers[choice], ended_by(event))
-        end = b'},"logprobs":null,"finish_reason":' + _encode(reason) + b"}]"
-        return self._chunks(choice, deltas) + self._before[choice] + end + self._open_end
+        return self._chunks(choice, deltas) + self._end(choice, reason)
+
+    def _role(self) -> MessageDelta:
+        # A response of tool calls alone has no content.
+        return MessageDelta(role="assistant", content=None)
 
     def _chunks(self, choice: int, deltas: list[OutputDelta]) -> bytes:
-        before, after = self._before[choice], self._running
+        before, after = self._frame.before[choice], self._running
         return b"".join(before + delta_json(delta) + after for delta in deltas)
+
+
+def _choice(index: int, delta: MessageDelta, reason: FinishReason | None = None) -> ChunkChoice:
+    return ChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=reason)
 
 
 def chat_chunks(
@@ -110,15 +139,15 @@ def chat_chunks(
 
 
 @dataclass(slots=True)
-class _Choice:
+class _CollectedChoice:
     texts: list[str] = field(default_factory=list)
-    logprobs: list[dict[str, object]] | None = None
+    logprobs: list[ChosenTokenLogprob] | None = None
     finished: Finished | None = None
 
 
-async def collect_chat(head: ResponseHead, generation: Generation, text_of: TokenText) -> dict[str, object]:
+async def collect_chat(head: ResponseHead, generation: Generation, text_of: TokenText) -> ChatCompletion:
     """Collect the whole response, once every choice has finished. Raises `SchemaNotSatisfied` when one does not satisfy it."""
-    choices = [_Choice() for _ in range(generation.choices)]
+    choices = [_CollectedChoice() for _ in range(generation.choices)]
     async for index, event in generation.events():
         choice = choices[index]
         if isinstance(event, Finished):
@@ -128,17 +157,25 @@ async def collect_chat(head: ResponseHead, generation: Generation, text_of: Toke
         if event.logprobs is not None:
             choice.logprobs = choice.logprobs or []
             choice.logprobs += chat_entries(event.logprobs, text_of)
-    return head.fields("chat.completion") | {
-        "choices": [await _choice(i, choice, generation.output) for i, choice in enumerate(choices)],
-        "usage": usage_of(generation.stats),
-    }
+    return ChatCompletion(
+        id=head.id,
+        object="chat.completion",
+        created=head.created,
+        model=head.model,
+        choices=[await _whole_choice(i, choice, generation.output) for i, choice in enumerate(choices)],
+        usage=usage_of(generation.stats),
+    )
 
 
-async def _choice(index: int, choice: _Choice, output: ConstrainedOutput | None) -> dict[str, object]:
-    logprobs = None if choice.logprobs is None else {"content": choice.logprobs, "refusal": None}
+async def _whole_choice(index: int, choice: _CollectedChoice, output: ConstrainedOutput | None) -> ChatChoice:
     text, calls, reason = await parse_whole(output, choice.texts, choice.finished)
     content = text if text or not calls else None
-    message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
+    message = ResponseMessage(role="assistant", content=content, refusal=None)
     if calls:
-        message["tool_calls"] = calls
-    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+        message = ResponseMessage(role="assistant", content=content, refusal=None, tool_calls=calls)
+    return ChatChoice(
+        index=index,
+        message=message,
+        logprobs=None if choice.logprobs is None else chat_logprobs(choice.logprobs),
+        finish_reason=reason,
+    )

@@ -5,12 +5,18 @@ import msgspec
 from loraplex.engine.messages import Delta, Finished
 from loraplex.platform.api.openai.logprobs import CompletionLogprobs
 from loraplex.platform.api.openai.parsed_output import ended_by, parse_whole
-from loraplex.platform.api.openai.response_envelope import ResponseHead, event_of, usage_of
+from loraplex.platform.api.openai.response_envelope import ResponseHead, event_of, frame_of, usage_of
+from loraplex.platform.api.openai.response_models import (
+    Completion,
+    CompletionChoice,
+    FinishReason,
+    Usage,
+    encoded,
+)
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TokenText
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 
-KIND = "text_completion"
 _encode = msgspec.json.encode
 
 
@@ -24,30 +30,30 @@ class CompletionChunks:
         self._stats = generation.stats
         self._include_usage = include_usage
         self._logprobs = [CompletionLogprobs(text_of) for _ in range(generation.choices)]
-        self._open_end = b',"usage":null}\n\n' if include_usage else b"}\n\n"
-        self._running = b',"logprobs":null,"finish_reason":null}]' + self._open_end
-        start = head.prefix(KIND) + b'"choices":[{"index":'
-        self._before = [start + b'%d,"text":' % choice for choice in range(generation.choices)]
+        self._frame = frame_of(self._chunk(_choice(0)), b'""', generation.choices)
+        self._running = self._frame.running
 
     def opening(self) -> bytes:
         return b""
 
     def delta(self, choice: int, event: Delta) -> bytes:
+        frame = self._frame
         if event.logprobs is None:
-            return self._before[choice] + _encode(event.text) + self._running if event.text else b""
+            return frame.before[choice] + _encode(event.text) + self._running if event.text else b""
         logprobs = self._logprobs[choice]
         logprobs.add(event.logprobs)
-        lists = b',"logprobs":' + _encode(logprobs.take()) + b',"finish_reason":null}]'
-        return self._before[choice] + _encode(event.text) + lists + self._open_end
+        text = _encode(event.text) + frame.after_text
+        return frame.before[choice] + text + encoded(logprobs.take()) + frame.after_logprobs
 
     async def finished(self, choice: int, event: Finished) -> bytes:
-        reason = b'"","logprobs":null,"finish_reason":' + _encode(event.reason) + b"}]"
-        return self._before[choice] + reason + self._open_end
+        return event_of(self._chunk(_choice(choice, ended_by(event))))
 
     def closing(self) -> bytes:
-        if not self._include_usage:
-            return b""
-        return event_of(self._head.fields(KIND) | {"choices": [], "usage": usage_of(self._stats)})
+        return event_of(self._chunk(usage=usage_of(self._stats))) if self._include_usage else b""
+
+    def _chunk(self, *choices: CompletionChoice, usage: Usage | None = None) -> Completion:
+        chunk = _completion(self._head, list(choices))
+        return chunk.model_copy(update={"usage": usage}) if self._include_usage else chunk
 
 
 class ParsedCompletionChunks(CompletionChunks):
@@ -63,7 +69,7 @@ class ParsedCompletionChunks(CompletionChunks):
     ) -> None:
         super().__init__(head, generation, text_of, include_usage)
         self._output = output
-        self._parsers = [output.parser() for _ in self._before]
+        self._parsers = [output.parser() for _ in range(generation.choices)]
 
     def delta(self, choice: int, event: Delta) -> bytes:
         self._parsers[choice].feed(event.text)
@@ -83,9 +89,7 @@ def completion_chunks(
     return ParsedCompletionChunks(generation.output, head, generation, text_of, include_usage)
 
 
-async def collect_completion(
-    head: ResponseHead, generation: Generation, text_of: TokenText
-) -> dict[str, object]:
+async def collect_completion(head: ResponseHead, generation: Generation, text_of: TokenText) -> Completion:
     """Collect the whole response, once every choice of every prompt has finished. Raises `SchemaNotSatisfied`."""
     texts: list[list[str]] = [[] for _ in range(generation.choices)]
     logprobs = [CompletionLogprobs(text_of) for _ in texts]
@@ -100,12 +104,24 @@ async def collect_completion(
             with_logprobs = True
             logprobs[choice].add(event.logprobs)
     choices = [
-        {
-            "index": choice,
-            "text": "".join(texts[choice]),
-            "logprobs": logprobs[choice].take() if with_logprobs else None,
-            "finish_reason": (await parse_whole(generation.output, texts[choice], finished[choice]))[2],
-        }
+        CompletionChoice(
+            index=choice,
+            text="".join(texts[choice]),
+            logprobs=logprobs[choice].take() if with_logprobs else None,
+            finish_reason=(await parse_whole(generation.output, texts[choice], finished[choice]))[2],
+        )
         for choice in range(generation.choices)
     ]
-    return head.fields(KIND) | {"choices": choices, "usage": usage_of(generation.stats)}
+    return _completion(head, choices).model_copy(update={"usage": usage_of(generation.stats)})
+
+
+def _completion(head: ResponseHead, choices: list[CompletionChoice]) -> Completion:
+    """Build a completion or chunk without `usage`."""
+    return Completion(
+        id=head.id, object="text_completion", created=head.created, model=head.model, choices=choices
+    )
+
+
+def _choice(index: int, reason: FinishReason | None = None) -> CompletionChoice:
+    """Build the choice of a chunk without text."""
+    return CompletionChoice(index=index, text="", logprobs=None, finish_reason=reason)

@@ -4,14 +4,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from loraplex.engine.messages import TokenLogprob
+from loraplex.engine import messages
+from loraplex.platform.api.openai.response_models import (
+    ChatLogprobs,
+    ChosenTokenLogprob,
+    LogprobLists,
+    TokenLogprob,
+)
 from loraplex.platform.inference.prompting.token_text import TokenText
 
 LOWEST = -9999.0
 
 
-def chat_entries(tokens: Sequence[TokenLogprob], text_of: TokenText) -> list[dict[str, object]]:
-    """Build one entry per token: token, logprob, bytes and top_logprobs."""
+def chat_logprobs(entries: list[ChosenTokenLogprob]) -> ChatLogprobs:
+    """Build the log-probabilities of a choice. The entries are not validated again."""
+    return ChatLogprobs.model_construct(content=entries, refusal=None)
+
+
+def chat_entries(tokens: Sequence[messages.TokenLogprob], text_of: TokenText) -> list[ChosenTokenLogprob]:
+    """Build one entry per token."""
     return [
         {
             **_entry(each.token_id, each.logprob, text_of),
@@ -21,7 +32,7 @@ def chat_entries(tokens: Sequence[TokenLogprob], text_of: TokenText) -> list[dic
     ]
 
 
-def _entry(token_id: int, logprob: float, text_of: TokenText) -> dict[str, object]:
+def _entry(token_id: int, logprob: float, text_of: TokenText) -> TokenLogprob:
     text, raw = text_of(token_id)
     return {"token": text, "logprob": _finite(logprob), "bytes": list(raw)}
 
@@ -37,7 +48,7 @@ class CompletionLogprobs:
     top_logprobs: list[dict[str, float]] = field(default_factory=list)
     text_offset: list[int] = field(default_factory=list)
 
-    def add(self, tokens: Sequence[TokenLogprob]) -> None:
+    def add(self, tokens: Sequence[messages.TokenLogprob]) -> None:
         for each in tokens:
             text, _ = self.text_of(each.token_id)
             self.tokens.append(text)
@@ -48,11 +59,14 @@ class CompletionLogprobs:
             self.text_offset.append(self.offset)
             self.offset += len(text)
 
-    def take(self) -> dict[str, object]:
-        """Return the lists so far and start new ones; `text_offset` goes on counting."""
-        lists = {
-            name: getattr(self, name) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-        }
+    def take(self) -> LogprobLists:
+        """Return the lists so far and start new ones; `text_offset` goes on counting. The lists are not validated again."""
+        lists = LogprobLists.model_construct(
+            tokens=self.tokens,
+            token_logprobs=self.token_logprobs,
+            top_logprobs=self.top_logprobs,
+            text_offset=self.text_offset,
+        )
         self.tokens, self.token_logprobs, self.top_logprobs, self.text_offset = [], [], [], []
         return lists
 

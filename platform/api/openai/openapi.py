@@ -1,33 +1,40 @@
-"""OpenAPI schemas of the inference plane: request bodies from the parameter table, statuses, JSON and event-stream responses."""
+"""OpenAPI schemas of the inference plane: the models of request bodies, responses and stream events, by status."""
 
 from typing import Any, Final
 
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode
+
+from loraplex.platform.api.management.openapi import reference
 from loraplex.platform.api.management.responses import documented
-from loraplex.platform.parameters.parameter_table import Endpoint, table
+from loraplex.platform.api.openai.response_models import ChatCompletionChunk
+from loraplex.platform.parameters.parameter_table import MODELS
+from loraplex.platform.parameters.request_models import ModelRequest
 
-_ANY: Final[dict[str, Any]] = {"schema": {}}
-_STREAM: Final[dict[str, Any]] = {"schema": {"type": "string"}}
-LOOKUP_RESPONSES: Final = documented()
-"""Responses of routes that use no engine."""
-GENERATION_RESPONSES: Final = {
-    200: {
-        "description": "The whole response, or with `stream` its events.",
-        "content": {"application/json": _ANY, "text/event-stream": _STREAM},
-    },
-    **documented(422, 504),
-}
-"""Responses of routes that generate text."""
+DOCUMENTED_MODELS: Final[tuple[tuple[type[BaseModel], JsonSchemaMode], ...]] = (
+    *((model, "validation") for model in MODELS.values()),
+    (ChatCompletionChunk, "serialization"),
+)
+"""Models that FastAPI does not find in a route's declaration."""
 
 
-def body_schema(endpoint: Endpoint) -> dict[str, Any]:
-    """Build the `requestBody` of one operation."""
-    rows = table(endpoint)
-    schema = {
+def generation_responses(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """Build the responses of a route that generates text: the whole one, or with `stream` events with a chunk each."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": reference(chunk)}
+    event = {
         "type": "object",
-        "additionalProperties": False,
-        "required": [row.name for row in rows.values() if endpoint in row.required],
-        "properties": {
-            row.name: {"description": f"{row.meaning}. Must be {row.kind.allowed}."} for row in rows.values()
-        },
+        "required": ["data"],
+        "properties": {"data": data, "event": {"const": "error"}},
     }
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    success = {
+        "description": "The whole response, or with `stream` its events. The last one is `[DONE]`, or `error` with an error object.",
+        "model": whole,
+        "content": {"text/event-stream": {"itemSchema": event}},
+    }
+    return {200: success, **documented(422, 504)}
+
+
+def body_schema(model: type[ModelRequest]) -> dict[str, Any]:
+    """Build the `requestBody` of one operation."""
+    content = {"application/json": {"schema": reference(model)}}
+    return {"requestBody": {"required": True, "content": content}}

@@ -2,12 +2,25 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
 from loraplex.engine.messages import Finished
-from loraplex.grammar.parsing.deltas import ContentDelta, EngineReason, OutputDelta, ToolCallStart
+from loraplex.grammar.parsing.deltas import (
+    ArgumentsDelta,
+    ContentDelta,
+    EngineReason,
+    OutputDelta,
+    ToolCallStart,
+)
+from loraplex.platform.api.openai.response_models import (
+    CalledFunction,
+    FinishReason,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
+    encoded,
+)
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 
 _encode = msgspec.json.encode
@@ -19,17 +32,18 @@ def delta_json(delta: OutputDelta) -> bytes:
     """Encode the members of one `delta` object. The id, type and name of a call are sent once, its arguments bit by bit."""
     if isinstance(delta, ContentDelta):
         return b'"content":' + _encode(delta.text)
-    if isinstance(delta, ToolCallStart):
-        function = {"name": delta.name, "arguments": ""}
-        call = {"index": delta.index, "id": delta.call_id, "type": "function", "function": function}
-    else:
-        call = {"index": delta.index, "function": {"arguments": delta.text}}
-    return b'"tool_calls":' + _encode([call])
+    if isinstance(delta, ArgumentsDelta):
+        # Encoded without the model, like the text of a message: there may be one for each token.
+        function = b'"function":{"arguments":' + _encode(delta.text)
+        return b'"tool_calls":[{"index":%d,' % delta.index + function + b"}}]"
+    start = FunctionDelta(name=delta.name, arguments="")
+    call = ToolCallDelta(index=delta.index, id=delta.call_id, type="function", function=start)
+    return b'"tool_calls":[' + encoded(call) + b"]"
 
 
 async def parse_whole(
     output: ConstrainedOutput | None, texts: Sequence[str], finished: Finished | None
-) -> tuple[str, list[dict[str, Any]], str]:
+) -> tuple[str, list[ToolCall], FinishReason]:
     """Return (content, calls, finish_reason) of a choice that has finished. Raises `SchemaNotSatisfied`.
 
     A long text is parsed in parts of `PARSE_CHARACTERS`; between two parts the event loop serves other requests.
@@ -51,7 +65,7 @@ def ended_by(finished: Finished | None) -> EngineReason:
     return "stop" if finished is not None and finished.reason == "stop" else "length"
 
 
-def _gathered(deltas: Iterable[OutputDelta]) -> tuple[str, list[dict[str, Any]]]:
+def _gathered(deltas: Iterable[OutputDelta]) -> tuple[str, list[ToolCall]]:
     content: list[str] = []
     calls: list[tuple[ToolCallStart, list[str]]] = []
     for delta in deltas:
@@ -64,6 +78,6 @@ def _gathered(deltas: Iterable[OutputDelta]) -> tuple[str, list[dict[str, Any]]]
     return "".join(content), [_call(start, "".join(arguments)) for start, arguments in calls]
 
 
-def _call(start: ToolCallStart, arguments: str) -> dict[str, Any]:
-    function = {"name": start.name, "arguments": arguments}
-    return {"id": start.call_id, "type": "function", "function": function}
+def _call(start: ToolCallStart, arguments: str) -> ToolCall:
+    function = CalledFunction(name=start.name, arguments=arguments)
+    return ToolCall(id=start.call_id, type="function", function=function)

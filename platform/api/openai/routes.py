@@ -1,20 +1,31 @@
 """The routes of `/v1`. Every route names the scope it needs; bodies go through the closed parameter table."""
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeAlias
 from uuid import uuid4
 
-import msgspec
 from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel
 from starlette.responses import Response
 
 from loraplex.platform.api.body_budget import BodyLease, body_lease
+from loraplex.platform.api.management.responses import documented
 from loraplex.platform.api.openai.chat_responses import chat_chunks, collect_chat
 from loraplex.platform.api.openai.completion_responses import collect_completion, completion_chunks
-from loraplex.platform.api.openai.openapi import GENERATION_RESPONSES, LOOKUP_RESPONSES, body_schema
+from loraplex.platform.api.openai.openapi import body_schema, generation_responses
 from loraplex.platform.api.openai.response_envelope import ResponseHead
+from loraplex.platform.api.openai.response_models import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    ModelCard,
+    ModelList,
+    TokenCount,
+    encoded,
+)
 from loraplex.platform.api.request_body import read_object
 from loraplex.platform.api.request_id import request_id_of, response_headers_of
 from loraplex.platform.api.sse import EventStream, unless_disconnected
@@ -23,10 +34,19 @@ from loraplex.platform.errors import ClientGone, EngineFailed, describe
 from loraplex.platform.inference.admission import RequestContext
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.generation import Generation
-from loraplex.platform.inference.model_resolution import list_models, resolve_model
+from loraplex.platform.inference.model_resolution import ResolvedModel, list_models, resolve_model
 from loraplex.platform.inference.pipeline import InferencePipeline
+from loraplex.platform.inference.prompting.token_text import TokenText
 from loraplex.platform.parameters.parameter_table import Endpoint, Values, read_parameters
+from loraplex.platform.parameters.request_models import (
+    ChatRequest,
+    CompletionRequest,
+    StreamOptions,
+    TokenizeRequest,
+)
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
+
+Collect: TypeAlias = Callable[[ResponseHead, Generation, TokenText], Awaitable[ChatCompletion | Completion]]
 
 SCOPE = "inference"
 # Statuses of errors that may be found before the request is admitted.
@@ -46,7 +66,7 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
     tokenizing = TenantLimiter(
         "calls of /v1/tokenize", total=limits.max_tokenizing, per_tenant=limits.max_tokenizing_per_tenant
     )
-    started, base = int(time.time()), dependencies.served_model_name
+    card = partial(_card, created=int(time.time()), base=dependencies.served_model_name)
 
     def context_of(request: Request, caller: Caller) -> RequestContext:
         return RequestContext(
@@ -68,27 +88,39 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
                     await context.confirm()
             raise
 
-    @router.post("/chat/completions", responses=GENERATION_RESPONSES, openapi_extra=body_schema("chat"))
+    @router.post(
+        "/chat/completions",
+        responses=generation_responses(ChatCompletion, ChatCompletionChunk),
+        openapi_extra=body_schema(ChatRequest),
+    )
     async def chat_completions(request: Request, caller: Annotated[Caller, admissible]) -> Response:
         return await generate(request, caller, "chat")
 
-    @router.post("/completions", responses=GENERATION_RESPONSES, openapi_extra=body_schema("completions"))
+    @router.post(
+        "/completions",
+        responses=generation_responses(Completion, Completion),
+        openapi_extra=body_schema(CompletionRequest),
+    )
     async def completions(request: Request, caller: Annotated[Caller, admissible]) -> Response:
         return await generate(request, caller, "completions")
 
-    @router.get("/models", responses=LOOKUP_RESPONSES)
+    @router.get("/models", responses=documented(response=ModelList))
     async def models(caller: Annotated[Caller, authorized]) -> Response:
         async with transactions.slot(caller.tenant_id):
             found = await list_models(dependencies, caller)
-        return json_response({"object": "list", "data": [each.card(started, base) for each in found]})
+        return json_response(ModelList(object="list", data=[card(each) for each in found]))
 
-    @router.get("/models/{name:path}", responses=LOOKUP_RESPONSES)
+    @router.get("/models/{name:path}", responses=documented(response=ModelCard))
     async def one_model(name: str, caller: Annotated[Caller, authorized]) -> Response:
         async with transactions.slot(caller.tenant_id):
             found = await resolve_model(dependencies, caller, name)
-        return json_response(found.card(started, base), found.headers())
+        return json_response(card(found), found.headers())
 
-    @router.post("/tokenize", responses=LOOKUP_RESPONSES, openapi_extra=body_schema("tokenize"))
+    @router.post(
+        "/tokenize",
+        responses=documented(response=TokenCount),
+        openapi_extra=body_schema(TokenizeRequest),
+    )
     async def tokenize(request: Request, caller: Annotated[Caller, authorized]) -> Response:
         with body_lease(request) as lease:
             values = await _values(dependencies, request, caller, "tokenize", lease)
@@ -159,7 +191,8 @@ async def _start(
         kind = "chatcmpl" if endpoint == "chat" else "cmpl"
         head = ResponseHead(f"{kind}-{uuid4().hex}", int(time.time()), values["model"])
         generation = await unless_disconnected(request.receive, inference.begin(context, endpoint, values))
-        include_usage = bool((values["stream_options"] or {}).get("include_usage"))
+        options: StreamOptions | None = values["stream_options"]
+        include_usage = options is not None and options.include_usage
         return _StartedGeneration(generation, head, bool(values["stream"]), include_usage)
 
 
@@ -182,9 +215,9 @@ async def _whole(
 
 async def _collect(
     dependencies: GatewayDependencies, started: _StartedGeneration, endpoint: Endpoint
-) -> dict[str, object]:
+) -> ChatCompletion | Completion:
     """Collect the whole response. A generation that loses its engine starts once more, because nothing was sent."""
-    collect = collect_chat if endpoint == "chat" else collect_completion
+    collect: Collect = collect_chat if endpoint == "chat" else collect_completion
     try:
         return await collect(started.head, started.generation, dependencies.token_text)
     except EngineFailed as lost:
@@ -192,13 +225,20 @@ async def _collect(
         return await collect(started.head, started.generation, dependencies.token_text)
 
 
-def _tokens(dependencies: GatewayDependencies, prompts: list[list[int]]) -> dict[str, object]:
+def _card(model: ResolvedModel, created: int, base: str) -> ModelCard:
+    parent = None if model.adapter is None else base
+    root = model.adapter or model.name
+    return ModelCard(
+        id=model.name, object="model", created=created, owned_by="loraplex", root=root, parent=parent
+    )
+
+
+def _tokens(dependencies: GatewayDependencies, prompts: list[list[int]]) -> TokenCount:
     limit = dependencies.engine.info().max_model_len
-    if len(prompts) == 1:
-        return {"count": len(prompts[0]), "max_model_len": limit, "tokens": prompts[0]}
-    return {"count": sum(map(len, prompts)), "max_model_len": limit, "tokens": prompts}
+    tokens = prompts[0] if len(prompts) == 1 else prompts
+    return TokenCount.model_construct(count=sum(map(len, prompts)), max_model_len=limit, tokens=tokens)
 
 
-def json_response(content: object, headers: dict[str, str] | None = None) -> Response:
-    """Build a JSON response of `content`."""
-    return Response(msgspec.json.encode(content), media_type="application/json", headers=headers)
+def json_response(document: BaseModel, headers: dict[str, str] | None = None) -> Response:
+    """Build the JSON response of a document."""
+    return Response(encoded(document), media_type="application/json", headers=headers)

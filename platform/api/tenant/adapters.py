@@ -14,12 +14,12 @@ from loraplex.platform.api.management.request_bodies import RequestModel, reques
 from loraplex.platform.api.management.responses import ApiResponse, ResponseModel, UtcTime, documented
 from loraplex.platform.api.management.sorting import SortOrder, by_text
 from loraplex.platform.auth.authenticator import Authenticator, Caller
+from loraplex.platform.services import adapters
+from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.api_keys.scopes import ADAPTERS_READ, ADAPTERS_WRITE
-from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.models import Adapter
 from loraplex.tenants.names import ADAPTER_NAME
 from loraplex.tenants.registry.adapters import AdapterRepository
-from loraplex.tenants.registry.deletion import AdapterDeletion
 
 MAX_DESCRIPTION: Final = 1000
 BY_NAME: Final[SortOrder[Adapter, str]] = by_text(lambda adapter: adapter.name)
@@ -84,14 +84,15 @@ def _add_creation(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) 
         caller: Annotated[Caller, writer],
         body: Annotated[NewAdapter, request_model(NewAdapter)],
     ) -> Response:
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            adapters = AdapterRepository(session, caller.tenant_id)
-            adapter = await adapters.create(body.name, body.description, endpoint.served_model_name)
-            await audit.record("adapter.create", f"adapters/{body.name}", None, body.model_dump())
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            base_model = endpoint.served_model_name
+            adapter = await adapters.create(
+                uow, caller.tenant_id, body.name, body.description, base_model=base_model
+            )
             location = {"location": f"/tenant/v1/adapters/{body.name}"}
             return ApiResponse(201, to_response(adapter), adapter.revision, location)
 
-        return await endpoint.change(request, caller, work)
+        return await endpoint.perform(request, caller, work)
 
 
 def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -> None:
@@ -108,14 +109,12 @@ def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -
     ) -> Response:
         seen = if_match(request)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            adapters = AdapterRepository(session, caller.tenant_id)
-            before = {"description": (await adapters.locked(name)).description}
-            adapter = await adapters.describe(name, body.description, seen)
-            await audit.record("adapter.change", f"adapters/{name}", before, body.model_dump())
-            return api_response(adapter)
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            return api_response(
+                await adapters.describe(uow, caller.tenant_id, name, body.description, seen=seen)
+            )
 
-        return await endpoint.change(request, caller, work)
+        return await endpoint.perform(request, caller, work)
 
     @router.delete(
         "/adapters/{name}",
@@ -127,12 +126,11 @@ def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -
         """Delete an adapter. Refused while it has an alias, one of its versions is being validated, or requests use one."""
         seen = if_match_or_any(request)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            adapter = await AdapterDeletion(session, caller.tenant_id).delete_adapter(name, seen)
-            await audit.record("adapter.delete", f"adapters/{name}", {"description": adapter.description})
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            await adapters.delete(uow, caller.tenant_id, name, seen=seen)
             return ApiResponse(204)
 
-        return await endpoint.change(request, caller, work)
+        return await endpoint.perform(request, caller, work)
 
 
 def api_response(adapter: Adapter) -> ApiResponse:

@@ -17,8 +17,9 @@ from loraplex.platform.api.management.responses import ApiResponse, ResponseMode
 from loraplex.platform.api.management.sorting import SortOrder, by_text
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.errors import InvalidParameter
+from loraplex.platform.services import aliases
+from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.api_keys.scopes import ADAPTERS_READ, ADAPTERS_WRITE
-from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.registry.adapters import MAX_VERSION
 from loraplex.tenants.registry.aliases import MAX_TARGETS, WHOLE, AliasRepository, AliasState
 
@@ -101,14 +102,11 @@ def _add_moving(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) ->
         """Create the alias (`If-None-Match: *`) or move it (If-Match). Running requests end on the version they began with."""
         seen, targets = if_match_or_new(request), targets_of(body)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            state = await AliasRepository(session, caller.tenant_id).set(name, alias, targets, seen)
-            if state.generation != seen:
-                action = "alias.create" if seen == ABSENT else "alias.move"
-                await audit.record(action, target_of(name, state), *moved(state))
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            state = await aliases.move(uow, caller.tenant_id, name, alias, targets, seen=seen)
             return api_response(name, state, 201 if seen == ABSENT else 200)
 
-        return await endpoint.change(request, caller, work)
+        return await endpoint.perform(request, caller, work)
 
     @router.post(
         "/adapters/{name}/aliases/{alias}/rollback",
@@ -121,12 +119,10 @@ def _add_moving(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) ->
         """Move the alias back to its previous targets; two rollbacks in a row change nothing."""
         seen = if_match_or_any(request)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            state = await AliasRepository(session, caller.tenant_id).rollback(name, alias, seen)
-            await audit.record("alias.rollback", target_of(name, state), *moved(state))
-            return api_response(name, state)
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            return api_response(name, await aliases.roll_back(uow, caller.tenant_id, name, alias, seen=seen))
 
-        return await endpoint.change(request, caller, work)
+        return await endpoint.perform(request, caller, work)
 
 
 def _add_deletion(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -> None:
@@ -141,12 +137,11 @@ def _add_deletion(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) 
     ) -> Response:
         seen = if_match_or_any(request)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            last = await AliasRepository(session, caller.tenant_id).delete(name, alias, seen)
-            await audit.record("alias.delete", target_of(name, last), moved(last)[1])
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            await aliases.delete(uow, caller.tenant_id, name, alias, seen=seen)
             return ApiResponse(204)
 
-        return await endpoint.change(request, caller, work)
+        return await endpoint.perform(request, caller, work)
 
 
 def targets_of(body: AliasTargets) -> dict[int, int]:
@@ -180,13 +175,3 @@ def to_response(name: str, state: AliasState) -> AliasDocument:
 
 def shares(targets: Mapping[int, int]) -> list[ShareDocument]:
     return [ShareDocument(version=version, weight=targets[version]) for version in sorted(targets)]
-
-
-def moved(state: AliasState) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """Return `before` and `after` of the audit entry."""
-    before = None if state.previous is None else {"targets": state.previous}
-    return before, {"targets": state.targets}
-
-
-def target_of(name: str, state: AliasState) -> str:
-    return f"adapters/{name}/aliases/{state.alias}"

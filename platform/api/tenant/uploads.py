@@ -35,8 +35,10 @@ from loraplex.platform.api.schemas.uploads import (
 )
 from loraplex.platform.api.tenant.multipart_upload import FRAME_BYTES, receive_folder
 from loraplex.platform.auth.authenticator import Authenticator, Caller
+from loraplex.platform.services import uploads as use_cases
+from loraplex.platform.services.actors import Actor, key_actor
+from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.platform.tenant_limiter import TenantLimiter
-from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.errors import UploadNotFound
 from loraplex.tenants.registry.uploads import DeclaredFile, UploadRepository
 
@@ -70,19 +72,12 @@ def _add_session_routes(
         caller: Annotated[Caller, writer],
         body: Annotated[UploadBody, request_model(UploadBody)],
     ) -> Response:
-        files = body.declared()
-        uploads.require_possible(files)
-        await uploads.require_space()
-
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            repository = UploadRepository(session, caller.tenant_id)
-            upload = await repository.open(name, files, uploads.terms, caller.key_id)
-            after = {"files": upload.files, "expires_at": upload.expires_at.isoformat()}
-            await audit.record("upload.open", f"adapters/{name}/uploads/{upload.id}", None, after)
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            upload = await use_cases.open_upload(uow, uploads, caller.tenant_id, name, body.declared())
             location = {"location": f"/tenant/v1/uploads/{upload.id}"}
             return ApiResponse(201, upload_response(upload, name, ()), headers=location)
 
-        return await endpoint.change(request, caller, work)
+        return await endpoint.perform(request, caller, work)
 
     @router.get("/uploads/{upload_id}", responses=documented(response=UploadDocument))
     async def show_upload(upload_id: str, caller: Annotated[Caller, writer]) -> Response:
@@ -96,17 +91,11 @@ def _add_session_routes(
 
     @router.delete("/uploads/{upload_id}", status_code=204, responses=documented(409))
     async def abort_upload(upload_id: str, request: Request, caller: Annotated[Caller, writer]) -> Response:
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            repository = UploadRepository(session, caller.tenant_id)
-            before = (await repository.get(_upload_id(upload_id))).state
-            upload = await repository.abort(_upload_id(upload_id))
-            if upload.state != before:
-                name = await repository.adapter_name(upload)
-                target = f"adapters/{name}/uploads/{upload.id}"
-                await audit.record("upload.abort", target, {"state": before}, {"state": upload.state})
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            await use_cases.abort_upload(uow, caller.tenant_id, _upload_id(upload_id))
             return ApiResponse(204)
 
-        response = await endpoint.change(request, caller, work)
+        response = await endpoint.perform(request, caller, work)
         await uploads.discard(caller.tenant_id, _upload_id(upload_id))
         return response
 
@@ -143,7 +132,7 @@ def _add_body_routes(router: APIRouter, writer: Any, uploads: Uploads) -> None:
         upload_id: str, request: Request, caller: Annotated[Caller, writer]
     ) -> Response:
         identity, actor = _upload_id(upload_id), _actor(request, caller)
-        name, version = await uploads.complete(caller.tenant_id, identity, actor)
+        name, version = await use_cases.complete_upload(uploads, actor, caller.tenant_id, identity)
         return respond(ApiResponse(202, accepted_version(name, version)))
 
 
@@ -162,12 +151,13 @@ class _Receiver:
         uploads, key = self._uploads, idempotency_key(request)
         upload_id = uuid4() if key is None else uuid5(caller.api_key_id, key)
         async with self._limiter.slot(caller.tenant_id):
-            version = await uploads.submit(
+            version = await use_cases.submit_folder(
+                uploads,
+                _actor(request, caller),
                 caller.tenant_id,
                 name,
                 partial(self._receive_folder, request),
                 size_bytes=_declared_bytes(request, uploads.max_bytes),
-                actor=_actor(request, caller),
                 upload_id=upload_id,
             )
         return accepted_version(name, version)
@@ -196,7 +186,7 @@ class _Receiver:
 
 
 def _actor(request: Request, caller: Caller) -> Actor:
-    return Actor("key", caller.key_id, caller.address, request_id_of(request.scope))
+    return key_actor(caller.key_id, caller.address, request_id_of(request.scope))
 
 
 def _declared_bytes(request: Request, max_bytes: int) -> int:

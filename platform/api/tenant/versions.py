@@ -17,12 +17,12 @@ from loraplex.platform.api.management.responses import ApiResponse, ResponseMode
 from loraplex.platform.api.management.sorting import SortOrder, by_number
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.parameters.adapter_profile import profile_schema, read_profile_change
+from loraplex.platform.services import versions
+from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.api_keys.scopes import ADAPTERS_READ, ADAPTERS_WRITE
-from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.errors import VersionNotFound
 from loraplex.tenants.models import AdapterVersion
 from loraplex.tenants.registry.adapters import AdapterRepository, ProfileChange
-from loraplex.tenants.registry.deletion import AdapterDeletion
 
 BY_NUMBER: Final[SortOrder[AdapterVersion, int]] = by_number(lambda record: record.version)
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,9}")
@@ -111,14 +111,13 @@ def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -
         """Change the profile; it is fixed once an alias has pointed to the version."""
         seen = if_match(request)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            adapters, number = AdapterRepository(session, caller.tenant_id), number_of(version)
-            before = profile(await adapters.version(name, number))
-            record = await adapters.change_profile(name, number, change, seen)
-            await audit.record("version.change", target_of(name, record), before, profile(record))
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            record = await versions.change_profile(
+                uow, caller.tenant_id, name, number_of(version), change, seen=seen
+            )
             return api_response(name, record)
 
-        return await endpoint.change(request, caller, work)
+        return await endpoint.perform(request, caller, work)
 
     @router.delete(
         "/adapters/{name}/versions/{version}",
@@ -132,16 +131,11 @@ def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -
         """Delete a version. Refused while an alias points to it, it is being validated, or requests use it."""
         seen = if_match_or_any(request)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
-            number = number_of(version)
-            before = (await AdapterRepository(session, caller.tenant_id).version(name, number)).state
-            record = await AdapterDeletion(session, caller.tenant_id).delete_version(name, number, seen)
-            if before != record.state:
-                states = {"state": before, "digest": record.digest}, {"state": record.state}
-                await audit.record("version.delete", target_of(name, record), *states)
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            await versions.delete(uow, caller.tenant_id, name, number_of(version), seen=seen)
             return ApiResponse(204)
 
-        return await endpoint.change(request, caller, work)
+        return await endpoint.perform(request, caller, work)
 
 
 def number_of(text: str) -> int:
@@ -171,11 +165,3 @@ def to_response(name: str, record: AdapterVersion) -> VersionDocument:
         created_at=record.created_at,
         revision=record.revision,
     )
-
-
-def profile(record: AdapterVersion) -> dict[str, Any]:
-    return {"tool_style": record.tool_style, "defaults": dict(record.defaults)}
-
-
-def target_of(name: str, record: AdapterVersion) -> str:
-    return f"adapters/{name}/versions/{record.version}"

@@ -12,9 +12,9 @@ from typing import Final
 import structlog
 from sqlalchemy import make_url
 
+from loraplex.adapters.storage.durable_files import sync_folder
 from loraplex.platform.datastores.embedded.binaries import find_postgres
 from loraplex.platform.datastores.embedded.errors import DumpFailed
-from loraplex.platform.datastores.embedded.passwords import sync_folder
 from loraplex.platform.datastores.embedded.postgres import cluster_major, superuser_url
 from loraplex.platform.datastores.embedded.servers import SERVICES_FOLDER
 

@@ -3,9 +3,10 @@
 Invariant: a password file has its name only once its content is on the disk, so a crash leaves the whole password or none.
 """
 
-import os
 import secrets
 from pathlib import Path
+
+from loraplex.adapters.storage.durable_files import sync_folder, write_private
 
 
 def new_password() -> str:
@@ -19,20 +20,7 @@ def kept_password(path: Path) -> str:
     password = new_password()
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(password)
-        file.flush()
-        os.fsync(file.fileno())
+    write_private(fresh, password.encode())
     fresh.replace(path)
     sync_folder(path.parent)
     return password
-
-
-def sync_folder(folder: Path) -> None:
-    """Write the folder's entries to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

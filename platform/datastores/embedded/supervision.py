@@ -1,12 +1,11 @@
 """Checks the embedded servers on a thread of its own and repairs them with growing delays.
 
-Invariant: it repairs at most `MAX_REPAIRS` times within `WINDOW_SECONDS`; then it gives up and says why, so that the process
-ends and its supervisor starts it again.
+Invariant: it repairs as often as `REPAIRS` allows; then it gives up and says why, so that the process ends and its
+supervisor starts it again.
 """
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
@@ -14,31 +13,12 @@ from typing import Final
 import structlog
 
 from loraplex.platform.datastores.embedded.errors import EmbeddedError
+from loraplex.platform.processes.restart_budget import RestartBudget, RestartPolicy
 
 LOG = structlog.get_logger("loraplex.embedded")
 
 CHECK_SECONDS: Final = 0.2
-FIRST_DELAY_SECONDS: Final = 0.2
-MAX_DELAY_SECONDS: Final = 10.0
-MAX_REPAIRS: Final = 8
-WINDOW_SECONDS: Final = 600.0
-
-
-class RepairBudget:
-    """Counts repairs. The first one within the window is immediate; later delays double. Times are passed in."""
-
-    def __init__(self) -> None:
-        self._recent: deque[float] = deque()
-
-    def next_delay(self, now: float) -> float | None:
-        """Count a repair and return its delay in seconds; None when too many were needed."""
-        while self._recent and self._recent[0] <= now - WINDOW_SECONDS:
-            self._recent.popleft()
-        before = len(self._recent)
-        if before == MAX_REPAIRS:
-            return None
-        self._recent.append(now)
-        return min(FIRST_DELAY_SECONDS * 2.0 ** (before - 1), MAX_DELAY_SECONDS) if before else 0.0
+REPAIRS: Final = RestartPolicy(first_delay_s=0.2, max_delay_s=10.0, max_restarts=8, is_first_immediate=True)
 
 
 class Supervision:
@@ -51,7 +31,7 @@ class Supervision:
         self.lost: Future[str] = Future()
         self._ailing = ailing
         self._repair = repair
-        self._budget = RepairBudget()
+        self._budget = RestartBudget(REPAIRS)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="embedded-supervision", daemon=True)
 

@@ -9,7 +9,8 @@ import pytest
 
 from loraplex.adapters.digest import adapter_digest
 from loraplex.adapters.errors import BlobCorrupt, BlobMissing, StorageError
-from loraplex.adapters.storage.local_store import LocalAdapterStore, write_private
+from loraplex.adapters.storage.durable_files import write_private
+from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.adapters.storage.safe_files import copy_regular
 
 BASE = "b" * 64

@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from tests.platform.api.conftest import Gateway, start_gateway
+from tests.platform.api.conftest import BASE_MODEL, Gateway, start_gateway
 from tests.platform.api.route_table import routes_of
 from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, declared
 
@@ -48,6 +48,9 @@ CHECKS = [
 DIGEST = "a" * 64
 REQUEST_ID = "req-77"
 FILES = {CONFIG: b"{}", WEIGHTS: b"weights"}
+GENERATIONS = {"POST /v1/chat/completions", "POST /v1/completions"}
+"""Operations whose bodies name the base model: of `BODIES` of them, the engine must get some."""
+BODIES = 10
 TERMS = UploadTerms(part_bytes=1000, lifetime=timedelta(hours=1), max_open=100)
 
 
@@ -112,6 +115,8 @@ def examine(url: str, document: dict[str, Any], known: Known, examples: int) -> 
     seen: defaultdict[str, set[int]] = defaultdict(set)
 
     def check_operation(operation: Any, ids: Mapping[str, str], count: int) -> None:
+        generates = operation.label in GENERATIONS
+
         @settings(
             max_examples=count,
             database=None,
@@ -126,9 +131,11 @@ def examine(url: str, document: dict[str, Any], known: Known, examples: int) -> 
                 case.path_parameters[name] = ids[name]
             if ids and "If-Match" in case.headers:
                 case.headers["If-Match"] = '"1"'
+            if generates and isinstance(case.body, dict) and "model" in case.body:
+                case.body["model"] = BASE_MODEL
             headers = known.headers(case.operation.path)
             response = case.call(base_url=url, session=session, headers=headers, timeout=120)
-            if ids:
+            if ids or generates:
                 seen[operation.label].add(response.status_code)
             case.validate_response(response, checks=CHECKS)
 
@@ -140,11 +147,14 @@ def examine(url: str, document: dict[str, Any], known: Known, examples: int) -> 
         operation = result.ok()
         ids = known.ids.get(operation.label, {})
         try:
-            check_operation(operation, ids, examples)
+            check_operation(
+                operation, ids, max(examples, BODIES) if operation.label in GENERATIONS else examples
+            )
             if ids:
                 check_operation(operation, {}, 1)
         except FailureGroup as error:
             failures.append(f"{operation.label}: {error}"[:1500])
+    failures += [f"{label}: never 200" for label in GENERATIONS if 200 not in seen[label]]
     # A first request with real ids finds them: what follows it may meet their end.
     return failures + [f"{label}: only 404" for label, statuses in seen.items() if statuses == {404}]
 

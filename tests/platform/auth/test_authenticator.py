@@ -44,7 +44,7 @@ from loraplex.tenants.errors import (
     UnknownKey,
 )
 from loraplex.tenants.quotas.limits import NO_LIMITS, Subject
-from loraplex.tenants.quotas.reservation import CounterReservation
+from loraplex.tenants.quotas.reservation import ReservationRequest
 from loraplex.tenants.valkey import open_valkey
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
@@ -399,14 +399,14 @@ async def test_the_counters_refuse_a_revoked_key_at_the_next_request_on_every_ga
         CounterSnapshot(policy_epoch=1, totals=(), reservations=(), full_buckets=True),
     )
     for caller in callers:
-        assert isinstance(await counters.admit(asked_by(caller)), Admitted)
+        assert isinstance(await counters.reserve(asked_by(caller)), Admitted)
     await revoke(database, key)
     async with database.as_operator() as session:
         tenant = await TenantRepository(session).get("acme")
     await counters.publish_policy(tenant.id, tenant.policy_epoch)
     for gateway in gateways:
         caller = await gateway.authenticate(bearer(key), cached=True)
-        assert isinstance(await counters.admit(asked_by(caller)), PolicyOutdated)
+        assert isinstance(await counters.reserve(asked_by(caller)), PolicyOutdated)
         with pytest.raises(RevokedKey):
             await gateway.renew(caller, "inference")
         with pytest.raises(RevokedKey):
@@ -414,19 +414,20 @@ async def test_the_counters_refuse_a_revoked_key_at_the_next_request_on_every_ga
     await client.aclose()
 
 
-def asked_by(caller: Caller) -> CounterReservation:
+def asked_by(caller: Caller) -> ReservationRequest:
     subjects = (
         Subject("tenant", caller.tenant_id, NO_LIMITS),
         Subject("key", caller.api_key_id, NO_LIMITS),
     )
-    return CounterReservation(
+    return ReservationRequest(
         id=uuid4(),
         tenant_id=caller.tenant_id,
         request_id="r",
         policy_epoch=caller.policy_epoch,
+        api_key_id=caller.api_key_id,
         subjects=subjects,
-        tokens=1,
-        amount_nano=0,
+        prompt_tokens=1,
+        completion_tokens=0,
     )
 
 

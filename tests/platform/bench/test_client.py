@@ -1,6 +1,9 @@
-"""A recorded stream decodes to the same completion however its bytes were cut into chunks."""
+"""A recorded stream decodes to the same completion however its bytes were cut into chunks or reads."""
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -8,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.platform.bench.client import CompletionRequest, StreamRecord, decode
+from loraplex.platform.bench.client import CompletionRequest, StreamRecord, decode, stream_completion
 from loraplex.platform.bench.report import BenchFailed
 
 REQUEST = CompletionRequest("m", [1, 2], 3, "secret-key")
@@ -28,6 +31,58 @@ STREAM = text("a") + text("bé") + text("c") + text("") + event(choices=[], usag
 
 def record(*chunks: tuple[float, bytes]) -> StreamRecord:
     return StreamRecord(REQUEST, ended_at=chunks[-1][0] if chunks else 0.0, chunks=list(chunks))
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def chunked(*chunks: bytes) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
+
+
+@asynccontextmanager
+async def responding(*reads: bytes) -> AsyncIterator[str]:
+    """A server that answers every request with these bytes, one write after another, and closes the connection."""
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for data in reads:
+            writer.write(data)
+            await writer.drain()
+            await asyncio.sleep(0)
+        writer.close()
+
+    async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
+        yield "http://{}:{}".format(*server.sockets[0].getsockname())
+
+
+async def test_a_stream_is_recorded_however_it_arrives() -> None:
+    whole = HEAD + chunked(STREAM[:50], STREAM[50:])
+    async with responding(whole[:20], whole[20:90], whole[90:]) as url:
+        completion = decode(await stream_completion(url, REQUEST))
+    assert completion.complete and completion.text == "abéc"
+
+
+async def test_the_client_leaves_after_the_chunks_it_was_asked_for() -> None:
+    async with responding(HEAD + chunked(*[text("a")] * 5)) as url:
+        record = await stream_completion(url, CompletionRequest("m", "hi", 5, "secret-key", cancel_after=2))
+    assert record.cancelled and len(record.chunks) == 2 and record.error is None
+
+
+@pytest.mark.parametrize(
+    ("reads", "error"),
+    [
+        ([b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 4\r\n\r\nslow"], "HTTP 429: slow"),
+        ([HEAD, chunked(text("a"))[:-5]], "EOFError"),
+        ([], "EOFError"),
+        ([b"SSH-2.0-OpenSSH\r\n"], "HttpParserError"),
+        ([HEAD + b"zz\r\n"], "HttpParser"),
+    ],
+)
+async def test_what_is_no_whole_response_is_an_error(reads: list[bytes], error: str) -> None:
+    async with responding(*reads) as url:
+        record = await stream_completion(url, REQUEST)
+    assert record.error is not None and record.error.startswith(error)
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))

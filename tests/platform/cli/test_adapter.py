@@ -18,6 +18,7 @@ from loraplex.adapters.storage.object_store import ObjectStore, S3Options
 from loraplex.engine.checkpoints.digest import model_digest
 from loraplex.platform.cli.adapter import app
 from loraplex.platform.server.base_model_file import BaseModelFacts, write_base_model
+from loraplex.platform.services.actors import command_actor
 
 
 @pytest.fixture
@@ -66,11 +67,11 @@ def run_json(home: Path, *arguments: str) -> Any:
 def test_the_life_of_an_adapter(home: Path, model: Path) -> None:
     folder = str(model.parent / "adapter")
     write_base_model(home, BaseModelFacts("tiny", str(model), model_digest(str(model))))
-    first = run_json(home, "push", folder, "--name", "voice")
+    first = run_json(home, "push", folder, "--name", "voice", "--no-probe")
     assert (first["version"], first["rank"], first["promoted"]) == (1, 4, True)
     config = model.parent / "adapter" / "adapter_config.json"
     config.write_text(config.read_text().replace('"lora_alpha": 8', '"lora_alpha": 16'))
-    second = run_json(home, "push", folder, "--name", "voice", "--no-promote")
+    second = run_json(home, "push", folder, "--name", "voice", "--no-promote", "--no-probe")
     assert (second["version"], second["promoted"]) == (2, False) and second["digest"] != first["digest"]
 
     (listed,) = run_json(home, "list")
@@ -81,14 +82,31 @@ def test_the_life_of_an_adapter(home: Path, model: Path) -> None:
     assert [version["digest"] for version in shown["versions"]] == [first["digest"], second["digest"]]
     assert run_json(home, "rollback", "voice")["version"] == 1
     assert len(list((home / "adapters").glob("*/*/adapter_model.safetensors"))) == 2
+    refused = run(home, "delete", "voice")
+    assert refused.exit_code == 1 and "has these aliases: production" in refused.output
+    assert run_json(home, "alias", "voice", "production", "--delete")["version"] is None
+    assert run_json(home, "delete", "voice", "--version", "2") == {"deleted": "voice@2"}
     assert run_json(home, "delete", "voice") == {"deleted": "voice"}
     assert run_json(home, "list") == []
     assert not list((home / "adapters").glob("*/*/adapter_model.safetensors"))
 
 
+def test_without_a_server_a_version_waits_for_the_next_start(home: Path, model: Path) -> None:
+    push = ["push", str(model.parent / "adapter"), "--name", "voice", "--model", str(model)]
+    result = run(home, *push, "--json")
+    assert result.exit_code == 0, result.output
+    pushed = json.loads(result.stdout)
+    assert (pushed["version"], pushed["state"], pushed["promoted"]) == (1, "validating", False)
+    assert "no server runs on this data directory" in result.stderr and "canary" in result.stderr
+    (shown,) = run_json(home, "show", "voice")["versions"]
+    assert shown["state"] == "validating" and shown["report"] == {"checks": []}
+    refused = run(home, "delete", "voice")
+    assert refused.exit_code == 1 and "is being validated" in refused.output
+
+
 def test_a_profile_before_and_after_the_first_alias(home: Path, model: Path) -> None:
     folder = str(model.parent / "adapter")
-    push = ["push", folder, "--name", "voice", "--model", str(model)]
+    push = ["push", folder, "--name", "voice", "--model", str(model), "--no-probe"]
     assert run_json(home, *push, "--no-alias")["promoted"] is False
     assert run_json(home, "show", "voice")["aliases"] == {}
     changed = run_json(
@@ -131,7 +149,7 @@ def test_a_wrong_profile_is_wrong_usage(home: Path, options: list[str], message:
 
 
 def test_no_new_adapter_is_called_like_the_base_model(home: Path, model: Path) -> None:
-    push = ["push", str(model.parent / "adapter"), "--model", str(model)]
+    push = ["push", str(model.parent / "adapter"), "--model", str(model), "--no-probe"]
     for name in ("model", "tiny"):
         refused = run(home, *push, "--name", name)
         assert refused.exit_code == 2 and "name" in refused.output
@@ -145,7 +163,8 @@ def test_no_new_adapter_is_called_like_the_base_model(home: Path, model: Path) -
 
 
 def test_a_quarantined_version_is_released(home: Path, model: Path, database_url: str) -> None:
-    run_json(home, "push", str(model.parent / "adapter"), "--name", "voice", "--model", str(model))
+    push = ["push", str(model.parent / "adapter"), "--name", "voice", "--model", str(model)]
+    run_json(home, *push, "--no-probe")
     refused = run(home, "release", "voice", "1")
     assert refused.exit_code == 1 and "is ready, from where it does not become ready" in refused.output
     with psycopg.connect(database_url, autocommit=True) as connection:
@@ -153,17 +172,19 @@ def test_a_quarantined_version_is_released(home: Path, model: Path, database_url
         released = run_json(home, "release", "voice", "1")
         assert released == {"name": "voice", "version": 1, "state": "ready"}
         entries = connection.execute("SELECT action, actor FROM audit_entries WHERE action LIKE 'version.%'")
-        assert ("version.release", "adapter release") in entries.fetchall()
+        assert ("version.release", command_actor().name) in entries.fetchall()
     assert run(home, "release", "voice", "2").exit_code == 1
 
 
 def test_tables_for_people(home: Path, model: Path) -> None:
-    pushed = run(home, "push", str(model.parent / "adapter"), "--name", "voice", "--model", str(model))
+    push = ["push", str(model.parent / "adapter"), "--name", "voice", "--model", str(model)]
+    pushed = run(home, *push, "--no-probe")
     assert pushed.exit_code == 0 and "every value is finite" in pushed.stdout
     assert "production@1" in run(home, "list").stdout
     assert "ready" in run(home, "show", "voice").stdout
     assert "voice:canary is version 1" in run(home, "alias", "voice", "canary", "1").stdout
-    assert "deleted voice" in run(home, "delete", "voice").stdout
+    assert "deleted voice:canary" in run(home, "alias", "voice", "canary", "--delete").stdout
+    assert "deleted voice" in run(home, "delete", "voice", "--force").stdout
 
 
 def test_a_digest_is_the_same_with_or_without_a_server(home: Path, model: Path) -> None:
@@ -195,6 +216,15 @@ def test_a_refused_adapter_names_the_tensor(home: Path, model: Path) -> None:
         (["alias", "nothing", "production", "zero"], 2, "Usage: adapter alias"),
         (["rollback", "nothing"], 1, "no adapter named 'nothing'"),
         (["push"], 2, "Missing"),
+        (["push", ".", "--name", "voice", "--url", "http://127.0.0.1:1"], 2, "--url and --key"),
+        (
+            ["push", ".", "--name", "voice", "--url", "u", "--key", "k", "--no-probe"],
+            2,
+            "--no-probe and --model",
+        ),
+        (["alias", "voice", "production"], 2, "either VERSION or --delete"),
+        (["alias", "voice", "production", "1", "--delete"], 2, "either VERSION or --delete"),
+        (["delete", "voice", "--version", "1", "--force"], 2, "whole adapter"),
     ],
 )
 def test_errors(home: Path, model: Path, arguments: list[str], exit_code: int, message: str) -> None:
@@ -225,9 +255,9 @@ def test_with_a_bucket_a_push_reaches_it_and_a_deletion_empties_it(
     for name, value in settings.items():
         monkeypatch.setenv(f"LORAPLEX_{name}", value)
     adapter = str(model.parent / "adapter")
-    pushed = run_json(home, "push", adapter, "--name", "support", "--model", str(model))
+    pushed = run_json(home, "push", adapter, "--name", "support", "--model", str(model), "--no-probe")
     bucket = ObjectStore(home / "objects", replace(s3_bucket, prefix=None))
     tenant = asyncio.run(bucket.folders("adapters"))
     assert asyncio.run(bucket.folders(f"adapters/{tenant[0]}")) == [pushed["digest"]]
-    assert run(home, "delete", "support").exit_code == 0
+    assert run(home, "delete", "support", "--force").exit_code == 0
     assert asyncio.run(bucket.folders("adapters")) == []

@@ -5,13 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.local_store import LocalAdapterStore
-from loraplex.adapters.versions.push import AdapterRegistry
+from loraplex.adapters.target_modules import adaptable_modules
+from loraplex.adapters.validation.own_files import OwnFilesValidation
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.platform.demo.announcement import announcement
 from loraplex.platform.demo.demo_file import DEMO_FILE, DemoAccess, read_demo_file
 from loraplex.platform.demo.errors import TenantIsNotTheDemos
 from loraplex.platform.demo.tenants import prepare_demo
+from loraplex.platform.services.actors import system_actor
+from loraplex.platform.services.push import FolderPush
+from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
@@ -24,14 +29,20 @@ NAMES = {"harbor": "pirate", "ledger": "records", "acme": "support"}
 
 
 @pytest.fixture
-def registry(database: Database, demo_model: Path, tmp_path: Path) -> AdapterRegistry:
+def push(database: Database, demo_model: Path, tmp_path: Path) -> FolderPush:
     storage = LocalAdapterStore(tmp_path / "adapters")
-    return AdapterRegistry(database, storage, load_model_config(str(demo_model)), BASE_DIGEST)
+    modules = adaptable_modules(load_model_config(str(demo_model)))
+    return FolderPush(
+        database,
+        lambda tenant_id: unit_of_work(database, system_actor("demo"), tenant_id, None),
+        BlobStore(storage, None, BASE_DIGEST),
+        OwnFilesValidation(modules, BASE_DIGEST),
+    )
 
 
-async def prepare(database: Database, registry: AdapterRegistry, data_dir: Path) -> DemoAccess:
+async def prepare(database: Database, push: FolderPush, data_dir: Path) -> DemoAccess:
     return await prepare_demo(
-        database, registry, data_dir, base_url="http://127.0.0.1:8000", console_url=None, model="smollm2"
+        database, push, data_dir, base_url="http://127.0.0.1:8000", console_url=None, model="smollm2"
     )
 
 
@@ -42,9 +53,9 @@ async def scopes_of(database: Database, text: str) -> tuple[str | None, list[str
 
 
 async def test_three_tenants_with_their_own_keys_and_adapters(
-    database: Database, registry: AdapterRegistry, tmp_path: Path
+    database: Database, push: FolderPush, tmp_path: Path
 ) -> None:
-    access = await prepare(database, registry, tmp_path)
+    access = await prepare(database, push, tmp_path)
     assert {tenant.name: tenant.adapters for tenant in access.tenants} == {
         name: (adapter,) for name, adapter in NAMES.items()
     }
@@ -61,9 +72,9 @@ async def test_three_tenants_with_their_own_keys_and_adapters(
 
 
 async def test_the_file_is_private_and_holds_what_the_contract_names(
-    database: Database, registry: AdapterRegistry, tmp_path: Path
+    database: Database, push: FolderPush, tmp_path: Path
 ) -> None:
-    access = await prepare(database, registry, tmp_path)
+    access = await prepare(database, push, tmp_path)
     assert stat.S_IMODE((tmp_path / DEMO_FILE).stat().st_mode) == 0o600
     assert read_demo_file(tmp_path) == access
     assert access.console_url is None
@@ -73,11 +84,9 @@ async def test_the_file_is_private_and_holds_what_the_contract_names(
     assert access.operator_key not in text
 
 
-async def test_a_restart_changes_nothing(
-    database: Database, registry: AdapterRegistry, tmp_path: Path
-) -> None:
-    first = await prepare(database, registry, tmp_path)
-    assert await prepare(database, registry, tmp_path) == first
+async def test_a_restart_changes_nothing(database: Database, push: FolderPush, tmp_path: Path) -> None:
+    first = await prepare(database, push, tmp_path)
+    assert await prepare(database, push, tmp_path) == first
     async with database.as_operator() as session:
         tenant = await TenantRepository(session).get("harbor")
         assert len(await AdapterRepository(session, tenant.id).versions("pirate")) == 1
@@ -86,14 +95,14 @@ async def test_a_restart_changes_nothing(
 
 @pytest.mark.parametrize("damage", ["lost", "damaged"])
 async def test_without_the_file_every_key_is_rotated(
-    database: Database, registry: AdapterRegistry, tmp_path: Path, damage: str
+    database: Database, push: FolderPush, tmp_path: Path, damage: str
 ) -> None:
-    first = await prepare(database, registry, tmp_path)
+    first = await prepare(database, push, tmp_path)
     if damage == "lost":
         (tmp_path / DEMO_FILE).unlink()
     else:
         (tmp_path / DEMO_FILE).write_text('{"base_url": "http')
-    second = await prepare(database, registry, tmp_path)
+    second = await prepare(database, push, tmp_path)
     old = [first.operator_key, *(key for t in first.tenants for key in (t.api_key, t.admin_key))]
     new = [second.operator_key, *(key for t in second.tenants for key in (t.api_key, t.admin_key))]
     assert not set(old) & set(new)
@@ -105,38 +114,38 @@ async def test_without_the_file_every_key_is_rotated(
 
 
 async def test_only_a_key_that_no_longer_works_is_replaced(
-    database: Database, registry: AdapterRegistry, tmp_path: Path
+    database: Database, push: FolderPush, tmp_path: Path
 ) -> None:
-    first = await prepare(database, registry, tmp_path)
+    first = await prepare(database, push, tmp_path)
     async with database.as_operator() as session:
         keys = KeyRepository(session)
         revoked = await keys.authenticate(first.tenants[0].api_key)
         await keys.revoke(revoked.tenant_id, revoked.key_id)
-    second = await prepare(database, registry, tmp_path)
+    second = await prepare(database, push, tmp_path)
     assert second.tenants[0].api_key != first.tenants[0].api_key
     assert second.tenants[0].admin_key == first.tenants[0].admin_key
     assert second.tenants[1:] == first.tenants[1:]
 
 
 async def test_a_file_cannot_pass_off_another_tenants_key(
-    database: Database, registry: AdapterRegistry, tmp_path: Path
+    database: Database, push: FolderPush, tmp_path: Path
 ) -> None:
-    first = await prepare(database, registry, tmp_path)
+    first = await prepare(database, push, tmp_path)
     harbor, ledger = first.tenants[:2]
     file = tmp_path / DEMO_FILE
     file.write_text(file.read_text().replace(harbor.api_key, ledger.api_key))
-    second = await prepare(database, registry, tmp_path)
+    second = await prepare(database, push, tmp_path)
     assert (await scopes_of(database, second.tenants[0].api_key))[0] == "harbor"
 
 
 async def test_a_foreign_tenant_of_that_name_is_left_alone(
-    database: Database, registry: AdapterRegistry, tmp_path: Path
+    database: Database, push: FolderPush, tmp_path: Path
 ) -> None:
     async with database.as_operator() as session:
         foreign = await TenantRepository(session).create("ledger")
         await KeyRepository(session).create(foreign.id, "their own", ["inference"])
     with pytest.raises(TenantIsNotTheDemos, match="'ledger'"):
-        await prepare(database, registry, tmp_path)
+        await prepare(database, push, tmp_path)
     async with database.as_operator() as session:
         assert [tenant.name for tenant in await TenantRepository(session).list()] == ["ledger"]
         assert len(await KeyRepository(session).list(foreign.id)) == 1

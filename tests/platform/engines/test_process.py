@@ -20,7 +20,8 @@ from loraplex.engine.messages import AdapterRef, EngineRequest, Event, Failed, F
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.engines.process import EngineProcess, EngineProcessOptions
-from loraplex.platform.engines.restart_policy import RestartPolicy, WatchdogConfig
+from loraplex.platform.engines.watchdog import WatchdogConfig
+from loraplex.platform.processes.restart_budget import RestartPolicy
 from loraplex.platform.startup_errors import EngineStartFailed
 
 

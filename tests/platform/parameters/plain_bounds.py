@@ -3,10 +3,10 @@
 import math
 from typing import Any
 
+from loraplex.platform.parameters.request_object import ObjectOf
 from loraplex.platform.parameters.value_types import (
     Boolean,
     Choice,
-    Flags,
     Identifier,
     Integer,
     Kind,
@@ -41,7 +41,8 @@ def inside(kind: Kind) -> list[Any]:
             return [{str(i): bias.low for i in range(max_items)}, {"0": bias.high}, {}]
         case Metadata(max_items, _, value):
             return [{f"{i:064}": "a" * value.max_bytes for i in range(max_items)}, {"a": ""}]
-        case Flags(names):
+        case ObjectOf(model):
+            names = list(model.model_fields)
             return [{}, dict.fromkeys(names, True), dict.fromkeys(names)]
         case Refused(_, harmless):
             return list(harmless)
@@ -93,8 +94,8 @@ def outside(kind: Kind) -> list[Any]:
                 {"a": 1},
                 [],
             ]
-        case Flags(names):
-            return [{"other": True}, {names[0]: 1}, []]
+        case ObjectOf(model):
+            return [{"other": True}, {next(iter(model.model_fields)): 1}, []]
         case Refused():
             return [{"type": "json_object"}, [{}], "auto", True, 2]
         case Identifier(max_bytes):

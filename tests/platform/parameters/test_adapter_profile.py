@@ -1,11 +1,12 @@
 """Profiles: closed names, the bounds of the request table, and no chat template."""
 
 import pytest
+from tests.platform.parameters.request_parts import USER
 
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.errors import InvalidParameter, UnknownParameter
 from loraplex.platform.parameters.adapter_profile import DEFAULTABLE, read_profile_change
-from loraplex.platform.parameters.parameter_table import PARAMETERS
+from loraplex.platform.parameters.parameter_table import read_parameters
 from loraplex.tenants.models import TOOL_STYLES
 
 
@@ -22,10 +23,9 @@ def test_absent_null_and_given() -> None:
 @pytest.mark.parametrize("name", DEFAULTABLE)
 def test_defaults_have_the_bounds_of_requests(name: str) -> None:
     value: object
-    (row,) = [row for row in PARAMETERS if row.name == name]
     for value in (-5, 2**40, "1", True, [], float("inf")):
         with pytest.raises(InvalidParameter) as request:
-            row.kind.read(name, value)
+            read_parameters("chat", {"model": "m", "messages": [USER], name: value})
         with pytest.raises(InvalidParameter) as default:
             read_profile_change({"defaults": {name: value}})
         assert default.value.param == f"defaults.{name}"

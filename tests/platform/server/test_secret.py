@@ -1,6 +1,7 @@
 """The server secret is generated once with mode 0600; namespaces depend only on secret and tenant."""
 
 import hmac
+import os
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,21 @@ def test_generated_once_and_private(tmp_path: Path) -> None:
     assert (folder / SECRET_FILE).stat().st_mode & 0o777 == 0o600
     assert [p.name for p in folder.iterdir()] == [SECRET_FILE]
     assert len(secrets.pop()) >= 48
+
+
+def test_a_new_secret_survives_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is synced with its folder, here through a link; else the next start would generate another secret."""
+    synced, fsync = list[str](), os.fsync
+
+    def recorded(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data").symlink_to(tmp_path / "disk")
+    server_secret(None, tmp_path / "data")
+    assert len(synced) == 2 and synced[1] == str(tmp_path / "disk")
 
 
 def test_configured_secret_wins_and_short_ones_are_refused(tmp_path: Path) -> None:

@@ -452,14 +452,16 @@ async def test_a_lone_engine_in_a_crash_loop_ends_its_process_with_an_error(
     engine = RemoteEngine(address, EventBufferConfig())
     engine.start()
     sampling = SamplingParams(max_tokens=1)
-    async with asyncio.timeout(60):
-        await engine.wait_ready()
-        stream = engine.submit(
-            EngineRequest(request_id="r", namespace=bytes(32), prompt_token_ids=[1], sampling=sampling)
-        )
-        assert [type(event) async for event in stream] == [Failed]
-        with pytest.raises(EngineStartFailed, match="keeps failing and is not restarted") as error:
-            await serving
+    try:
+        async with asyncio.timeout(60):
+            await engine.wait_ready()
+            stream = engine.submit(
+                EngineRequest(request_id="r", namespace=bytes(32), prompt_token_ids=[1], sampling=sampling)
+            )
+            assert [type(event) async for event in stream] == [Failed]
+            with pytest.raises(EngineStartFailed, match="keeps failing and is not restarted") as error:
+                await serving
+    finally:
         await engine.close()
     assert error.value.exit_code == 1
 

@@ -92,6 +92,12 @@ KEYS: Final = (
         ),
     ),
     UseCase(
+        function=api_keys.create,
+        entries=("key.create",),
+        command=lambda world: world.command("key", "create", "--operator"),
+        refused_command=lambda world: world.command("key", "create", "--operator", "--scope", "inference"),
+    ),
+    UseCase(
         function=api_keys.change,
         entries=("key.change",),
         http=lambda world: world.tenant("PATCH", f"/keys/{world.key_id}", {"name": "x"}, if_match="1"),

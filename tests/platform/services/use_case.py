@@ -13,14 +13,14 @@ Way: TypeAlias = Callable[[World], Awaitable[Outcome]]
 class UseCase:
     """One function of `services` and the ways that lead to it. `entries`: the actions of its audit entries, in order.
 
-    `refused_…`: ways that the use case refuses. `given`: brings the world to where the use case applies. `command` None: there
-    is no command.
+    `refused_…`: ways that the use case refuses. `given`: brings the world to where the use case applies. `http` None: there is
+    no route; `command` None: there is no command.
     """
 
     function: Callable[..., Any]
     entries: tuple[str, ...]
-    http: Way
-    refused_http: Way
+    http: Way | None = None
+    refused_http: Way | None = None
     command: Way | None = None
     refused_command: Way | None = None
     given: Callable[[World], Awaitable[object]] | None = None

@@ -19,6 +19,7 @@ from tests.tenants.registry_records import make_tenant
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.controller import QuotaAdmissionController
+from loraplex.tenants.admission.recording import AdmissionRecorder
 from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.counters.counter_replies import LimitUse
@@ -46,10 +47,15 @@ class TenantWithGateways:
 
     @asynccontextmanager
     async def gateway(
-        self, settings: AdmissionConfig = SETTINGS, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: AdmissionConfig = SETTINGS,
+        clock: Callable[[], float] = time.monotonic,
+        recorder: AdmissionRecorder | None = None,
     ) -> AsyncIterator[QuotaAdmissionController]:
         redis = open_valkey(self.valkey_url, command_s=max(settings.valkey_s, ANSWER_SECONDS))
-        admissions = QuotaAdmissionController(self.database, redis, PRICE, uuid4(), settings, clock=clock)
+        admissions = QuotaAdmissionController(
+            self.database, redis, PRICE, uuid4(), settings, clock=clock, recorder=recorder
+        )
         try:
             yield admissions
         finally:
@@ -70,10 +76,13 @@ class TenantWithGateways:
     def request(
         self, prompt: int = 10, completion: int = 20, key: AuthenticatedKey | None = None
     ) -> ReservationRequest:
+        key = key or self.key
         return ReservationRequest(
             id=uuid7(),
+            tenant_id=self.tenant_id,
+            api_key_id=key.api_key_id,
+            policy_epoch=key.policy_epoch or 0,
             request_id=f"req_{uuid4().hex}",
-            key=key or self.key,
             prompt_tokens=prompt,
             completion_tokens=completion,
         )

@@ -20,7 +20,7 @@ from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, PolicyStale
 from loraplex.tenants.ledger.usage_ledger import Reserved, ReservedUnder
-from loraplex.tenants.quotas.reservation import LedgerReservation, Reservation
+from loraplex.tenants.quotas.reservation import Reservation
 
 MAX_STEPS = 400
 
@@ -84,11 +84,11 @@ async def test_a_reservation_of_an_old_epoch_is_cancelled_when_the_next_try_fail
     async with tenant.gateway() as gateway:
         await gateway.cancel(await gateway.admit(tenant.request()))
 
-        async def moved(row: LedgerReservation) -> ReservedUnder:
+        async def moved(reservation: Reservation, *_: Any) -> ReservedUnder:
             newer = await set_limits(tenant, concurrent_requests=2)
             await gateway.publish(tenant.tenant_id)
             assert newer.policy_epoch is not None
-            assert newer.policy_epoch > row.policy_epoch
+            assert newer.policy_epoch > reservation.request.policy_epoch
             return ReservedUnder(Reserved.EPOCH_MOVED, None)
 
         monkeypatch.setattr(gateway.maintenance.ledger, "reserve", moved)
@@ -105,9 +105,9 @@ async def test_an_admission_does_not_wait_longer_than_a_lease_for_the_ledger(
     async with tenant.gateway(replace(SETTINGS, lease_s=1.0)) as gateway:
         await gateway.cancel(await gateway.admit(tenant.request()))
 
-        async def slow(row: LedgerReservation) -> ReservedUnder:
+        async def slow(reservation: Reservation, *_: Any) -> ReservedUnder:
             await asyncio.sleep(60)
-            return ReservedUnder(Reserved.KEPT, row.epoch)
+            return ReservedUnder(Reserved.KEPT, reservation.epoch)
 
         monkeypatch.setattr(gateway.maintenance.ledger, "reserve", slow)
         with pytest.raises(DatabaseUnavailable):

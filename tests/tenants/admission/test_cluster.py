@@ -12,7 +12,7 @@ import pytest
 import redis
 from redis.asyncio import RedisCluster
 from tests.tenants.admission.gateways import TenantWithGateways, make_tenant_with_gateways, usage, used
-from tests.tenants.counters.limited_tenant import EMPTY, LimitedTenant, admit, deny, reserved_amounts
+from tests.tenants.counters.limited_tenant import EMPTY, LimitedTenant, admit, deny, reserved_of, usage_of
 from tests.tenants.counters.limited_tenant import used as counted
 
 from loraplex.platform.datastores.embedded.binaries import find_valkey
@@ -21,7 +21,6 @@ from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RateLimited
 from loraplex.tenants.quotas.limits import QuotaLimits
-from loraplex.tenants.quotas.reservation import ActualUsage
 from loraplex.tenants.valkey import open_valkey, ping, tenant_key
 
 NODES = 3
@@ -114,17 +113,17 @@ async def test_every_step_works_on_whatever_node_the_tenant_is(cluster_ports: li
 
 async def go_through_all_steps(counters: Counters, tenant: LimitedTenant) -> None:
     tenant_id, request = tenant.tenant_id, tenant.request()
-    assert await counters.admit(request) == CountersMissing()
+    assert await counters.reserve(request) == CountersMissing()
     assert await counters.publish_policy(tenant_id, 1) == 1
     await counters.rebuild(tenant_id, 1, EMPTY)
-    reserved = reserved_amounts(request, await admit(counters, request), 1)
+    reserved = reserved_of(request, await admit(counters, request), 1)
     denied = await deny(counters, tenant.request(request_id="denied"))
     assert len([each for each in denied.decisions if not each.passed]) == 3
     assert await counters.explain(tenant_id, "denied") is not None
     assert (await counters.heartbeat(tenant_id, [reserved])).extended == {request.id}
     assert await counters.expired(tenant_id) == []
-    assert await counters.reap(tenant_id, request.id, ActualUsage(0, 0)) == Settled(False)
-    assert await counters.settle(tenant_id, request.id, ActualUsage(4, 0)) == Settled(True)
+    assert await counters.reap(tenant_id, request.id, usage_of(0)) == Settled(False)
+    assert await counters.settle(tenant_id, request.id, usage_of(4)) == Settled(True)
     assert (await counted(counters, tenant))["tenant", "tokens_per_day"].used == 4
     await counters.invalidate(tenant_id)
     assert await counters.read(tenant_id, tenant.subjects) is None
@@ -153,9 +152,7 @@ async def go_through_a_life(tenant: TenantWithGateways, client: RedisCluster) ->
     """Two gateways rebuild together, admit, renew leases, refuse, lose the counters, and settle."""
     async with tenant.gateway() as first, tenant.gateway() as second:
         admitted = await asyncio.gather(first.admit(tenant.request()), second.admit(tenant.request()))
-        assert [each.reserved.epoch for each in admitted] == [1, 1] and not any(
-            each.degraded for each in admitted
-        )
+        assert [each.epoch for each in admitted] == [1, 1] and not any(each.degraded for each in admitted)
         for gateway in (first, second):
             await gateway.maintenance.heartbeat()
         refused = tenant.request()
@@ -168,7 +165,7 @@ async def go_through_a_life(tenant: TenantWithGateways, client: RedisCluster) ->
         assert (uses["tokens_per_day"].used, uses["tokens_per_day"].reserved) == (15, 30)
         await client.delete(tenant_key(tenant.tenant_id, "state"), tenant_key(tenant.tenant_id, "seeding"))
         lasting = await first.admit(tenant.request())
-        assert (lasting.reserved.epoch, lasting.degraded) == (2, False)
+        assert (lasting.epoch, lasting.degraded) == (2, False)
         await second.settle(admitted[1], usage(admitted[1]))
         await first.settle(lasting, usage(lasting))
         uses = await used(second, tenant.tenant_id)

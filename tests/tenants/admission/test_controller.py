@@ -1,7 +1,7 @@
 """A request is admitted by counters and ledger together, and settled once."""
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import psycopg
 import pytest
@@ -16,8 +16,23 @@ from tests.tenants.admission.gateways import (
 )
 
 from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
+from loraplex.tenants.admission.recording import NONE, AdmissionRecorder
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import PolicyStale, QuotaExhausted, RateLimited
+
+
+@dataclass
+class Recorder(AdmissionRecorder):
+    """Records the decisions, and the tokens of settled requests."""
+
+    decisions: list[tuple[str, str]] = field(default_factory=list)
+    tokens: list[tuple[int, int]] = field(default_factory=list)
+
+    def decided(self, decision: str, seconds: float, limit: str = NONE, level: str = NONE) -> None:
+        self.decisions.append((decision, limit))
+
+    def settled(self, reserved: int, used: int, seconds: float) -> None:
+        self.tokens.append((reserved, used))
 
 
 class Clock:
@@ -39,6 +54,24 @@ async def test_a_request_is_reserved_and_settled_once(database: Database, valkey
         await asyncio.gather(*(gateway.settle(reservation, usage(reservation)) for _ in range(3)))
         await gateway.cancel(reservation)
         assert await check_ledger(tenant, gateway) == (15, 1)
+
+
+async def test_every_decision_and_settlement_is_recorded(database: Database, valkey_url: str) -> None:
+    tenant, recorder = (
+        await make_tenant_with_gateways(database, valkey_url, requests_per_minute=1),
+        Recorder(),
+    )
+    async with tenant.gateway(recorder=recorder) as gateway:
+        reservation = await gateway.admit(tenant.request(prompt=10, completion=20))
+        await gateway.settle(reservation, usage(reservation))
+        with pytest.raises(RateLimited):
+            await gateway.admit(tenant.request())
+        assert gateway.recent_refusal(tenant.key, "again") is not None
+        with pytest.raises(PolicyStale):
+            await gateway.admit(replace(tenant.request(), policy_epoch=0))
+    limited = ("rate_limited", "requests_per_minute")
+    assert recorder.decisions == [("admitted", NONE), limited, limited, ("stale", NONE)]
+    assert recorder.tokens == [(30, 15)]
 
 
 async def test_sequences_survive_lost_counters(database: Database, valkey_url: str) -> None:
@@ -100,7 +133,7 @@ async def test_work_may_start_after_the_counters_and_before_the_ledger(
         await gateway.settle(reservation := await admitting, usage(reservation))
         with pytest.raises(RateLimited):
             await gateway.admit(tenant.request(), lambda: pytest.fail("denied, and let in"))
-        stale = tenant.request(key=replace(tenant.key, policy_epoch=0))
+        stale = replace(tenant.request(), policy_epoch=0)
         with pytest.raises(PolicyStale):
             await gateway.admit(stale, lambda: pytest.fail("stale, and let in"))
 
@@ -180,7 +213,7 @@ async def test_an_epoch_that_is_locked_for_a_moment_is_waited_for(
             await asyncio.sleep(0.02)
             assert not admitting.done()
         second = await admitting
-        assert first.reserved.epoch == second.reserved.epoch == 1
+        assert first.epoch == second.epoch == 1
 
 
 async def test_a_ledger_restored_from_a_backup_catches_up_with_the_counters(
@@ -194,6 +227,6 @@ async def test_a_ledger_restored_from_a_backup_catches_up_with_the_counters(
         async with database.as_operator() as session:
             await session.execute(text("DELETE FROM admission_epochs"))
         reservation = await gateway.admit(tenant.request())
-        assert reservation.reserved.epoch == 5
+        assert reservation.epoch == 5
         await gateway.settle(reservation, usage(reservation))
         assert await check_ledger(tenant, gateway) == (15, 1)

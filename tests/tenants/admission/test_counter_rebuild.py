@@ -1,6 +1,6 @@
 """Counters rebuilt from what PostgreSQL knows."""
 
-from uuid import uuid4
+from dataclasses import replace
 
 import pytest
 from redis.asyncio import Redis
@@ -13,7 +13,8 @@ from tests.tenants.counters.limited_tenant import (
     decision,
     deny,
     failed,
-    reserved_amounts,
+    reserved_of,
+    usage_of,
     used,
 )
 
@@ -21,14 +22,14 @@ from loraplex.tenants.counters.counter_replies import CountersMissing, Settled
 from loraplex.tenants.counters.counters import LEASE_S, Counters
 from loraplex.tenants.counters.snapshot import CounterSnapshot, PeriodTotal
 from loraplex.tenants.quotas.limits import MAX_INTEGER, QuotaLimits
-from loraplex.tenants.quotas.reservation import ActualUsage, ReservedAmounts
+from loraplex.tenants.quotas.reservation import Reservation
 
 
-async def todays_reservation(counters: Counters, tenant: LimitedTenant, tokens: int) -> ReservedAmounts:
+async def todays_reservation(counters: Counters, tenant: LimitedTenant, tokens: int) -> Reservation:
     """A current open reservation that no counter has."""
     other = LimitedTenant()
     await counters.rebuild(other.tenant_id, 1, EMPTY)
-    return reserved_amounts(tenant.request(tokens), await admit(counters, other.request()))
+    return reserved_of(tenant.request(tokens), await admit(counters, other.request()))
 
 
 async def test_totals_and_open_reservations_count(counters: Counters) -> None:
@@ -47,7 +48,7 @@ async def test_totals_and_open_reservations_count(counters: Counters) -> None:
     assert failed(denied) == [("key", "tokens_per_day"), ("adapter", "concurrent_requests")]
     found = decision(denied, "key", "tokens_per_day")
     assert (found.used, found.reserved) == (50, 40)
-    assert await counters.settle(tenant.tenant_id, reserved.id, ActualUsage(1, 0)) == Settled(True)
+    assert await counters.settle(tenant.tenant_id, reserved.id, usage_of(1)) == Settled(True)
     uses = await used(counters, tenant)
     assert uses["key", "tokens_per_day"].used == 51
     assert uses["key", "tokens_per_month"].used == MAX_INTEGER * 5 + 1
@@ -85,9 +86,9 @@ async def test_invalidated_counters_are_rebuilt_by_a_later_epoch_only(counters: 
     await counters.rebuild(tenant.tenant_id, 4, snapshot)
     await counters.invalidate(tenant.tenant_id)
     await counters.invalidate(tenant.tenant_id)
-    assert await counters.admit(tenant.request()) == CountersMissing()
+    assert await counters.reserve(tenant.request()) == CountersMissing()
     assert await counters.rebuild(tenant.tenant_id, 4, snapshot) == 0
-    assert await counters.admit(tenant.request()) == CountersMissing()
+    assert await counters.reserve(tenant.request()) == CountersMissing()
     assert await counters.rebuild(tenant.tenant_id, 5, snapshot) == 5
     assert (await used(counters, tenant))["tenant", "tokens_per_day"].used == 9
 
@@ -113,7 +114,7 @@ async def test_a_rebuilt_reservation_pays_for_its_tokens(client: Redis, counters
         tenant.tenant_id, 2, CounterSnapshot(policy_epoch=POLICY, totals=(), reservations=(reserved,))
     )
     await age(client, tenant.tenant_id, 60)
-    assert await counters.settle(tenant.tenant_id, reserved.id, ActualUsage(50, 0)) == Settled(True)
+    assert await counters.settle(tenant.tenant_id, reserved.id, usage_of(50)) == Settled(True)
     assert (await used(counters, tenant))["tenant", "tokens_per_minute"].used == 50
     await deny(counters, tenant.request(tokens=12))
     await age(client, tenant.tenant_id, 10)
@@ -128,18 +129,7 @@ async def test_a_rebuilt_reservation_pays_for_its_tokens(client: Redis, counters
 async def test_many_reservations_are_rebuilt_in_one_step(counters: Counters) -> None:
     tenant = LimitedTenant()
     reserved = await todays_reservation(counters, tenant, 1)
-    reservations = tuple(
-        ReservedAmounts(
-            id=uuid4(),
-            api_key_id=tenant.key_id,
-            adapter_id=None,
-            tokens=1,
-            amount_nano=1,
-            day=reserved.day,
-            month=reserved.month,
-        )
-        for _ in range(2000)
-    )
+    reservations = tuple(replace(reserved, request=tenant.request(1, 1, base=True)) for _ in range(2000))
     await counters.rebuild(
         tenant.tenant_id, 1, CounterSnapshot(policy_epoch=POLICY, totals=(), reservations=reservations)
     )

@@ -20,13 +20,13 @@ from hypothesis.stateful import (
 )
 from redis.asyncio import Redis
 from tests.tenants.counters.counter_model import CounterModel, ModelRequest
-from tests.tenants.counters.limited_tenant import POLICY, LimitedTenant, age, keys_of, reserved_amounts
+from tests.tenants.counters.limited_tenant import POLICY, LimitedTenant, age, keys_of, reserved_of, usage_of
 
 from loraplex.tenants.counters.counter_replies import Admitted, CountersMissing, Denied
 from loraplex.tenants.counters.counters import LEASE_S, Counters
 from loraplex.tenants.counters.snapshot import CounterSnapshot
 from loraplex.tenants.quotas.limits import NO_LIMITS, QuotaLimits
-from loraplex.tenants.quotas.reservation import ActualUsage, CounterReservation
+from loraplex.tenants.quotas.reservation import ReservationRequest
 from loraplex.tenants.valkey import open_valkey
 
 Answer = TypeVar("Answer")
@@ -59,7 +59,7 @@ class EpochMachine(RuleBasedStateMachine):
         self.epoch = 0
         self.taken: list[tuple[int, CounterSnapshot]] = []
         self.pending_updates: list[tuple[ModelRequest, int]] = []
-        self.refused: list[CounterReservation] = []
+        self.refused: list[ReservationRequest] = []
         self.passed_s = 0.0
 
     @initialize(tenant=RATES, key=st.one_of(st.just(NO_LIMITS), RATES))
@@ -97,7 +97,7 @@ class EpochMachine(RuleBasedStateMachine):
         charge = replace(found.reserved, epoch=booked)
         settled = self.run(
             self.counters.settle(
-                self.tenant.tenant_id, found.request.id, ActualUsage(*found.used), charge=charge
+                self.tenant.tenant_id, found.request.id, usage_of(*found.used), charge=charge
             )
         )
         if settled.epoch < booked and found.reserved.epoch != booked:
@@ -153,11 +153,11 @@ class EpochMachine(RuleBasedStateMachine):
         self.run(self.client.aclose())
         self.runner.close()
 
-    def ask(self, request: CounterReservation) -> None:
-        reply = self.run(self.counters.admit(request))
+    def ask(self, request: ReservationRequest) -> None:
+        reply = self.run(self.counters.reserve(request))
         if isinstance(reply, CountersMissing):
             self.rebuild(late=False)
-            reply = self.run(self.counters.admit(request))
+            reply = self.run(self.counters.reserve(request))
         if isinstance(reply, Denied | CountersMissing):
             return
         assert isinstance(reply, Admitted)
@@ -166,7 +166,7 @@ class EpochMachine(RuleBasedStateMachine):
             return
         at = reply.at.timestamp() + self.passed_s
         self.model.requests[request.id] = ModelRequest(
-            request, reserved_amounts(request, reply, reply.epoch), at, at + LEASE_S
+            request, reserved_of(request, reply, reply.epoch), at, at + LEASE_S
         )
 
     def deliver(self, taken: tuple[int, CounterSnapshot]) -> None:

@@ -15,13 +15,13 @@ from tests.tenants.admission.gateways import (
     used,
 )
 
-from loraplex.tenants.admission.controller import QuotaAdmissionController, usage_row
+from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import PolicyStale
 from loraplex.tenants.ledger.statements import NEXT_EPOCH
 from loraplex.tenants.ledger.usage_ledger import Reserved
-from loraplex.tenants.quotas.reservation import LedgerReservation
+from loraplex.tenants.quotas.reservation import Reservation
 from loraplex.tenants.valkey import tenant_key
 
 
@@ -40,17 +40,17 @@ async def test_a_reservation_of_counters_that_were_replaced_is_not_kept(
         await other.cancel(await other.admit(tenant.request(1, 1)))
         reserve = slow.maintenance.ledger.reserve
 
-        async def overtaken(row: LedgerReservation) -> Any:
+        async def overtaken(reservation: Reservation, *more: Any) -> Any:
             if not outcomes:
                 await rebuild_counters(tenant, other)
-            reply = await reserve(row)
+            reply = await reserve(reservation, *more)
             outcomes.append(reply.outcome)
             return reply
 
         monkeypatch.setattr(slow.maintenance.ledger, "reserve", overtaken)
         reservation = await slow.admit(tenant.request())
         assert outcomes == [Reserved.EPOCH_MOVED, Reserved.KEPT]
-        assert reservation.reserved.epoch == 2
+        assert reservation.epoch == 2
         assert (await used(other, tenant.tenant_id))["tokens_per_day"].reserved == 30
         await slow.settle(reservation, usage(reservation))
         assert await check_ledger(tenant, slow) == (15, 1)
@@ -62,10 +62,9 @@ async def test_usage_waits_for_a_rebuild_and_belongs_to_its_epoch(
     tenant = await make_tenant_with_gateways(database, valkey_url)
     async with tenant.gateway() as gateway:
         reservation = await gateway.admit(tenant.request())
-        row = usage_row(reservation, usage(reservation), 1000)
         async with database.as_writer() as rebuilding:
             await rebuilding.execute(NEXT_EPOCH, {"tenant_id": tenant.tenant_id, "above": 0})
-            settling = asyncio.create_task(gateway.maintenance.ledger.settle(row))
+            settling = asyncio.create_task(gateway.maintenance.ledger.settle(reservation, usage(reservation)))
             await asyncio.wait({settling}, timeout=0.2)
             assert not settling.done()
             open_then = await rebuilding.scalar(text("SELECT count(*) FROM reservations"))
@@ -111,10 +110,10 @@ async def test_a_policy_that_changes_between_counters_and_ledger_is_noticed(
     async with tenant.gateway() as gateway:
         reserve = gateway.maintenance.ledger.reserve
 
-        async def overtaken(row: LedgerReservation) -> Any:
+        async def overtaken(reservation: Reservation, *more: Any) -> Any:
             async with database.as_operator() as session:
                 await session.execute(text("UPDATE tenants SET suspended_at = now()"))
-            return await reserve(row)
+            return await reserve(reservation, *more)
 
         monkeypatch.setattr(gateway.maintenance.ledger, "reserve", overtaken)
         with pytest.raises(PolicyStale):
@@ -135,7 +134,7 @@ async def test_a_gateway_that_is_late_for_a_rebuild_does_not_repeat_it(
             tenant.tenant_id
         )
         reservation = await gateway.admit(tenant.request())
-        assert reservation.reserved.epoch == 1
+        assert reservation.epoch == 1
         await gateway.cancel(reservation)
         await tenant.flush()
         assert await CounterRebuild(maintenance.ledger, maintenance.counters, client, uuid4()).try_rebuild(

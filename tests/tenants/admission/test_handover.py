@@ -13,7 +13,8 @@ from tests.tenants.counters.limited_tenant import (
     admit,
     age,
     deny,
-    reserved_amounts,
+    reserved_of,
+    usage_of,
     used,
 )
 
@@ -23,7 +24,7 @@ from loraplex.tenants.counters.snapshot import CounterSnapshot
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import ValkeyUnavailable
 from loraplex.tenants.quotas.limits import QuotaLimits
-from loraplex.tenants.quotas.reservation import ActualUsage, CounterReservation, ReservedAmounts
+from loraplex.tenants.quotas.reservation import Reservation, ReservationRequest
 
 # So slow that a test's seconds give nothing back.
 RATES = QuotaLimits(requests_per_minute=60, tokens_per_minute=6000)
@@ -37,7 +38,7 @@ async def tenant(counters: Counters) -> LimitedTenant:
 
 
 async def rebuild_with(
-    counters: Counters, tenant: LimitedTenant, epoch: int, *reservations: ReservedAmounts
+    counters: Counters, tenant: LimitedTenant, epoch: int, *reservations: Reservation
 ) -> None:
     read = CounterSnapshot(policy_epoch=POLICY, totals=(), reservations=reservations)
     assert await counters.rebuild(tenant.tenant_id, epoch, read) == epoch
@@ -59,9 +60,9 @@ def near(*expected: int) -> object:
 
 async def admit_tokens(
     counters: Counters, tenant: LimitedTenant, tokens: int
-) -> tuple[CounterReservation, ReservedAmounts]:
+) -> tuple[ReservationRequest, Reservation]:
     request = tenant.request(tokens)
-    return request, reserved_amounts(request, await admit(counters, request), 1)
+    return request, reserved_of(request, await admit(counters, request), 1)
 
 
 async def test_living_buckets_keep_their_debt_across_a_rebuild(
@@ -69,7 +70,7 @@ async def test_living_buckets_keep_their_debt_across_a_rebuild(
 ) -> None:
     for _ in range(20):
         request, _ = await admit_tokens(counters, tenant, 100)
-        await counters.settle(tenant.tenant_id, request.id, ActualUsage(100, 0))
+        await counters.settle(tenant.tenant_id, request.id, usage_of(100))
     _, reserved = await admit_tokens(counters, tenant, 1000)
     before = await taken(counters, tenant)
     assert before == near(21, 2000, 1000)
@@ -77,7 +78,7 @@ async def test_living_buckets_keep_their_debt_across_a_rebuild(
         await rebuild_with(counters, tenant, epoch, reserved)
         for level in ("tenant", "key"):
             assert await taken(counters, tenant, level) == near(*before)
-    assert await counters.settle(tenant.tenant_id, reserved.id, ActualUsage(500, 0)) == Settled(True)
+    assert await counters.settle(tenant.tenant_id, reserved.id, usage_of(500)) == Settled(True)
     assert await taken(counters, tenant) == near(21, 2500, 0)
 
 
@@ -107,9 +108,9 @@ async def test_an_end_that_is_on_its_way_has_paid_its_bound(
     _, reserved = await admit_tokens(counters, tenant, 1000)
     await rebuild_with(counters, tenant, 2)
     assert await taken(counters, tenant) == near(1, 1000, 0)
-    assert await counters.settle(
-        tenant.tenant_id, reserved.id, ActualUsage(900, 0), charge=reserved
-    ) == Settled(False)
+    assert await counters.settle(tenant.tenant_id, reserved.id, usage_of(900), charge=reserved) == Settled(
+        False
+    )
     assert await taken(counters, tenant) == near(1, 1000, 0)
     await rebuild_with(counters, tenant, 3)
     assert await taken(counters, tenant) == near(1, 1000, 0)
@@ -128,7 +129,7 @@ async def test_an_end_between_snapshot_and_rebuild_pays_once(
     counters: Counters, tenant: LimitedTenant
 ) -> None:
     _, reserved = await admit_tokens(counters, tenant, 1000)
-    assert await counters.settle(tenant.tenant_id, reserved.id, ActualUsage(900, 0)) == Settled(True)
+    assert await counters.settle(tenant.tenant_id, reserved.id, usage_of(900)) == Settled(True)
     for epoch in (2, 3):
         await rebuild_with(counters, tenant, epoch, reserved)
         assert await taken(counters, tenant) == near(1, 900, 1000)
@@ -150,10 +151,10 @@ async def test_unpaid_use_is_kept_across_a_rebuild(client: Redis, counters: Coun
     other = LimitedTenant()
     await counters.rebuild(other.tenant_id, 1, EMPTY)
     tenant = LimitedTenant(tenant=RATES)
-    reserved = reserved_amounts(tenant.request(1000), await admit(counters, other.request()))
+    reserved = reserved_of(tenant.request(1000), await admit(counters, other.request()))
     await rebuild_with(counters, tenant, 2, reserved)
     await age(client, tenant.tenant_id, 60)
-    await counters.settle(tenant.tenant_id, reserved.id, ActualUsage(900, 0))
+    await counters.settle(tenant.tenant_id, reserved.id, usage_of(900))
     await rebuild_with(counters, tenant, 3)
     assert await taken(counters, tenant) == near(0, 900, 0)
 
@@ -187,7 +188,7 @@ async def test_a_rate_holds_across_rebuilds(client: Redis, counters: Counters) -
     await rebuild_with(counters, tenant, 2, reserved)
     await age(client, tenant.tenant_id, 60)
     await deny(counters, tenant.request(2))
-    await counters.settle(tenant.tenant_id, reserved.id, ActualUsage(60, 0))
+    await counters.settle(tenant.tenant_id, reserved.id, usage_of(60))
     await rebuild_with(counters, tenant, 3)
     await deny(counters, tenant.request(3))
     await age(client, tenant.tenant_id, 30)

@@ -42,7 +42,7 @@ class Ledger:
     refused: int = 0
 
     def admit(self, reservation: Reservation) -> None:
-        self.open[reservation.id] = (reservation.reserved.tokens, reservation.reserved.amount_nano)
+        self.open[reservation.id] = (reservation.request.tokens, reservation.request.amount_nano)
         self.admitted += 1
         assert self.tokens + sum(tokens for tokens, _ in self.open.values()) <= TOKENS
         assert self.nano + sum(nano for _, nano in self.open.values()) <= BUDGET * 1000
@@ -64,7 +64,7 @@ class RateLedger(Ledger):
         self._most = most
 
     def admit(self, reservation: Reservation) -> None:
-        self.open[reservation.id] = (reservation.reserved.tokens, reservation.reserved.amount_nano)
+        self.open[reservation.id] = (reservation.request.tokens, reservation.request.amount_nano)
         self.admitted += 1
         assert self.tokens + sum(tokens for tokens, _ in self.open.values()) <= self._most()
 
@@ -120,7 +120,7 @@ def stretch(gateway: QuotaAdmissionController, rolls: random.Random) -> None:
         return waiting
 
     for target, names in (
-        (gateway.maintenance.counters, ("admit", "settle", "rebuild", "heartbeat")),
+        (gateway.maintenance.counters, ("reserve", "settle", "rebuild", "heartbeat")),
         (gateway.maintenance.ledger, ("reserve", "settle", "take_snapshot")),
     ):
         for name in names:

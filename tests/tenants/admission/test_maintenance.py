@@ -22,7 +22,7 @@ from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.counters.counter_replies import Heartbeat
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RateLimited, ValkeyUnavailable
-from loraplex.tenants.quotas.reservation import ReservedAmounts
+from loraplex.tenants.quotas.reservation import Reservation
 
 QUICK = AdmissionConfig(valkey_s=10.0, heartbeat_s=0.05, probe_s=0.05, retry_s=0.05)
 PATIENCE_SECONDS = 180.0
@@ -118,7 +118,7 @@ async def test_a_tenant_whose_node_is_away_keeps_no_other_from_being_renewed(
             await gateway.admit(each.request())
         heartbeat = gateway.maintenance.counters.heartbeat
 
-        async def partly(tenant_id: UUID, reservations: Sequence[ReservedAmounts]) -> Heartbeat:
+        async def partly(tenant_id: UUID, reservations: Sequence[Reservation]) -> Heartbeat:
             if tenant_id == away.tenant_id:
                 raise ValkeyUnavailable("this node is away")
             return await heartbeat(tenant_id, reservations)

@@ -10,7 +10,7 @@ from loraplex.tenants.admission.recent_refusals import MAX_SECONDS, RecentRefusa
 from loraplex.tenants.counters.counter_replies import Decision, Denied
 from loraplex.tenants.errors import QuotaExhausted, RateLimited
 from loraplex.tenants.quotas.limits import Level, LimitName, Subject
-from loraplex.tenants.quotas.reservation import CounterReservation
+from loraplex.tenants.quotas.reservation import ReservationRequest
 
 TENANT, KEY, OTHER_KEY, ADAPTER = (uuid4() for _ in range(4))
 
@@ -22,16 +22,18 @@ class Clock:
         return self.now
 
 
-def asked(policy_epoch: int = 1, tenant: UUID = TENANT) -> CounterReservation:
+def asked(policy_epoch: int = 1, tenant: UUID = TENANT) -> ReservationRequest:
     subjects = (Subject("tenant", tenant), Subject("key", KEY), Subject("adapter", ADAPTER))
-    return CounterReservation(
+    return ReservationRequest(
         id=uuid4(),
         tenant_id=tenant,
         request_id="r",
         policy_epoch=policy_epoch,
+        api_key_id=KEY,
+        adapter_id=ADAPTER,
         subjects=subjects,
-        tokens=5,
-        amount_nano=0,
+        prompt_tokens=5,
+        completion_tokens=0,
     )
 
 

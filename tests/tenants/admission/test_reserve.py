@@ -16,42 +16,28 @@ from loraplex.tenants.admission.denial_log import DenialLog
 from loraplex.tenants.admission.local_limiter import LocalLimiter
 from loraplex.tenants.admission.recent_refusals import RecentRefusals
 from loraplex.tenants.admission.reserve import Reserver
-from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.errors import QuotaUnavailable, ValkeyUnavailable
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.ledger.usage_ledger import Reserved, ReservedUnder
 from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.quotas.policies import TenantPolicy
-from loraplex.tenants.quotas.reservation import CounterReservation, LedgerReservation, ReservationRequest
+from loraplex.tenants.quotas.reservation import Reservation, ReservationRequest
 
 CALLERS, CALLS = 16, 20
 BOUND_S = 0.1
-KEY = AuthenticatedKey(
-    **{name: None for name in ("expires_at", "revoked_at", "suspended_at")},
-    api_key_id=uuid4(),
-    key_id="key",
-    environment="live",
-    secret_sha256=b"",
-    scopes=[],
-    allowed_cidrs=[],
-    tenant_id=uuid4(),
-    tenant_name="acme",
-    weight=1.0,
-    tier="standard",
-    policy_epoch=1,
-)
+TENANT, KEY = uuid4(), uuid4()
 
 
-async def hang(_: CounterReservation) -> Any:
+async def hang(_: ReservationRequest) -> Any:
     await asyncio.Event().wait()
 
 
-async def refuse(_: CounterReservation) -> Any:
+async def refuse(_: ReservationRequest) -> Any:
     raise ValkeyUnavailable("connection refused")
 
 
-async def be_slow_to_refuse(_: CounterReservation) -> Any:
+async def be_slow_to_refuse(_: ReservationRequest) -> Any:
     """As a connection that breaks just before it would be given up."""
     await asyncio.sleep(0.049)
     raise ValkeyUnavailable("connection reset")
@@ -61,24 +47,25 @@ async def be_slow_to_refuse(_: CounterReservation) -> Any:
 class StubStores:
     """Counters that do what `respond` does, and a ledger that stores everything at once."""
 
-    respond: Callable[[CounterReservation], Awaitable[Any]]
+    respond: Callable[[ReservationRequest], Awaitable[Any]]
     limits: QuotaLimits = field(default_factory=QuotaLimits)
     calls: int = 0
 
-    async def admit(self, request: CounterReservation) -> Any:
+    async def reserve(self, request: ReservationRequest) -> Any:
         self.calls += 1
         return await self.respond(request)
 
-    async def reserve(self, row: LedgerReservation) -> ReservedUnder:
+    async def store(self, reservation: Reservation, *_: Any) -> ReservedUnder:
         return ReservedUnder(Reserved.KEPT, 1)
 
     async def of(self, tenant_id: UUID, policy_epoch: int) -> TenantPolicy:
         return TenantPolicy(policy_epoch, self.limits)
 
     def reserver(self) -> Reserver:
-        stores: Any = SimpleNamespace(admit=self.admit, reserve=self.reserve, of=self.of)
+        stores: Any = SimpleNamespace(reserve=self.reserve, of=self.of)
+        ledger: Any = SimpleNamespace(reserve=self.store)
         return Reserver(
-            ledger=stores,
+            ledger=ledger,
             counters=stores,
             counter_rebuild=stores,
             policies=stores,
@@ -96,7 +83,9 @@ class StubStores:
 
 
 def request() -> ReservationRequest:
-    return ReservationRequest(id=uuid7(), request_id="r", key=KEY, prompt_tokens=1, completion_tokens=1)
+    return ReservationRequest(
+        id=uuid7(), tenant_id=TENANT, api_key_id=KEY, policy_epoch=1, prompt_tokens=1, completion_tokens=1
+    )
 
 
 async def waits_of(stores: StubStores) -> list[float]:
@@ -107,7 +96,7 @@ async def waits_of(stores: StubStores) -> list[float]:
         for _ in range(CALLS):
             begun = running_loop().time()
             try:
-                assert (await reserver.admit(request())).degraded
+                assert (await reserver.reserve(request())).degraded
             except QuotaUnavailable:
                 assert stores.limits.has_periods()
             waits.append(running_loop().time() - begun)
@@ -120,7 +109,7 @@ async def waits_of(stores: StubStores) -> list[float]:
 @pytest.mark.parametrize("limits", [QuotaLimits(), QuotaLimits(tokens_per_day=5)], ids=["rates", "budgets"])
 @pytest.mark.parametrize("respond", [hang, refuse, be_slow_to_refuse])
 def test_no_admission_waits_longer_than_the_bound(
-    respond: Callable[[CounterReservation], Awaitable[Any]], limits: QuotaLimits
+    respond: Callable[[ReservationRequest], Awaitable[Any]], limits: QuotaLimits
 ) -> None:
     stores = StubStores(respond, limits)
     waits = run(waits_of(stores))

@@ -24,7 +24,7 @@ from loraplex.tenants.counters.counter_replies import Settled
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, ValkeyUnavailable
 from loraplex.tenants.ledger.usage_ledger import LedgerWrite
-from loraplex.tenants.quotas.reservation import LedgerUsage
+from loraplex.tenants.quotas.reservation import Reservation, SettledUsage
 
 
 async def test_usage_waits_for_an_unreachable_ledger(
@@ -92,8 +92,8 @@ async def test_a_lost_reply_of_the_ledger_counts_once(
         reservation = await gateway.admit(tenant.request())
         ledger, settle = gateway.maintenance.ledger, gateway.maintenance.ledger.settle
 
-        async def lose(row: LedgerUsage) -> LedgerWrite:
-            await settle(row)
+        async def lose(reservation: Reservation, usage: SettledUsage) -> LedgerWrite:
+            await settle(reservation, usage)
             raise DatabaseUnavailable("the answer was lost")
 
         monkeypatch.setattr(ledger, "settle", lose)
@@ -150,20 +150,8 @@ async def test_a_gateway_that_died_between_ledger_and_counters(database: Databas
     async with tenant.gateway() as dead, tenant.gateway(clock=lambda: now[0]) as other:
         await other.cancel(await other.admit(tenant.request()))
         reservation = await dead.admit(tenant.request())
-        row = LedgerUsage(
-            id=reservation.id,
-            tenant_id=tenant.tenant_id,
-            api_key_id=tenant.key.api_key_id,
-            adapter_id=None,
-            digest=None,
-            outcome="completed",
-            prompt_tokens=10,
-            amount_pico=PRICE.amount_pico(10, 0, 0),
-            day=reservation.reserved.day,
-            month=reservation.reserved.month,
-            admitted_at=reservation.admitted_at,
-        )
-        assert (await dead.maintenance.ledger.settle(row)).written
+        used_up = SettledUsage(outcome="completed", prompt_tokens=10).priced(PRICE)
+        assert (await dead.maintenance.ledger.settle(reservation, used_up)).written
         assert (await used(other, tenant.tenant_id))["tokens_per_day"].reserved == 30
         await other.maintenance.heartbeat()
         now[0] += SETTINGS.lease_s
@@ -225,9 +213,9 @@ async def test_pending_updates_are_sent_while_other_usage_is_written(
             asyncio.Event(),
         )
 
-        async def slow(row: LedgerUsage) -> LedgerWrite:
+        async def slow(reservation: Reservation, usage: SettledUsage) -> LedgerWrite:
             await goes_on.wait()
-            return await settle(row)
+            return await settle(reservation, usage)
 
         monkeypatch.setattr(ledger, "settle", slow)
         writing = asyncio.create_task(gateway.settle(busy, usage(busy)))

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from loraplex.tenants.counters.snapshot import PeriodTotal
 from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, LimitName, Subject
-from loraplex.tenants.quotas.reservation import CounterReservation, ReservedAmounts
+from loraplex.tenants.quotas.reservation import Reservation, ReservationRequest
 
 TOLERANCE = 1e-6
 
@@ -16,8 +16,8 @@ TOLERANCE = 1e-6
 class ModelRequest:
     """One admitted request; `used` is None while it is open. `end` is that of its lease."""
 
-    request: CounterReservation
-    reserved: ReservedAmounts
+    request: ReservationRequest
+    reserved: Reservation
     at: float
     end: float
     used: tuple[int, int] | None = None
@@ -64,7 +64,7 @@ class CounterModel:
         assert limit is not None
         return self.buckets.setdefault((subject.id, name), Bucket(limit, 0.0, 0.0))
 
-    def limited(self, name: LimitName, request: CounterReservation) -> list[Subject]:
+    def limited(self, name: LimitName, request: ReservationRequest) -> list[Subject]:
         return [subject for subject in request.subjects if subject.limits.get(name) is not None]
 
     def admit(self, admitted: ModelRequest) -> None:

@@ -5,11 +5,12 @@ from uuid import UUID, uuid4
 
 from redis.asyncio import Redis
 
+from loraplex.tenants.billing.pricing import PICO_PER_NANO
 from loraplex.tenants.counters.counter_replies import Admitted, CounterReply, Decision, Denied, LimitUse
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.counters.snapshot import CounterSnapshot
 from loraplex.tenants.quotas.limits import NO_LIMITS, QuotaLimits, Subject
-from loraplex.tenants.quotas.reservation import CounterReservation, ReservedAmounts
+from loraplex.tenants.quotas.reservation import Reservation, ReservationRequest, SettledUsage
 from loraplex.tenants.valkey import tenant_key
 
 POLICY = 3
@@ -50,46 +51,43 @@ class LimitedTenant:
         policy_epoch: int = POLICY,
         base: bool = False,
         sequences: int = 1,
-    ) -> CounterReservation:
+    ) -> ReservationRequest:
         """`base`: for the base model, without the adapter."""
-        return CounterReservation(
+        return ReservationRequest(
             id=id or uuid4(),
             tenant_id=self.tenant_id,
+            api_key_id=self.key_id,
+            adapter_id=None if base else self.adapter_id,
             request_id=request_id,
             policy_epoch=policy_epoch,
             subjects=self.subjects[: 2 if base else 3],
-            tokens=tokens,
+            prompt_tokens=tokens,
+            completion_tokens=0,
             amount_nano=amount_nano,
             sequences=sequences,
         )
 
 
-async def admit(counters: Counters, request: CounterReservation) -> Admitted:
-    reply = await counters.admit(request)
+async def admit(counters: Counters, request: ReservationRequest) -> Admitted:
+    reply = await counters.reserve(request)
     assert isinstance(reply, Admitted), reply
     return reply
 
 
-async def deny(counters: Counters, request: CounterReservation) -> Denied:
-    reply = await counters.admit(request)
+async def deny(counters: Counters, request: ReservationRequest) -> Denied:
+    reply = await counters.reserve(request)
     assert isinstance(reply, Denied), reply
     return reply
 
 
-def reserved_amounts(
-    request: CounterReservation, admitted: Admitted, epoch: int | None = None
-) -> ReservedAmounts:
-    return ReservedAmounts(
-        id=request.id,
-        api_key_id=request.api_key_id,
-        adapter_id=request.adapter_id,
-        tokens=request.tokens,
-        amount_nano=request.amount_nano,
-        day=admitted.day,
-        month=admitted.month,
-        epoch=epoch,
-        sequences=request.sequences,
+def reserved_of(request: ReservationRequest, admitted: Admitted, epoch: int | None = None) -> Reservation:
+    return Reservation(
+        request=request, day=admitted.day, month=admitted.month, admitted_at=admitted.at, epoch=epoch
     )
+
+
+def usage_of(tokens: int, amount_nano: int = 0) -> SettledUsage:
+    return SettledUsage(outcome="completed", prompt_tokens=tokens, amount_pico=amount_nano * PICO_PER_NANO)
 
 
 def failed(reply: CounterReply) -> list[tuple[str, str]]:

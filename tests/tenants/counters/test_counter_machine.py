@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 from redis.asyncio import Redis
 from tests.tenants.counters.counter_model import CounterModel, ModelRequest
-from tests.tenants.counters.limited_tenant import age, keys_of, reserved_amounts
+from tests.tenants.counters.limited_tenant import age, keys_of, reserved_of, usage_of
 
 from loraplex.tenants.counters.counter_replies import (
     Admitted,
@@ -35,7 +35,7 @@ from loraplex.tenants.counters.counters import LEASE_S, Counters
 from loraplex.tenants.counters.snapshot import CounterSnapshot
 from loraplex.tenants.quotas.limits import COUNTED, Level, QuotaLimits, Subject
 from loraplex.tenants.quotas.periods import periods_of
-from loraplex.tenants.quotas.reservation import ActualUsage, CounterReservation
+from loraplex.tenants.quotas.reservation import ReservationRequest, SettledUsage
 from loraplex.tenants.valkey import open_valkey
 
 Answer = TypeVar("Answer")
@@ -115,27 +115,30 @@ class CounterMachine(RuleBasedStateMachine):
         subjects = [self.subjects["tenant"][0], self.subjects["key"][key]]
         if adapter is not None:
             subjects.append(self.subjects["adapter"][adapter])
-        request = CounterReservation(
+        request = ReservationRequest(
             id=uuid4(),
             tenant_id=self.tenant_id,
             request_id="r",
             policy_epoch=self.policy,
+            api_key_id=subjects[1].id,
+            adapter_id=None if adapter is None else subjects[2].id,
             subjects=tuple(subjects),
-            tokens=tokens,
+            prompt_tokens=tokens,
+            completion_tokens=0,
             amount_nano=amount,
             sequences=sequences,
         )
-        reply = self.run(self.counters.admit(request))
+        reply = self.run(self.counters.reserve(request))
         if self.stored.epoch is None:
             assert reply == CountersMissing()
             self.rebuild()
-            reply = self.run(self.counters.admit(request))
+            reply = self.run(self.counters.reserve(request))
         assert isinstance(reply, Admitted | Denied)
         self.check_decisions(request, reply)
         if isinstance(reply, Admitted):
             assert reply.epoch == self.stored.epoch
             at = reply.at.timestamp() + self.passed_s
-            reserved = reserved_amounts(request, reply, reply.epoch)
+            reserved = reserved_of(request, reply, reply.epoch)
             self.model.admit(ModelRequest(request, reserved, at, at + LEASE_S))
             self.stored.policy = max(self.stored.policy, self.policy)
 
@@ -143,7 +146,7 @@ class CounterMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def admit_again(self, data: st.DataObject) -> None:
         found = data.draw(st.sampled_from(self.open()))
-        reply = self.run(self.counters.admit(found.request))
+        reply = self.run(self.counters.reserve(found.request))
         if found.request.policy_epoch < self.stored.policy:
             assert reply == PolicyOutdated(self.stored.policy)
             return
@@ -169,15 +172,13 @@ class CounterMachine(RuleBasedStateMachine):
     def repeat_what_has_ended(self, data: st.DataObject) -> None:
         found = data.draw(st.sampled_from(self.lately_ended()))
         reservation_id = found.request.id
-        assert self.run(self.counters.settle(self.tenant_id, reservation_id, ActualUsage(9, 9))) == Settled(
+        assert self.run(self.counters.settle(self.tenant_id, reservation_id, usage_of(9, 9))) == Settled(
             False
         )
-        assert self.run(self.counters.reap(self.tenant_id, reservation_id, ActualUsage(9, 9))) == Settled(
-            False
-        )
+        assert self.run(self.counters.reap(self.tenant_id, reservation_id, usage_of(9, 9))) == Settled(False)
         assert self.run(self.counters.heartbeat(self.tenant_id, [found.reserved])).lost == {reservation_id}
         if found.request.policy_epoch >= self.stored.policy:
-            assert self.run(self.counters.admit(found.request)) == AlreadyEnded()
+            assert self.run(self.counters.reserve(found.request)) == AlreadyEnded()
 
     @rule(every=st.integers(1, 3))
     def heartbeat(self, every: int) -> None:
@@ -204,7 +205,7 @@ class CounterMachine(RuleBasedStateMachine):
             self.model.settle(found, actual.tokens, actual.amount_nano, self.now())
         alive = self.open()[:1]
         for each in alive:
-            settled = self.run(self.counters.reap(self.tenant_id, each.request.id, ActualUsage(0, 0)))
+            settled = self.run(self.counters.reap(self.tenant_id, each.request.id, usage_of(0)))
             assert settled == Settled(False)
 
     @rule(seconds=PAUSES)
@@ -290,7 +291,7 @@ class CounterMachine(RuleBasedStateMachine):
             else:
                 each.ended_at = -REMEMBERED_S
 
-    def check_decisions(self, request: CounterReservation, reply: Admitted | Denied) -> None:
+    def check_decisions(self, request: ReservationRequest, reply: Admitted | Denied) -> None:
         limited = [
             (subject, name)
             for subject in request.subjects
@@ -305,7 +306,7 @@ class CounterMachine(RuleBasedStateMachine):
         for subject, name in limited:
             self.check_decision(found[subject.level, name], subject, request)
 
-    def check_decision(self, decision: Decision, subject: Subject, request: CounterReservation) -> None:
+    def check_decision(self, decision: Decision, subject: Subject, request: ReservationRequest) -> None:
         period = self.periods()[decision.name.endswith("_per_month")]
         used, reserved = self.model.expected(subject, decision.name, period, self.now())
         assert decision.limit == subject.limits.get(decision.name)
@@ -358,8 +359,8 @@ async def delete(client: Redis, keys: list[str]) -> None:
     await client.delete(*keys)
 
 
-def actual_of(found: ModelRequest, part: float) -> ActualUsage:
-    return ActualUsage(int(found.request.tokens * part), int(found.request.amount_nano * part))
+def actual_of(found: ModelRequest, part: float) -> SettledUsage:
+    return usage_of(int(found.request.tokens * part), int(found.request.amount_nano * part))
 
 
 def test_no_limit_is_ever_exceeded(valkey_url: str) -> None:

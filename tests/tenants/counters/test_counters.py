@@ -18,7 +18,8 @@ from tests.tenants.counters.limited_tenant import (
     deny,
     failed,
     keys_of,
-    reserved_amounts,
+    reserved_of,
+    usage_of,
     used,
 )
 
@@ -34,7 +35,6 @@ from loraplex.tenants.counters.counters import LEASE_S, Counters
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.quotas.limits import COUNTED, MAX_BUDGET, MAX_INTEGER, MAX_RATE, NO_LIMITS, QuotaLimits
 from loraplex.tenants.quotas.periods import periods_of
-from loraplex.tenants.quotas.reservation import ActualUsage
 from loraplex.tenants.valkey import open_valkey, tenant_key
 
 LEVELS = ("tenant", "key", "adapter")
@@ -62,32 +62,32 @@ async def with_counters(counters: Counters, tenant: LimitedTenant) -> LimitedTen
 
 async def test_nothing_is_admitted_before_the_counters_are_built(counters: Counters) -> None:
     tenant = LimitedTenant()
-    assert await counters.admit(tenant.request()) == CountersMissing()
+    assert await counters.reserve(tenant.request()) == CountersMissing()
     assert await counters.read(tenant.tenant_id, tenant.subjects) is None
     await with_counters(counters, tenant)
-    assert isinstance(await counters.admit(tenant.request()), Admitted)
+    assert isinstance(await counters.reserve(tenant.request()), Admitted)
 
 
 async def test_a_policy_only_grows_and_makes_older_requests_stale(counters: Counters) -> None:
     tenant = await with_counters(counters, LimitedTenant())
     assert await counters.publish_policy(tenant.tenant_id, POLICY + 2) == POLICY + 2
     assert await counters.publish_policy(tenant.tenant_id, POLICY + 1) == POLICY + 2
-    assert await counters.admit(tenant.request()) == PolicyOutdated(POLICY + 2)
+    assert await counters.reserve(tenant.request()) == PolicyOutdated(POLICY + 2)
     await admit(counters, tenant.request(policy_epoch=POLICY + 2))
 
 
 async def test_a_request_of_a_newer_policy_makes_older_ones_stale(counters: Counters) -> None:
     tenant = await with_counters(counters, LimitedTenant())
     await admit(counters, tenant.request(policy_epoch=POLICY + 1))
-    assert await counters.admit(tenant.request()) == PolicyOutdated(POLICY + 1)
+    assert await counters.reserve(tenant.request()) == PolicyOutdated(POLICY + 1)
 
 
 async def test_a_policy_published_before_the_rebuild_is_kept(counters: Counters) -> None:
     tenant = LimitedTenant()
     await counters.publish_policy(tenant.tenant_id, POLICY + 1)
-    assert await counters.admit(tenant.request(policy_epoch=POLICY + 1)) == CountersMissing()
+    assert await counters.reserve(tenant.request(policy_epoch=POLICY + 1)) == CountersMissing()
     await with_counters(counters, tenant)
-    assert await counters.admit(tenant.request()) == PolicyOutdated(POLICY + 1)
+    assert await counters.reserve(tenant.request()) == PolicyOutdated(POLICY + 1)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -115,7 +115,7 @@ async def test_another_tenant_and_another_key_are_not_touched(counters: Counters
     other_key = LimitedTenant(tenant=busy.tenant, key=busy.key, tenant_id=busy.tenant_id)
     await admit(counters, other_key.request())
     assert failed(
-        await counters.admit(LimitedTenant(tenant=busy.tenant, tenant_id=busy.tenant_id).request())
+        await counters.reserve(LimitedTenant(tenant=busy.tenant, tenant_id=busy.tenant_id).request())
     ) == [("tenant", "concurrent_requests")]
     await admit(
         counters, (await with_counters(counters, LimitedTenant(tenant=busy.tenant, key=busy.key))).request()
@@ -168,7 +168,7 @@ async def test_settled_and_reserved_use_can_be_read(counters: Counters) -> None:
     await admit(counters, first)
     reply = await admit(counters, second)
     assert decision(reply, "tenant", "budget_per_month").remaining == 7 - 3 - 2
-    assert await counters.settle(tenant.tenant_id, first.id, ActualUsage(30, 700)) == Settled(True)
+    assert await counters.settle(tenant.tenant_id, first.id, usage_of(30, 700)) == Settled(True)
     uses = await used(counters, tenant)
     day = uses["tenant", "tokens_per_day"]
     assert (day.limit, day.used, day.reserved) == (500, 30, 50)
@@ -212,13 +212,13 @@ async def test_a_heartbeat_recreates_all_sequences_of_a_lost_reservation(
 ) -> None:
     tenant = await with_counters(counters, LimitedTenant(tenant=QuotaLimits(concurrent_requests=9)))
     request = tenant.request(sequences=8)
-    reserved = reserved_amounts(request, await admit(counters, request), epoch=1)
+    reserved = reserved_of(request, await admit(counters, request), epoch=1)
     await client.delete(
         *[key for key in await keys_of(client, tenant.tenant_id) if not key.endswith(":state")]
     )
     await admit(counters, tenant.request())
     assert (await counters.heartbeat(tenant.tenant_id, [reserved])).recreated == {request.id}
-    assert failed(await counters.admit(tenant.request())) == [("tenant", "concurrent_requests")]
+    assert failed(await counters.reserve(tenant.request())) == [("tenant", "concurrent_requests")]
 
 
 async def test_sequences_of_expired_leases_do_not_run(client: Redis, counters: Counters) -> None:
@@ -228,7 +228,7 @@ async def test_sequences_of_expired_leases_do_not_run(client: Redis, counters: C
     await age(client, tenant.tenant_id, LEASE_S)
     await admit(counters, tenant.request(sequences=9))
     assert (await used(counters, tenant))["tenant", "concurrent_requests"].used == 9
-    assert await counters.reap(tenant.tenant_id, lost.id, ActualUsage(0, 0)) == Settled(True)
+    assert await counters.reap(tenant.tenant_id, lost.id, usage_of(0)) == Settled(True)
     assert (await used(counters, tenant))["tenant", "concurrent_requests"].used == 9
 
 
@@ -275,7 +275,7 @@ async def test_a_budget_reserved_by_open_requests_allows_a_retry(counters: Count
     request = tenant.request()
     await admit(counters, request)
     assert not (await deny(counters, tenant.request())).exhausted
-    await counters.settle(tenant.tenant_id, request.id, ActualUsage(10, 0))
+    await counters.settle(tenant.tenant_id, request.id, usage_of(10))
     assert (await deny(counters, tenant.request())).exhausted
     await admit(counters, tenant.request(tokens=5))
 
@@ -292,12 +292,12 @@ async def test_the_largest_numbers_are_exact(counters: Counters) -> None:
     tenant = await with_counters(counters, LimitedTenant(tenant=limits))
     whole = tenant.request(MAX_RATE, MAX_BUDGET * 1000 - 1)
     await admit(counters, whole)
-    assert failed(await counters.admit(tenant.request(1, 2))) == [
+    assert failed(await counters.reserve(tenant.request(1, 2))) == [
         ("tenant", "tokens_per_minute"),
         ("tenant", "budget_per_day"),
         ("tenant", "budget_per_month"),
     ]
-    await counters.settle(tenant.tenant_id, whole.id, ActualUsage(0, MAX_BUDGET * 1000 - 1))
+    await counters.settle(tenant.tenant_id, whole.id, usage_of(0, MAX_BUDGET * 1000 - 1))
     await admit(counters, tenant.request(1, 1))
     await deny(counters, tenant.request(0, 1))
 
@@ -307,7 +307,7 @@ async def test_tokens_beyond_every_limit_are_counted_exactly(counters: Counters)
     for _ in range(3):
         request = tenant.request(MAX_INTEGER)
         await admit(counters, request)
-        await counters.settle(tenant.tenant_id, request.id, ActualUsage(MAX_INTEGER, 0))
+        await counters.settle(tenant.tenant_id, request.id, usage_of(MAX_INTEGER))
     assert (await used(counters, tenant))["tenant", "tokens_per_day"].used == 3 * MAX_INTEGER
     limited = LimitedTenant(QuotaLimits(tokens_per_day=MAX_INTEGER), tenant_id=tenant.tenant_id)
     await deny(counters, limited.request(0))
@@ -317,8 +317,8 @@ async def test_an_end_is_counted_once(counters: Counters) -> None:
     tenant = await with_counters(counters, LimitedTenant())
     request = tenant.request()
     await admit(counters, request)
-    assert await counters.settle(tenant.tenant_id, request.id, ActualUsage(4, 5)) == Settled(True)
-    assert await counters.settle(tenant.tenant_id, request.id, ActualUsage(4, 5)) == Settled(False)
+    assert await counters.settle(tenant.tenant_id, request.id, usage_of(4, 5)) == Settled(True)
+    assert await counters.settle(tenant.tenant_id, request.id, usage_of(4, 5)) == Settled(False)
     assert await counters.cancel(tenant.tenant_id, request.id) == Settled(False)
     uses = await used(counters, tenant)
     assert (uses["key", "tokens_per_day"].used, uses["key", "tokens_per_day"].reserved) == (4, 0)
@@ -329,7 +329,7 @@ async def test_an_admission_that_arrives_after_its_release_takes_nothing(counter
     tenant = await with_counters(counters, LimitedTenant())
     request = tenant.request()
     await counters.cancel(tenant.tenant_id, request.id)
-    assert await counters.admit(request) == AlreadyEnded()
+    assert await counters.reserve(request) == AlreadyEnded()
     assert (await used(counters, tenant))["tenant", "tokens_per_day"].reserved == 0
 
 
@@ -337,9 +337,9 @@ async def test_a_use_without_reservation_is_charged_once_and_under_its_epoch(cou
     tenant = await with_counters(counters, LimitedTenant())
     admitted = await admit(counters, tenant.request(tokens=0))
     for epoch, charged in ((2, False), (1, True), (None, True)):
-        reserved = reserved_amounts(tenant.request(), admitted, epoch)
+        reserved = reserved_of(tenant.request(), admitted, epoch)
         for expected in (charged, False):
-            settled = await counters.settle(tenant.tenant_id, reserved.id, ActualUsage(3, 0), charge=reserved)
+            settled = await counters.settle(tenant.tenant_id, reserved.id, usage_of(3), charge=reserved)
             assert settled == Settled(False, expected)
             # An id that was charged is not charged again, and one that was not is not remembered as charged.
     assert (await used(counters, tenant))["key", "tokens_per_month"].used == 6
@@ -351,7 +351,7 @@ async def test_every_key_expires_and_the_state_first(client: Redis, counters: Co
     request = tenant.request()
     await admit(counters, request)
     await deny(counters, tenant.request())
-    await counters.settle(tenant.tenant_id, request.id, ActualUsage(1, 1))
+    await counters.settle(tenant.tenant_id, request.id, usage_of(1, 1))
     await admit(counters, tenant.request())
     lives = {key: await client.ttl(key) for key in await keys_of(client, tenant.tenant_id)}
     state = lives.pop(tenant_key(tenant.tenant_id, "state"))
@@ -365,7 +365,7 @@ async def test_after_quiescence_no_reservation_is_left(client: Redis, counters: 
     requests = [tenant.request() for _ in range(5)]
     for request in requests:
         await admit(counters, request)
-        await counters.settle(tenant.tenant_id, request.id, ActualUsage(1, 1))
+        await counters.settle(tenant.tenant_id, request.id, usage_of(1, 1))
     assert not [key for key in await keys_of(client, tenant.tenant_id) if ":leases" in key or ":open" in key]
 
 
@@ -421,7 +421,7 @@ async def test_two_hundred_concurrent_requests_get_exactly_the_limit(
     tenant = await with_counters(counters, LimitedTenant(adapter=QuotaLimits(**{name: limit})))
     other_client = open_valkey(valkey_url, command_s=10.0)
     gateways = (counters, Counters(other_client, command_s=10.0))
-    replies = await asyncio.gather(*(gateways[number % 2].admit(tenant.request()) for number in range(200)))
+    replies = await asyncio.gather(*(gateways[number % 2].reserve(tenant.request()) for number in range(200)))
     await other_client.aclose()
     admitted = sum(isinstance(reply, Admitted) for reply in replies)
     # A bucket of 50 or 509 per minute refills by at most one request in the seconds this may take.
@@ -455,9 +455,9 @@ async def test_a_late_settle_gives_no_token_twice(client: Redis, counters: Count
     await admit(counters, unused)
     await age(client, tenant.tenant_id, 60)
     await deny(counters, whole)
-    await counters.settle(tenant.tenant_id, unused.id, ActualUsage(0, 0))
+    await counters.settle(tenant.tenant_id, unused.id, usage_of(0))
     await admit(counters, whole)
-    await counters.settle(tenant.tenant_id, whole.id, ActualUsage(60, 0))
+    await counters.settle(tenant.tenant_id, whole.id, usage_of(60))
     await deny(counters, tenant.request(tokens=2))
     await age(client, tenant.tenant_id, 30)
     await deny(counters, tenant.request(tokens=32))
@@ -493,7 +493,7 @@ async def test_tokens_used_while_there_was_no_limit_are_not_paid_later(counters:
     await admit(counters, limited.request(tokens=1))
     request = free.request(tokens=50)
     await admit(counters, request)
-    await counters.settle(limited.tenant_id, request.id, ActualUsage(50, 0))
+    await counters.settle(limited.tenant_id, request.id, usage_of(50))
     await admit(counters, limited.request(tokens=49))
 
 
@@ -505,7 +505,7 @@ async def test_no_counter_is_negative_when_one_was_lost(client: Redis, counters:
         *(key for key in await keys_of(client, tenant.tenant_id) if ":use:" in key or ":rate:" in key)
     )
     await admit(counters, tenant.request(tokens=3))
-    await counters.settle(tenant.tenant_id, request.id, ActualUsage(4, 5))
+    await counters.settle(tenant.tenant_id, request.id, usage_of(4, 5))
     for use in (await used(counters, tenant)).values():
         assert use.used >= 0
         assert use.reserved >= 0

@@ -18,7 +18,7 @@ from loraplex.tenants.valkey import COMMAND_SECONDS, open_valkey
 async def test_scripts_are_sent_again_to_a_server_that_forgot_them(client: Redis, counters: Counters) -> None:
     tenant = LimitedTenant(tenant=QuotaLimits(concurrent_requests=1))
     await client.script_flush()
-    assert await counters.admit(tenant.request()) == CountersMissing()
+    assert await counters.reserve(tenant.request()) == CountersMissing()
     await client.script_flush()
     await counters.rebuild(tenant.tenant_id, 1, EMPTY)
     await client.script_flush()
@@ -35,7 +35,7 @@ async def test_scripts_are_sent_again_to_a_server_that_forgot_them(client: Redis
 
 async def test_more_requests_than_connections_wait_their_turn(counters: Counters) -> None:
     tenant = LimitedTenant()
-    replies = await asyncio.gather(*(counters.admit(tenant.request()) for _ in range(300)))
+    replies = await asyncio.gather(*(counters.reserve(tenant.request()) for _ in range(300)))
     assert replies == [CountersMissing()] * 300
 
 
@@ -50,7 +50,7 @@ async def test_a_server_that_hangs_costs_the_deadline(tmp_path: Path) -> None:
     client = open_valkey(f"unix://{tmp_path}/hangs.sock")
     begun = time.monotonic()
     with pytest.raises(ValkeyUnavailable):
-        await Counters(client).admit(LimitedTenant().request())
+        await Counters(client).reserve(LimitedTenant().request())
     assert COMMAND_SECONDS * 0.9 <= time.monotonic() - begun < 30
     await client.aclose()
     server.close()
@@ -61,7 +61,7 @@ async def test_a_server_that_is_gone_fails_at_once(tmp_path: Path) -> None:
     client = open_valkey(f"unix://{tmp_path}/none.sock")
     begun = time.monotonic()
     with pytest.raises(ValkeyUnavailable):
-        await Counters(client).admit(LimitedTenant().request())
+        await Counters(client).reserve(LimitedTenant().request())
     assert time.monotonic() - begun < 5
 
 

@@ -24,8 +24,8 @@ from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.server.secret import derive
+from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
     IdempotencyInUse,
@@ -72,12 +72,12 @@ class Making:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     go: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def work(self, session: AsyncSession, audit: AuditRepository) -> ApiResponse:
+    async def work(self, uow: UnitOfWork) -> ApiResponse:
         self.runs += 1
         self.begun.set()
         name = f"made-{self.runs}"
-        await AdapterRepository(session, self.caller.tenant_id).get_or_create(name)
-        await audit.record("adapter.create", f"adapters/{name}", None, {"name": name})
+        await AdapterRepository(uow.session, self.caller.tenant_id).get_or_create(name)
+        await uow.audit.record("adapter.create", f"adapters/{name}", None, {"name": name})
         await self.go.wait()
         if self.failure is not None:
             raise self.failure
@@ -96,7 +96,7 @@ class Making:
         headers = {} if key is None else {"idempotency-key": key}
         made = request("POST", path, headers=headers, body=body or {})
         await request_model(Anything).dependency(made)
-        return await self.endpoint.change(made, self.caller, self.work)
+        return await self.endpoint.perform(made, self.caller, self.work)
 
 
 def endpoint(database: Database, policies: Policies, secret: bytes = b"s" * 32) -> ManagementEndpoint:
@@ -250,7 +250,7 @@ async def test_keys_that_are_refused(making: Making) -> None:
 async def test_only_a_post_is_stored(making: Making, database: Database) -> None:
     made: Request = request("PUT", headers={"idempotency-key": "k"})
     for _ in range(2):
-        await making.endpoint.change(made, making.caller, making.work)
+        await making.endpoint.perform(made, making.caller, making.work)
     assert await counts(database) == (2, 2, 0)
 
 

@@ -4,7 +4,9 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
+from uuid import UUID
 
 import httpx
 import openai
@@ -71,7 +73,9 @@ async def test_the_most_it_may_use_is_asked_for_and_what_it_used_is_settled(star
     assert (asked.prompt_tokens, asked.completion_tokens, asked.request_id) == (5, 16, "mine")
     assert asked.sequences == 4
     assert (asked.id.version, asked.adapter_version, asked.digest) == (7, 1, DIGEST)
-    assert asked.adapter_id is not None and asked.key.tenant_name == "acme"
+    async with gateway.database.as_operator() as session:
+        assert asked.tenant_id == await session.scalar(sql("SELECT id FROM tenants WHERE name = 'acme'"))
+    assert asked.adapter_id is not None
     ((admission, usage),) = gateway.admissions.settled
     assert admission.id == asked.id and gateway.admissions.cancelled == []
     expected = SettledUsage(outcome="completed", prompt_tokens=5, cached_tokens=4, completion_tokens=16)
@@ -216,11 +220,11 @@ async def test_a_stale_policy_is_read_again(start_gateway: Any) -> None:
     assert (await gateway.post("/v1/chat/completions", CHAT)).status_code == 200
     async with gateway.database.as_operator() as session:
         await session.execute(sql("UPDATE tenants SET weight = 7"))
-    before = gateway.admissions.asked[-1].key.policy_epoch
+    before = gateway.admissions.asked[-1].policy_epoch
     gateway.admissions.refusals = [PolicyStale("old")]
     assert (await gateway.post("/v1/chat/completions", CHAT)).status_code == 200
     stale, fresh = gateway.admissions.asked[-2:]
-    assert stale.key.policy_epoch == before < fresh.key.policy_epoch
+    assert stale.policy_epoch == before < fresh.policy_epoch
     assert stale.id != fresh.id and gateway.engine.requests[-1].weight == 7
     # A key that is made and one that is revoked change it again while the caller is authenticated.
     gateway.admissions.refusals = [PolicyStale("old")] * RENEWALS
@@ -372,12 +376,14 @@ async def test_a_client_that_leaves_while_the_ledger_is_written_is_settled(start
 
 async def test_a_split_alias_sends_a_user_the_same_way(start_gateway: Any, monkeypatch: Any) -> None:
     gateway = await start_gateway()
+    await gateway.adapter("acme", "pirate", DIGEST)
     seen: list[str] = []
 
-    async def resolve(self: Any, model: str, sticky: str = "") -> None:
+    def choose(adapter_id: UUID, alias: str, targets: Mapping[int, int], sticky: str) -> int:
         seen.append(sticky)
+        return 1
 
-    monkeypatch.setattr("loraplex.tenants.registry.resolution.ModelResolver.resolve", resolve)
+    monkeypatch.setattr("loraplex.tenants.registry.resolution.choose_target", choose)
     await gateway.post("/v1/chat/completions", CHAT | {"model": "pirate", "user": "u-1"})
     await gateway.post("/v1/chat/completions", CHAT | {"model": "pirate"}, **{"x-request-id": "r-1"})
     assert seen == ["u-1", "r-1"]

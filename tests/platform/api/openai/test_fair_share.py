@@ -90,12 +90,12 @@ async def test_adapters_of_a_busy_tenant_are_resolved_a_few_at_a_time(
     gateway = await start_gateway(limits=ServingConfig(key_cache_s=60.0))
     quiet, end, resolving = await gateway.tenant("quiet"), asyncio.Event(), Counter[str]()
 
-    async def resolve(resolver: Any, model: str, sticky: str = "") -> None:
+    async def find(resolver: Any, model: str) -> None:
         resolving[model] += 1
         if model == "pirate":
             await end.wait()
 
-    monkeypatch.setattr("loraplex.tenants.registry.resolution.ModelResolver.resolve", resolve)
+    monkeypatch.setattr("loraplex.tenants.registry.resolution.ModelResolver.find", find)
     async with client_of(gateway, gateway.key) as loud, client_of(gateway, quiet) as http:
         waiting = [
             asyncio.create_task(loud.post("/v1/completions", json=ONE | {"model": "pirate"}))

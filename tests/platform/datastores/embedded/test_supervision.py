@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -14,14 +15,7 @@ from tests.platform.datastores.embedded.test_servers import eventually, finish, 
 from loraplex.platform.datastores.embedded import supervision
 from loraplex.platform.datastores.embedded.errors import DataDirUnusable
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
-from loraplex.platform.datastores.embedded.supervision import (
-    FIRST_DELAY_SECONDS,
-    MAX_DELAY_SECONDS,
-    MAX_REPAIRS,
-    WINDOW_SECONDS,
-    RepairBudget,
-    Supervision,
-)
+from loraplex.platform.datastores.embedded.supervision import REPAIRS, Supervision
 
 BOUND_SECONDS = 60.0
 
@@ -55,17 +49,8 @@ def answers(services: EmbeddedServices) -> Callable[[], bool]:
     return answer
 
 
-def test_the_first_repair_is_immediate_and_later_ones_wait_longer() -> None:
-    budget = RepairBudget()
-    delays = [budget.next_delay(float(number)) for number in range(MAX_REPAIRS)]
-    assert delays[:4] == [0.0, FIRST_DELAY_SECONDS, 2 * FIRST_DELAY_SECONDS, 4 * FIRST_DELAY_SECONDS]
-    assert max(delay for delay in delays if delay is not None) <= MAX_DELAY_SECONDS
-    assert budget.next_delay(float(MAX_REPAIRS)) is None
-    assert budget.next_delay(MAX_REPAIRS + WINDOW_SECONDS) is not None
-
-
 def test_unexpected_errors_are_failed_repairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervision, "MAX_REPAIRS", 2)
+    monkeypatch.setattr(supervision, "REPAIRS", replace(REPAIRS, max_restarts=2))
 
     def unreadable() -> str | None:
         raise DataDirUnusable("the folder is gone")
@@ -98,7 +83,7 @@ def test_killed_servers_run_again_with_their_data(services: EmbeddedServices) ->
 def test_servers_that_cannot_start_are_given_up_with_the_reason(
     services: EmbeddedServices, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervision, "MAX_REPAIRS", 2)
+    monkeypatch.setattr(supervision, "REPAIRS", replace(REPAIRS, max_restarts=2))
     configuration = data_dir / "embedded" / "postgres" / "postgresql.conf"
     good = configuration.read_text()
     configuration.write_text(good + "\nno_such_setting = 1\n")

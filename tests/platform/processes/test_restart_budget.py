@@ -1,8 +1,6 @@
-"""Restart and watchdog decisions on a simulated clock."""
+"""Restart decisions on a simulated clock."""
 
-import pytest
-
-from loraplex.platform.engines.restart_policy import RestartBudget, RestartPolicy, WatchdogConfig, kill_reason
+from loraplex.platform.processes.restart_budget import RestartBudget, RestartPolicy
 
 
 def test_delays_double_up_to_a_bound_and_a_crash_loop_ends() -> None:
@@ -33,10 +31,10 @@ def test_old_restarts_are_forgiven() -> None:
     assert [budget.next_delay(now) for now in (0.0, 10.0, 20.0, 100.0, 111.0)] == [1.0, 2.0, None, 2.0, 2.0]
 
 
-@pytest.mark.parametrize(
-    ("silent_s", "busy", "since_step_s", "killed"),
-    [(0.0, False, 999.0, False), (0.0, True, 9.0, False), (0.0, True, 11.0, True), (6.0, False, 0.0, True)],
-)
-def test_kill_reason(silent_s: float, busy: bool, since_step_s: float, killed: bool) -> None:
-    limits = WatchdogConfig(unresponsive_s=5.0, hang_s=10.0)
-    assert (kill_reason(limits, silent_s, busy, since_step_s) is not None) == killed
+def test_an_immediate_first_restart_comes_before_the_doubling_delays() -> None:
+    policy = RestartPolicy(
+        first_delay_s=1.0, max_delay_s=3.0, max_restarts=5, window_s=100.0, is_first_immediate=True
+    )
+    budget = RestartBudget(policy)
+    assert [budget.next_delay(float(now)) for now in range(6)] == [0.0, 1.0, 2.0, 3.0, 3.0, None]
+    assert budget.next_delay(200.0) == 0.0

@@ -1,0 +1,103 @@
+"""`WaitingQueue`: sequences outside the batch, each in one of three places: it waits for its mask, its adapter or its turn.
+
+Invariant: a sequence that could not run now never keeps one behind it from running.
+"""
+
+import math
+from collections.abc import Callable, Collection
+
+from loraplex.engine.batch.sequence import Sequence, SequenceStatus
+from loraplex.engine.errors import AdapterError
+from loraplex.engine.scheduling.adapter_scheduler import AdapterScheduler
+from loraplex.engine.scheduling.fairness import Policy
+
+REVIEW_INTERVAL_S = 0.05
+"""Between two searches for a tenant that has waited too long for a row: such a search reads the whole queue."""
+
+
+class WaitingQueue:
+    """The queue of a `Scheduler`, which decides what joins the batch; `policy` orders sequences that could run now."""
+
+    def __init__(
+        self, policy: Policy, adapters: AdapterScheduler, max_slot_wait_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._policy = policy
+        self._adapters = adapters
+        self._max_slot_wait_s = max_slot_wait_s
+        self._clock = clock
+        self._without_mask: dict[Sequence, None] = {}
+        self._next_review = 0.0
+
+    @property
+    def num_without_mask(self) -> int:
+        """Sequences whose grammar is still being compiled."""
+        return len(self._without_mask)
+
+    def put(self, sequence: Sequence) -> None:
+        """Queue a new, preempted or woken sequence where it has to wait."""
+        sequence.status = SequenceStatus.WAITING
+        if sequence.request.grammar is not None and sequence.token_mask is None:
+            self._without_mask[sequence] = None
+        elif self._adapters.admits(sequence):
+            self._push(sequence)
+        else:
+            self._adapters.queue(sequence)
+
+    def wake(self, num_free: int) -> list[tuple[Sequence, AdapterError]]:
+        """Move on the sequences whose mask or adapter has arrived; return those whose adapter failed to load.
+
+        `num_free` is the number of free rows in the batch.
+        """
+        for sequence in [each for each in self._without_mask if each.token_mask is not None]:
+            del self._without_mask[sequence]
+            self.put(sequence)
+        ready, failed = self._adapters.advance(num_free)
+        for sequence in ready:
+            sequence.status = SequenceStatus.WAITING
+            self._push(sequence)
+        return failed
+
+    def next(self) -> Sequence | None:
+        """The policy's first sequence that could run now; it stays queued. None if there is none."""
+        sequence = self._policy.peek()
+        while sequence is not None and not self._adapters.admits(sequence):
+            self._await_adapter(sequence)
+            sequence = self._policy.peek()
+        return sequence
+
+    def next_starved(self, served: Collection[bytes]) -> Sequence | None:
+        """The policy's first sequence that has waited `max_slot_wait_s` and whose namespace is not `served`.
+
+        It stays queued. None if there is none, and between two reviews. O(queued).
+        """
+        now = self._clock()
+        if now < self._next_review:
+            return None
+        self._next_review = now + REVIEW_INTERVAL_S
+        latest = now - self._max_slot_wait_s
+        waiting = (s for s in self._policy if s.queued_at <= latest and s.request.namespace not in served)
+        for sequence in sorted(waiting, key=self._policy.rank):
+            if self._adapters.admits(sequence):
+                return sequence
+            self._await_adapter(sequence)
+        return None
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take a sequence out that joins the batch."""
+        self._policy.remove(sequence)
+        sequence.queued_at = math.inf
+
+    def discard(self, sequence: Sequence) -> None:
+        """Take a sequence out that has ended, wherever it waits."""
+        self._policy.remove(sequence)
+        self._adapters.discard(sequence)
+        self._without_mask.pop(sequence, None)
+
+    def _push(self, sequence: Sequence) -> None:
+        sequence.queued_at = min(sequence.queued_at, self._clock())
+        self._policy.push(sequence)
+
+    def _await_adapter(self, sequence: Sequence) -> None:
+        """Let others pass by a queued sequence whose adapter has been evicted or lacks a place in the step."""
+        self._policy.remove(sequence)
+        self._adapters.queue(sequence)

@@ -1,0 +1,197 @@
+"""The bodies of `/v1` as pydantic models: names, types, bounds and defaults of all parameters, with what they mean.
+
+Invariant: this is their only definition. Checks, error texts, the OpenAPI document and the table in the docs come from it.
+"""
+
+from typing import Annotated, ClassVar, Final, Self
+
+from pydantic import Field, model_validator
+
+from loraplex.engine.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_TOP_LOGPROBS
+from loraplex.grammar.constraints import OutputFormat, Tool
+from loraplex.platform.errors import InvalidParameter
+from loraplex.platform.parameters.chat_messages import ChatMessage, Messages
+from loraplex.platform.parameters.request_object import ObjectOf, RequestObject
+from loraplex.platform.parameters.response_format import ResponseFormat, Structure, StructuredOutputs
+from loraplex.platform.parameters.tools import ToolChoice, ToolChoices, ToolDefinitions
+from loraplex.platform.parameters.value_types import (
+    Boolean,
+    Choice,
+    Integer,
+    LogitBias,
+    Metadata,
+    Number,
+    Prompt,
+    Prompts,
+    Refused,
+    StopStrings,
+    Text,
+    TokenIds,
+)
+
+MAX_TOKENS: Final = 1_000_000
+MAX_STOP_BYTES: Final = 1024
+MAX_STOP_TOKENS: Final = 64
+MAX_SALT_BYTES: Final = 256
+_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh")
+_COUNT: Final = Integer(1, MAX_TOKENS)
+_PENALTY: Final = Number(-2, 2)
+_MESSAGES: Final = "the conversation so far"
+_PROMPT: Final = "text or token ids, or several of them"
+_TOOLS: Final = "functions the model may call"
+
+
+class ModelRequest(RequestObject):
+    """A request that names a model."""
+
+    allowed: ClassVar[str] = "a JSON object"
+    model: Annotated[str, Text(256)] = Field(
+        description="base model, `adapter`, `adapter:alias` or `adapter@version`"
+    )
+
+
+class StreamOptions(RequestObject):
+    """What a stream contains besides the text."""
+
+    allowed: ClassVar[str] = "an object with the booleans `include_usage`"
+    include_usage: Annotated[bool, Boolean()] = False
+
+
+class GenerationRequest(ModelRequest):
+    """The parameters that chat and completions share. Those with the name of a field of `SamplingParams` become its value."""
+
+    max_tokens: Annotated[int | None, _COUNT] = Field(
+        None, description="most tokens per choice; default 1024 or what the context leaves"
+    )
+    n: Annotated[int, Integer(1, MAX_CHOICES)] = Field(1, description="choices per prompt")
+    temperature: Annotated[float, Number(0, 2)] = Field(1.0, description="0 is greedy")
+    top_p: Annotated[float, Number(0, 1, low_allowed=False)] = Field(1.0, description="nucleus sampling")
+    top_k: Annotated[int, Integer(-1, 2**20)] = Field(
+        0, description="most likely tokens kept; 0 and -1 keep all"
+    )
+    min_p: Annotated[float, Number(0, 1)] = Field(
+        0.0, description="least probability relative to the best token"
+    )
+    presence_penalty: Annotated[float, _PENALTY] = Field(
+        0.0, description="penalty on tokens that were generated before"
+    )
+    frequency_penalty: Annotated[float, _PENALTY] = Field(
+        0.0, description="penalty per earlier occurrence of the token"
+    )
+    repetition_penalty: Annotated[float, Number(0.01, 10)] = Field(
+        1.0, description="factor on tokens that occurred before; 1 is off"
+    )
+    logit_bias: Annotated[dict[int, float], LogitBias(MAX_LOGIT_BIAS, Number(-100, 100))] = Field(
+        default_factory=dict, description="added to logits"
+    )
+    min_tokens: Annotated[int, Integer(0, MAX_TOKENS)] = Field(
+        0, description="tokens before a choice may end; at most `max_tokens`"
+    )
+    stop: Annotated[tuple[str, ...], StopStrings(MAX_STOP_STRINGS, MAX_STOP_BYTES)] = Field(
+        (), description="the text ends before the first of these strings"
+    )
+    stop_token_ids: Annotated[tuple[int, ...], TokenIds(MAX_STOP_TOKENS)] = Field(
+        (), description="tokens that end a choice"
+    )
+    ignore_eos: Annotated[bool, Boolean()] = Field(False, description="continue after the end token")
+    include_stop_str_in_output: Annotated[bool, Boolean()] = Field(False, description="keep the stop string")
+    skip_special_tokens: Annotated[bool, Boolean()] = Field(
+        True, description="leave special tokens out of the text"
+    )
+    seed: Annotated[int | None, Integer(-(2**63), 2**63 - 1)] = Field(
+        None, description="same seed, same sampling"
+    )
+    stream: Annotated[bool, Boolean()] = Field(False, description="send the response as server-sent events")
+    stream_options: Annotated[StreamOptions | None, ObjectOf(StreamOptions)] = Field(
+        None, description="needs `stream`"
+    )
+    cache_salt: Annotated[str | None, Text(MAX_SALT_BYTES)] = Field(
+        None, description="separates cached prefixes within the tenant"
+    )
+    prompt_cache_key: Annotated[str | None, Text(512)] = Field(
+        None, description="accepted; prefixes are cached without it"
+    )
+    user: Annotated[str | None, Text(512)] = Field(None, description="accepted, not used")
+    structured_outputs: Annotated[Structure | None, StructuredOutputs()] = Field(
+        None, description="the same with vLLM's names; `close` ends the document within `max_tokens`"
+    )
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidParameter("`stream_options` needs `stream` to be true.", param="stream_options")
+        return self
+
+
+class ChatRequest(GenerationRequest):
+    """The body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Messages()] = Field(description=_MESSAGES)
+    max_completion_tokens: Annotated[int | None, _COUNT] = Field(
+        None, description="newer name of `max_tokens`"
+    )
+    logprobs: Annotated[bool, Boolean()] = Field(False, description="log-probabilities of the chosen tokens")
+    top_logprobs: Annotated[int | None, Integer(0, MAX_TOP_LOGPROBS)] = Field(
+        None, description="best alternatives; needs `logprobs`"
+    )
+    metadata: Annotated[dict[str, str] | None, Metadata(16, Text(64), Text(512, min_bytes=0))] = Field(
+        None, description="accepted, not stored"
+    )
+    store: Annotated[bool, Boolean(only=False)] = Field(False, description="responses are never stored")
+    service_tier: Annotated[str | None, Choice(("auto", "default"))] = Field(
+        None, description="accepted; there is one tier"
+    )
+    reasoning_effort: Annotated[str | None, Choice(_EFFORTS)] = Field(
+        None, description="only where the model's chat template knows it"
+    )
+    response_format: Annotated[OutputFormat | None, ResponseFormat()] = Field(
+        None, description="format of the text; not together with a format in `structured_outputs`"
+    )
+    tools: Annotated[tuple[Tool, ...], ToolDefinitions()] = Field((), description=_TOOLS)
+    tool_choice: Annotated[ToolChoice | None, ToolChoices()] = Field(
+        None, description="default auto with `tools`; a named tool is called once"
+    )
+    parallel_tool_calls: Annotated[bool, Boolean()] = Field(True, description="false: one call per response")
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidParameter("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
+        older, newer = self.max_tokens, self.max_completion_tokens
+        if older is not None and newer is not None and older != newer:
+            raise InvalidParameter(
+                "`max_tokens` and `max_completion_tokens` differ; give one.", param="max_completion_tokens"
+            )
+        return self
+
+
+class CompletionRequest(GenerationRequest):
+    """The body of `/v1/completions`."""
+
+    prompt: Annotated[list[Prompt], Prompts()] = Field(description=_PROMPT)
+    logprobs: Annotated[int | None, Integer(0, 5)] = Field(
+        None, description="log-probabilities and best alternatives"
+    )
+    echo: Annotated[None, Refused("prompts are not repeated", (False,))] = Field(
+        None, description="not offered"
+    )
+    suffix: Annotated[None, Refused("the model does not insert text", ("",))] = Field(
+        None, description="not offered"
+    )
+    best_of: Annotated[None, Refused("use `n`", (1,))] = Field(None, description="not offered")
+
+
+class TokenizeRequest(ModelRequest):
+    """The body of `/v1/tokenize`: `messages` or `prompt`."""
+
+    messages: Annotated[list[ChatMessage] | None, Messages()] = Field(None, description=_MESSAGES)
+    prompt: Annotated[list[Prompt] | None, Prompts()] = Field(None, description=_PROMPT)
+    tools: Annotated[tuple[Tool, ...], ToolDefinitions()] = Field((), description=_TOOLS)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if (self.messages is None) == (self.prompt is None):
+            raise InvalidParameter("Give `messages` or `prompt`, not both.", param="prompt")
+        if self.tools and self.messages is None:
+            raise InvalidParameter("`tools` needs `messages`.", param="tools")
+        return self

@@ -1,0 +1,164 @@
+"""The base of every object in a request body, and how an error of pydantic becomes one of the gateway.
+
+Invariant: the first error ends the reading of a list or an object of many keys, so a body has few errors however large it is.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, PydanticCustomError
+
+from loraplex.platform.errors import (
+    InvalidParameter,
+    MissingParameter,
+    UnknownParameter,
+    UnsupportedParameter,
+)
+from loraplex.platform.parameters.value_types import (
+    REFUSED,
+    REFUSED_KEY,
+    UNSUPPORTED,
+    Kind,
+    invalid_value,
+    refused,
+)
+
+MAX_NAME: Final = 64
+_UNKNOWN: Final = "unknown"
+_MISSING: Final = "missing"  # pydantic's own
+
+ObjectT = TypeVar("ObjectT", bound="RequestObject")
+
+
+class RequestObject(BaseModel):
+    """An object with a closed set of fields, of which null counts as absent. `allowed` describes it in error messages."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    allowed: ClassVar[str]
+    _names: ClassVar[frozenset[str]]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        cls._names = frozenset(field.alias or name for name, field in cls.model_fields.items())
+
+    @classmethod
+    def check(cls, value: object) -> Self:
+        """Check an object inside a body, from a validator of what contains it. Raises `ValidationError`."""
+        checked: Self = cls.__pydantic_validator__.validate_python(value)
+        return checked
+
+    @model_validator(mode="before")
+    @classmethod
+    def _close(cls, value: object) -> object:
+        # Not left to pydantic, which would build an error for every unknown name.
+        if not isinstance(value, dict):
+            raise refused(cls.allowed, value)
+        if not value.keys() <= cls._names:
+            unknown = next(name for name in value if name not in cls._names)
+            raise PydanticCustomError(_UNKNOWN, cls.allowed, {"unknown": unknown[:MAX_NAME]})
+        if None in value.values():
+            return {name: each for name, each in value.items() if each is not None}
+        return value
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Document that a field that may be omitted may be null, and what each parameter must be."""
+        reference = handler(schema)
+        properties = handler.resolve_ref_schema(reference)["properties"]
+        for name, field in cls.model_fields.items():
+            name = field.alias or name
+            properties[name] = _documented(field, properties[name])
+        return reference
+
+
+@dataclass(frozen=True)
+class ObjectOf(Kind):
+    """An object that its model describes."""
+
+    model: type[RequestObject]
+
+    @property
+    def allowed(self) -> str:
+        return self.model.allowed
+
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(self.model)
+
+
+def kind_of(field: FieldInfo) -> Kind:
+    """Return what describes the allowed values of a parameter."""
+    return next(each for each in field.metadata if isinstance(each, Kind))
+
+
+def default_of(field: FieldInfo) -> Any:
+    """Return the default of a parameter; None for one that is required."""
+    return None if field.is_required() else field.get_default(call_default_factory=True)
+
+
+def default_text(default: object) -> str:
+    """Write a default for people; none and empty ones have no text."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, int | float) else ""
+
+
+def read_object(model: type[ObjectT], value: object, within: Iterable[str | int] = ()) -> ObjectT:
+    """Check an object, which is at the path `within` of the body. Raises `InvalidParameter`."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        # Not chained: pydantic's text quotes the body.
+        raise _error_of(model, error, tuple(within)) from None
+
+
+def _error_of(
+    model: type[RequestObject], error: ValidationError, within: tuple[str | int, ...]
+) -> InvalidParameter:
+    first = error.errors(include_url=False)[0]
+    place, text, context = (*within, *first["loc"]), first["msg"], first.get("ctx", {})
+    name = _name_of(place)
+    kind = first["type"]
+    if kind == _MISSING:
+        allowed = f": {kind_of(model.model_fields[name]).allowed}" if name in model.model_fields else ""
+        return MissingParameter(f"`{name}` is required{allowed}.", param=name)
+    if kind == _UNKNOWN:
+        path = _name_of((*place, context["unknown"]))
+        where = f": `{name}` is {text}" if name else ""
+        return UnknownParameter(f"Unknown parameter `{path}`{where}.", param=path)
+    if kind == REFUSED_KEY:
+        return invalid_value(_name_of(place[:-2]), first["input"], text)
+    if kind == REFUSED:
+        return invalid_value(name, context.get("value", first["input"]), text)
+    refusal = UnsupportedParameter if kind == UNSUPPORTED else InvalidParameter
+    return refusal(f"`{name}` {text}", param=name)
+
+
+def _name_of(place: Iterable[str | int]) -> str:
+    parts = (f"[{each}]" if isinstance(each, int) else f".{each[:MAX_NAME]}" for each in place)
+    return "".join(parts).removeprefix(".")
+
+
+def _documented(field: FieldInfo, schema: dict[str, Any]) -> dict[str, Any]:
+    # As `default`, generated clients would send it, and so replace what an adapter's profile says.
+    schema.pop("default", None)
+    about: dict[str, Any] = {"title": schema.pop("title")} if "title" in schema else {}
+    if field.description is not None:
+        default = default_text(default_of(field))
+        ending = f" Default: {default}." if default else ""
+        about["description"] = f"{field.description}. Must be {kind_of(field).allowed}.{ending}"
+        schema.pop("description")
+    if field.is_required() or not schema or schema.get("type") == "null":
+        return {**schema, **about}
+    return {"anyOf": [*schema.pop("anyOf", [schema]), {"type": "null"}], **about}

@@ -1,0 +1,66 @@
+"""Use cases on adapters: create, describe, delete.
+
+Invariant: a deletion needs an adapter that nothing uses. An operator may force it; the audit log then names the aliases.
+"""
+
+from uuid import UUID
+
+from loraplex.platform.services.unit_of_work import UnitOfWork
+from loraplex.tenants.models import Adapter
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.aliases import AliasRepository
+from loraplex.tenants.registry.deletion import AdapterDeletion
+
+
+async def create(
+    uow: UnitOfWork, tenant_id: UUID, name: str, description: str = "", *, base_model: str | None
+) -> Adapter:
+    """Create an adapter without versions. `base_model`: the name under which the base model is served, if it is known.
+
+    Raises `InvalidName`, `NameTaken`, `CountReached`.
+    """
+    adapter = await AdapterRepository(uow.session, tenant_id).create(name, description, base_model)
+    after = {"name": name, "description": description}
+    await uow.audit.record("adapter.create", target(name), None, after, tenant_id=tenant_id)
+    return adapter
+
+
+async def describe(
+    uow: UnitOfWork, tenant_id: UUID, name: str, description: str, *, seen: int | None = None
+) -> Adapter:
+    """Change the description. `seen`: the revision that the author has read, None for any.
+
+    Raises `AdapterNotFound`, `RevisionMoved`.
+    """
+    adapters = AdapterRepository(uow.session, tenant_id)
+    before = {"description": (await adapters.locked(name)).description}
+    adapter = await adapters.describe(name, description, seen)
+    after = {"description": description}
+    await uow.audit.record("adapter.change", target(name), before, after, tenant_id=tenant_id)
+    return adapter
+
+
+async def delete(uow: UnitOfWork, tenant_id: UUID, name: str, *, seen: int | None = None) -> Adapter:
+    """Delete an adapter and all its versions; a gateway removes the files later. `seen` as in `describe`.
+
+    Raises `AdapterNotFound`, `RevisionMoved`, and `InUse` while it has an alias, a version is being validated, or requests
+    run on one.
+    """
+    adapter = await AdapterDeletion(uow.session, tenant_id).delete_adapter(name, seen)
+    before = {"description": adapter.description}
+    await uow.audit.record("adapter.delete", target(name), before, tenant_id=tenant_id)
+    return adapter
+
+
+async def force_delete(uow: UnitOfWork, tenant_id: UUID, name: str) -> Adapter:
+    """Delete an adapter as an operator, with its aliases and even while requests run on it. Raises `AdapterNotFound`."""
+    aliases = await AliasRepository(uow.session, tenant_id).list(name)
+    adapter = await AdapterDeletion(uow.session, tenant_id).remove_adapter(name)
+    before = {"description": adapter.description, "aliases": {each.alias: each.targets for each in aliases}}
+    await uow.audit.record("adapter.delete", target(name), before, {"forced": True}, tenant_id=tenant_id)
+    return adapter
+
+
+def target(name: str) -> str:
+    """Return the adapter's path in the audit log."""
+    return f"adapters/{name}"

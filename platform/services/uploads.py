@@ -1,0 +1,71 @@
+"""Use cases on uploads: open one in parts, complete it, abort it; or submit a whole adapter at once.
+
+Invariant: a version, its audit entry and the end of its upload are committed together, so no upload becomes two versions.
+"""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from loraplex.adapters.uploads.service import Receive, Uploads
+from loraplex.platform.services.actors import Actor
+from loraplex.platform.services.unit_of_work import UnitOfWork
+from loraplex.tenants.models import AdapterVersion, Upload
+from loraplex.tenants.registry.uploads import DeclaredFile, UploadRepository
+
+
+async def open_upload(
+    uow: UnitOfWork, uploads: Uploads, tenant_id: UUID, name: str, files: Sequence[DeclaredFile]
+) -> Upload:
+    """Open an upload of these files and reserve their bytes.
+
+    Raises `AdapterNotFound`, `CountReached`, `UploadTooLarge`, `StorageFull`.
+    """
+    uploads.require_possible(files)
+    await uploads.require_space()
+    repository = UploadRepository(uow.session, tenant_id)
+    upload = await repository.open(name, files, uploads.terms, uow.actor.name)
+    after = {"files": upload.files, "expires_at": upload.expires_at.isoformat()}
+    await uow.audit.record("upload.open", _target(name, upload), None, after, tenant_id=tenant_id)
+    return upload
+
+
+async def abort_upload(uow: UnitOfWork, tenant_id: UUID, upload_id: UUID) -> Upload:
+    """Abort an upload; repeating it changes nothing. Delete its parts with `Uploads.discard` after the commit.
+
+    Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed`.
+    """
+    repository = UploadRepository(uow.session, tenant_id)
+    before = (await repository.get(upload_id)).state
+    upload = await repository.abort(upload_id)
+    if upload.state != before:
+        target = _target(await repository.adapter_name(upload), upload)
+        states = {"state": before}, {"state": upload.state}
+        await uow.audit.record("upload.abort", target, *states, tenant_id=tenant_id)
+    return upload
+
+
+async def complete_upload(
+    uploads: Uploads, actor: Actor, tenant_id: UUID, upload_id: UUID
+) -> tuple[str, AdapterVersion]:
+    """Assemble the parts and register the version; return the adapter's name and the version. Raises as `Uploads.complete`."""
+    return await uploads.complete(tenant_id, upload_id, actor)
+
+
+async def submit_folder(
+    uploads: Uploads,
+    actor: Actor,
+    tenant_id: UUID,
+    name: str,
+    receive: Receive,
+    *,
+    size_bytes: int,
+    upload_id: UUID,
+) -> AdapterVersion:
+    """Receive a whole adapter and register the version. Raises as `Uploads.submit`."""
+    return await uploads.submit(
+        tenant_id, name, receive, size_bytes=size_bytes, actor=actor, upload_id=upload_id
+    )
+
+
+def _target(name: str, upload: Upload) -> str:
+    return f"adapters/{name}/uploads/{upload.id}"

@@ -1,0 +1,65 @@
+"""Use cases on versions: change the profile, delete, lift a quarantine.
+
+Invariant: a deletion needs a version that nothing uses; its number is never used again.
+"""
+
+from typing import Any
+from uuid import UUID
+
+from loraplex.platform.services.unit_of_work import UnitOfWork
+from loraplex.tenants.models import AdapterVersion
+from loraplex.tenants.registry.adapters import AdapterRepository, ProfileChange
+from loraplex.tenants.registry.deletion import AdapterDeletion
+from loraplex.tenants.registry.versions import VersionStates, target_of
+
+
+async def change_profile(
+    uow: UnitOfWork,
+    tenant_id: UUID,
+    name: str,
+    version: int,
+    change: ProfileChange,
+    *,
+    seen: int | None = None,
+) -> AdapterVersion:
+    """Change the tool style or the sampling defaults. `seen`: the revision that the author has read, None for any.
+
+    Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, and `ProfileFixed` after the version's first alias.
+    """
+    adapters = AdapterRepository(uow.session, tenant_id)
+    before = _profile(await adapters.version(name, version))
+    record = await adapters.change_profile(name, version, change, seen)
+    target = target_of(name, version)
+    await uow.audit.record("version.change", target, before, _profile(record), tenant_id=tenant_id)
+    return record
+
+
+async def delete(
+    uow: UnitOfWork, tenant_id: UUID, name: str, version: int, *, seen: int | None = None
+) -> AdapterVersion:
+    """Delete a version; repeating it changes nothing. A gateway removes the files later. `seen` as in `change_profile`.
+
+    Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, and `InUse` while an alias points to it, it is being
+    validated, or requests run on it.
+    """
+    state = (await AdapterRepository(uow.session, tenant_id).version(name, version)).state
+    record = await AdapterDeletion(uow.session, tenant_id).delete_version(name, version, seen)
+    if state != record.state:
+        before, after = {"state": state, "digest": record.digest}, {"state": record.state}
+        target = target_of(name, version)
+        await uow.audit.record("version.delete", target, before, after, tenant_id=tenant_id)
+    return record
+
+
+async def lift_quarantine(uow: UnitOfWork, tenant_id: UUID, name: str, version: int) -> AdapterVersion:
+    """Make a quarantined version ready again, as an operator.
+
+    Raises `AdapterNotFound`, `VersionNotFound`, and `VersionStateChanged` for a version that is not quarantined.
+    """
+    record = await AdapterRepository(uow.session, tenant_id).version(name, version)
+    states = VersionStates(uow.session, tenant_id, uow.audit)
+    return await states.move(record.id, "ready", expected=("quarantined",))
+
+
+def _profile(record: AdapterVersion) -> dict[str, Any]:
+    return {"tool_style": record.tool_style, "defaults": dict(record.defaults)}

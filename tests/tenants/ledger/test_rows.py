@@ -1,0 +1,41 @@
+"""Rows of the ledger name exactly the columns that its statements read: a missing one would be a null."""
+
+import re
+from datetime import UTC, datetime
+from uuid import uuid4
+
+from tests.tenants.counters.limited_tenant import LimitedTenant
+
+from loraplex.tenants.ledger.statements import RESERVE, RESERVE_WITHOUT_EPOCH, SETTLE
+from loraplex.tenants.ledger.usage_ledger import reservation_row, usage_row
+from loraplex.tenants.quotas.reservation import Reservation, SettledUsage
+
+RESERVATION = Reservation(
+    request=LimitedTenant().request(), day="d", month="m", admitted_at=datetime.now(UTC)
+)
+COLUMNS = re.compile(r"json_to_recordset\(%s::json\) AS \w+ \((.*?)\)", re.DOTALL)
+
+
+def read_columns(statement: str) -> list[str]:
+    found = COLUMNS.search(statement)
+    assert found is not None
+    return [column.split()[0] for column in found[1].split(",")]
+
+
+def test_a_reservation_names_the_columns_of_its_statements() -> None:
+    row = reservation_row(RESERVATION, uuid4(), 45.0)
+    assert [*row] == read_columns(RESERVE) == read_columns(RESERVE_WITHOUT_EPOCH)
+
+
+def test_usage_names_the_columns_of_its_statement() -> None:
+    assert [*usage_row(RESERVATION, SettledUsage(outcome="failed"))] == read_columns(SETTLE)
+
+
+def test_late_usage_always_has_the_same_id_and_is_otherwise_the_same() -> None:
+    late = RESERVATION.late()
+    assert late.id == RESERVATION.late().id != RESERVATION.id
+    row, other = (
+        usage_row(late, SettledUsage(outcome="failed")),
+        usage_row(RESERVATION, SettledUsage(outcome="failed")),
+    )
+    assert row | {"id": None} == other | {"id": None}
