@@ -43,7 +43,7 @@ ObjectT = TypeVar("ObjectT", bound="RequestObject")
 class RequestObject(BaseModel):
     """An object with a closed set of fields, of which null counts as absent. `allowed` describes it in error messages."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
     allowed: ClassVar[str]
     _names: ClassVar[frozenset[str]]
 
