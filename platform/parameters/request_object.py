@@ -24,13 +24,15 @@ from loraplex.platform.errors import (
     UnknownParameter,
     UnsupportedParameter,
 )
-from loraplex.platform.parameters.value_types import (
+from loraplex.platform.parameters.value_errors import (
     REFUSED,
     REFUSED_KEY,
     UNSUPPORTED,
-    Kind,
     invalid_value,
     refused,
+)
+from loraplex.platform.parameters.value_types import (
+    Kind,
 )
 
 MAX_NAME: Final = 64
