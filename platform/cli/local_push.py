@@ -22,7 +22,7 @@ DIGEST_CACHE: Final = "model_digests.json"
 
 
 class CommandValidation:
-    """Validates in worker processes of the command."""
+    """Validates in a worker process of the command. The model's configuration is read with the folder."""
 
     def __init__(self, facts: BaseModelFacts) -> None:
         self._facts = facts
