@@ -7,7 +7,6 @@ GrammarError
 │   ├── GrammarInvalid        not a schema, a regular expression or a grammar
 │   ├── AnalysisFailed        an unexpected error, of which only the class is named: a defect here or in a library
 │   └── GrammarTooCostly      the compile check exceeded its deadline, CPU time or memory
-├── WorkersUnavailable        a worker process is down or its queue is full
 ├── SchemaNotSatisfied        a finished value does not satisfy its schema
 ├── JsonRefused               a text is JSON, and not what `strict_json` accepts
 │   ├── RepeatedName          a name occurs twice in an object
@@ -49,10 +48,6 @@ class AnalysisFailed(GrammarRefused):
 
 
 class GrammarTooCostly(GrammarRefused):
-    pass
-
-
-class WorkersUnavailable(GrammarError):
     pass
 
 

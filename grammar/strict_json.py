@@ -77,7 +77,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = dict(pairs)
     if len(names) != len(pairs):
         counts = Counter(name for name, _ in pairs)
-        name = counts.most_common(1)[0][0]
+        # `most_common` would import `heapq`, and a sandboxed process can open no file.
+        name = max(counts, key=counts.__getitem__)
         _check_encodable(name)
         raise RepeatedName(name)
     return names

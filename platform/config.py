@@ -289,9 +289,13 @@ def foreign_environment() -> dict[str, str]:
     """
     prefixes = ("LORAPLEX_", "DATABASE_URL", "REDIS_URL", "PYTHONPATH")
     kept = {name: value for name, value in os.environ.items() if not name.upper().startswith(prefixes)}
+    return kept | code_environment() | {"PYTHONSAFEPATH": "1"}
+
+
+def code_environment() -> dict[str, str]:
+    """What a process needs to find the code: the absolute folders of `PYTHONPATH`, if any, and nothing else."""
     folders = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(each)]
-    path = {"PYTHONPATH": os.pathsep.join(folders)} if folders else {}
-    return kept | path | {"PYTHONSAFEPATH": "1"}
+    return {"PYTHONPATH": os.pathsep.join(folders)} if folders else {}
 
 
 def engine_environment() -> dict[str, str]:

@@ -16,6 +16,7 @@ GatewayError
 ├── TooManyUnknownKeys        the address of the request presented too many keys that do not exist
 ├── ModelNotFound             base, adapter, alias or version that does not exist for this caller
 ├── Overloaded                the bounded number of requests in flight is reached
+│   └── WorkersUnavailable    no worker process runs a task now: it is down, or too many tasks wait
 ├── AdapterMismatch           the engine used other weights than the resolved ones: nothing is delivered
 ├── EngineFailed              a `Failed` event; its engine code selects the row
 └── ClientGone                the client closed the connection
@@ -120,6 +121,10 @@ class Overloaded(GatewayError):
     pass
 
 
+class WorkersUnavailable(Overloaded):
+    pass
+
+
 class AdapterMismatch(GatewayError):
     pass
 
@@ -169,7 +174,6 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     grammar_errors.GrammarTooCostly: ErrorRow(400, _INVALID, "schema_too_costly"),
     grammar_errors.SchemaNotEnforceable: ErrorRow(400, _INVALID, "unsupported_schema"),
     grammar_errors.AnalysisFailed: ErrorRow(400, _INVALID, "unsupported_schema"),
-    grammar_errors.WorkersUnavailable: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
     grammar_errors.SchemaNotSatisfied: ErrorRow(422, _INVALID, "schema_not_satisfied"),
     adapters_errors.ValidationUnavailable: ErrorRow(503, _SERVER, "overloaded", retry_after_s=30),
     adapters_errors.UploadRefused: ErrorRow(400, _INVALID, "invalid_value"),

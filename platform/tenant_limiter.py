@@ -19,9 +19,9 @@ MAX_WAITING: Final = 64
 class TenantLimiter:
     """Slots for one kind of work: `total` for all tenants, `per_tenant` for each; None is no bound.
 
-    Up to `waiting` requests of a tenant wait for a slot, in order of arrival; further ones are refused. Free slots go to the
-    waiting tenants in turn. `work` names the work in error messages, in the plural, and `owner` what has the slots, where
-    these are not tenants.
+    Up to `waiting` requests of a tenant wait for a slot, in order of arrival, and up to `waiting_in_total` of all; further
+    ones are refused. Free slots go to the waiting tenants in turn. `work` names the work in error messages, in the plural,
+    and `owner` what has the slots, where these are not tenants.
     """
 
     def __init__(
@@ -32,14 +32,26 @@ class TenantLimiter:
         total: int | None = None,
         per_tenant: int | None = None,
         waiting: int = 0,
+        waiting_in_total: int | None = None,
     ) -> None:
         self._work = work
         self._owner = owner
         self._total = total
         self._per_tenant = per_tenant
         self._max_waiting = waiting
+        self._max_waiting_in_total = waiting_in_total
         self._running: Counter[Hashable] = Counter()
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a slot."""
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def running(self) -> int:
+        """Slots in use."""
+        return self._running.total()
 
     @asynccontextmanager
     async def slot(self, tenant_id: Hashable) -> AsyncIterator[None]:
@@ -63,6 +75,9 @@ class TenantLimiter:
         self._running[tenant_id] -= 1
         if not self._running[tenant_id]:
             del self._running[tenant_id]
+        if tenant_id in self._waiting:
+            # It has just had a slot: every other waiting tenant is before it.
+            self._waiting[tenant_id] = self._waiting.pop(tenant_id)
         # Without a bound in total, a slot of one tenant is of use to that tenant only.
         while self._hand_over((tenant_id,) if self._total is None else self._waiting):
             continue
@@ -80,11 +95,13 @@ class TenantLimiter:
         return self._total is not None and self._running.total() >= self._total
 
     async def _wait(self, tenant_id: Hashable) -> None:
-        queue = self._waiting.setdefault(tenant_id, deque())
-        if len(queue) >= self._max_waiting:
+        if len(self._waiting.get(tenant_id, ())) >= self._max_waiting:
             raise Overloaded(
                 f"{self._max_waiting} {self._work} of this {self._owner} wait already; try again."
             )
+        if self._max_waiting_in_total is not None and self.waiting >= self._max_waiting_in_total:
+            raise Overloaded(f"{self._max_waiting_in_total} {self._work} wait already; try again.")
+        queue = self._waiting.setdefault(tenant_id, deque())
         slot = asyncio.get_running_loop().create_future()
         queue.append(slot)
         try:

@@ -6,16 +6,23 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from loraplex.adapters.errors import FolderRejected
 
 CHUNK_BYTES = 4 << 20
 
 
+class OpenFile(NamedTuple):
+    """A descriptor for reading only, and the file's size in bytes when it was opened."""
+
+    descriptor: int
+    size: int
+
+
 @contextmanager
-def open_regular(path: Path, *, max_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield the file's descriptor and its size in bytes. Raises `FolderRejected`.
+def open_regular(path: Path, *, max_bytes: int) -> Iterator[OpenFile]:
+    """Open a file until the context ends. Raises `FolderRejected`.
 
     Only the last part of the path is protected against links: the caller chooses the folder.
     """
@@ -26,7 +33,7 @@ def open_regular(path: Path, *, max_bytes: int) -> Iterator[tuple[int, int]]:
             raise FolderRejected(path.name, "is not a regular file")
         if status.st_size > max_bytes:
             raise FolderRejected(path.name, f"has {status.st_size} bytes, at most {max_bytes} are allowed")
-        yield descriptor, status.st_size
+        yield OpenFile(descriptor, status.st_size)
     finally:
         os.close(descriptor)
 

@@ -4,12 +4,11 @@ The first failed check rejects the adapter and names the tensor or module; the r
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 
 from loraplex.adapters.errors import TensorsRejected
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.report import Check, ValidationReport
-from loraplex.adapters.storage.safe_files import open_regular
+from loraplex.adapters.storage.safe_files import OpenFile
 from loraplex.adapters.target_modules import AdaptableModule
 from loraplex.adapters.validation.peft_config import PeftConfig
 from loraplex.adapters.validation.safetensors_header import TensorEntry, read_header_of
@@ -78,19 +77,18 @@ def match_tensors(
 
 
 def validate_adapter(
-    weights: Path, manifest: PeftConfig, modules: Mapping[str, AdaptableModule], limits: AdapterLimits
+    weights: OpenFile, manifest: PeftConfig, modules: Mapping[str, AdaptableModule], limits: AdapterLimits
 ) -> ValidationReport:
     """Run all checks of a safetensors file; `modules` are those of `adaptable_modules`.
 
-    Raises `FolderRejected`, `HeaderRejected` or `TensorsRejected`.
+    Raises `HeaderRejected` or `TensorsRejected`, or `EOFError` when the file shrinks.
     """
     checklist = _Checklist(ValidationReport())
-    with open_regular(weights, max_bytes=limits.max_weights_bytes) as (descriptor, size):
-        header = read_header_of(descriptor, size, limits)
-        checklist.require("manifest", (), "adapter_config.json describes a plain LoRA")
-        checklist.require("header", (), f"{len(header)} tensors cover the file's {size} bytes exactly")
-        lora_pairs, checklist.report = match_tensors(manifest, header, modules, checklist.report)
-        values = {name: scan_tensor(descriptor, entry) for name, entry in header.items()}
+    header = read_header_of(weights.descriptor, weights.size, limits)
+    checklist.require("manifest", (), "adapter_config.json describes a plain LoRA")
+    checklist.require("header", (), f"{len(header)} tensors cover the file's {weights.size} bytes exactly")
+    lora_pairs, checklist.report = match_tensors(manifest, header, modules, checklist.report)
+    values = {name: scan_tensor(weights.descriptor, entry) for name, entry in header.items()}
     checklist.require("finite", _finite_problems(values), "every value is finite")
     _check_effect(checklist, lora_pairs, values)
     return checklist.report

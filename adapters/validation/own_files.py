@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from uuid import UUID
 
+from loraplex.adapters.errors import FolderRejected
 from loraplex.adapters.limits import DEFAULT_LIMITS
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.adapters.target_modules import AdaptableModule
-from loraplex.adapters.validation.result import ValidationResult
-from loraplex.adapters.validation.validate import validate_folder
+from loraplex.adapters.validation.result import ValidationResult, refused_by
+from loraplex.adapters.validation.upload_files import open_upload
+from loraplex.adapters.validation.validate import validate_files
 
 
 class OwnFilesValidation:
@@ -23,6 +25,11 @@ class OwnFilesValidation:
 
     async def validate(self, tenant_id: UUID, folder: Path) -> ValidationResult:
         """Validate a folder that no other process changes."""
-        return await on_thread(
-            validate_folder, folder, self._modules, self._base_model_digest, DEFAULT_LIMITS
-        )
+        return await on_thread(self._validate, folder)
+
+    def _validate(self, folder: Path) -> ValidationResult:
+        try:
+            with open_upload(folder, DEFAULT_LIMITS) as files:
+                return validate_files(files, self._modules, self._base_model_digest, DEFAULT_LIMITS)
+        except FolderRejected as error:
+            return refused_by(error)

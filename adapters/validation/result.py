@@ -11,8 +11,6 @@ from loraplex.adapters.report import Check, ValidationReport
 class Validated(msgspec.Struct, frozen=True, kw_only=True, tag="validated"):
     """`canonical` is the content to store as adapter_config.json, `config` its document; `size_bytes` is that of the
     weights.
-
-    `peak_bytes` is the peak resident memory of the validation process, if there was one.
     """
 
     digest: str
@@ -21,7 +19,6 @@ class Validated(msgspec.Struct, frozen=True, kw_only=True, tag="validated"):
     canonical: bytes
     size_bytes: int
     report: ValidationReport
-    peak_bytes: int = 0
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag="rejected"):
@@ -31,7 +28,6 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag="rejected"):
     subject: str
     message: str
     report: ValidationReport
-    peak_bytes: int = 0
 
 
 ValidationResult: TypeAlias = Validated | Rejected

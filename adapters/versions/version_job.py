@@ -54,7 +54,7 @@ INTERRUPTED: Final = refused(
 
 
 class Validation(Protocol):
-    """The interface of `ValidationProcesses`."""
+    """The interface of `AdapterValidation`, which runs `validate_files` in a worker process."""
 
     async def validate(self, tenant_id: UUID, folder: Path) -> ValidationResult: ...
 

@@ -1,8 +1,9 @@
 """Validates finished values where the grammar does not enforce all of a schema.
 
-Invariant: it opens no connection. Neither its creation nor its use is bounded in time: see `judge/judges.py`.
+Invariant: it opens no connection. Neither its creation nor its use is bounded in time: servers use it in a worker process.
 """
 
+import json
 from decimal import Decimal
 from json import JSONDecodeError
 from typing import Any, Final
@@ -60,6 +61,11 @@ class Validator:
             ) from error
         except ValueError as error:
             raise SchemaNotSatisfied("the value cannot be validated") from error
+
+
+def validate_text(schema: str, value: str) -> None:
+    """Validate `value` against `schema`, both JSON texts. Raises `SchemaNotSatisfied` or `GrammarInvalid`."""
+    Validator(json.loads(schema)).validate(value)
 
 
 def parse_value(text: str) -> Any:

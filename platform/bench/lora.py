@@ -22,9 +22,9 @@ from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.grammar.child_process import module_command
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.config import engine_environment
+from loraplex.platform.processes.child_process import module_command
 
 MODULE = "loraplex.platform.bench.lora"
 BLOCK_SIZE = 16

@@ -82,13 +82,10 @@ def push(
     key: Annotated[
         str | None, typer.Option("--key", help="A key of the tenant for that server (adapters:write).")
     ] = None,
-    probe: Annotated[
+    no_probe: Annotated[
         bool,
-        typer.Option(
-            "--probe/--no-probe",
-            help="Let an engine try the adapter first (the canary). Without it the audit log says so.",
-        ),
-    ] = True,
+        typer.Option("--no-probe", help="Let no engine try the adapter first (the canary). It is audited."),
+    ] = False,
     model: Model = None,
     promote: Annotated[
         bool,
@@ -113,7 +110,7 @@ def push(
     request = PushRequest(name=name, folder=folder, promote=promotion, profile=profile)
     if (url is None) != (key is None):
         raise typer.BadParameter("--url and --key need each other")
-    if url is not None and not (probe and model is None):
+    if url is not None and (no_probe or model is not None):
         raise typer.BadParameter("--no-probe and --model are for this data directory, not for --url")
 
     async def run() -> None:
@@ -124,7 +121,7 @@ def push(
             else:
                 async with open_tenant_command(tenant, data_dir) as command:
                     local = await local_push(command, model)
-                    use_case = local.push if probe else local.push_unprobed
+                    use_case = local.push_unprobed if no_probe else local.push
                     pushed = await use_case(command.tenant_id, request)
         _print(_pushed_document(pushed), as_json, _report_table(pushed.report))
         if pushed.state == VALIDATING:

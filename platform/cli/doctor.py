@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -23,14 +24,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from loraplex.adapters.errors import AdaptersError
-from loraplex.adapters.validation.result import Rejected
-from loraplex.adapters.validation_process import ValidationProcesses
+from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
+from loraplex.adapters.validation.result import Rejected, ValidationResult
 from loraplex.platform.cli.command_context import exit_codes
-from loraplex.platform.config import PLAIN_HTTP, Settings, foreign_environment, load_settings
+from loraplex.platform.config import PLAIN_HTTP, Settings, load_settings
 from loraplex.platform.datastores.embedded.binaries import find_postgres, find_valkey
 from loraplex.platform.datastores.embedded.errors import EmbeddedError
 from loraplex.platform.datastores.embedded.identity import choose_identity
 from loraplex.platform.datastores.migrations import current_revision, newest_revision
+from loraplex.platform.server.adapter_validation import AdapterValidation
+from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.database import parse_database_url
 from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.valkey import open_valkey, ping
@@ -43,7 +46,6 @@ GOOD_DISK_BYTES = 10 * GIB
 OLDEST_POSTGRES = 14
 CONNECT_SECONDS = 5
 NO_TENANT = UUID(int=0)
-NO_FOLDER = Path("/nonexistent")
 
 Status = Literal["ok", "warning", "failed"]
 
@@ -149,16 +151,27 @@ def check_valkey(settings: Settings) -> Check:
 
 
 def check_uploads(settings: Settings) -> Check:
-    """Start a sandboxed process as for an upload, and let it validate a folder that does not exist."""
-    processes = ValidationProcesses((), "", environment=foreign_environment())
+    """Start a sandboxed process as for an upload, and let it reject an empty configuration."""
     try:
-        result = asyncio.run(processes.validate(NO_TENANT, NO_FOLDER))
+        result = asyncio.run(validate_empty_upload())
     except AdaptersError as error:
         return Check("uploads", "warning", f"{error}: no adapter can be added")
-    confined = isinstance(result, Rejected) and result.check == "files"
+    confined = isinstance(result, Rejected) and result.check == "manifest"
     if not confined:
         return Check("uploads", "warning", "the process that validates uploads does not work here")
     return Check("uploads", "ok", "validated by processes without network")
+
+
+async def validate_empty_upload() -> ValidationResult:
+    """Validate two empty files as a gateway does. Raises `ValidationUnavailable`."""
+    pool = WorkerPool()
+    with TemporaryDirectory() as folder:
+        for name in (CONFIG_FILE, WEIGHTS_FILE):
+            (Path(folder) / name).touch()
+        try:
+            return await AdapterValidation(pool, {}, "").validate(NO_TENANT, Path(folder))
+        finally:
+            await pool.close()
 
 
 CHECKS: tuple[Callable[[Settings], Check], ...] = (

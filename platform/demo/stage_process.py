@@ -1,4 +1,4 @@
-"""Runs one child process of the demo's preparation and reads its output line by line.
+"""Runs one child process of the demo's set-up and reads its output line by line.
 
 Invariant: the child inherits the lock, so an orphan of a killed server keeps other processes out until it ends.
 """

@@ -1,4 +1,4 @@
-"""Progress of the demo's preparation: a progress bar per stage on a terminal, otherwise one line per stage."""
+"""Progress of the demo's set-up: a progress bar per stage on a terminal, otherwise one line per stage."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

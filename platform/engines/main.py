@@ -15,13 +15,12 @@ from typing import BinaryIO, TypeAlias
 
 from loraplex.engine.client import EngineClient
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
-from loraplex.grammar.parent_death import die_with_parent
 from loraplex.platform.engines import spawn_messages
 from loraplex.platform.engines.server import EngineServer
 from loraplex.platform.engines.spawn_messages import Broken, Ready, Report, SpawnRequest, Stage
 from loraplex.platform.processes.gc_tuning import freeze_gc
 from loraplex.platform.processes.logs import configure_logs
-from loraplex.platform.processes.parent_death import die_at_end_of_input
+from loraplex.platform.processes.parent_death import die_at_end_of_input, die_with_parent
 
 MAX_SPAWN_BYTES = 1 << 20
 BROKEN_STATUS = 71

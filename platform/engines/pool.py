@@ -18,9 +18,10 @@ SPILL_FACTOR = 1.25
 
 
 class ManagedEngine(EngineClient, Protocol):
-    """An engine client that also reports the engine's state. `EngineProcess` and `RemoteEngine` implement it.
+    """An engine client that also reports the engine's state. `RemoteEngine` implements it.
 
-    `deaths` counts processes that were lost and replaced by another. `failure`: why the engine does not run now, if known.
+    `restarts` and `failure`, why the engine does not run now, are known of an engine that this process supervises. `deaths`
+    counts processes that were lost and replaced by another.
     """
 
     @property

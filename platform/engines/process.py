@@ -1,4 +1,4 @@
-"""`EngineProcess`: an engine that runs as a supervised child of this process, with its socket as the only connection.
+"""`EngineProcess` supervises an engine that runs as a child of this process; requests go through its `client`.
 
 Invariant: at most one child lives at a time. When it dies or hangs, open requests fail within seconds, and it is restarted
 with backoff. Supervision ends only with `stop`, or in a crash loop if the policy has one.
@@ -10,7 +10,7 @@ import math
 import os
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,14 +18,14 @@ import structlog
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.fake_engine import FakeScript
-from loraplex.engine.messages import AdapterRef, EngineInfo, EngineRequest, EngineStats, Event, ProbeReport
-from loraplex.grammar.child_process import module_command
+from loraplex.engine.messages import EngineStats
 from loraplex.platform.config import engine_environment
 from loraplex.platform.engines import spawn_messages, wire
 from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import OnDeath, RemoteEngine, ignore_death
 from loraplex.platform.engines.spawn_messages import Broken, Ready, SpawnRequest, Stage
 from loraplex.platform.engines.watchdog import WatchdogConfig, kill_reason
+from loraplex.platform.processes.child_process import module_command
 from loraplex.platform.processes.restart_budget import RestartBudget, RestartPolicy
 from loraplex.platform.startup_errors import EngineStartFailed
 
@@ -50,9 +50,10 @@ class EngineProcessOptions:
 
 
 class EngineProcess:
-    """An `EngineClient` that owns its engine process. `on_stage` receives each stage of a start as text for people.
+    """Owns an engine process. `on_stage` receives each stage of a start as text for people.
 
-    `failure`: why there is no engine now; None while it runs. `crash_loop` is set when supervision has ended.
+    `client` serves requests, also while a lost engine restarts: then it refuses them. Its `restarts` and `failure` are set here.
+    `crash_loop` is set when supervision has ended.
     """
 
     def __init__(
@@ -63,14 +64,13 @@ class EngineProcess:
     ) -> None:
         self._options = options
         self._on_stage = on_stage or (lambda text: None)
-        self._remote = RemoteEngine(options.address, options.buffer, math.inf, on_death)
+        self.client = RemoteEngine(options.address, options.buffer, math.inf, on_death)
         self._budget = RestartBudget(options.restart)
         self._process: Process | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._reports: asyncio.Task[None] | None = None
         self._log = structlog.get_logger("loraplex.engine_process")
         self._stage = FIRST_STAGE
-        self.failure: str | None = None
         self.crash_loop = asyncio.Event()
 
     @property
@@ -78,33 +78,14 @@ class EngineProcess:
         """The child's process id, None while there is no child."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
-    @property
-    def restarts(self) -> int:
-        """How often the child was restarted."""
-        return self._budget.restarts
-
-    @property
-    def deaths(self) -> int:
-        """How many children were lost and replaced."""
-        return self._remote.deaths
-
-    @property
-    def connected(self) -> bool:
-        """True while the child answers."""
-        return self._remote.connected
-
-    def silent_for(self) -> float:
-        """Seconds since the last message of the child."""
-        return self._remote.silent_for()
-
     async def start(self) -> None:
         """Spawn the child and wait until it takes requests. Raises `EngineStartFailed`; then no process is left running."""
         wire.private_folder(wire.socket_path(self._options.address).parent)
-        self._remote.start()
+        self.client.start()
         try:
             await self._spawn_until_ready()
         except BaseException:
-            await self._remote.close()
+            await self.client.close()
             raise
         self._supervision = asyncio.create_task(self._supervise())
 
@@ -114,53 +95,7 @@ class EngineProcess:
             self._supervision.cancel()
             await asyncio.gather(self._supervision, return_exceptions=True)
         await self._terminate(self._options.drain_s + STOP_GRACE_S)
-        await self._remote.close()
-
-    @property
-    def last_stats(self) -> EngineStats | None:
-        """The child's newest snapshot, at most about a second old; None while it is lost."""
-        return self._remote.last_stats
-
-    @property
-    def open_requests(self) -> int:
-        """Requests whose last event has not arrived."""
-        return self._remote.open_requests
-
-    def fail_open(self, reason: str) -> None:
-        """End every open request with `Failed(engine_unavailable)`."""
-        self._remote.fail_open(reason)
-
-    def info(self) -> EngineInfo:
-        """See `EngineClient.info`."""
-        return self._remote.info()
-
-    def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
-        """See `EngineClient.submit`."""
-        return self._remote.submit(request)
-
-    async def abort(self, request_id: str) -> None:
-        """See `EngineClient.abort`."""
-        await self._remote.abort(request_id)
-
-    async def probe(self, adapter: AdapterRef) -> ProbeReport:
-        """See `EngineClient.probe`."""
-        return await self._remote.probe(adapter)
-
-    async def forget(self, namespace: bytes) -> None:
-        """See `EngineClient.forget`."""
-        await self._remote.forget(namespace)
-
-    async def wait_ready(self) -> None:
-        """See `EngineClient.wait_ready`."""
-        await self._remote.wait_ready()
-
-    async def stats(self) -> EngineStats:
-        """See `EngineClient.stats`."""
-        return await self._remote.stats()
-
-    async def drain(self) -> None:
-        """See `EngineClient.drain`; until `stop` the child continues to serve other gateways."""
-        await self._remote.drain()
+        await self.client.close()
 
     async def _spawn_until_ready(self) -> None:
         self._stage = FIRST_STAGE
@@ -171,7 +106,7 @@ class EngineProcess:
             async with asyncio.timeout(self._options.start_timeout_s):
                 await self._send_spawn_request(process)
                 await self._until_ready(process)
-                await self._remote.wait_ready()
+                await self.client.wait_ready()
         except TimeoutError:
             await self._kill()
             limit = self._options.start_timeout_s
@@ -224,8 +159,8 @@ class EngineProcess:
         while not self.crash_loop.is_set():
             reason = await self._wait_for_failure()
             self._log.error("engine lost", reason=reason, pid=self.pid)
-            self.failure = f"the engine was lost: {reason}"
-            self._remote.lose(reason)
+            self.client.failure = f"the engine was lost: {reason}"
+            self.client.lose(reason)
             await self._kill()
             await self._restart(reason)
 
@@ -247,26 +182,27 @@ class EngineProcess:
             ended.cancel()
 
     def _kill_reason(self) -> str | None:
-        stats = self._remote.last_stats or EngineStats()
+        stats = self.client.last_stats or EngineStats()
         busy = stats.running + stats.waiting > 0
-        return kill_reason(self._options.watchdog, self._remote.silent_for(), busy, stats.heartbeat_age_s)
+        return kill_reason(self._options.watchdog, self.client.silent_for(), busy, stats.heartbeat_age_s)
 
     async def _restart(self, reason: str) -> None:
         """Restart the child until it is ready or in a crash loop."""
         while (delay := self._budget.next_delay(time.monotonic())) is not None:
+            self.client.restarts = self._budget.restarts
             self._on_stage(f"engine lost ({reason}); restarting it in {delay:.1f} s")
             await asyncio.sleep(delay)
             try:
                 await self._spawn_until_ready()
             except Exception as error:  # noqa: BLE001 - reported; no error of one start may end the supervision
                 reason = str(error)
-                self.failure = f"the engine does not restart: {reason}"
+                self.client.failure = f"the engine does not restart: {reason}"
                 self._log.error("engine did not restart", reason=reason)
             else:
-                self.failure = None
+                self.client.failure = None
                 self._on_stage("engine ready again")
                 return
-        self.failure = f"the engine keeps failing and is not restarted: {reason}"
+        self.client.failure = f"the engine keeps failing and is not restarted: {reason}"
         self.crash_loop.set()
 
     async def _terminate(self, grace_s: float) -> None:

@@ -48,7 +48,8 @@ class RemoteEngine:
     """A client of the engine at `address` (`ipc://…`). `start` returns at once; `wait_ready` waits for the engine.
 
     `silence_s` is how long the engine may leave pings unanswered before it counts as lost. `on_death` is called when
-    another process has taken the place of a lost one.
+    another process has taken the place of a lost one. `restarts` and `failure` (why there is no engine now) are set by the
+    process that supervises the engine, and stay 0 and None for an engine of another process.
     """
 
     def __init__(

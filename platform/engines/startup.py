@@ -36,10 +36,10 @@ async def open_engines(
     if model is None:
         return await _attach(settings, stack, on_stage)
     address, memory = _own_address(settings.data_dir, stack), PoisonMemory()
-    engine = await _open_process(
+    process = await _open_process(
         settings, model, address, stack, on_stage, RestartPolicy(), memory.record_death
     )
-    return EnginePool([engine], memory)
+    return EnginePool([process.client], memory)
 
 
 async def open_lone_engine(

@@ -1,22 +1,22 @@
 """The dependencies that the gateway's routes receive, and the configuration that bounds their work."""
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 from uuid import UUID
 
 from loraplex.adapters.uploads.service import Uploads
 from loraplex.engine.client import EngineClient
 from loraplex.grammar import constraints
-from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.inference.background_tasks import BackgroundTasks
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
+from loraplex.platform.inference.structured_output.compile_checks import CompileChecks
+from loraplex.platform.inference.structured_output.request_analysis import RequestAnalysis
+from loraplex.platform.inference.structured_output.value_validation import ValueValidation
 from loraplex.platform.observability.request_stats import RequestRecorder
 from loraplex.platform.parameters.json_object import BodyLimits
-from loraplex.platform.preparation.composed import CachedPlan
 from loraplex.platform.services.unit_of_work import PolicyPublisher
 from loraplex.tenants.admission.controller import AdmissionController
 from loraplex.tenants.api_keys.last_used import LastUsedTracker
@@ -48,37 +48,6 @@ class ServingConfig:
     reader_stall_s: float = 60.0
     key_cache_s: float = 1.0
     idempotency_s: float = 86_400.0
-
-
-class CompileChecks(Protocol):
-    """Compiles a grammar in a sandbox before an engine receives it."""
-
-    async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
-        """Compile the grammar. Raises `GrammarRefused` naming `param`, or `WorkersUnavailable` when no check is possible."""
-        ...
-
-
-class ValueValidation(Protocol):
-    """Validates finished values in a worker process, off the event loop."""
-
-    async def validate(self, namespace: bytes, schema: str, value: str) -> None:
-        """Validate `value` against `schema`, both JSON texts. Raises `SchemaNotSatisfied`, `WorkersUnavailable`."""
-        ...
-
-
-class RequestAnalysis(Protocol):
-    """Analyses large requests in a worker process, off the event loop."""
-
-    def check_body(self, namespace: bytes, body: bytes) -> Coroutine[Any, Any, None]:
-        """Check a body. Raises what `parse_object` raises for it, `Overloaded`, `WorkersUnavailable`."""
-        ...
-
-    async def plan(self, namespace: bytes, packed: bytes) -> CachedPlan:
-        """Build the output plan of constraints packed by `pack_constraints`.
-
-        Raises `GrammarRefused`, `Overloaded`, `WorkersUnavailable`.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

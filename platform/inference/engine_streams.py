@@ -10,7 +10,7 @@ import structlog
 
 from loraplex.engine.client import EngineClient
 from loraplex.engine.messages import EngineRequest, Event
-from loraplex.platform.observability.request_stats import UsageCounter
+from loraplex.platform.observability.request_stats import RequestStats
 
 WAITING_EVENTS = 8
 ABORT_S = 6.0
@@ -20,10 +20,10 @@ LOG = structlog.get_logger("loraplex.engine_streams")
 class EngineStreams:
     """One engine request per prompt; a task of its own submits and reads each. `next` is for a single consumer."""
 
-    def __init__(self, engine: EngineClient, requests: Sequence[EngineRequest], usage: UsageCounter) -> None:
+    def __init__(self, engine: EngineClient, requests: Sequence[EngineRequest], stats: RequestStats) -> None:
         self._engine = engine
         self._requests = requests
-        self._usage = usage
+        self._stats = stats
         self._events: asyncio.Queue[tuple[int, Event | None]] = asyncio.Queue(WAITING_EVENTS * len(requests))
         self._open = set(range(len(requests)))
         self._closing = False
@@ -62,7 +62,7 @@ class EngineStreams:
             # A task that has not begun before the abort must not submit after it.
             if not self._closing:
                 async for event in self._engine.submit(request):
-                    self._usage.see(prompt, event)
+                    self._stats.see(prompt, event)
                     await self._events.put((prompt, event))
         except Exception:
             LOG.exception("the engine's stream ended", engine_request=request.request_id)

@@ -19,7 +19,7 @@ from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.engine_streams import EngineStreams
 from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
-from loraplex.platform.observability.request_stats import RequestStats, UsageCounter
+from loraplex.platform.observability.request_stats import RequestStats
 from loraplex.tenants.quotas.reservation import SettledUsage
 
 ENFORCEMENT_HEADER = "x-loraplex-schema-enforcement"
@@ -70,13 +70,10 @@ class Generation:
             arrival=self._arrival,
             n=self.n,
             max_tokens=requests[0].sampling.max_tokens,
-            prompt_tokens=sum(len(request.prompt_token_ids) for request in requests),
+            prompt_lengths=[len(request.prompt_token_ids) for request in requests],
         )
-        self._usage = UsageCounter([len(request.prompt_token_ids) for request in requests])
-        self._streams = EngineStreams(self._dependencies.engine, requests, self._usage)
+        self._streams = EngineStreams(self._dependencies.engine, requests, self.stats)
         self._started: set[int] = set()
-        self._finished = 0
-        self._last: dict[int, float] = {}
 
     def headers(self) -> dict[str, str]:
         """Return the response headers: the adapter, and how its schemas are enforced."""
@@ -138,14 +135,13 @@ class Generation:
                 continue
             if isinstance(event, Delta):
                 choice = prompt * self.n + event.choice
-                self._record_delta(choice, len(event.token_ids))
+                self.stats.deliver(choice, len(event.token_ids), time.monotonic())
                 yield choice, event
-            elif isinstance(event, Finished):
-                self._on_finished(event)
+            elif isinstance(event, Finished) and event.reason != "abort":
                 yield prompt * self.n + event.choice, event
             else:
                 raise self._failure(event)
-        if self._finished < self.choices:
+        if not self._is_complete():
             raise self._failure(None)
 
     async def close(self, error: BaseException | None = None, *, charged: bool = True) -> None:
@@ -157,30 +153,39 @@ class Generation:
         if self._closed:
             return
         self._closed = True
-        failed = isinstance(error, Exception)
-        if failed:
-            self.stats.finish_reason = "error"
-        elif self._finished < self.choices:
-            self.stats.finish_reason = "abort"
         self._free_slots()
         self.stats.finished = time.monotonic()
+        failed = isinstance(error, Exception)
+        # Where choices are still open, the engine's last events count too.
+        complete = self._is_complete()
+        if complete:
+            self._record(failed=failed)
+        settlement = self._settle(failed=failed, charged=charged, recorded=complete)
+        await self._dependencies.background_tasks.finish(settlement)
+
+    def _record(self, *, failed: bool) -> None:
+        if failed:
+            self.stats.finish_reason = "error"
+        elif not self._is_complete():
+            self.stats.finish_reason = "abort"
         if not self._refused:
             self._dependencies.recorder.record(self.stats)
-        await self._dependencies.background_tasks.finish(self._settle(failed=failed, charged=charged))
 
-    async def _settle(self, *, failed: bool, charged: bool) -> None:
-        usage_counter = self._usage
+    async def _settle(self, *, failed: bool, charged: bool, recorded: bool) -> None:
+        stats = self.stats
         try:
             await self._streams.close()
         finally:
-            done = usage_counter.finished == self.choices
+            done = self._is_complete()
+            if not recorded:
+                self._record(failed=failed)
             if done:
                 self._dependencies.poison_memory.record_finished(self._requests)
             usage = SettledUsage(
                 outcome="completed" if done else "failed" if failed else "aborted",
-                prompt_tokens=usage_counter.prompt_tokens,
-                cached_tokens=usage_counter.cached_tokens,
-                completion_tokens=usage_counter.completion_tokens,
+                prompt_tokens=stats.prompt_tokens,
+                cached_tokens=stats.cached_tokens,
+                completion_tokens=stats.completion_tokens,
             )
             reservation = await self._pending.reservation_or_none()
             controller = self._dependencies.admission_controller
@@ -188,6 +193,9 @@ class Generation:
                 await controller.settle(reservation, usage)
             elif reservation is not None:
                 await controller.cancel(reservation)
+
+    def _is_complete(self) -> bool:
+        return self.stats.finished_choices == self.choices
 
     def _deadlines_left(self) -> tuple[float | None, float | None]:
         """Seconds left in the engine's queue and in total; None without a deadline."""
@@ -205,28 +213,6 @@ class Generation:
         if event.digest != self.model.digest:
             raise AdapterMismatch(f"resolved {self.model.digest}, the engine used {event.digest}")
         self._started.add(prompt)
-        stats = self.stats
-        stats.cached_tokens += event.cached_tokens
-        stats.queue_s = max(stats.queue_s or 0.0, event.queue_s)
-        stats.prefill_s = max(stats.prefill_s or 0.0, event.prefill_s)
-
-    def _record_delta(self, choice: int, tokens: int) -> None:
-        now, stats = time.monotonic(), self.stats
-        last = self._last.get(choice)
-        if stats.first_token is None:
-            stats.first_token = now
-        if last is not None and tokens:
-            stats.token_gaps.extend([(now - last) / tokens] * tokens)
-        self._last[choice] = stats.last_token = now
-
-    def _on_finished(self, event: Finished) -> None:
-        if event.reason == "abort":
-            raise self._failure(None)
-        self._finished += 1
-        tokens = event.usage.completion_tokens
-        self.stats.completion_tokens += tokens
-        self.stats.largest_choice = max(self.stats.largest_choice, tokens)
-        self.stats.finish_reason = event.reason
 
     def _failure(self, event: Event | None) -> EngineFailed:
         if not isinstance(event, Failed):

@@ -76,7 +76,7 @@ class Metrics:
         if stats.first_token is not None and stats.last_token is not None:
             self._observe_tokens(stats, stats.first_token, stats.last_token)
 
-    def record_trial(self, result: str, seconds: float) -> None:
+    def record_compile_check(self, result: str, seconds: float) -> None:
         """Count one compile check of a grammar; see `CompileCheckRecorder`."""
         self._compile_checks.labels(result).inc()
         self._compile_check_seconds.observe(seconds)

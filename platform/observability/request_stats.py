@@ -1,6 +1,7 @@
 """Tokens and timings of one request, counted from the engine's own events; moments in seconds on one monotonic clock.
 
-Invariant: a token counts once the engine has reported it, whether or not a client reads the response.
+Invariant: a token counts once, when the engine has reported it, whether or not a client reads the response. The response's
+`usage`, the metrics and the settlement read the same numbers.
 """
 
 from collections.abc import Sequence
@@ -12,22 +13,19 @@ from loraplex.engine.messages import Delta, Event, Failed, Finished, Started, Us
 
 @dataclass(slots=True, kw_only=True)
 class RequestStats:
-    """Statistics of a request, filled while it runs. `queue_s` and `prefill_s` are the engine's: the longest of its prompts.
+    """Statistics of a request, filled while it runs: one engine request per prompt, `n` choices each.
 
-    `first_token` and `last_token` are None when none was delivered.
-
-    `finish_reason` is the engine's, or `error`, or `abort` when the client disconnected. `prompt_tokens` counts each prompt
-    once, also with several choices; `completion_tokens` counts all choices, `largest_choice` the longest one. `token_gaps`
-    are the times between successive tokens of one choice.
+    `prompt_lengths`: the tokens of each prompt. `queue_s` and `prefill_s` are the engine's: the longest of the prompts.
+    `first_token` and `last_token` are None when none was delivered; `token_gaps` are the times between successive delivered
+    tokens of one choice. `finish_reason` is the engine's, or `error`, or `abort` when the client disconnected.
+    `finished_choices` ended without being aborted.
     """
 
     arrival: float
     n: int
     max_tokens: int
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    largest_choice: int = 0
+    prompt_lengths: Sequence[int]
+    finished_choices: int = 0
     finish_reason: str = "abort"
     queue_s: float | None = None
     prefill_s: float | None = None
@@ -35,57 +33,60 @@ class RequestStats:
     last_token: float | None = None
     finished: float = 0.0
     token_gaps: list[float] = field(default_factory=list)
-
-
-class RequestRecorder(Protocol):
-    """Receives every request that reached the engine, once."""
-
-    def record(self, stats: RequestStats) -> None: ...
-
-
-class UsageCounter:
-    """Counts the events of one engine request per prompt.
-
-    A prompt counts from its `Started` on; one that ends before counts as far as it was computed.
-    """
-
-    def __init__(self, prompt_tokens: Sequence[int]) -> None:
-        self._prompt_tokens = tuple(prompt_tokens)
-        self._prefilled = [0] * len(self._prompt_tokens)
-        self._cached = [0] * len(self._prompt_tokens)
-        self._generated: dict[tuple[int, int], int] = {}
-        self.finished = 0
-        """Choices that ended without being aborted."""
-
-    def see(self, prompt: int, event: Event) -> None:
-        """Count an event of the request for `prompt`."""
-        match event:
-            case Started(cached_tokens=cached):
-                self._count_prompt(prompt, self._prompt_tokens[prompt], cached)
-            case Delta(choice=choice, token_ids=token_ids):
-                key = (prompt, choice)
-                self._generated[key] = self._generated.get(key, 0) + len(token_ids)
-            case Finished(choice=choice, usage=usage):
-                self._count_usage(prompt, choice, usage)
-                self.finished += event.reason != "abort"
-            case Failed():
-                for choice, usage in event.usage.items():
-                    self._count_usage(prompt, choice, usage)
+    _prompts: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _generated: dict[tuple[int, int], int] = field(default_factory=dict)
+    _delivered: dict[int, float] = field(default_factory=dict)
 
     @property
     def prompt_tokens(self) -> int:
-        """Prompt tokens that the engine computed or found in its cache."""
-        return sum(self._prefilled)
+        """Prompt tokens that the engine computed or found in its cache; a prompt counts once for all its choices."""
+        return sum(tokens for tokens, _ in self._prompts.values())
 
     @property
     def cached_tokens(self) -> int:
         """The part of `prompt_tokens` that was in the prefix cache."""
-        return sum(self._cached)
+        return sum(cached for _, cached in self._prompts.values())
 
     @property
     def completion_tokens(self) -> int:
         """Generated tokens of all choices."""
         return sum(self._generated.values())
+
+    @property
+    def largest_choice(self) -> int:
+        """Generated tokens of the longest choice."""
+        return max(self._generated.values(), default=0)
+
+    def see(self, prompt: int, event: Event) -> None:
+        """Count an event of the engine request for `prompt`.
+
+        A prompt counts from its `Started` on; one that ends before counts as far as it was computed.
+        """
+        match event:
+            case Started():
+                self._count_prompt(prompt, self.prompt_lengths[prompt], event.cached_tokens)
+                self.queue_s = max(self.queue_s or 0.0, event.queue_s)
+                self.prefill_s = max(self.prefill_s or 0.0, event.prefill_s)
+            case Delta(choice=choice, token_ids=token_ids):
+                key = (prompt, choice)
+                self._generated[key] = self._generated.get(key, 0) + len(token_ids)
+            case Finished(choice=choice, usage=usage):
+                self._count_usage(prompt, choice, usage)
+                if event.reason != "abort":
+                    self.finished_choices += 1
+                    self.finish_reason = event.reason
+            case Failed():
+                for choice, usage in event.usage.items():
+                    self._count_usage(prompt, choice, usage)
+
+    def deliver(self, choice: int, tokens: int, now: float) -> None:
+        """Time the delivery of a choice's next `tokens` tokens; choices count through all prompts."""
+        last = self._delivered.get(choice)
+        if self.first_token is None:
+            self.first_token = now
+        if last is not None and tokens:
+            self.token_gaps.extend([(now - last) / tokens] * tokens)
+        self._delivered[choice] = self.last_token = now
 
     def _count_usage(self, prompt: int, choice: int, usage: Usage) -> None:
         key = (prompt, choice)
@@ -94,6 +95,12 @@ class UsageCounter:
 
     def _count_prompt(self, prompt: int, tokens: int, cached: int) -> None:
         """Count a prompt once for all its choices: as far as the most advanced one."""
-        tokens = min(tokens, self._prompt_tokens[prompt])
-        if tokens > self._prefilled[prompt]:
-            self._prefilled[prompt], self._cached[prompt] = tokens, min(cached, tokens)
+        tokens = min(tokens, self.prompt_lengths[prompt])
+        if tokens > self._prompts.get(prompt, (0, 0))[0]:
+            self._prompts[prompt] = tokens, min(cached, tokens)
+
+
+class RequestRecorder(Protocol):
+    """Receives every request that reached the engine, once."""
+
+    def record(self, stats: RequestStats) -> None: ...

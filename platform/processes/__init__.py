@@ -1,1 +1,1 @@
-"""Process start-up: death signal, garbage collector, logs."""
+"""Processes: starting children, death signal, garbage collector, logs."""

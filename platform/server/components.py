@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 from uuid import UUID, uuid4
 
 import structlog
@@ -15,28 +15,40 @@ from loraplex.adapters.errors import ValidationUnavailable
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.target_modules import adaptable_modules, max_weights_bytes
 from loraplex.adapters.validation.result import ValidationResult
-from loraplex.adapters.validation_process import ValidationProcesses
 from loraplex.adapters.versions.lifecycle import AdapterKey, VersionLifecycle
 from loraplex.adapters.versions.pending_folders import PendingFolders
 from loraplex.adapters.versions.version_job import AdapterStore, LifecycleConfig, Validation, VersionJob
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.errors import ModelError
 from loraplex.engine.messages import EngineInfo
-from loraplex.grammar.judge.judges import ValidatorPoolConfig, ValueValidators
-from loraplex.grammar.trial.messages import SandboxLimits
-from loraplex.grammar.trial.trials import CompileCache
-from loraplex.grammar.trial.worker import CompileWorkerConfig
 from loraplex.platform.config import Settings, foreign_environment
 from loraplex.platform.engines.pool import EnginePool
-from loraplex.platform.inference.dependencies import CompileChecks, RequestAnalysis, ValueValidation
+from loraplex.platform.inference.structured_output.build_task import AnalysisSetup
 from loraplex.platform.inference.structured_output.compile_cache import (
+    CompileCache,
+    CompileLimits,
+    compile_check_task,
+)
+from loraplex.platform.inference.structured_output.compile_checks import (
     CompileCheckRecorder,
+    CompileChecks,
     NoCompileChecks,
     RecordedCompileChecks,
 )
+from loraplex.platform.inference.structured_output.request_analysis import (
+    RequestAnalysis,
+    RequestAnalyzer,
+    request_analysis_task,
+)
+from loraplex.platform.inference.structured_output.value_validation import (
+    ValueValidation,
+    ValueValidator,
+    value_validation_task,
+)
 from loraplex.platform.observability.admission_metrics import AdmissionMetrics
-from loraplex.platform.preparation.messages import Setup
-from loraplex.platform.preparation.preparer import AnalyzerConfig, RequestAnalyzer
+from loraplex.platform.server.adapter_validation import AdapterValidation
+from loraplex.platform.workers.pool import WorkerPool
+from loraplex.platform.workers.task import TaskSpec
 from loraplex.tenants import valkey
 from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
 from loraplex.tenants.database import Database
@@ -47,10 +59,10 @@ QUEUE_TIMEOUT_DEADLINES: Final = 3
 MIN_QUEUE_TIMEOUT_S: Final = 30.0
 
 
-def compile_check_limits(settings: Settings) -> SandboxLimits:
+def compile_check_limits(settings: Settings) -> CompileLimits:
     """The operator's budget of a compile check. The queue timeout allows for checks ahead in the queue."""
     deadline_s = settings.grammar_deadline_s
-    return SandboxLimits(
+    return CompileLimits(
         deadline_s=deadline_s,
         cpu_s=max(1, int(CPU_SHARE * deadline_s)),
         memory_bytes=settings.grammar_memory_bytes,
@@ -60,7 +72,11 @@ def compile_check_limits(settings: Settings) -> SandboxLimits:
 
 @asynccontextmanager
 async def open_compile_checks(
-    settings: Settings, info: EngineInfo, tokenizer_json: str, recorder: CompileCheckRecorder
+    pool: WorkerPool,
+    settings: Settings,
+    info: EngineInfo,
+    tokenizer_json: str,
+    recorder: CompileCheckRecorder,
 ) -> AsyncIterator[CompileChecks]:
     """Open compile checks for the engine's model. Their process starts in the background; checks wait for it.
 
@@ -72,43 +88,45 @@ async def open_compile_checks(
     with TemporaryDirectory() as folder:
         file = Path(folder) / "tokenizer.json"
         await asyncio.to_thread(file.write_text, tokenizer_json, "utf-8")
-        options = CompileWorkerConfig(
-            tokenizer=str(file),
-            vocab_size=info.vocab_size,
-            end_token_ids=tuple(info.eos_token_ids),
-            limits=compile_check_limits(settings),
-            environment=foreign_environment(),
-        )
-        checks = CompileCache(options)
-        await checks.start()
-        try:
-            yield RecordedCompileChecks(checks, recorder)
-        finally:
-            await checks.close()
+        limits, end_token_ids = compile_check_limits(settings), tuple(info.eos_token_ids)
+        task = compile_check_task(limits, str(file), info.vocab_size, end_token_ids, foreign_environment())
+        async with _starting(pool, task):
+            yield RecordedCompileChecks(CompileCache(pool, task, limits), recorder)
 
 
 @asynccontextmanager
-async def open_request_analysis(setup: Setup) -> AsyncIterator[RequestAnalysis]:
-    """Open the request-analysis process of a gateway. It starts in the background; requests that need it wait for it."""
-    analyzer = RequestAnalyzer(AnalyzerConfig(setup=setup, environment=foreign_environment()))
-    starting = asyncio.create_task(analyzer.start())
+async def open_worker_pool() -> AsyncIterator[WorkerPool]:
+    """Open the worker pool of a gateway. Closing it ends all worker processes."""
+    pool = WorkerPool()
     try:
-        yield analyzer
+        yield pool
+    finally:
+        await pool.close()
+
+
+@asynccontextmanager
+async def open_request_analysis(pool: WorkerPool, setup: AnalysisSetup) -> AsyncIterator[RequestAnalysis]:
+    """Open the request analysis of a gateway. Its process starts in the background; requests that need it wait for it."""
+    task = request_analysis_task(setup, foreign_environment())
+    async with _starting(pool, task):
+        yield RequestAnalyzer(pool, task)
+
+
+@asynccontextmanager
+async def _starting(pool: WorkerPool, task: TaskSpec[Any]) -> AsyncIterator[None]:
+    """Start a process of the task in the background of the block."""
+    starting = asyncio.create_task(pool.start(task))
+    try:
+        yield
     finally:
         starting.cancel()
         # A failed start has been logged.
         await asyncio.gather(starting, return_exceptions=True)
-        await analyzer.close()
 
 
-@asynccontextmanager
-async def open_value_validation() -> AsyncIterator[ValueValidation]:
-    """Open the validation of finished values. Its processes start with the first value."""
-    validators = ValueValidators(ValidatorPoolConfig(environment=foreign_environment()))
-    try:
-        yield validators
-    finally:
-        await validators.close()
+def value_validation(pool: WorkerPool) -> ValueValidation:
+    """Return the validation of finished values. Its processes start with the first value."""
+    return ValueValidator(pool, value_validation_task(foreign_environment()))
 
 
 LOG = structlog.get_logger("loraplex.lifecycle")
@@ -132,10 +150,11 @@ async def open_lifecycle(
     store: AdapterStore,
     root: Path,
     namespace_of: Callable[[UUID], bytes],
+    pool: WorkerPool,
 ) -> AsyncIterator[VersionLifecycle]:
     """Run the version lifecycle until the context ends. `root` is the local storage; pending uploads are next to it."""
     config = LifecycleConfig()
-    validation = await asyncio.to_thread(_validation, engines.info())
+    validation = await asyncio.to_thread(_validation, engines.info(), pool)
     job = VersionJob(database, validation, engines, store, namespace_of, config)
     lifecycle = VersionLifecycle(
         database, job, PendingFolders(root), config, lambda: refused_by_engines(engines)
@@ -167,15 +186,13 @@ def adapter_limits(settings: Settings, info: EngineInfo) -> AdapterLimits:
     return replace(limits, max_weights_bytes=min(limits.max_weights_bytes, largest))
 
 
-def _validation(info: EngineInfo) -> Validation:
+def _validation(info: EngineInfo, pool: WorkerPool) -> Validation:
     try:
         model = load_model_config(info.model_path)
     except ModelError as error:
         LOG.warning("no upload can be validated", reason=str(error))
         return NoValidation(f"the base model's configuration cannot be read here: {error}")
-    return ValidationProcesses(
-        adaptable_modules(model).values(), info.model_digest, environment=foreign_environment()
-    )
+    return AdapterValidation(pool, adaptable_modules(model), info.model_digest)
 
 
 async def open_admission_control(

@@ -25,34 +25,33 @@ from loraplex.platform.config import Settings
 from loraplex.platform.datastores.connections import StoreAddresses, ensure_schema, open_stores
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.engines.startup import open_engines
-from loraplex.platform.inference.dependencies import (
-    CompileChecks,
-    GatewayDependencies,
-    RequestAnalysis,
-    ServingConfig,
-    ValueValidation,
-)
+from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
 from loraplex.platform.inference.prompting.tokenizer import load_tokenizer
+from loraplex.platform.inference.structured_output.build_task import AnalysisSetup
+from loraplex.platform.inference.structured_output.compile_checks import CompileChecks
+from loraplex.platform.inference.structured_output.request_analysis import RequestAnalysis
+from loraplex.platform.inference.structured_output.value_validation import ValueValidation
 from loraplex.platform.jobs.housekeeping import Housekeeping
 from loraplex.platform.jobs.tenant_erasure import StoredFiles, TenantErasure
 from loraplex.platform.observability.exposition import MetricsExposition, metrics_router
 from loraplex.platform.observability.health import Health, health_router
 from loraplex.platform.observability.metrics import Metrics
 from loraplex.platform.parameters.json_object import BodyLimits
-from loraplex.platform.preparation.messages import Setup
 from loraplex.platform.server.base_model_file import BaseModelFacts, default_served_name, write_base_model
 from loraplex.platform.server.components import (
     adapter_limits,
     open_compile_checks,
     open_lifecycle,
     open_request_analysis,
-    open_value_validation,
+    open_worker_pool,
+    value_validation,
 )
 from loraplex.platform.server.resources import GatewayResources, open_resources
 from loraplex.platform.server.secret import derive, server_secret, tenant_namespace
 from loraplex.platform.startup_errors import SettingsError
+from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.api_keys.last_used import writing_use
 from loraplex.tenants.api_keys.networks import parse_network
 from loraplex.tenants.database import Database
@@ -179,12 +178,13 @@ async def _open_dependencies(
     info, engines, database = resources.info, resources.engines, resources.database
     blobs, metrics, admissions = resources.blobs, resources.metrics, resources.admissions
     limits = _limits(settings)
-    text = await _open_text_components(settings, info, limits, metrics, stack)
+    pool = await stack.enter_async_context(open_worker_pool())
+    text = await _open_text_components(settings, info, limits, metrics, pool, stack)
     configured = settings.secret.get_secret_value() if settings.secret else None
     secret = server_secret(configured, settings.data_dir)
     namespace_of = partial(_namespace_of, secret)
     lifecycle = await stack.enter_async_context(
-        open_lifecycle(database, engines, blobs.adapters, blobs.local.root, namespace_of)
+        open_lifecycle(database, engines, blobs.adapters, blobs.local.root, namespace_of, pool)
     )
     return GatewayDependencies(
         served_model_name=resources.served_model_name,
@@ -229,18 +229,23 @@ def _run_in_background(work: Coroutine[Any, Any, None], stack: AsyncExitStack) -
 
 
 async def _open_text_components(
-    settings: Settings, info: EngineInfo, limits: ServingConfig, metrics: Metrics, stack: AsyncExitStack
+    settings: Settings,
+    info: EngineInfo,
+    limits: ServingConfig,
+    metrics: Metrics,
+    pool: WorkerPool,
+    stack: AsyncExitStack,
 ) -> TextComponents:
     tokenizer = await asyncio.to_thread(load_tokenizer, info.model_path)
     prompts = PromptRenderer(tokenizer)
-    setup = Setup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
-    compile_checks = open_compile_checks(settings, info, tokenizer.backend_tokenizer.to_str(), metrics)
+    setup = AnalysisSetup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
+    compile_checks = open_compile_checks(pool, settings, info, tokenizer.backend_tokenizer.to_str(), metrics)
     return TextComponents(
         prompts=prompts,
         token_text=TokenText(tokenizer),
-        request_analysis=await stack.enter_async_context(open_request_analysis(setup)),
+        request_analysis=await stack.enter_async_context(open_request_analysis(pool, setup)),
         compile_checks=await stack.enter_async_context(compile_checks),
-        value_validation=await stack.enter_async_context(open_value_validation()),
+        value_validation=value_validation(pool),
     )
 
 

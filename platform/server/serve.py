@@ -74,10 +74,10 @@ async def _serve_engine(settings: Settings, demo: bool, shutdown: Shutdown) -> N
         engine = await open_lone_engine(settings, model, address, stack, on_stage)
         on_stage.finish()
         shutdown.started()
-        print(f"Serving {engine.info().model_path} to gateways on {address}", flush=True)
+        print(f"Serving {engine.client.info().model_path} to gateways on {address}", flush=True)
         await _first_of(shutdown.drain, engine.crash_loop)
         if engine.crash_loop.is_set():
-            raise EngineStartFailed(str(engine.failure))
+            raise EngineStartFailed(str(engine.client.failure))
 
 
 async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> None:

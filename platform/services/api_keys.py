@@ -19,19 +19,27 @@ TIMES: Final = ("created_at", "expires_at", "revoked_at")
 
 
 class KeyAuthority(Protocol):
-    """The right to manage the keys of one owner."""
+    """The right to manage the keys of one owner. Each method raises `KeyNotFound` for a key of another owner."""
 
-    async def create(
-        self, name: str, scopes: Sequence[str], bounds: KeyChange | None = None
-    ) -> IssuedKey: ...
+    async def create(self, name: str, scopes: Sequence[str], bounds: KeyChange | None = None) -> IssuedKey:
+        """Issue a key. Raises `InvalidField`, `CountReached`."""
+        ...
 
-    async def locked(self, key_id: str) -> ApiKey: ...
+    async def locked(self, key_id: str) -> ApiKey:
+        """Return the key, locked until the transaction ends."""
+        ...
 
-    async def change(self, key_id: str, change: KeyChange, expected: int | None) -> ApiKey: ...
+    async def change(self, key_id: str, change: KeyChange, expected: int | None) -> ApiKey:
+        """Change the named fields. `expected`: the revision it must have, None for any. Raises `RevisionMoved`, `KeyEnded`."""
+        ...
 
-    async def rotate(self, key_id: str, grace_seconds: int) -> IssuedKey: ...
+    async def rotate(self, key_id: str, grace_seconds: int) -> IssuedKey:
+        """Replace the key. Raises `KeyEnded`, `InvalidField`, `CountReached`."""
+        ...
 
-    async def revoke(self, key_id: str) -> ApiKey: ...
+    async def revoke(self, key_id: str) -> ApiKey:
+        """End the key at once; repeating it changes nothing."""
+        ...
 
 
 def delegated_keys(uow: UnitOfWork, tenant_id: UUID, manager: UUID) -> KeyAuthority:

@@ -21,7 +21,7 @@ from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, rem
 from loraplex.adapters.storage.safe_files import copy_regular
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.adapters.validation.result import Rejected, Validated
-from loraplex.adapters.validation.validate import PICKLE_FILE
+from loraplex.adapters.validation.upload_files import PICKLE_FILE
 from loraplex.adapters.versions.lifecycle import register_folder
 from loraplex.adapters.versions.pending_folders import PendingFolder, PendingFolders
 from loraplex.adapters.versions.version_job import LifecycleConfig, Validation, VersionJob
@@ -133,16 +133,18 @@ class FolderPush:
         if registered.pending is not None:
             registered.pending.unlock()
         if validated is not None:
-            return _waiting(request, registered.record, validated)
+            return _pushed(request, registered.record, validated=validated)
         record = await self._result(tenant_id, request.name, registered.record)
         if record.state == VALIDATING:
-            return _pushed(request, record, promoted=False)
-        return _pushed(request, record, await self._promote(tenant_id, request, record, registered.is_first))
+            return _pushed(request, record)
+        promoted = await self._promote(tenant_id, request, record, registered.is_first)
+        return _pushed(request, record, promoted)
 
     async def push_unprobed(self, tenant_id: UUID, request: PushRequest) -> PushedVersion:
         """Validate and store a folder here, and make the version ready without an engine's probe.
 
-        A version of equal content stays the only one; it takes `profile` if it had no alias yet. Raises as `push`.
+        A version of equal content stays the only one; it takes `profile` if it had no alias yet. Raises as `push`. A version that
+        could not be stored waits for a server, as in `push`.
         """
         check_adapter_name(request.name)
         staged = await on_thread(self._stage, request.folder)
@@ -158,7 +160,8 @@ class FolderPush:
             finally:
                 registered.pending.unlock()
             record = await self._version(tenant_id, request.name, record.version)
-        return _pushed(request, record, await self._promote(tenant_id, request, record, registered.is_first))
+        promoted = await self._promote(tenant_id, request, record, registered.is_first)
+        return _pushed(request, record, promoted)
 
     def _stage(self, folder: Path) -> Path:
         """Copy the two files to a private folder. Raises `FolderRejected`, `StorageError`."""
@@ -286,27 +289,17 @@ async def _with_profile(
     return await versions.change_profile(uow, tenant_id, request.name, record.version, change)
 
 
-def _pushed(request: PushRequest, record: AdapterVersion, promoted: bool) -> PushedVersion:
+def _pushed(
+    request: PushRequest, record: AdapterVersion, promoted: bool = False, validated: Validated | None = None
+) -> PushedVersion:
+    """`validated`: what the command found, where no server has written it to `record`."""
     return PushedVersion(
         name=request.name,
         version=record.version,
         state=record.state,
-        digest=record.digest,
+        digest=record.digest if validated is None else validated.digest,
         size_bytes=record.size_bytes,
-        rank=record.rank,
+        rank=record.rank if validated is None else validated.rank,
         promoted=promoted,
-        report=report_of(record.report["checks"]),
-    )
-
-
-def _waiting(request: PushRequest, record: AdapterVersion, validated: Validated) -> PushedVersion:
-    return PushedVersion(
-        name=request.name,
-        version=record.version,
-        state=record.state,
-        digest=validated.digest,
-        size_bytes=record.size_bytes,
-        rank=validated.rank,
-        promoted=False,
-        report=validated.report,
+        report=report_of(record.report["checks"]) if validated is None else validated.report,
     )

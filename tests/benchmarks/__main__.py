@@ -12,6 +12,7 @@ from tests.benchmarks import kernel_commands
 from tests.benchmarks.admission import AdmissionShape, measure_admission
 from tests.benchmarks.attackers.registry import ATTACKERS
 from tests.benchmarks.attacks import AttackShape, measure_attacks
+from tests.benchmarks.bodies import BodiesShape, measure_bodies
 from tests.benchmarks.chunked_prefill import ChunkedPrefillShape, measure_chunked_prefill
 from tests.benchmarks.noisy_neighbours import NoisyNeighboursShape, measure_noisy_neighbours
 from tests.benchmarks.peft_comparison import PeftComparisonShape, compare_with_peft
@@ -210,6 +211,22 @@ def admission(
         rate=rate, seconds=seconds, rounds=rounds, input_len=input_len, output_len=output_len
     )
     run_bench(lambda: measure_admission(shape, print_progress), out, as_json, uvloop.new_event_loop)
+
+
+@app.command()
+def bodies(
+    against: Annotated[str | None, typer.Option(help="An earlier commit, measured in turn.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Processes of each commit.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Of each case in a process; the median counts.")] = 15,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """CPU time of reading the bodies of `/v1` and of encoding its responses and streams."""
+
+    async def work() -> Report:
+        return measure_bodies(BodiesShape(rounds, repeats), against)
+
+    run_bench(work, out, as_json)
 
 
 @app.command("report")

@@ -31,7 +31,7 @@ from loraplex.platform.inference.admission import (
 from loraplex.platform.inference.background_tasks import BackgroundTasks
 from loraplex.platform.inference.engine_streams import EngineStreams
 from loraplex.platform.inference.model_resolution import ResolvedModel
-from loraplex.platform.observability.request_stats import UsageCounter
+from loraplex.platform.observability.request_stats import RequestStats
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController, SettledUsage
 from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository
@@ -107,8 +107,11 @@ class Scenario:
         began = time.perf_counter()
         entry = None if key is None else await self._enter(key)
         entered = time.perf_counter()
-        meter = UsageCounter([self._shape.input_len])
-        streams = EngineStreams(self._engine, [self._engine_request()], meter)
+        shape = self._shape
+        stats = RequestStats(
+            arrival=began, n=1, max_tokens=shape.output_len, prompt_lengths=[shape.input_len]
+        )
+        streams = EngineStreams(self._engine, [self._engine_request()], stats)
         await streams.next()
         begun = time.perf_counter()
         admission = None if entry is None else await entry.reservation()
@@ -118,7 +121,7 @@ class Scenario:
         await streams.close()
         answered = time.perf_counter()
         if admission is not None:
-            await self._admissions.settle(admission, used(meter))
+            await self._admissions.settle(admission, used(stats))
         return RequestTiming(first - began, entered - began, first - begun, time.perf_counter() - answered)
 
     async def _enter(self, key: AuthenticatedKey) -> PendingAdmission:
@@ -147,12 +150,12 @@ class Scenario:
         )
 
 
-def used(meter: UsageCounter) -> SettledUsage:
+def used(stats: RequestStats) -> SettledUsage:
     return SettledUsage(
         outcome="completed",
-        prompt_tokens=meter.prompt_tokens,
-        cached_tokens=meter.cached_tokens,
-        completion_tokens=meter.completion_tokens,
+        prompt_tokens=stats.prompt_tokens,
+        cached_tokens=stats.cached_tokens,
+        completion_tokens=stats.completion_tokens,
     )
 
 

@@ -14,7 +14,6 @@ from tests.benchmarks.attackers.job import AttackJob
 from tests.benchmarks.attackers.registry import ATTACKERS
 from tests.benchmarks.checkout import CHECKOUT
 
-from loraplex.grammar.child_process import module_command
 from loraplex.platform.bench.client import CompletionRequest
 from loraplex.platform.bench.fixtures import open_fixtures, token_pool
 from loraplex.platform.bench.latency_metrics import percentile
@@ -23,6 +22,7 @@ from loraplex.platform.bench.local_server import BASE_MODEL, run_local_server
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.bench.workload import arrival_offsets, draw_prompts
 from loraplex.platform.config import foreign_environment
+from loraplex.platform.processes.child_process import module_command
 
 CONTROL, ATTACKED = "attacker at a stub", "attacked"
 COLUMNS = ("p50_ttft_ms", "p99_ttft_ms", "requests", "errors", "attacks")

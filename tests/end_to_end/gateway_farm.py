@@ -18,9 +18,9 @@ import uvicorn
 
 from loraplex.adapters.limits import UploadConfig
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
-from loraplex.grammar.parent_death import die_with_parent
 from loraplex.platform.api.app import create_app
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
+from loraplex.platform.processes.parent_death import die_with_parent
 from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database

@@ -18,7 +18,7 @@ from tests.end_to_end.live_server import LiveServer, descendants
 from tests.grammar.hostile_grammars import HOSTILE_GRAMMARS, HostileGrammar
 
 ATTACKERS = 3
-# A trial's deadline, the trials that may be ahead of it, and an answer on a machine that is busy with both.
+# A compile check's deadline, the checks that may be ahead of it, and an answer on a machine that is busy with both.
 WITHIN_S = 25.0
 ALLOWED = {"answer": {200, 422}, "refused": {400}, "either": {200, 400, 422}}
 ROWS = 4

@@ -7,15 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loraplex.grammar.tenant_cache import TenantCache
-from loraplex.grammar.trial.messages import CompileResult
-from loraplex.grammar.trial.trials import ENTRY_BYTES, cached_bytes
+
+ENTRY_BYTES = 512
 
 
-def result(text: str = "") -> CompileResult:
-    return CompileResult(check_id=0, outcome="invalid", text=text, wall_s=0.0, cpu_s=0.0, bytes=0)
+def result(text: str = "") -> str:
+    return text
 
 
-def results(max_bytes: int, max_tenant_bytes: int) -> TenantCache[CompileResult]:
+def cached_bytes(result: str) -> int:
+    return ENTRY_BYTES + len(result.encode())
+
+
+def results(max_bytes: int, max_tenant_bytes: int) -> TenantCache[str]:
     return TenantCache(max_bytes, max_tenant_bytes, cached_bytes)
 
 
@@ -57,7 +61,7 @@ def test_bytes_are_counted_and_bounded(puts: list[tuple[int, int, str]]) -> None
             for k in range(6)
             if (found := cache.get(bytes([t]), bytes([k]))) is not None
         }
-        sizes = {place: ENTRY_BYTES + len(found.text.encode()) for place, found in held.items()}
+        sizes = {place: cached_bytes(found) for place, found in held.items()}
         assert cache.size_bytes == sum(sizes.values()) <= ENTRY_BYTES * 5
         for t in range(3):
             assert sum(size for place, size in sizes.items() if place[0] == t) <= ENTRY_BYTES * 3

@@ -17,7 +17,7 @@ import pytest
 import redis
 from psycopg import sql
 from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, declared
-from tests.platform.server.test_serve import (
+from tests.platform.server.serve_process import (
     Serve,
     make_key,
     make_operator_key,

@@ -49,8 +49,6 @@ class ManagementEndpoint:
 
     def __init__(self, dependencies: GatewayDependencies) -> None:
         self._dependencies = dependencies
-        lifetime = timedelta(seconds=dependencies.config.idempotency_s)
-        self._stored_responses = EncryptedResponses(dependencies.derive_key, lifetime)
         self._cursor_key = dependencies.derive_key(CURSOR_DOMAIN)
         self._limiter = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
 
@@ -88,7 +86,9 @@ class ManagementEndpoint:
             async def stored() -> StoredResponse:
                 return to_stored(respond(await work(uow)))
 
-            return from_stored(await uow.once(repeatable, self._stored_responses, stored))
+            lifetime = timedelta(seconds=self._dependencies.config.idempotency_s)
+            responses = EncryptedResponses(self._dependencies.derive_key, lifetime)
+            return from_stored(await uow.once(repeatable, responses, stored))
 
     async def listing(
         self,

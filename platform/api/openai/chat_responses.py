@@ -78,15 +78,15 @@ class ChatChunks:
         return event_of(self._chunk(_choice(choice, MessageDelta(), reason)))
 
     def _chunk(self, *choices: ChunkChoice, usage: Usage | None = None) -> ChatCompletionChunk:
-        head = self._head
-        chunk = ChatCompletionChunk(
+        head, with_usage = self._head, {"usage": usage} if self._include_usage else {}
+        return ChatCompletionChunk(
             id=head.id,
             object="chat.completion.chunk",
             created=head.created,
             model=head.model,
             choices=list(choices),
+            **with_usage,
         )
-        return chunk.model_copy(update={"usage": usage}) if self._include_usage else chunk
 
 
 class ParsedChatChunks(ChatChunks):

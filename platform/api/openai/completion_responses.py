@@ -52,8 +52,8 @@ class CompletionChunks:
         return event_of(self._chunk(usage=usage_of(self._stats))) if self._include_usage else b""
 
     def _chunk(self, *choices: CompletionChoice, usage: Usage | None = None) -> Completion:
-        chunk = _completion(self._head, list(choices))
-        return chunk.model_copy(update={"usage": usage}) if self._include_usage else chunk
+        with_usage = {"usage": usage} if self._include_usage else {}
+        return _completion(self._head, list(choices), **with_usage)
 
 
 class ParsedCompletionChunks(CompletionChunks):
@@ -112,13 +112,19 @@ async def collect_completion(head: ResponseHead, generation: Generation, text_of
         )
         for choice in range(generation.choices)
     ]
-    return _completion(head, choices).model_copy(update={"usage": usage_of(generation.stats)})
+    return _completion(head, choices, usage=usage_of(generation.stats))
 
 
-def _completion(head: ResponseHead, choices: list[CompletionChoice]) -> Completion:
-    """Build a completion or chunk without `usage`."""
+def _completion(
+    head: ResponseHead, choices: list[CompletionChoice], **with_usage: Usage | None
+) -> Completion:
     return Completion(
-        id=head.id, object="text_completion", created=head.created, model=head.model, choices=choices
+        id=head.id,
+        object="text_completion",
+        created=head.created,
+        model=head.model,
+        choices=choices,
+        **with_usage,
     )
 
 

@@ -24,14 +24,21 @@ from loraplex.grammar.constraints import (
     SchemaLimits,
     StructuralTag,
 )
-from loraplex.grammar.errors import AnalysisFailed, GrammarTooLarge, WorkersUnavailable
+from loraplex.grammar.errors import AnalysisFailed, GrammarTooLarge
 from loraplex.grammar.tenant_cache import TenantCache
 from loraplex.grammar.tools.call_syntax import ToolStyle
-from loraplex.platform.inference.dependencies import CompileChecks, RequestAnalysis, ValueValidation
+from loraplex.platform.errors import WorkersUnavailable
+from loraplex.platform.inference.structured_output.build_task import (
+    CachedPlan,
+    build_plan,
+    constraints_size,
+    pack_constraints,
+)
+from loraplex.platform.inference.structured_output.compile_checks import CompileChecks
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
+from loraplex.platform.inference.structured_output.request_analysis import RequestAnalysis
+from loraplex.platform.inference.structured_output.value_validation import ValueValidation
 from loraplex.platform.parameters.json_object import size_of
-from loraplex.platform.preparation.composed import CachedPlan, build_plan, constraints_size
-from loraplex.platform.preparation.packed_form import pack_constraints
 
 INLINE_SIZE: Final = 512
 """Up to this size a plan is built on the event loop, in one or two milliseconds."""

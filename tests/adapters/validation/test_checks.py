@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from loraplex.adapters.errors import TensorsRejected
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.report import ValidationReport
+from loraplex.adapters.storage.safe_files import open_regular
 from loraplex.adapters.target_modules import adaptable_modules
 from loraplex.adapters.validation.checks import validate_adapter
 from loraplex.adapters.validation.peft_config import parse_manifest
@@ -27,7 +28,8 @@ A, B = f"{LAYER}.q_proj.lora_A.weight", f"{LAYER}.q_proj.lora_B.weight"
 
 def validate(folder: Path, model: ModelConfig) -> ValidationReport:
     manifest = parse_manifest((folder / "adapter_config.json").read_bytes(), LIMITS)
-    return validate_adapter(folder / "adapter_model.safetensors", manifest, adaptable_modules(model), LIMITS)
+    with open_regular(folder / "adapter_model.safetensors", max_bytes=LIMITS.max_weights_bytes) as weights:
+        return validate_adapter(weights, manifest, adaptable_modules(model), LIMITS)
 
 
 def rewrite(

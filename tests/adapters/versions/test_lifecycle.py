@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from uuid import UUID
 
@@ -23,11 +22,12 @@ from tests.adapters.versions.lifecycle_server import (
 
 from loraplex.adapters.errors import ValidationUnavailable
 from loraplex.adapters.target_modules import adaptable_modules
-from loraplex.adapters.validation_process import ValidationProcesses
 from loraplex.adapters.versions.version_job import LifecycleConfig
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.engine.messages import AdapterRef, ProbeReport
+from loraplex.platform.server.adapter_validation import AdapterValidation
+from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
@@ -41,13 +41,9 @@ async def test_an_upload_is_validated_probed_stored_and_ready(
     database: Database, tenant_id: UUID, tmp_path: Path
 ) -> None:
     """By a real process."""
-    processes = ValidationProcesses(
-        adaptable_modules(MODEL).values(),
-        BASE_DIGEST,
-        environment=dict(os.environ),
-        adapter_limits=LIMITS,
-    )
-    server = Server(database, tmp_path / "adapters", processes)
+    pool = WorkerPool()
+    validation = AdapterValidation(pool, adaptable_modules(MODEL), BASE_DIGEST, LIMITS)
+    server = Server(database, tmp_path / "adapters", validation)
     begun = await server.begin(tenant_id)
     assert (begun.state, begun.version, begun.digest, begun.created_by) == ("validating", 1, None, "abc123")
     bad = await server.begin(tenant_id, config(use_dora=True))

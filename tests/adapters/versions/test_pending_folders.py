@@ -78,3 +78,12 @@ def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path, folders: Pendi
     (tmp_path / "adapters" / PENDING_FOLDER).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StorageError, match="symbolic link"):
         folders.add(staged(tmp_path), uuid4())
+
+
+def test_a_server_that_resumes_folders_is_known_to_others(tmp_path: Path, folders: PendingFolders) -> None:
+    others = PendingFolders(tmp_path / "adapters")
+    assert not others.is_watched() and not (tmp_path / "adapters").exists()
+    with folders.watched(), PendingFolders(tmp_path / "adapters").watched():
+        assert others.is_watched() and others.is_watched()
+        assert list(others.abandoned()) == [], "its lock is no upload"
+    assert not others.is_watched()

@@ -32,8 +32,8 @@ def test_the_preferred_backend_is_taken_where_it_is_exact() -> None:
 def test_one_validated_schema_makes_the_whole_validated() -> None:
     planned = plan_schemas([PLAIN, UNIQUE], SchemaLimits(), backends=ALL_BACKENDS)
     assert planned.enforcement == "validated"
-    judged_by = validation_schema(planned.plans[1])
-    assert judged_by is not None and json.loads(judged_by) == UNIQUE.schema
+    validated_by = validation_schema(planned.plans[1])
+    assert validated_by is not None and json.loads(validated_by) == UNIQUE.schema
 
 
 def test_every_value_can_be_validated() -> None:

@@ -291,9 +291,9 @@ def test_the_rest_of_a_cut_answer_is_dropped_after_a_call(
 
 def test_only_finished_arguments_are_validated() -> None:
     syntax = syntax_of(ToolStyle.HERMES)
-    text = render_calls(ToolStyle.HERMES, [WrittenCall("free", "{}"), WrittenCall("judged", '{"a": 1}')])
-    of = ToolCallFormat(syntax, ToolCallPlacement.FOLLOW_TEXT, {"free": None, "judged": "false"})
-    with pytest.raises(SchemaNotSatisfied, match='the arguments of judged: {"a": 1} by false'):
+    text = render_calls(ToolStyle.HERMES, [WrittenCall("free", "{}"), WrittenCall("checked", '{"a": 1}')])
+    of = ToolCallFormat(syntax, ToolCallPlacement.FOLLOW_TEXT, {"free": None, "checked": "false"})
+    with pytest.raises(SchemaNotSatisfied, match='the arguments of checked: {"a": 1} by false'):
         read(of, list(text))
     assert read(of, [text], "length").reason == "length"
     cut_off = text[: text.rindex("}\n</tool")]

@@ -22,17 +22,24 @@ from tests.platform.api.tenant.upload_server import UploadHome
 from tests.platform.fake_admissions import FakeAdmissions
 
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
-from loraplex.grammar.judge.judges import ValidatorPoolConfig, ValueValidators
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.api.app import create_app
 from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
+from loraplex.platform.inference.structured_output.build_task import AnalysisSetup
+from loraplex.platform.inference.structured_output.request_analysis import (
+    RequestAnalyzer,
+    request_analysis_task,
+)
+from loraplex.platform.inference.structured_output.value_validation import (
+    ValueValidator,
+    value_validation_task,
+)
 from loraplex.platform.observability.request_stats import RequestStats
-from loraplex.platform.preparation.messages import Setup
-from loraplex.platform.preparation.preparer import AnalyzerConfig, RequestAnalyzer
 from loraplex.platform.server.secret import derive
+from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
@@ -86,7 +93,7 @@ class Gateway:
     engine: FakeEngine
     database: Database
     recorder: Recorder
-    trials: FakeCompileChecks
+    compile_checks: FakeCompileChecks
     admissions: Any
     poison_memory: PoisonMemory
     key: str
@@ -169,14 +176,12 @@ async def start_gateway(
             served_model_name: str = BASE_MODEL,
             home: UploadHome | None = None,
         ) -> Gateway:
-            value_validation = ValueValidators(ValidatorPoolConfig(environment=os.environ))
-            stack.push_async_callback(value_validation.close)
-            engine, recorder, trials = FakeEngine(script), Recorder(), FakeCompileChecks(refused)
+            pool = WorkerPool()
+            stack.push_async_callback(pool.close)
+            engine, recorder, compile_checks = FakeEngine(script), Recorder(), FakeCompileChecks(refused)
             admissions = admissions or FakeAdmissions()
             limits, prompts = limits or ServingConfig(key_cache_s=0.0), PromptRenderer(chat_tokenizer)
-            setup = Setup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
-            preparer = RequestAnalyzer(AnalyzerConfig(setup=setup, environment=os.environ))
-            stack.push_async_callback(preparer.close)
+            setup = AnalysisSetup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
             dependencies = GatewayDependencies(
                 served_model_name=served_model_name,
                 database=other or database,
@@ -184,9 +189,9 @@ async def start_gateway(
                 prompts=prompts,
                 token_text=TokenText(chat_tokenizer),
                 recorder=recorder,
-                request_analysis=preparer,
-                compile_checks=trials,
-                value_validation=value_validation,
+                request_analysis=RequestAnalyzer(pool, request_analysis_task(setup, os.environ)),
+                compile_checks=compile_checks,
+                value_validation=ValueValidator(pool, value_validation_task(os.environ)),
                 admission_controller=admissions,
                 policy_publisher=admissions,
                 namespace_of=namespace_of,
@@ -199,7 +204,9 @@ async def start_gateway(
             app = create_app(dependencies)
             url = await stack.enter_async_context(served(app))
             memory = dependencies.poison_memory
-            gateway = Gateway(app, url, engine, database, recorder, trials, admissions, memory, "", stack)
+            gateway = Gateway(
+                app, url, engine, database, recorder, compile_checks, admissions, memory, "", stack
+            )
             gateway.key = "" if other else await gateway.tenant("acme")
             return gateway
 

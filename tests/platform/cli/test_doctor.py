@@ -9,11 +9,11 @@ from typer.testing import CliRunner
 
 from loraplex.adapters.errors import ValidationUnavailable
 from loraplex.adapters.validation.result import ValidationResult
-from loraplex.adapters.validation_process import ValidationProcesses
 from loraplex.platform.cli import doctor
 from loraplex.platform.cli.doctor import GIB, grade
 from loraplex.platform.config import load_settings
 from loraplex.platform.datastores.migrations import newest_revision
+from loraplex.platform.server.adapter_validation import AdapterValidation
 
 
 def run(*arguments: str) -> tuple[int, dict[str, tuple[str, str]]]:
@@ -90,10 +90,10 @@ def test_a_table_for_people(tmp_path: Path) -> None:
 def test_uploads_that_cannot_be_confined_are_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refuse(self: ValidationProcesses, tenant_id: UUID, folder: Path) -> ValidationResult:
+    async def refuse(self: AdapterValidation, tenant_id: UUID, folder: Path) -> ValidationResult:
         raise ValidationUnavailable("a validation cannot be confined here: prctl(22)")
 
-    monkeypatch.setattr(ValidationProcesses, "validate", refuse)
+    monkeypatch.setattr(AdapterValidation, "validate", refuse)
     status, detail = run("--data-dir", str(tmp_path))[1]["uploads"]
     assert status == "warning" and "prctl(22)" in detail
 

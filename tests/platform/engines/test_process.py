@@ -39,7 +39,7 @@ def lives(pid: int) -> bool:
 
 
 async def collect(engine: EngineProcess, engine_request: EngineRequest) -> list[Event]:
-    return [event async for event in engine.submit(engine_request)]
+    return [event async for event in engine.client.submit(engine_request)]
 
 
 async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
@@ -74,8 +74,8 @@ async def test_serves_and_stops_without_leftovers(tmp_path: Path) -> None:
         pid = engine.pid
         assert pid is not None
         assert isinstance((await collect(engine, request("a")))[-1], Finished)
-        assert (await engine.stats()).generation_tokens == 5
-        assert engine.info().model_path == "fake"
+        assert (await engine.client.stats()).generation_tokens == 5
+        assert engine.client.info().model_path == "fake"
         command_line = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
         assert command_line[1:-1] == ["-P", "-m", "loraplex.platform.engines.main"]
     assert not lives(pid)
@@ -91,10 +91,14 @@ async def test_a_killed_engine_fails_its_requests_and_comes_back(tmp_path: Path)
         os.kill(first, signal.SIGKILL)
         last = (await asyncio.wait_for(task, 60))[-1]
         assert isinstance(last, Failed) and last.code == "engine_lost"
-        await until(lambda: engine.connected)
+        await until(lambda: engine.client.connected)
         assert engine.pid != first
         assert isinstance((await collect(engine, request("b")))[-1], Finished)
-        assert (engine.restarts, engine.deaths, (await engine.stats()).running) == (1, 1, 0)
+        assert (engine.client.restarts, engine.client.deaths, (await engine.client.stats()).running) == (
+            1,
+            1,
+            0,
+        )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +118,7 @@ async def test_faults_are_survived(
         assert isinstance(last, Failed) and last.code == "engine_lost"
         # A healthy engine of a busy machine would not keep bounds as tight as these.
         monkeypatch.setattr(engine, "_options", options(tmp_path, script))
-        await until(lambda: engine.connected)
+        await until(lambda: engine.client.connected)
         assert isinstance((await collect(engine, request("good")))[-1], Finished)
 
 
@@ -122,11 +126,11 @@ CRASHING = FakeScript(faults=(Fault(kind="crash", request_id="bad"),))
 
 
 async def crash(engine: EngineProcess) -> None:
-    deaths = engine.deaths
+    deaths = engine.client.deaths
     last = (await collect(engine, request("bad")))[-1]
     assert isinstance(last, Failed) and last.code == "engine_lost"
-    assert str(CRASH_STATUS) in str(engine.failure)
-    await until(lambda: engine.deaths > deaths or engine.crash_loop.is_set())
+    assert str(CRASH_STATUS) in str(engine.client.failure)
+    await until(lambda: engine.client.deaths > deaths or engine.crash_loop.is_set())
 
 
 @pytest.mark.long
@@ -136,7 +140,9 @@ async def test_supervision_goes_on_after_any_number_of_deaths(tmp_path: Path) ->
         for _ in range(10):
             await crash(engine)
         assert isinstance((await collect(engine, request("good")))[-1], Finished)
-        await until(lambda: (engine.restarts, engine.deaths, engine.failure) == (10, 10, None))
+        await until(
+            lambda: (engine.client.restarts, engine.client.deaths, engine.client.failure) == (10, 10, None)
+        )
 
 
 async def test_a_crash_loop_ends_where_the_policy_has_a_bound(tmp_path: Path) -> None:
@@ -145,10 +151,10 @@ async def test_a_crash_loop_ends_where_the_policy_has_a_bound(tmp_path: Path) ->
         for _ in range(2):
             await crash(engine)
         assert engine.crash_loop.is_set()
-        assert f"status {CRASH_STATUS}" in str(engine.failure)
+        assert f"status {CRASH_STATUS}" in str(engine.client.failure)
         assert engine.pid is None
         with pytest.raises(EngineUnavailable):
-            await engine.stats()
+            await engine.client.stats()
 
 
 def with_adapter(request_id: str, tenant: bytes) -> EngineRequest:
@@ -170,11 +176,11 @@ async def remembered(chosen: EngineProcessOptions) -> AsyncIterator[tuple[Engine
 
 async def all_lost(engine: EngineProcess, *requests: EngineRequest) -> None:
     """Submit requests of which one kills the engine, and wait for the next engine."""
-    deaths = engine.deaths
+    deaths = engine.client.deaths
     for events in await asyncio.gather(*(collect(engine, each) for each in requests)):
         assert isinstance(events[-1], Failed) and events[-1].code == "engine_lost"
-    await engine.wait_ready()
-    assert engine.deaths == deaths + 1
+    await engine.client.wait_ready()
+    assert engine.client.deaths == deaths + 1
 
 
 async def test_an_adapter_that_kills_two_engines_is_refused(tmp_path: Path) -> None:
@@ -213,7 +219,7 @@ async def test_no_error_of_a_start_ends_the_supervision(
         monkeypatch.setattr(engine, "_spawn_until_ready", fail_first)
         last = (await collect(engine, request("bad")))[-1]
         assert isinstance(last, Failed) and last.code == "engine_lost"
-        await until(lambda: (engine.restarts, engine.failure) == (3, None))
+        await until(lambda: (engine.client.restarts, engine.client.failure) == (3, None))
         assert isinstance((await collect(engine, request("good")))[-1], Finished)
 
 
@@ -224,7 +230,7 @@ async def test_a_loop_that_stood_still_kills_no_healthy_engine(tmp_path: Path) -
         await asyncio.sleep(1.5)
         time.sleep(5.5)  # noqa: ASYNC251 - the event loop stands still, as it does while its process is stopped
         await asyncio.sleep(2.0)
-        assert (engine.pid, engine.restarts) == (pid, 0)
+        assert (engine.pid, engine.client.restarts) == (pid, 0)
         assert isinstance((await collect(engine, request("a")))[-1], Finished)
 
 
@@ -247,7 +253,7 @@ async def test_stop_lets_the_child_drain(tmp_path: Path) -> None:
     async with running(options(tmp_path, FakeScript(token_interval_s=0.02))) as engine:
         task = asyncio.create_task(collect(engine, request("a", 20)))
         await asyncio.sleep(0.1)
-        await engine.drain()
+        await engine.client.drain()
         assert isinstance((await task)[-1], Finished)
         (refused,) = await collect(engine, request("late"))
         assert isinstance(refused, Failed) and refused.code == "engine_unavailable"

@@ -10,7 +10,7 @@ from loraplex.engine.messages import Delta, EngineRequest, Event, Finished, Star
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.inference import engine_streams
 from loraplex.platform.inference.engine_streams import EngineStreams
-from loraplex.platform.observability.request_stats import UsageCounter
+from loraplex.platform.observability.request_stats import RequestStats
 
 
 def request(name: str, max_tokens: int = 5) -> EngineRequest:
@@ -18,8 +18,9 @@ def request(name: str, max_tokens: int = 5) -> EngineRequest:
     return EngineRequest(request_id=name, namespace=bytes(32), prompt_token_ids=[1, 2, 3], sampling=sampling)
 
 
-def streams(engine: FakeEngine, *requests: EngineRequest) -> tuple[EngineStreams, UsageCounter]:
-    meter = UsageCounter([len(each.prompt_token_ids) for each in requests])
+def streams(engine: FakeEngine, *requests: EngineRequest) -> tuple[EngineStreams, RequestStats]:
+    lengths = [len(each.prompt_token_ids) for each in requests]
+    meter = RequestStats(arrival=0.0, n=1, max_tokens=5, prompt_lengths=lengths)
     return EngineStreams(engine, requests, meter), meter
 
 
@@ -31,7 +32,7 @@ async def test_events_of_all_prompts_and_then_none() -> None:
     for prompt in (0, 1):
         events = [event for each, event in seen if each == prompt]
         assert isinstance(events[0], Started) and isinstance(events[-1], Finished)
-    assert (meter.prompt_tokens, meter.completion_tokens, meter.finished) == (6, 10, 2)
+    assert (meter.prompt_tokens, meter.completion_tokens, meter.finished_choices) == (6, 10, 2)
     assert await opened.next() is None
     await opened.close()
 
@@ -46,7 +47,7 @@ async def test_unread_tokens_are_counted_when_the_client_leaves() -> None:
     assert engine.running == 0 and engine.aborts == 1
     # The reader stopped at a full queue; the rest is in the engine's last word.
     assert meter.completion_tokens == made > engine_streams.WAITING_EVENTS
-    assert meter.finished == 0
+    assert meter.finished_choices == 0
 
 
 async def test_a_cancelled_consumer_loses_no_event() -> None:

@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.platform.engines.managed_engine import Managed
 
 from loraplex.engine.fake_engine import FakeScript
-from loraplex.engine.messages import STEP_TOKEN_BOUNDS, EngineStats
+from loraplex.engine.messages import STEP_TOKEN_BOUNDS, EngineStats, Finished, Started, Usage
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability.metrics import Metrics, one_two_five
 from loraplex.platform.observability.request_stats import RequestStats
@@ -100,18 +100,14 @@ def test_a_request_is_counted_once(metrics: Metrics) -> None:
         arrival=10.0,
         n=1,
         max_tokens=16,
-        prompt_tokens=30,
-        cached_tokens=16,
-        completion_tokens=3,
-        largest_choice=3,
-        finish_reason="stop",
-        queue_s=0.01,
-        prefill_s=0.03,
+        prompt_lengths=[30],
         first_token=10.05,
         last_token=10.25,
         finished=10.3,
         token_gaps=[0.1, 0.1],
     )
+    stats.see(0, Started("r", None, 16, queue_s=0.01, prefill_s=0.03))
+    stats.see(0, Finished("r", 0, "stop", Usage(30, 16, 3)))
     metrics.record(stats)
     assert value(metrics, "vllm:request_success_total", finished_reason="stop") == 1
     assert value(metrics, "vllm:time_to_first_token_seconds_bucket", le="0.04") == 0
@@ -127,7 +123,9 @@ def test_a_request_is_counted_once(metrics: Metrics) -> None:
 
 
 def test_a_request_without_tokens_and_an_unknown_reason(metrics: Metrics) -> None:
-    metrics.record(RequestStats(arrival=0.0, n=2, max_tokens=4, finish_reason="tool_calls", finished=1.0))
+    stats = RequestStats(arrival=0.0, n=2, max_tokens=4, prompt_lengths=[1], finished=1.0)
+    stats.finish_reason = "tool_calls"
+    metrics.record(stats)
     assert value(metrics, "vllm:request_success_total", finished_reason="error") == 1
     assert value(metrics, "vllm:time_to_first_token_seconds_count") == 0
     assert value(metrics, "vllm:request_queue_time_seconds_count") == 0
@@ -192,7 +190,7 @@ def test_buckets_reach_the_model_length() -> None:
 
 def test_trials_are_counted_by_result(metrics: Metrics) -> None:
     for result in ("accepted", "accepted", "too_costly"):
-        metrics.record_trial(result, 0.25)
+        metrics.record_compile_check(result, 0.25)
     exported = samples(metrics)
     counted = {
         dict(labels)["result"]: n for (name, labels), n in exported.items() if name.endswith("_trials_total")

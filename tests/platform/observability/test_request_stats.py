@@ -1,21 +1,25 @@
 """Every token that the engine reported counts once, in any order and with any end."""
 
 from loraplex.engine.messages import Delta, Failed, Finished, Started, Usage
-from loraplex.platform.observability.request_stats import UsageCounter
+from loraplex.platform.observability.request_stats import RequestStats
 
 
-def counted(counter: UsageCounter) -> tuple[int, int, int, int]:
-    return counter.prompt_tokens, counter.cached_tokens, counter.completion_tokens, counter.finished
+def stats_of(*lengths: int) -> RequestStats:
+    return RequestStats(arrival=0.0, n=2, max_tokens=9, prompt_lengths=lengths)
+
+
+def counted(counter: RequestStats) -> tuple[int, int, int, int]:
+    return counter.prompt_tokens, counter.cached_tokens, counter.completion_tokens, counter.finished_choices
 
 
 def test_nothing_counts_before_the_engine_has_begun() -> None:
-    counter = UsageCounter([7])
+    counter = stats_of(7)
     counter.see(0, Failed("r", "engine_overloaded", "full"))
     assert counted(counter) == (0, 0, 0, 0)
 
 
 def test_prompts_and_choices_count_separately() -> None:
-    counter = UsageCounter([7, 5])
+    counter = stats_of(7, 5)
     counter.see(1, Started("b", None, 4))
     assert counted(counter) == (5, 4, 0, 0)
     counter.see(0, Started("a", None, 0))
@@ -28,7 +32,7 @@ def test_prompts_and_choices_count_separately() -> None:
 
 
 def test_the_usage_of_an_aborted_choice_counts_but_not_as_finished() -> None:
-    counter = UsageCounter([3])
+    counter = stats_of(3)
     counter.see(0, Started("a", None, 9))
     counter.see(0, Delta("a", 0, [1], "x"))
     counter.see(0, Finished("a", 0, "abort", Usage(3, 3, 17)))
@@ -36,7 +40,7 @@ def test_the_usage_of_an_aborted_choice_counts_but_not_as_finished() -> None:
 
 
 def test_a_prompt_that_ends_early_counts_as_far_as_it_was_computed() -> None:
-    counter = UsageCounter([9, 9])
+    counter = stats_of(9, 9)
     counter.see(0, Finished("a", 0, "abort", Usage(6, 4, 0)))
     counter.see(0, Finished("a", 1, "abort", Usage(0, 0, 0)))
     counter.see(1, Finished("b", 0, "abort", Usage(0, 0, 0)))
@@ -46,9 +50,26 @@ def test_a_prompt_that_ends_early_counts_as_far_as_it_was_computed() -> None:
 
 
 def test_the_usage_of_a_failure_adds_what_was_not_delivered() -> None:
-    counter = UsageCounter([3])
+    counter = stats_of(3)
     counter.see(0, Started("a", None, 2))
     counter.see(0, Delta("a", 0, [1, 2], "x"))
     counter.see(0, Delta("a", 1, [1], "x"))
     counter.see(0, Failed("a", "timeout", "late", usage={0: Usage(3, 2, 5)}))
     assert counted(counter) == (3, 2, 6, 0)
+
+
+def test_the_longest_choice_and_the_engines_longest_times() -> None:
+    counter = stats_of(3, 3)
+    counter.see(0, Started("a", None, 0, queue_s=0.1, prefill_s=0.4))
+    counter.see(1, Started("b", None, 0, queue_s=0.2, prefill_s=0.3))
+    counter.see(0, Finished("a", 0, "length", Usage(3, 0, 4)))
+    counter.see(1, Finished("b", 0, "stop", Usage(3, 0, 9)))
+    assert (counter.queue_s, counter.prefill_s) == (0.2, 0.4)
+    assert (counter.largest_choice, counter.finish_reason) == (9, "stop")
+
+
+def test_gaps_are_those_between_delivered_tokens_of_one_choice() -> None:
+    counter = stats_of(3)
+    for choice, tokens, now in ((0, 1, 1.0), (1, 1, 1.5), (0, 2, 2.0), (1, 0, 3.0)):
+        counter.deliver(choice, tokens, now)
+    assert (counter.first_token, counter.last_token, counter.token_gaps) == (1.0, 3.0, [0.5, 0.5])

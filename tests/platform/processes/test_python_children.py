@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.grammar.child_process import end_child, module_command, python_command, spawn_child
 from loraplex.platform.config import engine_environment, foreign_environment
 from loraplex.platform.engines.process import MODULE
+from loraplex.platform.processes.child_process import module_command, python_command, spawn_child
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("adapters", "engine", "grammar", "migrations", "platform", "tenants")
-COMMANDS = Path("grammar/child_process.py")
+COMMANDS = Path("platform/processes/child_process.py")
 # The interpreter's option -I implies -P.
 ISOLATED = Path("platform/datastores/embedded/child.py")
 
@@ -80,7 +80,8 @@ async def test_children_and_grandchildren_import_nothing_from_the_working_direct
         )
         grandchild = await asyncio.create_subprocess_exec(*python_command("-c", program), env=environment)
         assert await grandchild.wait() == 0
-        await end_child(child)
+        child.kill()
+        await child.wait()
     assert not (hostile / "trace").exists()
 
 

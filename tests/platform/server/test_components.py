@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -17,19 +18,21 @@ from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
 from loraplex.engine.messages import EngineStats
 from loraplex.grammar.builder.output_plan import plan_output
 from loraplex.grammar.constraints import OutputConstraints, Regex, SchemaLimits
-from loraplex.grammar.errors import GrammarError, GrammarInvalid, GrammarTooCostly, WorkersUnavailable
+from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.config import Settings
 from loraplex.platform.engines.pool import EnginePool
-from loraplex.platform.errors import UnsupportedParameter
-from loraplex.platform.inference.structured_output.compile_cache import RecordedCompileChecks
+from loraplex.platform.errors import UnsupportedParameter, WorkersUnavailable
+from loraplex.platform.inference.structured_output.compile_checks import RecordedCompileChecks
 from loraplex.platform.server.components import (
     compile_check_limits,
     open_compile_checks,
     open_lifecycle,
+    open_worker_pool,
     refused_by_engines,
 )
+from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AdapterVersion
@@ -43,7 +46,7 @@ class Recorder:
     def __init__(self) -> None:
         self.results: list[str] = []
 
-    def record_trial(self, result: str, seconds: float) -> None:
+    def record_compile_check(self, result: str, seconds: float) -> None:
         assert seconds >= 0
         self.results.append(result)
 
@@ -51,7 +54,7 @@ class Recorder:
 class Scripted:
     """Compile checks that raise `error`, or hang."""
 
-    def __init__(self, error: GrammarError | None, hang: bool = False) -> None:
+    def __init__(self, error: Exception | None, hang: bool = False) -> None:
         self._error, self._hang = error, hang
 
     async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
@@ -70,7 +73,7 @@ class Scripted:
         (WorkersUnavailable("busy"), "unavailable"),
     ],
 )
-async def test_every_check_is_recorded_with_its_result(error: GrammarError | None, result: str) -> None:
+async def test_every_check_is_recorded_with_its_result(error: Exception | None, result: str) -> None:
     recorder = Recorder()
     checks = RecordedCompileChecks(Scripted(error), recorder)
     if error is None:
@@ -98,7 +101,7 @@ def test_the_queue_timeout_allows_for_the_longest_check(deadline_s: float) -> No
 
 async def test_a_model_without_an_end_token_has_no_grammars() -> None:
     recorder = Recorder()
-    async with open_compile_checks(Settings(), DEFAULT_INFO, "{}", recorder) as checks:
+    async with open_compile_checks(WorkerPool(), Settings(), DEFAULT_INFO, "{}", recorder) as checks:
         with pytest.raises(UnsupportedParameter, match="no end token") as refused:
             await checks.check(TENANT, SPEC, param="tools")
     assert refused.value.param == "tools"
@@ -114,7 +117,10 @@ async def test_a_real_process_checks_grammars_and_ends_with_the_gateway(chat_tok
         for regex in ("a+", "(a")
     )
     assert good is not None and bad is not None
-    async with open_compile_checks(Settings(), info, tokenizer_json, recorder) as checks:
+    async with (
+        open_worker_pool() as pool,
+        open_compile_checks(pool, Settings(), info, tokenizer_json, recorder) as checks,
+    ):
         await checks.check(TENANT, good, param="structured_outputs.regex")
         with pytest.raises(GrammarInvalid) as refused:
             await checks.check(TENANT, bad, param="structured_outputs.regex")
@@ -157,8 +163,14 @@ def namespace_of(tenant_id: UUID) -> bytes:
     return tenant_id.bytes * 2
 
 
+@pytest.fixture
+async def pool() -> AsyncIterator[WorkerPool]:
+    async with open_worker_pool() as pool:
+        yield pool
+
+
 async def test_an_upload_becomes_ready_and_is_quarantined_with_its_engine(
-    database: Database, tmp_path: Path
+    database: Database, tmp_path: Path, pool: WorkerPool
 ) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
@@ -177,7 +189,7 @@ async def test_an_upload_becomes_ready_and_is_quarantined_with_its_engine(
         async with database.as_tenant(tenant_id) as session:
             return (await session.scalars(select(AdapterVersion))).one()
 
-    async with open_lifecycle(database, engines, Store(storage), root, namespace_of) as lifecycle:
+    async with open_lifecycle(database, engines, Store(storage), root, namespace_of, pool) as lifecycle:
         await lifecycle.begin(tenant_id, "voice", staged)
         await asyncio.wait_for(lifecycle.settled(), 60)
         ready = await version()
@@ -189,7 +201,9 @@ async def test_an_upload_becomes_ready_and_is_quarantined_with_its_engine(
         assert (await version()).state == "quarantined"
 
 
-async def test_without_the_models_configuration_uploads_wait(database: Database, tmp_path: Path) -> None:
+async def test_without_the_models_configuration_uploads_wait(
+    database: Database, tmp_path: Path, pool: WorkerPool
+) -> None:
     engines, root = EnginePool([Managed()]), tmp_path / "adapters"
     async with database.as_operator() as session:
         tenant_id = (await TenantRepository(session).create("acme")).id
@@ -198,7 +212,7 @@ async def test_without_the_models_configuration_uploads_wait(database: Database,
     with storage.staging() as staged:
         pass
     write_good(staged)
-    async with open_lifecycle(database, engines, Store(storage), root, namespace_of) as lifecycle:
+    async with open_lifecycle(database, engines, Store(storage), root, namespace_of, pool) as lifecycle:
         registered = await lifecycle.begin(tenant_id, "voice", staged)
         await asyncio.sleep(0.1)
     async with database.as_tenant(tenant_id) as session:

@@ -161,6 +161,7 @@ async def ended_by_server(port: int, start: bytes, part: bytes, most: int) -> by
             await asyncio.sleep(0)
             sent += len(part)
     except ConnectionError:
+        await asyncio.gather(answer, return_exceptions=True)
         return b""
     finally:
         writer.close()

@@ -5,11 +5,7 @@ import json
 import os
 import re
 import signal
-import subprocess
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +13,13 @@ import httpx
 import msgspec
 import psycopg
 import pytest
-from sqlalchemy.ext.asyncio import AsyncSession
 from structlog.testing import capture_logs
-from tests.end_to_end.live_server import command_line
+from tests.end_to_end.live_server import command_line, descendants, lives
+from tests.platform.server.serve_process import Serve, make_key, model_folder, script, serving, stores, until
 
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript, Fault
 from loraplex.engine.messages import EngineRequest, Failed
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.grammar.child_process import python_command
 from loraplex.platform.config import PLAIN_HTTP, load_settings
 from loraplex.platform.datastores.embedded.orphans import executable
 from loraplex.platform.engines import startup
@@ -33,150 +28,14 @@ from loraplex.platform.engines.remote_client import RemoteEngine
 from loraplex.platform.server.serve import _serve_engine, _serve_gateway
 from loraplex.platform.server.uvicorn_server import Shutdown, bind
 from loraplex.platform.startup_errors import EngineStartFailed, PortTaken
-from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.api_keys.scopes import INFERENCE, OPERATOR
-from loraplex.tenants.database import Database
 
-RUN = "from loraplex.platform.cli.main import main; main()"
-START_S = 180.0
-
-
-def descendants(pid: int) -> set[int]:
-    """All live processes below `pid`, from /proc."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if fields[0] != "Z":
-                parents[int(entry.name)] = int(fields[1])
-    found: set[int] = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
-
-
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+__all__ = ["model_folder", "stores"]
 
 
 def module(pid: int) -> str:
-    """The module that a process runs, from its command line `python -P -m MODULE ...`."""
+    """The module that a process runs and its arguments, from its command line `python -P -m MODULE ...`."""
     arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    return arguments[arguments.index("-m") + 1]
-
-
-def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition was not true in time"
-        time.sleep(0.05)
-
-
-class Serve:
-    """A running `loraplex serve`."""
-
-    def __init__(self, process: "subprocess.Popen[str]", folder: Path) -> None:
-        self.process = process
-        self.folder = folder
-        self.url = ""
-
-    def wait_ready(self) -> None:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        match = re.search(r"http://[^/]+", line)
-        assert match, f"{line!r}: {(self.folder / 'stderr').read_text()}"
-        self.url = match[0]
-        until(self._answers, START_S)
-
-    def _answers(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/livez").status_code == 200
-        except httpx.TransportError:
-            return False
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory, chat_tokenizer: Any) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    chat_tokenizer.save_pretrained(folder)
-    return folder
-
-
-@contextmanager
-def serving(
-    folder: Path,
-    model: Path | None,
-    script: FakeScript,
-    *arguments: str,
-    wait: bool = True,
-    settings: Mapping[str, str] | None = None,
-) -> Iterator[Serve]:
-    folder.mkdir(exist_ok=True)
-    (folder / "script.json").write_bytes(msgspec.json.encode(script))
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("LORAPLEX_")}
-    environment |= {f"LORAPLEX_{key.upper()}": value for key, value in (settings or {}).items()}
-    environment["LORAPLEX_FAKE_ENGINE"] = str(folder / "script.json")
-    options = ["--port", "0", "--data-dir", str(folder / "data")]
-    options += ["--model", str(model)] if model is not None else []
-    command = python_command("-c", RUN, "serve", *options, *arguments)
-    with (folder / "stderr").open("w") as errors:
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
-        )
-    serve = Serve(process, folder)
-    try:
-        if wait:
-            serve.wait_ready()
-        yield serve
-    finally:
-        process.kill()
-        process.wait()
-
-
-def script(**changes: Any) -> FakeScript:
-    info = msgspec.structs.replace(DEFAULT_INFO, vocab_size=400)
-    return FakeScript(info=info, **changes)
-
-
-def make_key(database_url: str, name: str = "acme", scopes: Sequence[str] = (INFERENCE,)) -> str:
-    """A tenant and its key, in the database that the server uses."""
-
-    async def make(session: AsyncSession) -> str:
-        tenant = await TenantRepository(session).create(name)
-        return (await KeyRepository(session).create(tenant.id, "test", scopes)).plaintext
-
-    return in_database(database_url, make)
-
-
-def make_operator_key(database_url: str) -> str:
-    async def make(session: AsyncSession) -> str:
-        return (await KeyRepository(session).create(None, "test", [OPERATOR])).plaintext
-
-    return in_database(database_url, make)
-
-
-def in_database(database_url: str, work: Callable[[AsyncSession], Awaitable[str]]) -> str:
-    async def run() -> str:
-        database = Database(database_url)
-        async with database.as_operator() as session:
-            result = await work(session)
-        await database.close()
-        return result
-
-    return asyncio.run(run())
-
-
-@pytest.fixture
-def stores(database_url: str, valkey_url: str) -> dict[str, str]:
-    """Addresses of running stores, as in production."""
-    return {"database_url": database_url, "redis_url": valkey_url}
+    return " ".join(arguments[arguments.index("-m") + 1 :]).strip()
 
 
 def chat(url: str, key: str, **fields: Any) -> httpx.Response:
@@ -196,7 +55,7 @@ def test_answers_probes_metrics_and_drains(
         pids = descendants(serve.process.pid)
         assert sorted(module(pid) for pid in pids) == [
             "loraplex.platform.engines.main",
-            "loraplex.platform.preparation.process",
+            "loraplex.platform.workers.main request_analysis",
         ]
         assert "libtorch" not in Path(f"/proc/{serve.process.pid}/maps").read_text()
         until(lambda: httpx.get(f"{serve.url}/readyz").status_code == 200)
@@ -484,9 +343,9 @@ def test_nothing_is_imported_from_the_working_directory(
         started = {module(pid).rpartition("loraplex.")[2] for pid in descendants(serve.process.pid)}
     assert started == {
         "platform.engines.main",
-        "platform.preparation.process",
-        "grammar.trial.process",
-        "grammar.judge.process",
+        "platform.workers.main request_analysis",
+        "platform.workers.main compile_check",
+        "platform.workers.main value_validation",
     }
     assert not trace.exists(), trace.read_text()
 
@@ -532,7 +391,7 @@ def test_a_malformed_address_is_a_wrong_setting(
 ) -> None:
     settings = {**stores, setting: "mysql://user:canary@host/name"}
     with serving(tmp_path / "s", model_folder, script(), wait=False, settings=settings) as serve:
-        assert serve.process.wait(START_S) == 2
+        assert serve.process.wait(180) == 2
         errors = (serve.folder / "stderr").read_text()
     assert f"{setting.upper()} begins with 'mysql'" in errors
     assert "Traceback" not in errors and "canary" not in errors

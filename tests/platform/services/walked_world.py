@@ -19,12 +19,14 @@ from uuid import UUID, uuid4
 import httpx
 import psycopg
 import redis
+from fastapi import FastAPI
 from psycopg import sql
 from psycopg.rows import tuple_row
 from tests.conftest import EMPTY
 from tests.platform.api.tenant.upload_server import UploadHome
 from typer.testing import CliRunner
 
+from loraplex.adapters.uploads.service import Lifecycle, Uploads
 from loraplex.engine.fake_engine import FakeEngine
 from loraplex.platform.api.app import create_app
 from loraplex.platform.cli.main import main
@@ -67,7 +69,7 @@ class World:
     valkey_url: str
     database: Database
     client: httpx.AsyncClient
-    uploads: UploadHome
+    app: FastAPI
     tenant_id: UUID = field(init=False)
     key_id: str = ""
     admin_key: str = field(default="", repr=False)
@@ -88,7 +90,7 @@ class World:
         self.admin_key, self.operator_key = created.key.plaintext, operator.plaintext
 
     async def tenant(self, method: str, path: str, body: Any = None, **headers: str) -> Outcome:
-        """Send a request to `/tenant/v1` with the tenant's first key. `if_match="1"` sends the header `If-Match: "1"`."""
+        """Send a request to `/tenant/v1` with the tenant's first key. `if_match="1"` sends `If-Match: "1"`."""
         return await self._send(self.admin_key, method, f"/tenant/v1{path}", body, headers)
 
     async def operator(self, method: str, path: str, body: Any = None, **headers: str) -> Outcome:
@@ -101,7 +103,9 @@ class World:
         return Outcome(result.exit_code == 0, result.output)
 
     async def _send(self, key: str, method: str, path: str, body: Any, headers: Mapping[str, str]) -> Outcome:
-        given = {name.replace("_", "-"): f'"{value}"' for name, value in headers.items()}
+        given = {
+            name.replace("_", "-"): value if value == "*" else f'"{value}"' for name, value in headers.items()
+        }
         given["authorization"] = f"Bearer {key}"
         response = await self.client.request(method, path, json=body, headers=given)
         assert response.status_code < 500, response.text
@@ -189,22 +193,31 @@ def _anonymous(value: Any) -> Any:
 
 
 @asynccontextmanager
-async def open_world(database_url: str, valkey_url: str, folder: Path) -> AsyncIterator[World]:
-    """Open the stores and the application. Commands find both stores in the environment."""
+async def open_world(
+    database_url: str, valkey_url: str, folder: Path, lifecycle: Lifecycle | None = None
+) -> AsyncIterator[World]:
+    """Open the stores and the application. Commands find both stores in the environment.
+
+    `lifecycle` None: versions stay as they are registered.
+    """
     database, valkey = Database(database_url, pool_size=3), open_valkey(valkey_url)
     admissions = QuotaAdmissionController(
         database, valkey, Price(prompt=0, cached_prompt=0, completion=0), uuid4(), AdmissionConfig()
     )
-    uploads = UploadHome(database, folder)
-    transport = httpx.ASGITransport(create_app(_dependencies(database, admissions, uploads)))
+    home = UploadHome(database, folder)
+    uploads = home.uploads
+    if lifecycle is not None:
+        uploads = Uploads(database, home.parts, home.storage, lifecycle, home.limits)
+    app = create_app(_dependencies(database, admissions, uploads))
+    transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-        yield World(database_url, valkey_url, database, client, uploads)
+        yield World(database_url, valkey_url, database, client, app)
     await valkey.aclose()
     await database.close()
 
 
 def _dependencies(
-    database: Database, admissions: QuotaAdmissionController, uploads: UploadHome
+    database: Database, admissions: QuotaAdmissionController, uploads: Uploads
 ) -> GatewayDependencies:
     """Return dependencies of an application that serves no inference."""
     absent: Any = SimpleNamespace(special_tokens=frozenset())
@@ -223,7 +236,7 @@ def _dependencies(
         policy_publisher=admissions,
         namespace_of=lambda tenant_id: tenant_id.bytes * 2,
         derive_key=lambda *parts: bytes(32),
-        uploads=uploads.uploads,
+        uploads=uploads,
         adapter_path=unused,
         config=ServingConfig(key_cache_s=0.0),
     )

@@ -13,6 +13,7 @@ from loraplex.tenants.quotas.limits import NO_LIMITS, QuotaLimits, Subject
 from loraplex.tenants.quotas.reservation import Reservation, ReservationRequest, SettledUsage
 from loraplex.tenants.valkey import tenant_key
 
+LEVELS = ("tenant", "key", "adapter")
 POLICY = 3
 EMPTY = CounterSnapshot(policy_epoch=POLICY, totals=(), reservations=(), full_buckets=True)
 MICROSECONDS = 1_000_000
@@ -129,3 +130,13 @@ async def age(client: Redis, tenant_id: UUID, seconds: float) -> None:
             stored = await client.hget(key, name)
             if stored is not None:
                 await client.hset(key, name, str(max(0, int(stored) - shift)))
+
+
+def limited(level: str, limits: QuotaLimits) -> LimitedTenant:
+    tenant, key, adapter = (limits if each == level else NO_LIMITS for each in LEVELS)
+    return LimitedTenant(tenant, key, adapter)
+
+
+async def with_counters(counters: Counters, tenant: LimitedTenant) -> LimitedTenant:
+    assert await counters.rebuild(tenant.tenant_id, 1, EMPTY) == 1
+    return tenant

@@ -8,19 +8,20 @@ from uuid import uuid4
 import pytest
 from redis.asyncio import Redis
 from tests.tenants.counters.limited_tenant import (
-    EMPTY,
+    LEVELS,
     POLICY,
     LimitedTenant,
     admit,
-    age,
     contents,
     decision,
     deny,
     failed,
     keys_of,
+    limited,
     reserved_of,
     usage_of,
     used,
+    with_counters,
 )
 
 from loraplex.tenants.counters.counter_replies import (
@@ -31,13 +32,12 @@ from loraplex.tenants.counters.counter_replies import (
     PolicyOutdated,
     Settled,
 )
-from loraplex.tenants.counters.counters import LEASE_S, Counters
+from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import InvalidField
-from loraplex.tenants.quotas.limits import COUNTED, MAX_BUDGET, MAX_INTEGER, MAX_RATE, NO_LIMITS, QuotaLimits
+from loraplex.tenants.quotas.limits import COUNTED, MAX_BUDGET, MAX_INTEGER, MAX_RATE, QuotaLimits
 from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.valkey import open_valkey, tenant_key
 
-LEVELS = ("tenant", "key", "adapter")
 # Of each limit, a value that lets exactly two requests of 10 tokens and 1000 nano-units through.
 TWO: Mapping[str, int] = {
     "requests_per_minute": 2,
@@ -48,16 +48,6 @@ TWO: Mapping[str, int] = {
     "budget_per_day": 2,
     "budget_per_month": 2,
 }
-
-
-def limited(level: str, limits: QuotaLimits) -> LimitedTenant:
-    tenant, key, adapter = (limits if each == level else NO_LIMITS for each in LEVELS)
-    return LimitedTenant(tenant, key, adapter)
-
-
-async def with_counters(counters: Counters, tenant: LimitedTenant) -> LimitedTenant:
-    assert await counters.rebuild(tenant.tenant_id, 1, EMPTY) == 1
-    return tenant
 
 
 async def test_nothing_is_admitted_before_the_counters_are_built(counters: Counters) -> None:
@@ -189,85 +179,6 @@ async def test_a_request_larger_than_a_limit_is_denied_for_ever(counters: Counte
         denied = await deny(counters, tenant.request())
         assert denied.exhausted
         assert denied.deciding.retry_after_s is None
-
-
-@pytest.mark.parametrize("level", LEVELS)
-async def test_each_sequence_counts_as_running_until_its_request_ends(counters: Counters, level: str) -> None:
-    tenant = await with_counters(counters, limited(level, QuotaLimits(concurrent_requests=100)))
-    first = tenant.request(sequences=64)
-    await admit(counters, first)
-    denied = await deny(counters, tenant.request(sequences=37))
-    found = decision(denied, level, "concurrent_requests")
-    assert (found.used, found.asked, found.retry_after_s) == (64, 37, 1.0)
-    await admit(counters, tenant.request(sequences=36))
-    assert (await used(counters, tenant))[level, "concurrent_requests"].used == 100
-    assert await counters.cancel(tenant.tenant_id, first.id) == Settled(True)
-    assert (await used(counters, tenant))[level, "concurrent_requests"].used == 36
-    never = await deny(counters, tenant.request(sequences=101))
-    assert never.exhausted and never.deciding.retry_after_s is None
-
-
-async def test_a_heartbeat_recreates_all_sequences_of_a_lost_reservation(
-    client: Redis, counters: Counters
-) -> None:
-    tenant = await with_counters(counters, LimitedTenant(tenant=QuotaLimits(concurrent_requests=9)))
-    request = tenant.request(sequences=8)
-    reserved = reserved_of(request, await admit(counters, request), epoch=1)
-    await client.delete(
-        *[key for key in await keys_of(client, tenant.tenant_id) if not key.endswith(":state")]
-    )
-    await admit(counters, tenant.request())
-    assert (await counters.heartbeat(tenant.tenant_id, [reserved])).recreated == {request.id}
-    assert failed(await counters.reserve(tenant.request())) == [("tenant", "concurrent_requests")]
-
-
-async def test_sequences_of_expired_leases_do_not_run(client: Redis, counters: Counters) -> None:
-    tenant = await with_counters(counters, LimitedTenant(tenant=QuotaLimits(concurrent_requests=9)))
-    lost = tenant.request(sequences=9)
-    await admit(counters, lost)
-    await age(client, tenant.tenant_id, LEASE_S)
-    await admit(counters, tenant.request(sequences=9))
-    assert (await used(counters, tenant))["tenant", "concurrent_requests"].used == 9
-    assert await counters.reap(tenant.tenant_id, lost.id, usage_of(0)) == Settled(True)
-    assert (await used(counters, tenant))["tenant", "concurrent_requests"].used == 9
-
-
-async def test_a_reservation_of_an_older_release_ends_without_taking_others_sequences(
-    client: Redis, counters: Counters
-) -> None:
-    """Its record has no number of sequences, and the counters that it left have no sum of them."""
-    tenant = await with_counters(counters, LimitedTenant(tenant=QuotaLimits(concurrent_requests=9)))
-    older, newer = tenant.request(sequences=1), tenant.request(sequences=5)
-    await admit(counters, older)
-    open_key = tenant_key(tenant.tenant_id, "1:open")
-    record = await client.hget(open_key, str(older.id))
-    assert isinstance(record, bytes)
-    await client.hset(open_key, str(older.id), record.rpartition(b" ")[0].decode())
-    for key in await keys_of(client, tenant.tenant_id):
-        if ":rate:" in key:
-            await client.hdel(key, "sequences:1")
-    await admit(counters, newer)
-    assert await counters.cancel(tenant.tenant_id, older.id) == Settled(True)
-    assert (await used(counters, tenant))["tenant", "concurrent_requests"].used == 5
-
-
-async def test_sequences_that_an_older_release_did_not_subtract_run_no_more(
-    client: Redis, counters: Counters
-) -> None:
-    """While releases are mixed, an older gateway ends requests of a newer one: by their leases, not by the sum of sequences."""
-    tenant = await with_counters(counters, LimitedTenant(tenant=QuotaLimits(concurrent_requests=9)))
-    newer, last = tenant.request(sequences=5), tenant.request(sequences=9)
-    await admit(counters, newer)
-    open_key = tenant_key(tenant.tenant_id, "1:open")
-    record = await client.hget(open_key, str(newer.id))
-    assert isinstance(record, bytes)
-    await client.hset(open_key, str(newer.id), record.rpartition(b" ")[0].decode())
-    assert await counters.cancel(tenant.tenant_id, newer.id) == Settled(True)
-    assert (await used(counters, tenant))["tenant", "concurrent_requests"].used == 0
-    await admit(counters, last)
-    assert (await used(counters, tenant))["tenant", "concurrent_requests"].used == 9
-    assert await counters.cancel(tenant.tenant_id, last.id) == Settled(True)
-    assert (await used(counters, tenant))["tenant", "concurrent_requests"].used == 0
 
 
 async def test_a_budget_reserved_by_open_requests_allows_a_retry(counters: Counters) -> None:
@@ -427,74 +338,6 @@ async def test_two_hundred_concurrent_requests_get_exactly_the_limit(
     # A bucket of 50 or 509 per minute refills by at most one request in the seconds this may take.
     assert 50 <= admitted <= (51 if name.endswith("per_minute") else 50)
     assert all(isinstance(reply, Admitted | Denied) for reply in replies)
-
-
-async def test_a_bucket_refills_as_it_says(client: Redis, counters: Counters) -> None:
-    tenant = await with_counters(counters, LimitedTenant(tenant=QuotaLimits(requests_per_minute=6)))
-    for _ in range(6):
-        await admit(counters, tenant.request())
-    denied = await deny(counters, tenant.request())
-    wait = denied.deciding.retry_after_s
-    assert wait is not None
-    assert 9 < wait <= 10
-    await age(client, tenant.tenant_id, wait - 1)
-    await deny(counters, tenant.request())
-    await age(client, tenant.tenant_id, 1)
-    await admit(counters, tenant.request())
-    await deny(counters, tenant.request())
-    await age(client, tenant.tenant_id, 3600)
-    for _ in range(6):
-        await admit(counters, tenant.request())
-    await deny(counters, tenant.request())
-
-
-async def test_a_late_settle_gives_no_token_twice(client: Redis, counters: Counters) -> None:
-    """Tokens that the bucket regained while a request ran must not be returned again when it ends unused."""
-    tenant = await with_counters(counters, LimitedTenant(tenant=QuotaLimits(tokens_per_minute=60)))
-    unused, whole = tenant.request(tokens=60), tenant.request(tokens=60)
-    await admit(counters, unused)
-    await age(client, tenant.tenant_id, 60)
-    await deny(counters, whole)
-    await counters.settle(tenant.tenant_id, unused.id, usage_of(0))
-    await admit(counters, whole)
-    await counters.settle(tenant.tenant_id, whole.id, usage_of(60))
-    await deny(counters, tenant.request(tokens=2))
-    await age(client, tenant.tenant_id, 30)
-    await deny(counters, tenant.request(tokens=32))
-    await admit(counters, tenant.request(tokens=30))
-
-
-async def test_a_lowered_limit_applies_at_once(counters: Counters) -> None:
-    tenant = await with_counters(
-        counters, LimitedTenant(tenant=QuotaLimits(requests_per_minute=100, tokens_per_day=100))
-    )
-    for _ in range(5):
-        await admit(counters, tenant.request())
-    lowered = QuotaLimits(requests_per_minute=3, tokens_per_day=20)
-    reply = await deny(counters, LimitedTenant(lowered, tenant_id=tenant.tenant_id).request())
-    assert failed(reply) == [("tenant", "requests_per_minute"), ("tenant", "tokens_per_day")]
-    assert [each.remaining for each in reply.decisions] == [0, 0]
-
-
-async def test_a_bucket_of_a_lowered_limit_is_empty_and_no_emptier(client: Redis, counters: Counters) -> None:
-    tenant = await with_counters(counters, LimitedTenant(tenant=QuotaLimits(requests_per_minute=100)))
-    for _ in range(9):
-        await admit(counters, tenant.request())
-    lowered = LimitedTenant(QuotaLimits(requests_per_minute=3), tenant_id=tenant.tenant_id)
-    await deny(counters, lowered.request())
-    await age(client, tenant.tenant_id, 20)
-    await admit(counters, lowered.request())
-    await deny(counters, lowered.request())
-
-
-async def test_tokens_used_while_there_was_no_limit_are_not_paid_later(counters: Counters) -> None:
-    limited = await with_counters(counters, LimitedTenant(tenant=QuotaLimits(tokens_per_minute=50)))
-    free = LimitedTenant(tenant_id=limited.tenant_id)
-    await admit(counters, limited.request(tokens=1))
-    request = free.request(tokens=50)
-    await admit(counters, request)
-    await counters.settle(limited.tenant_id, request.id, usage_of(50))
-    await admit(counters, limited.request(tokens=49))
 
 
 async def test_no_counter_is_negative_when_one_was_lost(client: Redis, counters: Counters) -> None:

@@ -156,7 +156,7 @@ async def test_refusals(
         assert response.headers["x-loraplex-limit"] == refusal.limit
         assert response.headers["x-loraplex-limit-level"] == refusal.level
     # Nothing was done for it.
-    assert gateway.trials.checked == [] and gateway.engine.requests == []
+    assert gateway.compile_checks.checked == [] and gateway.engine.requests == []
     assert gateway.admissions.settled == gateway.admissions.cancelled == []
 
 

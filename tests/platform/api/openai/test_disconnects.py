@@ -9,6 +9,7 @@ import pytest
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.inference.dependencies import ServingConfig
+from loraplex.platform.workers.pool import WorkerPool
 
 LIMITS = ServingConfig(max_in_flight=1, key_cache_s=0.0)
 PLAIN: Any = {"model": "demo/base", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
@@ -52,31 +53,27 @@ async def test_while_a_grammar_is_tried(start_gateway: Any, stream: bool) -> Non
         finally:
             released.set()
 
-    gateway.trials.check = check
+    gateway.compile_checks.check = check
     await leave(gateway, formed({"type": "object"}, stream), reached)
     await answered_soon(gateway)
     assert released.is_set() and gateway.engine.running == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_while_a_value_is_judged(
+async def test_while_a_value_is_validated(
     start_gateway: Any, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached = asyncio.Event()
     gateway = await start_gateway(FakeScript(answers=((json.dumps([1, 1]),),)), LIMITS)
 
-    async def asked(judges: Any, process: Any, question: Any) -> None:
-        try:
+    run = WorkerPool.run
+
+    async def validate(pool: WorkerPool, task: Any, *arguments: Any) -> Any:
+        if task.name == "value_validation":
             reached.set()
-            await asyncio.Event().wait()
-        finally:
-            await process_ended(process)
+        return await run(pool, task, *arguments)
 
-    async def process_ended(process: Any) -> None:
-        process.kill()
-        await process.wait()
-
-    monkeypatch.setattr("loraplex.grammar.judge.judges.ValueValidators._ask", asked)
+    monkeypatch.setattr(WorkerPool, "run", validate)
     await leave(gateway, formed(endless(), stream), reached)
     await answered_soon(gateway)
     assert len(gateway.recorder.timings) == 2 and gateway.engine.running == 0

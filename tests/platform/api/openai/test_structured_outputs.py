@@ -176,7 +176,7 @@ async def test_a_refused_schema_names_field_keyword_and_place(
         await gateway.client().chat.completions.create(model=MODEL, messages=USER, extra_body=parameters)
     assert (refused.value.code, refused.value.param) == (code, param)
     assert all(word in refused.value.message.replace(",", "") for word in words)
-    assert gateway.engine.requests == [] and gateway.trials.checked == []
+    assert gateway.engine.requests == [] and gateway.compile_checks.checked == []
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ async def test_structured_outputs_in_both_endpoints(
     answer = await gateway.post(f"/v1/{path}", fields)
     choices = answer.json()["choices"]
     assert [choice.get("text") or choice["message"]["content"] for choice in choices] == [text] * len(choices)
-    assert len(gateway.trials.checked) == 1 and len({r.grammar for r in gateway.engine.requests}) == 1
+    assert len(gateway.compile_checks.checked) == 1 and len({r.grammar for r in gateway.engine.requests}) == 1
     assert decode_spec(gateway.engine.requests[0].grammar).close
     streamed = await gateway.post(f"/v1/{path}", {**fields, "stream": True})
     assert streamed.text.endswith("data: [DONE]\n\n")

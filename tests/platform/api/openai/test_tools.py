@@ -11,11 +11,12 @@ from structlog.testing import capture_logs
 
 from loraplex.engine.errors import GrammarFailed, GrammarTooSlow
 from loraplex.engine.fake_engine import FakeScript, Fault
-from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly, WorkersUnavailable
+from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly
 from loraplex.grammar.parsing.deltas import OutputDelta
 from loraplex.grammar.parsing.tool_call_parser import ToolCallParser
 from loraplex.grammar.spec import decode_spec
 from loraplex.platform.api.openai.parsed_output import PARSE_CHARACTERS
+from loraplex.platform.errors import WorkersUnavailable
 from loraplex.platform.inference.pipeline import INLINE_CHARACTERS
 from loraplex.platform.parameters.json_object import size_of
 from loraplex.platform.parameters.parameter_table import read_parameters
@@ -84,7 +85,7 @@ async def test_calls_of_a_whole_answer(start_gateway: Any) -> None:
     assert second.function.arguments == OSLO and first.id != second.id
     [request] = gateway.engine.requests
     spec = decode_spec(request.grammar)
-    assert gateway.trials.checked == [(request.namespace, spec)] and spec.fast_forward
+    assert gateway.compile_checks.checked == [(request.namespace, spec)] and spec.fast_forward
     assert request.sampling.skip_special_tokens
     assert response.usage.prompt_tokens == len(request.prompt_token_ids) > 100
 
@@ -254,7 +255,7 @@ async def test_without_a_choice_to_call_the_text_is_left_alone(
     [choice] = (await gateway.post("/v1/chat/completions", body)).json()["choices"]
     assert choice["message"]["content"] == "".join(ONE) and choice["finish_reason"] == "stop"
     [request] = gateway.engine.requests
-    assert request.grammar is None and gateway.trials.checked == []
+    assert request.grammar is None and gateway.compile_checks.checked == []
     assert "get_weather" not in chat_tokenizer.decode(request.prompt_token_ids)
 
 

@@ -22,16 +22,23 @@ from loraplex.grammar.constraints import (
     StructuralTag,
     Tool,
 )
-from loraplex.grammar.errors import AnalysisFailed, GrammarTooLarge, WorkersUnavailable
+from loraplex.grammar.errors import AnalysisFailed, GrammarTooLarge
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tools.call_syntax import ToolStyle
-from loraplex.platform.errors import describe
+from loraplex.platform.errors import WorkersUnavailable, describe
+from loraplex.platform.inference.structured_output.build_task import (
+    AnalysisSetup,
+    CachedPlan,
+    build_plan,
+    unpack_constraints,
+)
 from loraplex.platform.inference.structured_output.output_planner import OutputPlanner
+from loraplex.platform.inference.structured_output.request_analysis import (
+    RequestAnalyzer,
+    request_analysis_task,
+)
 from loraplex.platform.parameters.json_object import BodyLimits
-from loraplex.platform.preparation.composed import CachedPlan, build_plan
-from loraplex.platform.preparation.messages import Setup
-from loraplex.platform.preparation.packed_form import unpack_constraints
-from loraplex.platform.preparation.preparer import AnalyzerConfig, RequestAnalyzer
+from loraplex.platform.workers.pool import WorkerPool
 
 ONE, OTHER = b"1" * 32, b"2" * 32
 CONTROL_TOKENS = frozenset({"<|im_end|>"})
@@ -60,23 +67,23 @@ class FakeValueValidation:
 
 
 @pytest.fixture
-async def preparer() -> AsyncIterator[RequestAnalyzer]:
-    setup = Setup(BodyLimits(), SchemaLimits(), CONTROL_TOKENS)
-    preparer = RequestAnalyzer(AnalyzerConfig(setup=setup, environment=os.environ))
-    yield preparer
-    await preparer.close()
+async def analyzer() -> AsyncIterator[RequestAnalyzer]:
+    setup = AnalysisSetup(BodyLimits(), SchemaLimits(), CONTROL_TOKENS)
+    pool = WorkerPool()
+    yield RequestAnalyzer(pool, request_analysis_task(setup, os.environ))
+    await pool.close()
 
 
 MakeComposer = Callable[..., OutputPlanner]
 
 
 @pytest.fixture
-def make_planner(preparer: RequestAnalyzer) -> MakeComposer:
+def make_planner(analyzer: RequestAnalyzer) -> MakeComposer:
     def make(
         compile_checks: FakeCompileChecks, validation: FakeValueValidation | None = None
     ) -> OutputPlanner:
         return OutputPlanner(
-            SchemaLimits(), CONTROL_TOKENS, preparer, compile_checks, validation or FakeValueValidation()
+            SchemaLimits(), CONTROL_TOKENS, analyzer, compile_checks, validation or FakeValueValidation()
         )
 
     return make
@@ -227,7 +234,7 @@ async def test_tools_and_a_format_are_one_grammar_named_tools(make_planner: Make
 
 @pytest.mark.parametrize("schema", [{"type": "object"}, LARGE])
 async def test_an_unexpected_error_is_logged_by_class_and_counted(
-    make_planner: MakeComposer, preparer: RequestAnalyzer, monkeypatch: pytest.MonkeyPatch, schema: Any
+    make_planner: MakeComposer, analyzer: RequestAnalyzer, monkeypatch: pytest.MonkeyPatch, schema: Any
 ) -> None:
     def fail(*_: object) -> None:
         raise KeyError("secret")
@@ -236,7 +243,7 @@ async def test_an_unexpected_error_is_logged_by_class_and_counted(
         return build_plan(*unpack_constraints(packed), SchemaLimits(), CONTROL_TOKENS)
 
     monkeypatch.setattr("loraplex.grammar.enforcement.planner.recursive_groups", fail)
-    monkeypatch.setattr(preparer, "plan", plan)
+    monkeypatch.setattr(analyzer, "plan", plan)
     planner = make_planner(FakeCompileChecks())
     with capture_logs() as logs:
         for _ in range(2):

@@ -1,1 +1,0 @@
-"""Value validation in processes that can be killed."""

@@ -1,0 +1,1 @@
+"""Worker pool: killable, sandboxed processes that run functions of other packages. It knows none of them."""

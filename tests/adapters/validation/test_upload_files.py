@@ -1,0 +1,58 @@
+"""What a validation reads was opened once: later changes of names do not reach it, and nothing stays open."""
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+from tests.adapters.validation.good_folder import CONFIG, LIMITS, MODEL, WEIGHTS, write_good
+
+from loraplex.adapters.errors import FolderRejected
+from loraplex.adapters.target_modules import adaptable_modules
+from loraplex.adapters.validation.result import Validated
+from loraplex.adapters.validation.upload_files import open_upload
+from loraplex.adapters.validation.validate import validate_files
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_good(tmp_path / "upload")
+    return tmp_path / "upload"
+
+
+def descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def test_the_descriptors_read_only_and_are_not_inherited(folder: Path) -> None:
+    with open_upload(folder, LIMITS) as files:
+        for file, name in zip(files, (CONFIG, WEIGHTS), strict=True):
+            assert os.readlink(f"/proc/self/fd/{file.descriptor}") == str(folder / name)
+            assert file.size == (folder / name).stat().st_size
+            assert fcntl.fcntl(file.descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+            assert not os.get_inheritable(file.descriptor)
+
+
+def test_files_that_change_places_are_not_read(folder: Path) -> None:
+    modules = adaptable_modules(MODEL)
+
+    def validate(swap: bool) -> Validated:
+        with open_upload(folder, LIMITS) as files:
+            if swap:
+                for name in (CONFIG, WEIGHTS):
+                    (folder / name).unlink()
+                    (folder / name).symlink_to("/etc/passwd")
+            result = validate_files(files, modules, "b" * 64, LIMITS)
+            assert isinstance(result, Validated)
+            return result
+
+    assert validate(swap=False) == validate(swap=True)
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+def test_a_refusal_leaves_nothing_open(folder: Path, name: str) -> None:
+    before = descriptors()
+    (folder / name).unlink()
+    with pytest.raises(FolderRejected, match="is missing"), open_upload(folder, LIMITS):
+        pass
+    assert descriptors() == before
