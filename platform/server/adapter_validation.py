@@ -72,7 +72,8 @@ class AdapterValidation:
     async def validate(self, tenant_id: UUID, folder: Path) -> ValidationResult:
         """Validate a folder that no other process changes. Cancelling kills the process.
 
-        Raises `ValidationUnavailable` when too many wait, or when no process can be started and confined here.
+        Raises `ValidationUnavailable` when too many wait, when the gateway has too many files open, or when no process can be
+        started and confined here.
         """
         try:
             reply = await self._pool.run(self.task, self._arguments, tenant_id, files=self._open(folder))
@@ -85,7 +86,11 @@ class AdapterValidation:
     @asynccontextmanager
     async def _open(self, folder: Path) -> AsyncIterator[UploadFiles]:
         with ExitStack() as stack:
-            yield await on_thread(stack.enter_context, open_upload(folder, self._limits))
+            try:
+                files = await on_thread(stack.enter_context, open_upload(folder, self._limits))
+            except OSError as error:
+                raise ValidationUnavailable(f"the files cannot be opened now: {error.strerror}") from error
+            yield files
 
 
 def _result_of(reply: Reply[ValidationResult], task: TaskSpec[ValidationResult]) -> ValidationResult:

@@ -289,3 +289,15 @@ async def test_tenants_alternate_and_the_queue_is_bounded(pool: WorkerPool, tmp_
 async def test_a_process_that_cannot_be_confined_reads_nothing(pool: WorkerPool, tmp_path: Path) -> None:
     with pytest.raises(ValidationUnavailable, match="cannot be confined here: 2 threads"):
         await validation(pool, THREADED).validate(TENANT, good_folder(tmp_path))
+
+
+async def test_too_many_open_files_are_no_fault_of_the_upload(
+    pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    folder = good_folder(tmp_path)
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(ValidationUnavailable, match="cannot be opened now: Too many open files"):
+        await validation(pool).validate(TENANT, folder)
