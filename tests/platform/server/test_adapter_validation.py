@@ -16,6 +16,7 @@ from uuid import UUID
 import pytest
 import uvloop
 from msgspec import structs
+from structlog.testing import capture_logs
 from tests.adapters.validation.bad_folders import BAD_UPLOADS, BadUpload
 from tests.adapters.validation.good_folder import CONFIG, LIMITS, MODEL, WEIGHTS, write_good
 from tests.platform.process_table import children, command_line
@@ -301,3 +302,11 @@ async def test_too_many_open_files_are_no_fault_of_the_upload(
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(ValidationUnavailable, match="cannot be opened now: Too many open files"):
         await validation(pool).validate(TENANT, folder)
+
+
+async def test_a_defect_of_the_validation_is_logged_by_its_class(pool: WorkerPool, tmp_path: Path) -> None:
+    """An import that was not made before the filter was set."""
+    with capture_logs() as logs:
+        result = await result_of_misbehaving(pool, "fail", tmp_path)
+    assert isinstance(result, Rejected) and (result.check, "crashed" in result.message) == ("process", True)
+    assert [(each["log_level"], each["error"]) for each in logs] == [("error", "ModuleNotFoundError")]
