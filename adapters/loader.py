@@ -14,11 +14,17 @@ from loraplex.adapters.errors import AdaptersError, BlobCorrupt
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
 from loraplex.adapters.report import ValidationReport
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
-from loraplex.adapters.storage.safe_files import hash_descriptor, open_regular, read_exactly, read_regular
+from loraplex.adapters.storage.safe_files import (
+    OpenFile,
+    hash_descriptor,
+    open_regular,
+    read_exactly,
+    read_regular,
+)
 from loraplex.adapters.target_modules import adaptable_modules
 from loraplex.adapters.validation.checks import match_tensors
 from loraplex.adapters.validation.peft_config import parse_manifest
-from loraplex.adapters.validation.safetensors_header import TensorEntry, read_header_of
+from loraplex.adapters.validation.safetensors_header import TensorEntry, read_header
 from loraplex.adapters.validation.tensor_names import LoraPair
 from loraplex.engine.errors import AdapterLoadFailed
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
@@ -57,20 +63,16 @@ class PeftAdapterSource:
     def _load_modules(self, folder: Path, digest: str) -> dict[str, LoraModule]:
         config = read_regular(folder / CONFIG_FILE, max_bytes=self._limits.max_config_bytes)
         manifest = parse_manifest(config, self._limits)
-        with open_regular(folder / WEIGHTS_FILE, max_bytes=self._limits.max_weights_bytes) as (
-            descriptor,
-            size,
-        ):
-            self._require_digest(digest, config, descriptor, size)
-            header = read_header_of(descriptor, size, self._limits)
+        with open_regular(folder / WEIGHTS_FILE, max_bytes=self._limits.max_weights_bytes) as weights:
+            self._require_digest(digest, config, weights)
+            header = read_header(weights, self._limits)
             pairs, _ = match_tensors(manifest, header, self._modules, ValidationReport())
-            return {pair.module.name: self._load_pair(descriptor, pair) for pair in pairs}
+            return {pair.module.name: self._load_pair(weights.descriptor, pair) for pair in pairs}
 
-    def _require_digest(self, digest: str, config: bytes, descriptor: int, size: int) -> None:
+    def _require_digest(self, digest: str, config: bytes, weights: OpenFile) -> None:
         if self._base_model_digest is None:
             return
-        weights = hash_descriptor(descriptor, size)
-        if adapter_digest(config, weights, self._base_model_digest) != digest:
+        if adapter_digest(config, hash_descriptor(*weights), self._base_model_digest) != digest:
             raise BlobCorrupt("its content has changed, or its base model is another")
 
     def _load_pair(self, descriptor: int, pair: LoraPair) -> LoraModule:

@@ -11,7 +11,7 @@ from loraplex.adapters.report import Check, ValidationReport
 from loraplex.adapters.storage.safe_files import OpenFile
 from loraplex.adapters.target_modules import AdaptableModule
 from loraplex.adapters.validation.peft_config import PeftConfig
-from loraplex.adapters.validation.safetensors_header import TensorEntry, read_header_of
+from loraplex.adapters.validation.safetensors_header import TensorEntry, read_header
 from loraplex.adapters.validation.tensor_names import (
     LoraPair,
     Problem,
@@ -84,7 +84,7 @@ def validate_adapter(
     Raises `HeaderRejected` or `TensorsRejected`, or `EOFError` when the file shrinks.
     """
     checklist = _Checklist(ValidationReport())
-    header = read_header_of(weights.descriptor, weights.size, limits)
+    header = read_header(weights, limits)
     checklist.require("manifest", (), "adapter_config.json describes a plain LoRA")
     checklist.require("header", (), f"{len(header)} tensors cover the file's {weights.size} bytes exactly")
     lora_pairs, checklist.report = match_tensors(manifest, header, modules, checklist.report)

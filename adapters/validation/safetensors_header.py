@@ -8,12 +8,11 @@ import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 from loraplex.adapters.errors import HeaderRejected, MalformedJson
 from loraplex.adapters.limits import AdapterLimits
-from loraplex.adapters.storage.safe_files import open_regular, read_exactly
+from loraplex.adapters.storage.safe_files import OpenFile, read_exactly
 from loraplex.adapters.validation.strict_json import parse_json
 
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -43,16 +42,10 @@ class TensorEntry:
     nbytes: int
 
 
-def read_header(path: Path, limits: AdapterLimits) -> Mapping[str, TensorEntry]:
-    """Return the tensors by name, in file order. Raises `HeaderRejected`, or `FolderRejected` for the file itself."""
-    with open_regular(path, max_bytes=limits.max_weights_bytes) as (descriptor, size):
-        return read_header_of(descriptor, size, limits)
-
-
-def read_header_of(descriptor: int, size: int, limits: AdapterLimits) -> Mapping[str, TensorEntry]:
-    """Like `read_header`, for an open file of `size` bytes. At most the header is in memory."""
-    length = _header_length(descriptor, size, limits.max_header_bytes)
-    raw = read_exactly(descriptor, length, _LENGTH_BYTES)
+def read_header(file: OpenFile, limits: AdapterLimits) -> Mapping[str, TensorEntry]:
+    """Return the tensors by name, in file order; at most the header is in memory. Raises `HeaderRejected`, or `EOFError`."""
+    length = _header_length(*file, limits.max_header_bytes)
+    raw = read_exactly(file.descriptor, length, _LENGTH_BYTES)
     if not raw.startswith(b"{"):
         raise HeaderRejected(_FILE, "the header does not begin with '{'")
     try:
@@ -67,7 +60,7 @@ def read_header_of(descriptor: int, size: int, limits: AdapterLimits) -> Mapping
         raise HeaderRejected(_FILE, f"holds {len(fields)} tensors, at most {limits.max_tensors} are allowed")
     data_start = _LENGTH_BYTES + length
     entries = sorted((_entry(name, value, data_start) for name, value in fields.items()), key=_position)
-    _check_cover(entries, data_start, size)
+    _check_cover(entries, data_start, file.size)
     return {entry.name: entry for entry in entries}
 
 

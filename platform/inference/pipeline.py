@@ -28,7 +28,15 @@ from loraplex.platform.inference.structured_output.constrained_output import Con
 from loraplex.platform.inference.structured_output.output_planner import OutputPlanner
 from loraplex.platform.parameters.json_object import size_of
 from loraplex.platform.parameters.output_constraints import build_output_constraints
-from loraplex.platform.parameters.parameter_table import Endpoint, Values, sampling_fields
+from loraplex.platform.parameters.request_models import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationBody,
+    PromptRequest,
+    messages_of,
+    prompts_of,
+    tools_of,
+)
 from loraplex.platform.parameters.value_types import Prompt
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 
@@ -39,7 +47,7 @@ INLINE_CHARACTERS = 8_192
 class _PreparedRequest:
     """A request with checked sizes: `values` with the model's defaults, token ids and sampling of every prompt."""
 
-    values: Values
+    values: GenerationBody
     prompts: list[list[int]]
     samplings: list[SamplingParams]
 
@@ -65,29 +73,28 @@ class InferencePipeline:
         """Raise what an earlier request of this caller raised, if it certainly still holds. Call it before the body is read."""
         self._admission.repeat_refusal(context)
 
-    async def begin(self, context: RequestContext, endpoint: Endpoint, values: Values) -> "Generation":
+    async def begin(self, context: RequestContext, values: GenerationBody) -> "Generation":
         """Start a generation and wait for its first event. The caller must `close` it. Raises the error of the request."""
         arrival = time.monotonic()
         constraints = build_output_constraints(values, fast_forward=self._dependencies.fast_forward)
         while True:
             try:
-                return await self._begin(context, endpoint, values, constraints, arrival)
+                return await self._begin(context, values, constraints, arrival)
             except ModelMoved:
                 context.headers.clear()
 
     async def _begin(
         self,
         context: RequestContext,
-        endpoint: Endpoint,
-        values: Values,
+        values: GenerationBody,
         constraints: OutputConstraints | None,
         arrival: float,
     ) -> "Generation":
         """Start a generation. Raises `ModelMoved` when the model's name refers to another version meanwhile."""
-        prompts = len(values["prompt"]) if endpoint == "completions" else 1
-        request = self._in_flight.add(context.caller.tenant_id, prompts * values["n"])
+        prompts = len(values.prompt) if isinstance(values, CompletionRequest) else 1
+        request = self._in_flight.add(context.caller.tenant_id, prompts * values.n)
         async with request.until_started():
-            generation = await self._admit(context, endpoint, values, constraints, arrival, request.release)
+            generation = await self._admit(context, values, constraints, arrival, request.release)
             try:
                 await generation.start()
                 request.started()
@@ -99,8 +106,7 @@ class InferencePipeline:
     async def _admit(
         self,
         context: RequestContext,
-        endpoint: Endpoint,
-        values: Values,
+        values: GenerationBody,
         constraints: OutputConstraints | None,
         arrival: float,
         free_slots: Callable[[], None],
@@ -110,7 +116,7 @@ class InferencePipeline:
         context.headers.update(model.headers())
         values = values.with_defaults(model.defaults)
         prompts = await self.prompt_ids(values, model, context.caller.tenant_id)
-        samplings = self._samplings(endpoint, values, prompts)
+        samplings = self._samplings(values, prompts)
         sizes = RequestSizes(
             prompt_tokens=sum(map(len, prompts)),
             completion_tokens=sum(each.max_tokens * each.n for each in samplings),
@@ -125,18 +131,22 @@ class InferencePipeline:
             context.headers.update(generation.headers())
             return generation
 
-    async def _resolve(self, context: RequestContext, values: Values) -> ResolvedModel:
-        sticky = values["user"] or context.request_id
-        return await self._models.resolve(context.caller, values["model"], sticky)
+    async def _resolve(self, context: RequestContext, values: GenerationBody) -> ResolvedModel:
+        sticky = values.user or context.request_id
+        return await self._models.resolve(context.caller, values.model, sticky)
 
-    async def _still_names(self, context: RequestContext, values: Values, model: ResolvedModel) -> bool:
+    async def _still_names(
+        self, context: RequestContext, values: GenerationBody, model: ResolvedModel
+    ) -> bool:
         """Return whether the request's model name refers to `model` under the caller's present policy."""
         try:
             return await self._resolve(context, values) == model
         except ModelNotFound:
             return False
 
-    async def prompt_ids(self, values: Values, model: ResolvedModel, tenant_id: UUID) -> list[list[int]]:
+    async def prompt_ids(
+        self, values: PromptRequest, model: ResolvedModel, tenant_id: UUID
+    ) -> list[list[int]]:
         """Return the token ids of `messages` or of every `prompt`.
 
         Large prompts are counted and encoded on a thread, `AT_ONCE` of a tenant at a time. Raises `Overloaded` when too many
@@ -147,7 +157,7 @@ class InferencePipeline:
         async with self._encoding_limiter.slot(tenant_id):
             return await asyncio.to_thread(self._encode_large, values, model)
 
-    def _encode_large(self, values: Values, model: ResolvedModel) -> list[list[int]]:
+    def _encode_large(self, values: PromptRequest, model: ResolvedModel) -> list[list[int]]:
         limit = self._dependencies.config.max_prompt_characters
         size = _characters(values, limit)
         if size > limit:
@@ -156,26 +166,28 @@ class InferencePipeline:
             )
         return self._encode(values, model)
 
-    def _encode(self, values: Values, model: ResolvedModel) -> list[list[int]]:
+    def _encode(self, values: PromptRequest, model: ResolvedModel) -> list[list[int]]:
         prompts = self._dependencies.prompts
-        if values.get("messages") is None:
-            return [prompts.text_ids(each) if isinstance(each, str) else each for each in values["prompt"]]
-        effort = values.get("reasoning_effort")
+        messages = messages_of(values)
+        if messages is None:
+            return [prompts.text_ids(each) if isinstance(each, str) else each for each in prompts_of(values)]
+        effort = values.reasoning_effort if isinstance(values, ChatRequest) else None
         if effort is not None and not prompts.knows("reasoning_effort"):
             message = "`reasoning_effort` is not supported: the model's chat template does not know it."
             raise UnsupportedParameter(message, param="reasoning_effort")
         options = {} if effort is None else {"reasoning_effort": effort}
         style = self._style(model)
-        return [prompts.chat_ids(values["messages"], options, self._prompt_tools(values, style), style)]
+        return [prompts.chat_ids(messages, options, self._prompt_tools(values, style), style)]
 
-    def _prompt_tools(self, values: Values, style: ToolStyle) -> tuple[Tool, ...]:
+    def _prompt_tools(self, values: PromptRequest, style: ToolStyle) -> tuple[Tool, ...]:
         """Return all tools, whichever of them may be called, so that the prompt's prefix stays the same.
 
         Where tools are written as text, that text explains how to call, so it is omitted when no call is allowed.
         """
-        choice = values.get("tool_choice")
+        choice = values.tool_choice if isinstance(values, ChatRequest) else None
         forbidden = choice is not None and choice.mode == "none"
-        return () if forbidden and self._dependencies.prompts.writes_tools_as_text(style) else values["tools"]
+        as_text = self._dependencies.prompts.writes_tools_as_text(style)
+        return () if forbidden and as_text else tools_of(values)
 
     def _style(self, model: ResolvedModel) -> ToolStyle:
         return self._dependencies.prompts.style if model.tool_style is None else ToolStyle(model.tool_style)
@@ -199,7 +211,7 @@ class InferencePipeline:
                 samplings = [replace(each, skip_special_tokens=False) for each in samplings]
         limits, salt, run = (
             self._dependencies.config,
-            (prepared.values["cache_salt"] or "").encode(),
+            (prepared.values.cache_salt or "").encode(),
             uuid4().hex,
         )
         requests = [
@@ -219,14 +231,12 @@ class InferencePipeline:
         ]
         return requests, output
 
-    def _samplings(
-        self, endpoint: Endpoint, values: Values, prompts: list[list[int]]
-    ) -> list[SamplingParams]:
+    def _samplings(self, values: GenerationBody, prompts: list[list[int]]) -> list[SamplingParams]:
         """Return the sampling of every prompt, checked against the context length and the vocabulary."""
         name = _prompt_name(values)
         budgets = [self._max_tokens(ids, values, name) for ids in prompts]
-        fields = sampling_fields(endpoint, values)
-        self._check_product(sum(budgets) * values["n"], fields["logprobs"])
+        fields = values.sampling_fields()
+        self._check_product(sum(budgets) * values.n, fields["logprobs"])
         samplings = [SamplingParams(max_tokens=budget, **fields) for budget in budgets]
         for sampling in samplings:
             sampling.validate(self._dependencies.engine.info().vocab_size)
@@ -238,20 +248,20 @@ class InferencePipeline:
         path = await self._dependencies.adapter_path(caller.tenant_id, model.digest)
         return AdapterRef(namespace=namespace, digest=model.digest, blob_path=path)
 
-    def _max_tokens(self, ids: list[int], values: Values, name: str) -> int:
+    def _max_tokens(self, ids: list[int], values: GenerationBody, name: str) -> int:
         info = self._dependencies.engine.info()
         if not ids:
             raise InvalidParameter(f"`{name}` holds no token.", param=name)
         if max(ids) >= info.vocab_size:
             raise InvalidParameter(f"`{name}` must hold token ids in 0..{info.vocab_size - 1}.", param=name)
         left = info.max_model_len - len(ids)
-        requested = _requested_tokens(values)
+        requested = values.requested_tokens
         if left < 1 or (requested or 1) > left:
             raise ContextTooLong(
                 f"The context holds {info.max_model_len} tokens; the prompt has {len(ids)} and {requested or 1} more were requested.",
                 name,
             )
-        return requested or min(values["max_tokens"] or self._dependencies.config.default_max_tokens, left)
+        return requested or min(values.max_tokens or self._dependencies.config.default_max_tokens, left)
 
     def _check_product(self, tokens: int, logprobs: int | None) -> None:
         """Check the bounds of tokens and log-probabilities. `logprobs`: alternatives per token, None without any."""
@@ -269,22 +279,17 @@ class InferencePipeline:
             )
 
 
-def _requested_tokens(values: Values) -> int | None:
-    """Return the number of tokens that the request itself names; a profile's `max_tokens` is only a default."""
-    older = values["max_tokens"] if "max_tokens" in values.given else None
-    return older or values.get("max_completion_tokens")
+def _prompt_name(values: PromptRequest) -> str:
+    return "prompt" if messages_of(values) is None else "messages"
 
 
-def _prompt_name(values: Values) -> str:
-    return "messages" if values.get("messages") is not None else "prompt"
-
-
-def _characters(values: Values, limit: int) -> int:
-    if values.get("messages") is None:
-        return sum(map(_length, values["prompt"]))
-    tools = [(tool.description, tool.parameters) for tool in values["tools"]]
-    calls = (len(call.arguments) for message in values["messages"] for call in message.tool_calls)
-    return sum(len(message.content) for message in values["messages"]) + sum(calls) + size_of(tools, limit)
+def _characters(values: PromptRequest, limit: int) -> int:
+    messages = messages_of(values)
+    if messages is None:
+        return sum(map(_length, prompts_of(values)))
+    tools = [(tool.description, tool.parameters) for tool in tools_of(values)]
+    calls = (len(call.arguments) for message in messages for call in message.tool_calls)
+    return sum(len(message.content) for message in messages) + sum(calls) + size_of(tools, limit)
 
 
 def _length(prompt: Prompt) -> int:

@@ -12,9 +12,8 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.parameters.request_object import RequestObject
+from loraplex.platform.parameters.value_errors import INVALID, UNSUPPORTED, refused
 from loraplex.platform.parameters.value_types import (
-    INVALID,
-    UNSUPPORTED,
     AnyText,
     Choice,
     Identifier,
@@ -23,7 +22,6 @@ from loraplex.platform.parameters.value_types import (
     Refused,
     Text,
     bounded_list,
-    refused,
 )
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")

@@ -4,22 +4,26 @@ from typing import Final
 
 from loraplex.grammar.constraints import OutputConstraints, OutputFormat, Tool
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.parameters.parameter_table import Values
+from loraplex.platform.parameters.request_models import ChatRequest, GenerationRequest
 from loraplex.platform.parameters.response_format import Structure
 from loraplex.platform.parameters.tools import ToolChoice
 
 _NOTHING: Final = Structure(format=None, close=False)
 
 
-def build_output_constraints(values: Values, *, fast_forward: bool = True) -> OutputConstraints | None:
+def build_output_constraints(
+    values: GenerationRequest, *, fast_forward: bool = True
+) -> OutputConstraints | None:
     """Return the constraints; None means plain text, for which nothing is compiled or parsed.
 
     Raises `InvalidParameter` for contradictory parameters and for an unknown tool.
     """
-    structure: Structure = values.get("structured_outputs") or _NOTHING
-    wanted = _format(values.get("response_format"), structure)
-    tools: tuple[Tool, ...] = values.get("tools") or ()
-    choice: ToolChoice = values.get("tool_choice") or ToolChoice("auto" if tools else "none")
+    chat = values if isinstance(values, ChatRequest) else None
+    structure = values.structured_outputs or _NOTHING
+    wanted = _format(chat.response_format if chat else None, structure)
+    tools = chat.tools if chat else ()
+    choice = chat.tool_choice if chat else None
+    choice = choice or ToolChoice("auto" if tools else "none")
     callable_tools = _callable(tools, choice)
     if wanted is None and not callable_tools:
         return None
@@ -27,7 +31,7 @@ def build_output_constraints(values: Values, *, fast_forward: bool = True) -> Ou
         format=wanted,
         tools=callable_tools,
         tool_choice=choice.mode if callable_tools else "none",
-        parallel=not choice.single and bool(values.get("parallel_tool_calls", True)),
+        parallel=not choice.single and (chat is None or chat.parallel_tool_calls),
         close=structure.close,
         fast_forward=fast_forward,
     )

@@ -6,33 +6,27 @@ An unknown name is refused. Tests check every row at its bounds.
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, overload
 
 from pydantic.fields import FieldInfo
 
-from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.parameters.request_models import (
     ChatRequest,
     CompletionRequest,
-    GenerationRequest,
     ModelRequest,
     TokenizeRequest,
 )
 from loraplex.platform.parameters.request_object import default_of, default_text, kind_of, read_object
 from loraplex.platform.parameters.value_types import Kind
 
-Endpoint: TypeAlias = Literal["chat", "completions", "tokenize"]
+GenerationEndpoint: TypeAlias = Literal["chat", "completions"]
+Endpoint: TypeAlias = GenerationEndpoint | Literal["tokenize"]
 
 MODELS: Final[Mapping[Endpoint, type[ModelRequest]]] = {
     "chat": ChatRequest,
     "completions": CompletionRequest,
     "tokenize": TokenizeRequest,
 }
-_SAMPLING: Final = tuple(
-    name
-    for name in SamplingParams.__struct_fields__
-    if name in GenerationRequest.model_fields and name != "max_tokens"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,35 +41,15 @@ class Parameter:
     required: frozenset[Endpoint]
 
 
-class Values(dict[str, Any]):
-    """The checked value or default of every parameter. `given`: the names to which the request gave a value."""
-
-    def __init__(self, values: Mapping[str, Any], given: frozenset[str]) -> None:
-        super().__init__(values)
-        self.given = given
-
-    def with_defaults(self, defaults: Mapping[str, Any]) -> "Values":
-        """Apply other defaults to parameters that the request omits; names that are no parameters here are ignored."""
-        if not defaults:
-            return self
-        silent = {name: each for name, each in defaults.items() if name in self and name not in self.given}
-        return Values({**self, **silent}, self.given)
-
-
-def read_parameters(endpoint: Endpoint, body: Mapping[str, object]) -> Values:
+@overload
+def read_parameters(endpoint: Literal["chat"], body: Mapping[str, object]) -> ChatRequest: ...
+@overload
+def read_parameters(endpoint: Literal["completions"], body: Mapping[str, object]) -> CompletionRequest: ...
+@overload
+def read_parameters(endpoint: Literal["tokenize"], body: Mapping[str, object]) -> TokenizeRequest: ...
+def read_parameters(endpoint: Endpoint, body: Mapping[str, object]) -> ModelRequest:
     """Return every parameter of the endpoint with its checked value or default. Raises `InvalidParameter`."""
-    request = read_object(MODELS[endpoint], body)
-    return Values(request.__dict__, frozenset(request.model_fields_set))
-
-
-def sampling_fields(endpoint: Endpoint, values: Values) -> dict[str, Any]:
-    """Return the values of all `SamplingParams` fields except `max_tokens`."""
-    fields = {name: values[name] for name in _SAMPLING}
-    fields["top_k"] = max(fields["top_k"], 0)
-    fields["logprobs"] = values["logprobs"]
-    if endpoint == "chat":
-        fields["logprobs"] = (values["top_logprobs"] or 0) if values["logprobs"] else None
-    return fields
+    return read_object(MODELS[endpoint], body)
 
 
 def _rows() -> tuple[Parameter, ...]:

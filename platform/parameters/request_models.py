@@ -3,7 +3,8 @@
 Invariant: this is their only definition. Checks, error texts, the OpenAPI document and the table in the docs come from it.
 """
 
-from typing import Annotated, ClassVar, Final, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -39,6 +40,12 @@ _PENALTY: Final = Number(-2, 2)
 _MESSAGES: Final = "the conversation so far"
 _PROMPT: Final = "text or token ids, or several of them"
 _TOOLS: Final = "functions the model may call"
+_SAMPLING: Final = (
+    *("n", "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("logit_bias", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "seed"),
+    *("include_stop_str_in_output", "skip_special_tokens"),
+)
+"""Fields of `SamplingParams` that have the value of the parameter of their name."""
 
 
 class ModelRequest(RequestObject):
@@ -49,6 +56,15 @@ class ModelRequest(RequestObject):
         description="base model, `adapter`, `adapter:alias` or `adapter@version`"
     )
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
+        """Apply other defaults to parameters that the request omits; names that are no parameters here are ignored."""
+        given, names = self.model_fields_set, type(self).model_fields
+        silent = {name: each for name, each in defaults.items() if name in names and name not in given}
+        if not silent:
+            return self
+        # The names that the request gave stay: a default is not given.
+        return self.model_construct(given, **{**self.__dict__, **silent})
+
 
 class StreamOptions(RequestObject):
     """What a stream contains besides the text."""
@@ -58,7 +74,7 @@ class StreamOptions(RequestObject):
 
 
 class GenerationRequest(ModelRequest):
-    """The parameters that chat and completions share. Those with the name of a field of `SamplingParams` become its value."""
+    """The parameters that chat and completions share. Most are fields of `SamplingParams`."""
 
     max_tokens: Annotated[int | None, _COUNT] = Field(
         None, description="most tokens per choice; default 1024 or what the context leaves"
@@ -116,6 +132,15 @@ class GenerationRequest(ModelRequest):
         None, description="the same with vLLM's names; `close` ends the document within `max_tokens`"
     )
 
+    @property
+    def requested_tokens(self) -> int | None:
+        """The number of tokens that the request itself names: `max_tokens` may be a default of a profile."""
+        return self.max_tokens if "max_tokens" in self.model_fields_set else None
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """Return the values of all `SamplingParams` fields except `max_tokens`."""
+        return {name: getattr(self, name) for name in _SAMPLING} | {"top_k": max(self.top_k, 0)}
+
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
@@ -153,6 +178,14 @@ class ChatRequest(GenerationRequest):
     )
     parallel_tool_calls: Annotated[bool, Boolean()] = Field(True, description="false: one call per response")
 
+    @property
+    def requested_tokens(self) -> int | None:
+        return super().requested_tokens or self.max_completion_tokens
+
+    def sampling_fields(self) -> dict[str, Any]:
+        alternatives = (self.top_logprobs or 0) if self.logprobs else None
+        return super().sampling_fields() | {"logprobs": alternatives}
+
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
@@ -180,6 +213,9 @@ class CompletionRequest(GenerationRequest):
     )
     best_of: Annotated[None, Refused("use `n`", (1,))] = Field(None, description="not offered")
 
+    def sampling_fields(self) -> dict[str, Any]:
+        return super().sampling_fields() | {"logprobs": self.logprobs}
+
 
 class TokenizeRequest(ModelRequest):
     """The body of `/v1/tokenize`: `messages` or `prompt`."""
@@ -195,3 +231,22 @@ class TokenizeRequest(ModelRequest):
         if self.tools and self.messages is None:
             raise InvalidParameter("`tools` needs `messages`.", param="tools")
         return self
+
+
+GenerationBody: TypeAlias = ChatRequest | CompletionRequest
+PromptRequest: TypeAlias = GenerationBody | TokenizeRequest
+
+
+def messages_of(request: PromptRequest) -> list[ChatMessage] | None:
+    """Return the messages of a request; None for one with a `prompt`."""
+    return None if isinstance(request, CompletionRequest) else request.messages
+
+
+def prompts_of(request: PromptRequest) -> list[Prompt]:
+    """Return the prompts of a request without messages."""
+    return [] if isinstance(request, ChatRequest) else request.prompt or []
+
+
+def tools_of(request: PromptRequest) -> tuple[Tool, ...]:
+    """Return the tools that the prompt of a request contains."""
+    return () if isinstance(request, CompletionRequest) else request.tools

@@ -24,13 +24,15 @@ from loraplex.platform.errors import (
     UnknownParameter,
     UnsupportedParameter,
 )
-from loraplex.platform.parameters.value_types import (
+from loraplex.platform.parameters.value_errors import (
     REFUSED,
     REFUSED_KEY,
     UNSUPPORTED,
-    Kind,
     invalid_value,
     refused,
+)
+from loraplex.platform.parameters.value_types import (
+    Kind,
 )
 
 MAX_NAME: Final = 64
@@ -43,7 +45,7 @@ ObjectT = TypeVar("ObjectT", bound="RequestObject")
 class RequestObject(BaseModel):
     """An object with a closed set of fields, of which null counts as absent. `allowed` describes it in error messages."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
     allowed: ClassVar[str]
     _names: ClassVar[frozenset[str]]
 

@@ -21,6 +21,7 @@ from loraplex.platform.errors import InvalidBody, InvalidParameter
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 from loraplex.platform.parameters.request_object import RequestObject
 from loraplex.platform.parameters.tools import DESCRIPTION
+from loraplex.platform.parameters.value_errors import refused
 from loraplex.platform.parameters.value_types import (
     Boolean,
     Choice,
@@ -29,7 +30,6 @@ from loraplex.platform.parameters.value_types import (
     Kind,
     ListOf,
     Text,
-    refused,
 )
 
 BOUNDS: Final = SchemaLimits()

@@ -9,6 +9,7 @@ from pydantic_core import CoreSchema, core_schema
 from loraplex.grammar.constraints import Tool
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.parameters.request_object import RequestObject
+from loraplex.platform.parameters.value_errors import refused
 from loraplex.platform.parameters.value_types import (
     Boolean,
     Choice,
@@ -18,7 +19,6 @@ from loraplex.platform.parameters.value_types import (
     ListOf,
     Text,
     bounded_list,
-    refused,
 )
 
 Mode: TypeAlias = Literal["none", "auto", "required"]

@@ -228,7 +228,7 @@ async def storm(database: Database, plan: FarmPlan, answers: int) -> tuple[Run, 
         async with await as_writer(plan.database_url) as connection:
             await ready(gateways)
             watching = asyncio.create_task(watch(run, connection))
-            async with asyncio.timeout(answers):
+            async with asyncio.timeout(max(answers, 300)):
                 workers = [hammer(run, seed) for seed in range(WORKERS)]
                 await asyncio.gather(disturb(run, plan.valkey_url, answers), *workers)
             assert not watching.done(), watching.exception()

@@ -112,16 +112,17 @@ async def storm(server: LiveServer, unit_s: float) -> tuple[list[EngineStats], E
     seen: list[EngineStats] = []
     watching = asyncio.create_task(watch(engine, seen))
     places = asyncio.Semaphore(AT_ONCE)
-    async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=httpx.Limits()) as client:
-        await asyncio.gather(*(leave(client, places, plan) for plan in departures(server, unit_s)))
-        left = time.monotonic()
-        while busy(last := await engine.stats()) and time.monotonic() - left < 60:
-            await asyncio.sleep(0.02)
-        needed = time.monotonic() - left
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
-    await engine.close()
-    return seen, last, needed
+    try:
+        async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=httpx.Limits()) as client:
+            await asyncio.gather(*(leave(client, places, plan) for plan in departures(server, unit_s)))
+            left = time.monotonic()
+            while busy(last := await engine.stats()) and time.monotonic() - left < 60:
+                await asyncio.sleep(0.02)
+            return seen, last, time.monotonic() - left
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await engine.close()
 
 
 def test_requests_of_disconnected_clients_leave_nothing(cramped: LiveServer) -> None:

