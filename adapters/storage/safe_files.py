@@ -1,5 +1,6 @@
 """Opens untrusted files: regular files only, never through a symbolic link, never blocking on a pipe."""
 
+import errno
 import hashlib
 import os
 import stat
@@ -11,6 +12,8 @@ from typing import BinaryIO, NamedTuple
 from loraplex.adapters.errors import FolderRejected
 
 CHUNK_BYTES = 4 << 20
+TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
+"""No fault of the file: it opens later."""
 
 
 class OpenFile(NamedTuple):
@@ -22,7 +25,7 @@ class OpenFile(NamedTuple):
 
 @contextmanager
 def open_regular(path: Path, *, max_bytes: int) -> Iterator[OpenFile]:
-    """Open a file until the context ends. Raises `FolderRejected`.
+    """Open a file until the context ends. Raises `FolderRejected`, or `OSError` where too many files are open.
 
     Only the last part of the path is protected against links: the caller chooses the folder.
     """
@@ -97,5 +100,7 @@ def _open(path: Path) -> int:
     except FileNotFoundError as error:
         raise FolderRejected(path.name, "is missing") from error
     except OSError as error:
+        if error.errno in TOO_MANY_OPEN:
+            raise
         kind = "is a symbolic link" if path.is_symlink() else f"cannot be opened: {error.strerror}"
         raise FolderRejected(path.name, kind) from error

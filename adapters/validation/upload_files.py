@@ -26,7 +26,7 @@ class UploadFiles(NamedTuple):
 
 @contextmanager
 def open_upload(folder: Path, limits: AdapterLimits) -> Iterator[UploadFiles]:
-    """Open both files until the context ends; no byte of them is read. Raises `FolderRejected`."""
+    """Open both files until the context ends; no byte of them is read. Raises `FolderRejected`, `OSError`."""
     _check_names(folder)
     with (
         _open_single(folder / CONFIG_FILE, max_bytes=limits.max_config_bytes) as config,

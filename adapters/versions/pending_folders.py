@@ -66,11 +66,13 @@ class PendingFolders:
             os.close(descriptor)
 
     def is_watched(self) -> bool:
-        """Return whether a process resumes abandoned folders now."""
+        """Return whether a process resumes abandoned folders now. Raises `StorageError`."""
         try:
             descriptor = os.open(self._root / GATEWAYS_LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
+        except OSError as error:
+            raise StorageError(f"{self._root} cannot be read: {error.strerror}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -80,7 +80,11 @@ def push(
         str | None, typer.Option("--url", help="A server elsewhere, which gets the folder over HTTP.")
     ] = None,
     key: Annotated[
-        str | None, typer.Option("--key", help="A key of the tenant for that server (adapters:write).")
+        str | None,
+        typer.Option(
+            "--key",
+            help="A key of the tenant for that server (adapters:write); `-` reads it from standard input.",
+        ),
     ] = None,
     no_probe: Annotated[
         bool,
@@ -108,6 +112,9 @@ def push(
     promotion: Promotion = "never" if no_alias else "always" if promote else "first"
     profile = AdapterProfile(**change) if change else None
     request = PushRequest(name=name, folder=folder, promote=promotion, profile=profile)
+    if key == "-":
+        # Arguments are visible to other users of the machine.
+        key = typer.get_text_stream("stdin").readline().strip()
     if (url is None) != (key is None):
         raise typer.BadParameter("--url and --key need each other")
     if url is not None and (no_probe or model is not None):

@@ -100,6 +100,12 @@ class PendingAdmission:
         self._context.headers.update(rate_headers(reservation.rate, degraded=reservation.degraded))
         return reservation
 
+    @property
+    def model_moved(self) -> bool:
+        """Whether the admission has ended with `ModelMoved`."""
+        ended = self._admitting.done() and not self._admitting.cancelled()
+        return ended and isinstance(self._admitting.exception(), ModelMoved)
+
     async def reservation_or_none(self) -> Reservation | None:
         """Wait for the ledger; return None when the request was refused, which `reservation` has raised."""
         try:
@@ -158,11 +164,16 @@ class InferenceAdmission:
 
     @asynccontextmanager
     async def cancelled_on_error(self, pending: PendingAdmission) -> AsyncIterator[None]:
-        """Cancel the reservation when the block fails, that is, when the request does not begin."""
+        """Cancel the reservation when the block fails, that is, when the request does not begin.
+
+        Raises `ModelMoved` in place of an error of the block, which was then about a version that is no longer named.
+        """
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             await self._background_tasks.finish(self._cancel(pending))
+            if isinstance(error, Exception) and pending.model_moved:
+                raise ModelMoved from error
             raise
 
     async def _admit_renewing(

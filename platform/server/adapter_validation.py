@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
+import structlog
+
 from loraplex.adapters.errors import FolderRejected, ValidationUnavailable
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
 from loraplex.adapters.storage.threads import on_thread
@@ -18,13 +20,15 @@ from loraplex.adapters.validation.result import Rejected, ValidationResult, refu
 from loraplex.adapters.validation.upload_files import UploadFiles, open_upload
 from loraplex.platform.config import code_environment
 from loraplex.platform.errors import WorkersUnavailable
-from loraplex.platform.workers.messages import Done, Ended, Reply
+from loraplex.platform.workers.messages import Done, Ended, Failed, Refused, Reply
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.platform.workers.task import MIB, Sandbox, TaskSpec
 
 CPU_S: Final = 120
 """Enough to read the largest adapter several times."""
 SUBJECT: Final = "the upload"
+CRASHED: Final = "the process that read it crashed"
+LOG: Final = structlog.get_logger("loraplex.lifecycle")
 
 
 def validation_task() -> TaskSpec[ValidationResult]:
@@ -72,7 +76,8 @@ class AdapterValidation:
     async def validate(self, tenant_id: UUID, folder: Path) -> ValidationResult:
         """Validate a folder that no other process changes. Cancelling kills the process.
 
-        Raises `ValidationUnavailable` when too many wait, or when no process can be started and confined here.
+        Raises `ValidationUnavailable` when too many wait, when the gateway has too many files open, or when no process can be
+        started and confined here.
         """
         try:
             reply = await self._pool.run(self.task, self._arguments, tenant_id, files=self._open(folder))
@@ -85,7 +90,11 @@ class AdapterValidation:
     @asynccontextmanager
     async def _open(self, folder: Path) -> AsyncIterator[UploadFiles]:
         with ExitStack() as stack:
-            yield await on_thread(stack.enter_context, open_upload(folder, self._limits))
+            try:
+                files = await on_thread(stack.enter_context, open_upload(folder, self._limits))
+            except OSError as error:
+                raise ValidationUnavailable(f"the files cannot be opened now: {error.strerror}") from error
+            yield files
 
 
 def _result_of(reply: Reply[ValidationResult], task: TaskSpec[ValidationResult]) -> ValidationResult:
@@ -94,8 +103,10 @@ def _result_of(reply: Reply[ValidationResult], task: TaskSpec[ValidationResult])
             return result
         case Ended():
             return _result_of_end(reply, task)
-        case _:
-            return refused("process", SUBJECT, "the process that read it crashed")
+        case Failed(error) | Refused(error):
+            # A defect of the validation itself, such as an import that the sandbox refuses.
+            LOG.error("validation of an upload failed", error=error)
+            return refused("process", SUBJECT, CRASHED)
 
 
 def _result_of_end(ended: Ended, task: TaskSpec[ValidationResult]) -> Rejected:
@@ -112,4 +123,4 @@ def _result_of_end(ended: Ended, task: TaskSpec[ValidationResult]) -> Rejected:
         case _, code if code < 0:
             return refused("process", SUBJECT, f"the process that read it was ended by signal {-code}")
         case _:
-            return refused("process", SUBJECT, "the process that read it crashed")
+            return refused("process", SUBJECT, CRASHED)

@@ -5,6 +5,7 @@ engine, ready. Only `push_unprobed` skips the probe, and the audit log records t
 """
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
 
-from loraplex.adapters.errors import FolderRejected, VersionRejected
+from loraplex.adapters.errors import FolderRejected, StorageError, VersionRejected
 from loraplex.adapters.limits import DEFAULT_LIMITS
 from loraplex.adapters.report import Check, ValidationReport
 from loraplex.adapters.storage.blob_store import BlobStore
@@ -169,6 +170,7 @@ class FolderPush:
             raise FolderRejected(folder.name, f"is not a folder of {CONFIG_FILE} and {WEIGHTS_FILE}")
         if (folder / PICKLE_FILE).exists() and not (folder / WEIGHTS_FILE).exists():
             raise FolderRejected(PICKLE_FILE, f"is a pickle; save the adapter as {WEIGHTS_FILE}")
+        self._require_owner()
         staged = self._storage.make_staged()
         try:
             for name, max_bytes in (
@@ -182,6 +184,12 @@ class FolderPush:
             remove_staged(staged)
             raise
         return staged
+
+    def _require_owner(self) -> None:
+        """Raise `StorageError` where a server of another user could not read the files, as after `sudo`."""
+        root = self._storage.root
+        if root.exists() and (owner := root.stat().st_uid) != os.geteuid():
+            raise StorageError(f"{root} belongs to the user with uid {owner}: push as that user")
 
     async def _validated(self, tenant_id: UUID, staged: Path) -> Validated:
         result = await self._validation.validate(tenant_id, staged)

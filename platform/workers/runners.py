@@ -11,18 +11,17 @@ from typing import Any, Final, Protocol
 import structlog
 
 from loraplex.platform.errors import WorkersUnavailable
+from loraplex.platform.processes.restart_budget import RestartBudget, RestartPolicy
 from loraplex.platform.workers.messages import Ended
 from loraplex.platform.workers.process_end import how_it_ended
 from loraplex.platform.workers.task import Mode, TaskSpec
 from loraplex.platform.workers.worker_process import StartFailed, Unconfined, WorkerLost, WorkerProcess
 
-FIRST_DELAY_S: Final = 0.1
-MAX_DELAY_S: Final = 30.0
-MAX_DOUBLINGS: Final = 64
+RESTARTS: Final = RestartPolicy(first_delay_s=0.1, max_delay_s=30.0)
 DOWN_AFTER_FAILURES: Final = 3
 """From then on callers are refused at once instead of waiting for the next process."""
 SETTLED_S: Final = 60.0
-"""A fork server that ends sooner did not run properly: the delay before the next one grows."""
+"""A fork server that ends sooner has failed as one that does not start."""
 MAX_ATTEMPTS: Final = 2
 LOG = structlog.get_logger("loraplex.workers")
 
@@ -51,9 +50,10 @@ class Runner(Protocol):
 
 
 class Backoff:
-    """Delays between attempts to start a process: they double from 0.1 to 30 s."""
+    """When the next process may start, and whether waiting for it is of use."""
 
     def __init__(self) -> None:
+        self._budget = RestartBudget(RESTARTS)
         self.failures = 0
         self.next_at = 0.0
 
@@ -64,7 +64,8 @@ class Backoff:
 
     def fail(self, now: float) -> float:
         """Count a failure and return the delay in seconds before the next attempt."""
-        delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self.failures, MAX_DOUBLINGS))
+        # Without a maximum of restarts there is always a next one.
+        delay_s = self._budget.next_delay(now) or 0.0
         self.failures += 1
         self.next_at = now + delay_s
         return delay_s
@@ -165,7 +166,7 @@ class ReuseRunner:
                 if self._backoff.is_down:
                     raise WorkersUnavailable(self._task.unavailable) from error
             else:
-                self._backoff = Backoff()
+                self._backoff.failures = 0
                 return process
 
 
@@ -224,7 +225,7 @@ class ForkRunner:
             reason = await self._serve()
             self.restarts += 1
             if now() - begun > SETTLED_S:
-                self._backoff = Backoff()
+                self._backoff.failures = 0
             delay_s = self._backoff.fail(now())
             LOG.error("worker lost", task=self._task.name, reason=reason, next_in_s=delay_s)
             if self._backoff.is_down and not self._server.done():

@@ -77,8 +77,7 @@ def threads() -> int:
 def status_bytes(name: str) -> int:
     """Return a number of /proc/self/status. Raises `OSError` where it is missing.
 
-    VmData is the private writable memory mapped, which RLIMIT_DATA counts, VmSize the address space, RssAnon the anonymous
-    resident memory, with pages shared with the parent.
+    VmData is the private writable memory mapped, which RLIMIT_DATA counts, VmSize the address space.
     """
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):

@@ -3,6 +3,7 @@
 Invariant: each command writes result lines with the fields of earlier ones, so that figures stay comparable.
 """
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from tests.benchmarks.attackers.registry import ATTACKERS
 from tests.benchmarks.attacks import AttackShape, measure_attacks
 from tests.benchmarks.bodies import BodiesShape, measure_bodies
 from tests.benchmarks.chunked_prefill import ChunkedPrefillShape, measure_chunked_prefill
+from tests.benchmarks.gateway import GatewayShape, measure_gateway
 from tests.benchmarks.noisy_neighbours import NoisyNeighboursShape, measure_noisy_neighbours
 from tests.benchmarks.peft_comparison import PeftComparisonShape, compare_with_peft
 
@@ -211,6 +213,24 @@ def admission(
         rate=rate, seconds=seconds, rounds=rounds, input_len=input_len, output_len=output_len
     )
     run_bench(lambda: measure_admission(shape, print_progress), out, as_json, uvloop.new_event_loop)
+
+
+@app.command()
+def gateway(
+    against: Annotated[str | None, typer.Option(help="An earlier commit, measured in turn.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Of each model in each round.")] = 2000,
+    connections: Annotated[int, typer.Option(min=1)] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Processes of each commit.")] = 3,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """CPU time and latency of a request in the gateway, with a scripted engine and real stores."""
+
+    async def work() -> Report:
+        shape = GatewayShape(requests, connections, rounds)
+        return await asyncio.to_thread(measure_gateway, shape, against)
+
+    run_bench(work, out, as_json)
 
 
 @app.command()

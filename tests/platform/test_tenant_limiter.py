@@ -163,3 +163,18 @@ async def test_transactions_of_uploads_wait_for_a_slot(database: Database, tmp_p
     for task in waiting:
         with pytest.raises(NotFound):
             await task
+
+
+async def test_all_tenants_together_have_a_bounded_queue() -> None:
+    limiter = TenantLimiter("requests", total=1, waiting=2, waiting_in_total=2)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(limiter.slot(uuid4()))
+        waiting = [asyncio.create_task(stack.enter_async_context(limiter.slot(uuid4()))) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert (limiter.running, limiter.waiting) == (1, 2)
+        with pytest.raises(Overloaded, match="2 requests wait already"):
+            await stack.enter_async_context(limiter.slot(uuid4()))
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    assert limiter.running == limiter.waiting == 0

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from loraplex.adapters.errors import BlobStoreUnavailable, StorageError
-from loraplex.adapters.versions.pending_folders import PENDING_FOLDER, PendingFolders
+from loraplex.adapters.versions.pending_folders import GATEWAYS_LOCK, PENDING_FOLDER, PendingFolders
 
 
 @pytest.fixture
@@ -87,3 +87,8 @@ def test_a_server_that_resumes_folders_is_known_to_others(tmp_path: Path, folder
         assert others.is_watched() and others.is_watched()
         assert list(others.abandoned()) == [], "its lock is no upload"
     assert not others.is_watched()
+    lock = tmp_path / "adapters" / PENDING_FOLDER / GATEWAYS_LOCK
+    lock.unlink()
+    lock.symlink_to(tmp_path)
+    with pytest.raises(StorageError, match="cannot be read"):
+        others.is_watched()

@@ -4,6 +4,7 @@ path}), one validates many uploads."""
 import ctypes
 import errno
 import fcntl
+import importlib
 import json
 import mmap
 import os
@@ -50,6 +51,8 @@ def act(files: UploadFiles, *_: Any) -> Any:
             os.abort()
         case "exit":
             os._exit(3)
+        case "fail":
+            importlib.import_module("colorsys")
         case "silent":
             os._exit(0)
         case "allocate":

@@ -16,6 +16,7 @@ from uuid import UUID
 import pytest
 import uvloop
 from msgspec import structs
+from structlog.testing import capture_logs
 from tests.adapters.validation.bad_folders import BAD_UPLOADS, BadUpload
 from tests.adapters.validation.good_folder import CONFIG, LIMITS, MODEL, WEIGHTS, write_good
 from tests.platform.process_table import children, command_line
@@ -289,3 +290,23 @@ async def test_tenants_alternate_and_the_queue_is_bounded(pool: WorkerPool, tmp_
 async def test_a_process_that_cannot_be_confined_reads_nothing(pool: WorkerPool, tmp_path: Path) -> None:
     with pytest.raises(ValidationUnavailable, match="cannot be confined here: 2 threads"):
         await validation(pool, THREADED).validate(TENANT, good_folder(tmp_path))
+
+
+async def test_too_many_open_files_are_no_fault_of_the_upload(
+    pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    folder = good_folder(tmp_path)
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(ValidationUnavailable, match="cannot be opened now: Too many open files"):
+        await validation(pool).validate(TENANT, folder)
+
+
+async def test_a_defect_of_the_validation_is_logged_by_its_class(pool: WorkerPool, tmp_path: Path) -> None:
+    """An import that was not made before the filter was set."""
+    with capture_logs() as logs:
+        result = await result_of_misbehaving(pool, "fail", tmp_path)
+    assert isinstance(result, Rejected) and (result.check, "crashed" in result.message) == ("process", True)
+    assert [(each["log_level"], each["error"]) for each in logs] == [("error", "ModuleNotFoundError")]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from sqlalchemy import select
 from tests.adapters.validation.good_folder import CONFIG, MODEL, WEIGHTS, write_good
 from tests.adapters.versions.lifecycle_server import BAD_PROBE, BASE_DIGEST, QUICK, Instant, Server
 
-from loraplex.adapters.errors import AdapterRejected, VersionRejected
+from loraplex.adapters.errors import AdapterRejected, StorageError, VersionRejected
 from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.garbage_collection import remove_files_of, remove_from
 from loraplex.adapters.storage.local_store import LocalAdapterStore
@@ -286,6 +287,18 @@ async def test_a_version_without_a_commit_leaves_nothing(home: Home, monkeypatch
     for push in (home.push.push, home.push.push_unprobed):
         with pytest.raises(CountReached):
             await push(home.tenant_id, home.request(profile=AdapterProfile("hermes")))
+    assert await home.names() == [] and home.left() == []
+
+
+async def test_another_user_than_the_servers_leaves_nothing(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.storage.root.mkdir()
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    for push in (home.push.push, home.push.push_unprobed):
+        with pytest.raises(StorageError, match=f"belongs to the user with uid {owner}"):
+            await push(home.tenant_id, home.request())
     assert await home.names() == [] and home.left() == []
 
 

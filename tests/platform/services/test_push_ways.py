@@ -51,13 +51,13 @@ class Installation:
         await self.server.lifecycle.settled()
         return await world.tenant("PUT", f"{name}/aliases/production", {"version": 1}, if_none_match="*")
 
-    async def push(self, *options: str) -> Outcome:
+    async def push(self, *options: str, stdin: str | None = None) -> Outcome:
         target = ("--name", "voice", "--tenant", "harbor")
-        return await self.world.command("adapter", "push", str(self.folder), *target, *options)
+        return await self.world.command("adapter", "push", str(self.folder), *target, *options, stdin=stdin)
 
     async def push_by_url(self) -> Outcome:
         async with served(self.world.app) as url:
-            return await self.push("--url", url, "--key", self.world.admin_key)
+            return await self.push("--url", url, "--key", "-", stdin=f"{self.world.admin_key}\n")
 
 
 Way: TypeAlias = Callable[[Installation], Awaitable[Outcome]]

@@ -97,9 +97,9 @@ class World:
         """Send a request to `/operator/v1` with the operator's key."""
         return await self._send(self.operator_key, method, f"/operator/v1{path}", body, headers)
 
-    async def command(self, *arguments: str) -> Outcome:
+    async def command(self, *arguments: str, stdin: str | None = None) -> Outcome:
         """Run `loraplex` with these arguments."""
-        result = await asyncio.to_thread(CliRunner().invoke, main, arguments)
+        result = await asyncio.to_thread(CliRunner().invoke, main, arguments, input=stdin)
         return Outcome(result.exit_code == 0, result.output)
 
     async def _send(self, key: str, method: str, path: str, body: Any, headers: Mapping[str, str]) -> Outcome:

@@ -213,7 +213,7 @@ async def test_a_cancelled_call_kills_a_process_of_its_own(pool: WorkerPool) -> 
     assert workers() == [] and pool.stats(spec).waiting == pool.stats(spec).running == 0
 
 
-async def test_a_cancelled_call_leaves_its_reply_to_nobody(pool: WorkerPool) -> None:
+async def test_a_cancelled_call_leaves_no_reply_to_the_next(pool: WorkerPool) -> None:
     spec = task("misbehave")
     await pool.start(spec)
     (pid,) = pool.stats(spec).pids

@@ -42,7 +42,7 @@ async def leave(gateway: Any, body: object, reached: asyncio.Event) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_while_a_grammar_is_tried(start_gateway: Any, stream: bool) -> None:
+async def test_while_a_grammar_is_checked(start_gateway: Any, stream: bool) -> None:
     gateway = await start_gateway(limits=LIMITS)
     reached, released = asyncio.Event(), asyncio.Event()
 

@@ -251,8 +251,9 @@ async def test_a_full_gateway_refuses_and_recovers(start_gateway: Any) -> None:
     gateway = await start_gateway(ENDLESS, ServingConfig(max_in_flight=4))
     body = {"model": MODEL, "messages": USER, "max_tokens": 200}
     first = [asyncio.create_task(ask(gateway, body)) for _ in range(2)]
-    while gateway.engine.running < 2:
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(60):
+        while gateway.engine.running < 2:
+            await asyncio.sleep(0.005)
     refused = await ask(gateway, body)
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "overloaded"
     assert int(refused.headers["retry-after"]) >= 1

@@ -64,8 +64,9 @@ async def test_the_newest_request_of_the_largest_tenant_gives_way(start_gateway:
         asked = []
         for http in (acme, acme, others, others):
             asked.append(asyncio.create_task(http.post("/v1/completions", json=ONE)))
-            while gateway.engine.running < len(asked):
-                await asyncio.sleep(0.005)
+            async with asyncio.timeout(60):
+                while gateway.engine.running < len(asked):
+                    await asyncio.sleep(0.005)
         small = await thirds.post("/v1/completions", json=ONE)
         answers = await asyncio.gather(*asked)
     assert small.status_code == 200

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import text as sql
 from tests.tenants.admission.gateways import PRICE, SETTINGS
 
+from loraplex.adapters.errors import BlobMissing
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.tenants.accounts.tenants import TenantRepository
@@ -129,6 +130,27 @@ async def test_a_request_that_has_begun_on_the_old_version_begins_again_on_the_n
     ((reservation, usage),) = gateway.admissions.settled
     assert (reservation.request.digest, usage.completion_tokens) == (DIGESTS[2], 2)
     assert gateway.engine.running == 0 and len(gateway.recorder.timings) == 1
+
+
+async def test_an_error_of_a_version_that_was_deleted_meanwhile_is_not_reported(start_gateway: Any) -> None:
+    """Its files may be gone when the request needs them, while the ledger is about to refuse it."""
+
+    async def without_files(tenant_id: UUID, digest: str) -> str:
+        raise BlobMissing(digest)
+
+    gateway = await start_gateway(limits=CACHED, adapter_path=without_files)
+    tenant_id = await push_versions(gateway)
+    refusals = [PolicyStale("old")]
+
+    async def delete_and_refuse() -> None:
+        if refusals:
+            await change(gateway.database, tenant_id, "delete adapter")
+            raise refusals.pop()
+
+    gateway.admissions.before_confirmation = delete_and_refuse
+    response = await gateway.post("/v1/completions", ONE)
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+    assert len(gateway.admissions.asked) == 1
 
 
 async def test_tenants_share_no_names(start_gateway: Any, reads: Counter[str]) -> None:
