@@ -236,11 +236,11 @@ async def test_a_key_in_clear_text_is_warned_of(
 async def test_what_is_no_loraplex_server_is_an_error(
     server: ScriptedServer, push: RemotePush, folder: Path
 ) -> None:
-    for page in (httpx.Response(200, text="<html>"), httpx.Response(200, json=[])):
-        server.answer = lambda request, page=page: page
+    pages = [httpx.Response(200, text="<html>"), httpx.Response(200, json=[])]
+    server.answer = lambda request: pages.pop()
+    while pages:
         with pytest.raises(RequestFailed, match="GET http://far/tenant/v1/me: no response of loraplex"):
             await push.push(PushRequest(name="voice", folder=folder))
-        server.calls.clear()
 
 
 async def test_a_profile_is_set_when_the_server_no_longer_changes_the_version(
