@@ -16,13 +16,14 @@ TRIGGER = """
 CREATE CONSTRAINT TRIGGER bump_policy_epoch {changes} DEFERRABLE INITIALLY DEFERRED
 FOR EACH ROW {when} EXECUTE FUNCTION bump_policy_epoch()
 """
-WAS_VALIDATED = "OLD.state NOT IN ('uploading', 'validating')"
+# Names refer to ready versions only. One that becomes ready for the first time had no alias yet.
+WAS_OR_IS_READY = "'ready' IN (OLD.state, NEW.state) AND OLD.state NOT IN ('uploading', 'validating')"
 SERVED_OTHERWISE = (
     "(NEW.state, NEW.tool_style, NEW.defaults) IS DISTINCT FROM (OLD.state, OLD.tool_style, OLD.defaults)"
 )
 TRIGGERS = {
     "AFTER UPDATE OF name, deleted_at ON adapters": "",
-    "AFTER UPDATE OF state, tool_style, defaults ON adapter_versions": f"WHEN ({WAS_VALIDATED} AND {SERVED_OTHERWISE})",
+    "AFTER UPDATE OF state, tool_style, defaults ON adapter_versions": f"WHEN ({WAS_OR_IS_READY} AND {SERVED_OTHERWISE})",
     "AFTER UPDATE OF generation OR DELETE ON adapter_aliases": "",
 }
 TABLES = ("adapters", "adapter_versions", "adapter_aliases")

@@ -1,5 +1,6 @@
 """Row-level security separates tenants in the database itself, whatever a statement requests."""
 
+from functools import partial
 from itertools import pairwise
 from uuid import UUID
 
@@ -139,14 +140,15 @@ async def test_a_tenant_narrows_but_never_sets_its_own_limits(database: Database
             await session.execute(text(own), {"tenant": mine})
 
 
+async def epoch_of(database: Database, tenant_id: UUID) -> int:
+    async with database.as_operator() as session:
+        query = text("SELECT policy_epoch FROM tenants WHERE id = :id")
+        return int(await session.scalar(query, {"id": tenant_id}) or 0)
+
+
 async def test_changes_that_affect_requests_advance_the_policy_epoch(database: Database) -> None:
     mine, _ = await two_tenants(database)
-
-    async def epoch() -> int:
-        async with database.as_operator() as session:
-            query = text("SELECT policy_epoch FROM tenants WHERE id = :id")
-            return int(await session.scalar(query, {"id": mine}) or 0)
-
+    epoch = partial(epoch_of, database, mine)
     before = await epoch()
     async with database.as_tenant(mine) as session:
         await AliasRepository(session, mine).set("support", "production", {1: 100})
@@ -180,6 +182,22 @@ async def test_changes_that_affect_requests_advance_the_policy_epoch(database: D
         await session.execute(text("DELETE FROM api_keys WHERE tenant_id = :id"), {"id": mine})
     seen.append(await epoch())
     assert all(after > before for before, after in pairwise(seen)), seen
+
+
+async def test_a_version_that_no_name_refers_to_changes_no_policy(database: Database) -> None:
+    mine, _ = await two_tenants(database)
+    async with database.as_tenant(mine) as session:
+        await session.execute(text("UPDATE adapter_versions SET state = 'deprecated'"))
+    before = await epoch_of(database, mine)
+    for change in (
+        "tool_style = 'hermes'",
+        "state = 'quarantined'",
+        "state = 'rejected'",
+        "state = 'deleting'",
+    ):
+        async with database.as_tenant(mine) as session:
+            await session.execute(text(f"UPDATE adapter_versions SET {change}"))
+        assert await epoch_of(database, mine) == before, change
 
 
 async def login_of(database: Database) -> str:
