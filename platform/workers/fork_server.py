@@ -146,6 +146,8 @@ class ForkServer:
         if LENGTH_BYTES + length <= len(job.written) and job.end is None and not job.is_reported:
             job.is_reported = True
             self._report(Report(job.job_id, bytes(job.written[LENGTH_BYTES : LENGTH_BYTES + length])))
+            # Its slot is free now, so it must neither run on nor write more.
+            self._kill(job, "cancelled")
 
     def _send(self, job_id: int, reply: Ended | Unavailable) -> None:
         self._report(Report(job_id, encode(reply)))
