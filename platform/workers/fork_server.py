@@ -132,6 +132,8 @@ class ForkServer:
         self._selector.unregister(job.pipe)
         os.close(job.pipe)
         del self._running[job.job_id]
+        # It may have closed its pipe and run on. One that has ended keeps its exit code.
+        os.kill(job.pid, signal.SIGKILL)
         _, status, usage = os.wait4(job.pid, 0)
         if not job.is_reported:
             code = os.waitstatus_to_exitcode(status)

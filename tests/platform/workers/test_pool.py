@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from tests.platform.process_table import alive, children, command_line
@@ -154,6 +155,12 @@ async def test_a_fork_that_has_replied_is_ended(pool: WorkerPool) -> None:
     spec = task("send", mode="fork", deadline_s=600.0)
     assert await pool.run(spec, (frame(encode(Done(1))), "stay"), ONE) == Done(1)
     await until(lambda: not children(pool.stats(spec).pids[0]))
+
+
+async def test_a_fork_that_closes_its_pipe_does_not_stop_its_server(pool: WorkerPool) -> None:
+    spec = task("send", mode="fork", deadline_s=600.0)
+    assert await pool.run(spec, (b"", "close"), ONE) == Ended("memory", -signal.SIGKILL, cpu_s=ANY)
+    assert pool.stats(spec).restarts == 0
 
 
 async def test_a_process_that_has_closed_its_pipe_gets_no_other_job(pool: WorkerPool) -> None:
