@@ -132,6 +132,8 @@ class ForkServer:
         self._selector.unregister(job.pipe)
         os.close(job.pipe)
         del self._running[job.job_id]
+        # It may have closed its pipe and run on. One that has ended keeps its exit code.
+        os.kill(job.pid, signal.SIGKILL)
         _, status, usage = os.wait4(job.pid, 0)
         if not job.is_reported:
             code = os.waitstatus_to_exitcode(status)
@@ -146,6 +148,8 @@ class ForkServer:
         if LENGTH_BYTES + length <= len(job.written) and job.end is None and not job.is_reported:
             job.is_reported = True
             self._report(Report(job.job_id, bytes(job.written[LENGTH_BYTES : LENGTH_BYTES + length])))
+            # Its slot is free now, so it must neither run on nor write more.
+            self._kill(job, "cancelled")
 
     def _send(self, job_id: int, reply: Ended | Unavailable) -> None:
         self._report(Report(job_id, encode(reply)))

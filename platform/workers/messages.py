@@ -14,6 +14,7 @@ from loraplex.platform.workers.task import How, Sandbox
 LENGTH_BYTES: Final = 8
 READ_BYTES: Final = 1 << 20
 
+Decoded = TypeVar("Decoded")
 Inner = TypeVar("Inner")
 Result = TypeVar("Result")
 
@@ -99,13 +100,27 @@ Reply: TypeAlias = Done[Result] | Refused | Failed | Ended
 """What a caller of the pool gets."""
 Request: TypeAlias = Job[msgspec.Raw] | Cancel
 
+
+def untrusted(decode: Callable[[bytes], Decoded]) -> Callable[[bytes], Decoded]:
+    """Return a decoder of what a worker has written. It raises `DecodeError`, whatever is wrong with the bytes."""
+
+    def decode_untrusted(data: bytes) -> Decoded:
+        try:
+            return decode(data)
+        # msgspec raises errors of its own neither for text that is no UTF-8 nor for deep nesting.
+        except (UnicodeDecodeError, RecursionError) as error:
+            raise msgspec.DecodeError(type(error).__name__) from error
+
+    return decode_untrusted
+
+
 encode: Final = msgspec.msgpack.Encoder().encode
 decode_start: Final = msgspec.msgpack.Decoder(Start).decode
 decode_job: Final = msgspec.msgpack.Decoder(Job[msgspec.Raw]).decode
 decode_request: Final[Callable[[bytes], Request]] = msgspec.msgpack.Decoder(Request).decode
-decode_status: Final[Callable[[bytes], Ready | Unavailable | Report]] = msgspec.msgpack.Decoder(
-    Ready | Unavailable | Report
-).decode
+decode_status: Final[Callable[[bytes], Ready | Unavailable | Report]] = untrusted(
+    msgspec.msgpack.Decoder(Ready | Unavailable | Report).decode
+)
 
 
 def frame(data: bytes) -> bytes:

@@ -14,7 +14,7 @@ from loraplex.platform.tenant_limiter import TenantLimiter
 from loraplex.platform.workers.messages import Reply
 from loraplex.platform.workers.runners import RUNNERS, Runner
 from loraplex.platform.workers.task import Files, TaskSpec, TaskStats
-from loraplex.platform.workers.worker_process import Unconfined
+from loraplex.platform.workers.worker_process import EXIT_GRACE_S, Unconfined
 
 Result = TypeVar("Result")
 
@@ -66,7 +66,9 @@ class WorkerPool:
         finally:
             if not job.done() and not (task.mode == "reuse" and has_slot.is_set()):
                 job.cancel()
-                await asyncio.wait({job})
+                # A fork ends when its server gets to it, which may hang; nothing of the caller is in use meanwhile.
+                if task.mode != "fork":
+                    await asyncio.wait({job})
 
     def stats(self, task: TaskSpec[Any]) -> TaskStats:
         """Return what the task's queue and processes do now."""
@@ -78,8 +80,10 @@ class WorkerPool:
         self._closed = True
         for job in self._jobs:
             job.cancel()
-        await asyncio.gather(*self._jobs, return_exceptions=True)
+        if self._jobs:
+            await asyncio.wait(self._jobs, timeout=EXIT_GRACE_S)
         await asyncio.gather(*(workers.close() for workers in self._workers.values()))
+        await asyncio.gather(*self._jobs, return_exceptions=True)
 
     def _workers_of(self, task: TaskSpec[Any]) -> "_TaskWorkers":
         if self._closed:

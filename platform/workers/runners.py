@@ -137,6 +137,7 @@ class ReuseRunner:
                 self._idle.append(process)
             else:
                 self.restarts += 1
+                await process.kill()
 
     async def close(self) -> None:
         """See `Runner`."""
@@ -148,6 +149,7 @@ class ReuseRunner:
             process = self._idle.pop()
             if process.is_alive:
                 return process
+            await process.kill()
         return await self._start()
 
     async def _start(self) -> WorkerProcess:
@@ -159,7 +161,7 @@ class ReuseRunner:
             await asyncio.sleep(max(0.0, self._backoff.next_at - now()))
             try:
                 process = await WorkerProcess.start(self._task)
-            except StartFailed as error:
+            except (StartFailed, Unconfined) as error:
                 self.restarts += 1
                 delay_s = self._backoff.fail(now())
                 LOG.error("worker not started", task=self._task.name, reason=str(error), next_in_s=delay_s)

@@ -55,7 +55,13 @@ class TaskFunction:
     def _reply_to(self, error: BaseException) -> Refused | Failed:
         for cls in type(error).__mro__:
             if cls.__name__ in self._refusals:
-                message = str(error).encode(errors="replace").decode()
-                details = {name: getattr(error, name, None) for name in ("param", "pointer")}
-                return Refused(cls.__name__, message, **details)
+                texts: list[Any] = [
+                    str(error),
+                    getattr(error, "param", None),
+                    getattr(error, "pointer", None),
+                ]
+                # No message can have a lone surrogate.
+                return Refused(
+                    cls.__name__, *(text and text.encode(errors="replace").decode() for text in texts)
+                )
         return Failed(type(error).__name__)

@@ -28,6 +28,7 @@ from loraplex.platform.workers.messages import (
     Unavailable,
     decode_status,
     encode,
+    untrusted,
 )
 from loraplex.platform.workers.task import TaskSpec
 
@@ -95,8 +96,9 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process takes jobs."""
-        return self._reading is not None and not self._reading.done() and self._process.returncode is None
+        """Whether the process takes jobs. One that is being ended has no input any more."""
+        stdin = self._process.stdin
+        return stdin is not None and not stdin.is_closing() and self._process.returncode is None
 
     async def run(self, payload: tuple[object, ...]) -> Any:
         """Return the `Reply` to one job. A cancelled call kills the job: the fork, or the process.
@@ -105,13 +107,14 @@ class WorkerProcess:
         """
         if not self.is_alive:
             raise WorkerLost(self._process.returncode or 0)
-        job_id = next(self._ids)
-        reply = self._replies[job_id] = asyncio.get_running_loop().create_future()
+        job_id, loop = next(self._ids), asyncio.get_running_loop()
+        reply = self._replies[job_id] = loop.create_future()
+        overdue_at = loop.time() + self._task.deadline_s + self._task.hang_grace_s
         try:
             self._send(Job(job_id, payload))
             await asyncio.wait({reply})
         except asyncio.CancelledError:
-            await self._kill_job(job_id)
+            await self._kill_job(job_id, overdue_at)
             raise
         finally:
             del self._replies[job_id]
@@ -204,12 +207,15 @@ class WorkerProcess:
             raise Unconfined(outcome.reason)
         return outcome
 
-    async def _kill_job(self, job_id: int) -> None:
-        """Kill one job. A fork server that does not report its end in time is killed as a whole."""
+    async def _kill_job(self, job_id: int, overdue_at: float) -> None:
+        """Kill one job. A fork server that has not reported its end at `overdue_at` is killed as a whole.
+
+        That is not earlier than without the cancellation, because other tenants' jobs run in that process too.
+        """
         reply = self._replies[job_id]
         if self._task.mode == "fork":
             self._send(Cancel(job_id))
-            await asyncio.wait({reply}, timeout=EXIT_GRACE_S)
+            await asyncio.wait({reply}, timeout=max(0.0, overdue_at - asyncio.get_running_loop().time()))
         if not reply.done():
             await self.kill()
         reply.exception()  # read, or asyncio would log it
@@ -235,4 +241,4 @@ class WorkerProcess:
 
 
 def _reply_decoder(result: Any) -> Callable[[bytes], Any]:
-    return msgspec.msgpack.Decoder(Done[result] | Refused | Failed | Ended | Unavailable).decode
+    return untrusted(msgspec.msgpack.Decoder(Done[result] | Refused | Failed | Ended | Unavailable).decode)

@@ -85,6 +85,8 @@ def misbehave(how: str) -> str:
     match how:
         case "refuse":
             raise VeryUpset("too \ud800 bad", "field", "/a/0")
+        case "refuse by surrogates":
+            raise Upset("bad", "\ud800", "/\ud800")
         case "panic":
             raise Panic("secret")
         case "spin":
@@ -125,6 +127,23 @@ def write_endlessly(data: bytes = b"x" * MIB) -> None:
                 os.write(pipe, data)
             except OSError:
                 continue
+
+
+def send(message: bytes, then: str) -> None:
+    """Write a message of its own to the gateway, or to the fork server, then stay, without the pipe or with it."""
+    pipes = [int(name) for name in os.listdir("/proc/self/fd") if is_pipe(name)]
+    for pipe in pipes:
+        os.write(pipe, message)
+        if then == "close":
+            os.close(pipe)
+    time.sleep(600)
+
+
+def is_pipe(name: str) -> bool:
+    try:
+        return int(name) > 2 and os.readlink(f"/proc/self/fd/{name}").startswith("pipe:")
+    except FileNotFoundError:
+        return False
 
 
 def report_another_job() -> None:

@@ -10,13 +10,23 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from tests.platform.process_table import alive, children, command_line
 from tests.platform.workers.task_functions import ROOT, Sum, task
 
 from loraplex.platform.errors import WorkersUnavailable
-from loraplex.platform.workers.messages import Done, Ended, Failed, Refused
+from loraplex.platform.workers.messages import (
+    Done,
+    Ended,
+    Failed,
+    Refused,
+    Report,
+    Unavailable,
+    encode,
+    frame,
+)
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.platform.workers.task import Sandbox, TaskSpec
 
@@ -72,6 +82,7 @@ async def test_an_error_of_the_input_arrives_with_its_fields_and_any_other_by_cl
     spec = task("misbehave")
     refused = await pool.run(spec, ("refuse",), ONE)
     assert refused == Refused("Upset", "too ? bad", "field", "/a/0")
+    assert await pool.run(spec, ("refuse by surrogates",), ONE) == Refused("Upset", "bad", "?", "/?")
     assert await pool.run(spec, ("panic",), ONE) == Failed("Panic")
     assert await pool.run(spec, ("surrogate",), ONE) == Failed("UnicodeEncodeError")
     assert await pool.run(spec, (1,), ONE) == Failed("ValidationError")
@@ -117,6 +128,48 @@ async def test_a_deadline_kills_and_counts_from_a_ready_process(pool: WorkerPool
 async def test_a_process_that_reports_what_was_not_asked_is_killed(pool: WorkerPool) -> None:
     ended = await pool.run(task("report_another_job", mode="spawn"), (), ONE)
     assert ended == Ended("memory", -signal.SIGKILL), "before the deadline"
+
+
+NO_UTF_8 = b"\xa1\xff"
+NESTED = b"\x91" * 100_000 + b"\xc0"
+
+
+@pytest.mark.parametrize("result", [NO_UTF_8, NESTED], ids=["text", "nesting"])
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_reply_that_no_library_decodes_ends_its_job(
+    pool: WorkerPool, mode: str, result: bytes
+) -> None:
+    reply = encode(Done(None)).replace(b"\xc0", result)
+    message = reply if mode == "fork" else encode(Report(0, reply))
+    assert await pool.run(task("send", mode=mode), (frame(message), "stay"), ONE) == Ended("crashed", 0)
+
+
+@pytest.mark.parametrize("member", [b"\xa6reason" + NO_UTF_8, b"\xa1x" + NESTED], ids=["text", "nesting"])
+async def test_a_message_that_no_library_decodes_ends_its_process(pool: WorkerPool, member: bytes) -> None:
+    message = encode(Unavailable("")).replace(b"\xa6reason\xa0", member)
+    ended = await pool.run(task("send", mode="spawn"), (frame(message), "stay"), ONE)
+    assert ended == Ended("memory", -signal.SIGKILL), "before the deadline"
+
+
+async def test_a_fork_that_has_replied_is_ended(pool: WorkerPool) -> None:
+    spec = task("send", mode="fork", deadline_s=600.0)
+    assert await pool.run(spec, (frame(encode(Done(1))), "stay"), ONE) == Done(1)
+    await until(lambda: not children(pool.stats(spec).pids[0]))
+
+
+async def test_a_fork_that_closes_its_pipe_does_not_stop_its_server(pool: WorkerPool) -> None:
+    spec = task("send", mode="fork", deadline_s=600.0)
+    assert await pool.run(spec, (b"", "close"), ONE) == Ended("memory", -signal.SIGKILL, cpu_s=ANY)
+    assert pool.stats(spec).restarts == 0
+
+
+async def test_a_process_that_has_closed_its_pipe_gets_no_other_job(pool: WorkerPool) -> None:
+    spec = task("send")
+    first = frame(encode(Report(0, encode(Done(1)))))
+    assert await pool.run(spec, (first, "close"), ONE) == Done(1)
+    # Nothing shows that the gateway has read the end of the pipe; the process is killed seconds later.
+    await asyncio.sleep(0.2)
+    assert await pool.run(spec, (first, "stay"), OTHER) == Done(1)
 
 
 async def test_a_result_that_is_too_large_or_of_another_type_is_none(pool: WorkerPool) -> None:
@@ -199,6 +252,34 @@ async def test_a_process_that_cannot_be_confined_runs_nothing(pool: WorkerPool) 
     sandbox = Sandbox(filter_system_calls=True)
     with pytest.raises(WorkersUnavailable, match="cannot be confined here: 2 threads"):
         await pool.run(task("with_a_thread", mode="spawn", setup=1, sandbox=sandbox), (2,), ONE)
+
+
+async def test_where_processes_are_not_confined_none_is_started_per_call(pool: WorkerPool) -> None:
+    spec = task("with_a_thread", setup=1, sandbox=Sandbox(filter_system_calls=True))
+    for _ in range(8):
+        with pytest.raises(WorkersUnavailable):
+            await pool.run(spec, (2,), ONE)
+    assert pool.stats(spec).restarts == 3
+
+
+async def test_a_cancelled_call_does_not_end_the_process_of_other_forks(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraplex.platform.workers.worker_process.EXIT_GRACE_S", 0.1)
+    spec = task("misbehave", mode="fork")
+    await pool.start(spec)
+    (server,) = pool.stats(spec).pids
+    left = asyncio.create_task(pool.run(spec, ("sleep",), ONE))
+    await until(lambda: bool(children(server)))
+    # As on a machine that gives it no CPU time.
+    os.kill(server, signal.SIGSTOP)
+    left.cancel()
+    await asyncio.wait({left})
+    await asyncio.sleep(0.3)
+    os.kill(server, signal.SIGCONT)
+    reply = await pool.run(spec, ("well",), OTHER)
+    assert isinstance(reply, Done) and reply.result == "well"
+    assert pool.stats(spec).pids == (server,) and pool.stats(spec).restarts == 0
 
 
 async def test_a_cancelled_call_kills_a_process_of_its_own(pool: WorkerPool) -> None:
