@@ -80,6 +80,10 @@ class PendingFolders:
             raise StorageError(f"{self._root} cannot be read: {error.strerror}") from error
         return False
 
+    def is_pending(self, version_id: UUID) -> bool:
+        """Return whether the folder still waits for its result, which is written before it is discarded."""
+        return (self._root / f"{version_id.hex}{_LOCK_SUFFIX}").exists()
+
     def add(self, staged: Path, version_id: UUID) -> PendingFolder:
         """Take a staged folder over in one step and lock it. Raises `StorageError`."""
         with disk_errors():

@@ -259,13 +259,21 @@ class FolderPush:
         return await adapters.create(uow, tenant_id, name, base_model=self._base_model)
 
     async def _result(self, tenant_id: UUID, name: str, registered: AdapterVersion) -> AdapterVersion:
-        """Wait until a server has ended the validation, or no server runs any more. Raises `VersionRejected`."""
+        """Wait until a server has ended the validation, or no server runs any more.
+
+        Raises `VersionRejected`, or `StorageError` if a server of another database has discarded the folder.
+        """
         while True:
             # Before the query: a server may end right after it has written the result.
             is_watched = self._folders.is_watched()
+            is_pending = self._folders.is_pending(registered.id)
             record = await self._version(tenant_id, name, registered.version)
             if record.state == "rejected":
                 raise rejection(report_of(record.report["checks"]))
+            if record.state == VALIDATING and not is_pending:
+                raise StorageError(
+                    "the server on this data directory uses another database: check DATABASE_URL"
+                )
             if record.state != VALIDATING or not is_watched:
                 return record
             await asyncio.sleep(POLL_S)

@@ -183,6 +183,19 @@ async def test_a_server_that_ends_leaves_the_version_to_the_next_one(home: Home)
     pending.discard()
 
 
+async def test_a_server_of_another_database_is_no_endless_wait(home: Home) -> None:
+    folders = PendingFolders(home.storage.root)
+    with folders.watched():
+        pushing = asyncio.create_task(home.push.push(home.tenant_id, home.request()))
+        async with asyncio.timeout(30):
+            while not pushing.done():
+                for unknown in folders.abandoned():
+                    unknown.discard()
+                await asyncio.sleep(0.01)
+    with pytest.raises(StorageError, match="uses another database"):
+        await pushing
+
+
 async def test_versions_and_promotion_without_a_probe(home: Home) -> None:
     push, tenant_id = home.push.push_unprobed, home.tenant_id
     first = await push(tenant_id, home.request(1, promote="first"))
