@@ -295,9 +295,10 @@ class FolderPush:
 async def _is_first(uow: UnitOfWork, tenant_id: UUID, name: str, record: AdapterVersion) -> bool:
     """Return whether there is neither `production` nor an earlier version that could be served.
 
-    An interrupted push therefore promotes the version when it is repeated.
+    An interrupted push therefore promotes the version when it is repeated. A version that has had an alias lost it on purpose.
     """
-    if await AliasRepository(uow.session, tenant_id).generation(name, PRODUCTION) != ABSENT:
+    aliases_of = AliasRepository(uow.session, tenant_id)
+    if record.aliased_at is not None or await aliases_of.generation(name, PRODUCTION) != ABSENT:
         return False
     present = await AdapterRepository(uow.session, tenant_id).versions(name)
     return not any(each.version < record.version and each.state in SERVING_STATES for each in present)

@@ -31,7 +31,7 @@ from loraplex.adapters.validation.own_files import OwnFilesValidation
 from loraplex.adapters.versions.pending_folders import PENDING_FOLDER, PendingFolders
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.engine.messages import ProbeReport
-from loraplex.platform.services import adapters
+from loraplex.platform.services import adapters, aliases
 from loraplex.platform.services.actors import Actor
 from loraplex.platform.services.push import FolderPush, PushRequest
 from loraplex.platform.services.unit_of_work import unit_of_work
@@ -227,6 +227,14 @@ async def test_a_repeated_push_promotes_the_version_of_an_interrupted_one(
     again = await home.push.push_unprobed(home.tenant_id, home.request(promote="first"))
     assert (again.version, again.promoted) == (1, True)
     assert await home.resolved("voice") == (1, again.digest)
+
+
+async def test_a_deleted_production_is_not_made_again(home: Home) -> None:
+    await home.push.push_unprobed(home.tenant_id, home.request(promote="first"))
+    async with unit_of_work(home.database, USER, home.tenant_id, None) as uow:
+        await aliases.delete(uow, home.tenant_id, "voice", "production")
+    again = await home.push.push_unprobed(home.tenant_id, home.request(promote="first"))
+    assert (again.version, again.promoted) == (1, False)
 
 
 async def test_a_version_that_waits_for_a_server_stops_no_push(
