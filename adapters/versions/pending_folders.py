@@ -68,18 +68,21 @@ class PendingFolders:
     def is_watched(self) -> bool:
         """Return whether a process resumes abandoned folders now. Raises `StorageError`."""
         try:
-            descriptor = os.open(self._root / GATEWAYS_LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with _opened(self._root, os.O_DIRECTORY) as root, _opened(self._root / GATEWAYS_LOCK) as lock:
+                # Commands look one at a time: they would take each other's lock for that of a server.
+                fcntl.flock(root, fcntl.LOCK_EX)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
-        except OSError as error:
-            raise StorageError(f"{self._root} cannot be read: {error.strerror}") from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        finally:
-            os.close(descriptor)
+        except OSError as error:
+            raise StorageError(f"{self._root} cannot be read: {error.strerror}") from error
         return False
+
+    def is_pending(self, version_id: UUID) -> bool:
+        """Return whether the folder still waits for its result, which is written before it is discarded."""
+        return (self._root / f"{version_id.hex}{_LOCK_SUFFIX}").exists()
 
     def add(self, staged: Path, version_id: UUID) -> PendingFolder:
         """Take a staged folder over in one step and lock it. Raises `StorageError`."""
@@ -123,6 +126,15 @@ class PendingFolders:
             os.close(descriptor)
             return None
         return PendingFolder(version_id, folder, lock, descriptor)
+
+
+@contextmanager
+def _opened(path: Path, flags: int = 0) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _open_lock(path: Path) -> int:

@@ -295,6 +295,9 @@ def delete(
         raise typer.BadParameter("--force deletes a whole adapter")
 
     async def run(command: TenantCommand) -> None:
+        blobs = data_dir_blobs(command.home)
+        # Before the change: where the folder of another user cannot be read, nothing is deleted.
+        is_served = PendingFolders(blobs.local.root).is_watched()
         async with command.unit_of_work() as uow:
             if version is not None:
                 record = await versions.delete(uow, command.tenant_id, name, version)
@@ -302,8 +305,7 @@ def delete(
             else:
                 use_case = adapters.force_delete if force else adapters.delete
                 adapter_id = (await use_case(uow, command.tenant_id, name)).id
-        blobs = data_dir_blobs(command.home)
-        if not PendingFolders(blobs.local.root).is_watched():
+        if not is_served:
             await remove_files_of(command.database, blobs.adapters.delete, adapter_id)
         deleted = name if version is None else f"{name}@{version}"
         _print({"deleted": deleted}, as_json, f"deleted {escape(deleted)}")

@@ -7,8 +7,8 @@ import asyncio
 import base64
 import hashlib
 import ipaddress
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -19,7 +19,7 @@ import typer
 from loraplex.adapters.errors import FolderRejected
 from loraplex.adapters.limits import DEFAULT_LIMITS
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
-from loraplex.adapters.storage.safe_files import hash_regular
+from loraplex.adapters.storage.safe_files import OpenFile, hash_descriptor, open_regular, read_exactly
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.platform.services.push import VALIDATING, PushedVersion, PushRequest, rejection, report_of
 from loraplex.platform.startup_errors import RequestFailed, SettingsError
@@ -111,10 +111,10 @@ class RemotePush:
             raise
 
     async def _send_parts(self, upload: dict[str, Any], path: Path) -> None:
-        with path.open("rb") as file:
-            number = 0
-            while part := await on_thread(file.read, upload["part_size"]):
-                number += 1
+        part_size = upload["part_size"]
+        with _opened(path) as (descriptor, size):
+            for number, offset in enumerate(range(0, size, part_size), 1):
+                part = await on_thread(read_exactly, descriptor, min(part_size, size - offset), offset)
                 digest = base64.b64encode(hashlib.sha256(part).digest()).decode()
                 await self._send(
                     "PUT",
@@ -210,14 +210,22 @@ def _declared(folder: Path) -> list[dict[str, Any]]:
     """Return name, size and hash of the two files. Raises `FolderRejected`."""
     if not folder.is_dir():
         raise FolderRejected(folder.name, f"is not a folder of {CONFIG_FILE} and {WEIGHTS_FILE}")
-    return [
-        {
-            "name": name,
-            "sha256": hash_regular(folder / name, max_bytes=max_bytes).hex(),
-            "size": (folder / name).stat().st_size,
-        }
-        for name, max_bytes in MAX_BYTES.items()
-    ]
+    return [_declared_file(folder / name) for name in MAX_BYTES]
+
+
+def _declared_file(path: Path) -> dict[str, Any]:
+    with _opened(path) as (descriptor, size):
+        return {"name": path.name, "size": size, "sha256": hash_descriptor(descriptor, size).hex()}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[OpenFile]:
+    """Open one of the two files. Raises `FolderRejected`, also when the file shrinks meanwhile."""
+    try:
+        with open_regular(path, max_bytes=MAX_BYTES[path.name]) as file:
+            yield file
+    except EOFError as error:
+        raise FolderRejected(path.name, "changed while it was read") from error
 
 
 def _if_match(seen: httpx.Response) -> dict[str, str]:

@@ -19,7 +19,7 @@ from loraplex.adapters.report import Check, ValidationReport
 from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.free_space import disk_errors, require_free
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, remove_staged
-from loraplex.adapters.storage.safe_files import copy_regular
+from loraplex.adapters.storage.safe_files import copy_regular, open_regular
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.adapters.validation.result import Rejected, Validated
 from loraplex.adapters.validation.upload_files import PICKLE_FILE
@@ -32,8 +32,14 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound
 from loraplex.tenants.models import Adapter, AdapterVersion
 from loraplex.tenants.names import check_adapter_name
-from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository, ProfileChange, profile_of
-from loraplex.tenants.registry.aliases import WHOLE
+from loraplex.tenants.registry.adapters import (
+    SERVING_STATES,
+    AdapterProfile,
+    AdapterRepository,
+    ProfileChange,
+    profile_of,
+)
+from loraplex.tenants.registry.aliases import ABSENT, WHOLE, AliasRepository
 from loraplex.tenants.registry.resolution import PRODUCTION
 from loraplex.tenants.registry.storage_quota import StorageQuota
 from loraplex.tenants.registry.versions import PendingVersion, VersionStates
@@ -56,7 +62,7 @@ class PushRequest:
     profile: AdapterProfile | None = None
 
     def promotes(self, is_first: bool) -> bool:
-        """Return whether `production` moves. `is_first`: the adapter has no other version."""
+        """Return whether `production` moves. `is_first`: the adapter has no earlier version that could be served."""
         return self.promote == "always" or (self.promote == "first" and is_first)
 
     def profile_change(self) -> ProfileChange:
@@ -85,10 +91,9 @@ class PushedVersion:
 
 @dataclass(frozen=True, slots=True)
 class _Registered:
-    """`pending` None: the version existed already. `is_first`: the adapter had no version before."""
+    """`pending` None: the version existed already."""
 
     record: AdapterVersion
-    is_first: bool
     pending: PendingFolder | None
 
 
@@ -138,7 +143,7 @@ class FolderPush:
         record = await self._result(tenant_id, request.name, registered.record)
         if record.state == VALIDATING:
             return _pushed(request, record)
-        promoted = await self._promote(tenant_id, request, record, registered.is_first)
+        promoted = await self._promote(tenant_id, request, record)
         return _pushed(request, record, promoted)
 
     async def push_unprobed(self, tenant_id: UUID, request: PushRequest) -> PushedVersion:
@@ -161,7 +166,7 @@ class FolderPush:
             finally:
                 registered.pending.unlock()
             record = await self._version(tenant_id, request.name, record.version)
-        promoted = await self._promote(tenant_id, request, record, registered.is_first)
+        promoted = await self._promote(tenant_id, request, record)
         return _pushed(request, record, promoted)
 
     def _stage(self, folder: Path) -> Path:
@@ -177,9 +182,13 @@ class FolderPush:
                 (CONFIG_FILE, DEFAULT_LIMITS.max_config_bytes),
                 (WEIGHTS_FILE, DEFAULT_LIMITS.max_weights_bytes),
             ):
-                require_free(staged, self._storage_floor_bytes)
+                with open_regular(folder / name, max_bytes=max_bytes) as file:
+                    require_free(staged, self._storage_floor_bytes, file.size)
                 with disk_errors():
                     copy_regular(folder / name, staged / name, max_bytes=max_bytes)
+        except EOFError as error:
+            remove_staged(staged)
+            raise FolderRejected(folder.name, "changed while it was read") from error
         except BaseException:
             remove_staged(staged)
             raise
@@ -219,15 +228,16 @@ class FolderPush:
         staged: Path,
         unprobed: Validated | None,
     ) -> _Registered:
-        name, repository = request.name, AdapterRepository(uow.session, tenant_id)
+        name = request.name
         quota = StorageQuota(uow.session, tenant_id)
         await quota.lock()
         adapter = await self._ensure_adapter(uow, tenant_id, name)
-        is_first = not await repository.versions(name)
         if unprobed is not None:
+            repository = AdapterRepository(uow.session, tenant_id)
             equal = await repository.equal_version(name, unprobed.digest, request.profile)
-            if equal is not None:
-                return _Registered(await _with_profile(uow, tenant_id, request, equal), is_first, None)
+            # A push that was interrupted may have left one that is `validating`: only a server ends it.
+            if equal is not None and equal.state != VALIDATING:
+                return _Registered(await _with_profile(uow, tenant_id, request, equal), None)
         await quota.require((staged / WEIGHTS_FILE).stat().st_size, adapter.id)
         made = await register_folder(
             VersionStates(uow.session, tenant_id, uow.audit),
@@ -238,9 +248,7 @@ class FolderPush:
             is_probed=unprobed is None,
         )
         try:
-            return _Registered(
-                await _with_profile(uow, tenant_id, request, made.record), is_first, made.pending
-            )
+            return _Registered(await _with_profile(uow, tenant_id, request, made.record), made.pending)
         except BaseException:
             made.pending.discard()
             raise
@@ -251,13 +259,21 @@ class FolderPush:
         return await adapters.create(uow, tenant_id, name, base_model=self._base_model)
 
     async def _result(self, tenant_id: UUID, name: str, registered: AdapterVersion) -> AdapterVersion:
-        """Wait until a server has ended the validation, or no server runs any more. Raises `VersionRejected`."""
+        """Wait until a server has ended the validation, or no server runs any more.
+
+        Raises `VersionRejected`, or `StorageError` if a server of another database has discarded the folder.
+        """
         while True:
             # Before the query: a server may end right after it has written the result.
             is_watched = self._folders.is_watched()
+            is_pending = self._folders.is_pending(registered.id)
             record = await self._version(tenant_id, name, registered.version)
             if record.state == "rejected":
                 raise rejection(report_of(record.report["checks"]))
+            if record.state == VALIDATING and not is_pending:
+                raise StorageError(
+                    "the server on this data directory uses another database: check DATABASE_URL"
+                )
             if record.state != VALIDATING or not is_watched:
                 return record
             await asyncio.sleep(POLL_S)
@@ -266,14 +282,26 @@ class FolderPush:
         async with self._database.as_tenant(tenant_id) as session:
             return await AdapterRepository(session, tenant_id).version(name, number)
 
-    async def _promote(
-        self, tenant_id: UUID, request: PushRequest, record: AdapterVersion, is_first: bool
-    ) -> bool:
-        promoted = request.promotes(is_first)
-        if promoted:
-            async with self._open_unit(tenant_id) as uow:
+    async def _promote(self, tenant_id: UUID, request: PushRequest, record: AdapterVersion) -> bool:
+        if request.promote == "never":
+            return False
+        async with self._open_unit(tenant_id) as uow:
+            promoted = request.promotes(await _is_first(uow, tenant_id, request.name, record))
+            if promoted:
                 await aliases.move(uow, tenant_id, request.name, PRODUCTION, {record.version: WHOLE})
         return promoted
+
+
+async def _is_first(uow: UnitOfWork, tenant_id: UUID, name: str, record: AdapterVersion) -> bool:
+    """Return whether there is neither `production` nor an earlier version that could be served.
+
+    An interrupted push therefore promotes the version when it is repeated. A version that has had an alias lost it on purpose.
+    """
+    aliases_of = AliasRepository(uow.session, tenant_id)
+    if record.aliased_at is not None or await aliases_of.generation(name, PRODUCTION) != ABSENT:
+        return False
+    present = await AdapterRepository(uow.session, tenant_id).versions(name)
+    return not any(each.version < record.version and each.state in SERVING_STATES for each in present)
 
 
 def report_of(checks: Iterable[Mapping[str, Any]]) -> ValidationReport:

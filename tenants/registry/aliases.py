@@ -64,8 +64,11 @@ class AliasRepository:
         return await self._state(await self._existing(await self._adapters.get(name), alias))
 
     async def generation(self, name: str, alias: str) -> int:
-        """The alias's generation, `ABSENT` for none; it stays until the transaction ends. Raises `AdapterNotFound`."""
-        record = await self._find(await self._adapters.locked(name), alias)
+        """The alias's generation, `ABSENT` for none; it stays until the transaction ends.
+
+        Raises `AdapterNotFound`, `InvalidName`.
+        """
+        record = await self._find(await self._adapters.locked(name), check_alias_name(alias))
         return ABSENT if record is None else record.generation
 
     async def set(

@@ -1,6 +1,7 @@
 """Which process has the lock of an uploaded folder, and when another may resume it."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
 
@@ -92,3 +93,14 @@ def test_a_server_that_resumes_folders_is_known_to_others(tmp_path: Path, folder
     lock.symlink_to(tmp_path)
     with pytest.raises(StorageError, match="cannot be read"):
         others.is_watched()
+
+
+def test_commands_that_look_at_once_see_no_server(tmp_path: Path, folders: PendingFolders) -> None:
+    with folders.watched():
+        pass
+
+    def look(_: int) -> bool:
+        return any(PendingFolders(tmp_path / "adapters").is_watched() for _ in range(300))
+
+    with ThreadPoolExecutor(8) as commands:
+        assert not any(commands.map(look, range(8)))

@@ -158,6 +158,27 @@ async def test_an_upload_that_fails_is_aborted(
     assert server.calls[-1] == "DELETE uploads/u1"
 
 
+@pytest.mark.parametrize("change", ["link", "shrinks"])
+async def test_a_file_that_changes_before_it_is_sent_is_refused(
+    server: ScriptedServer, push: RemotePush, folder: Path, tmp_path: Path, change: str
+) -> None:
+    weights = folder / WEIGHTS
+    (tmp_path / "secret").write_bytes(b"secret")
+
+    def answer(request: httpx.Request) -> httpx.Response | None:
+        if change == "link" and request.url.path.endswith("voice/uploads"):
+            weights.unlink()
+            weights.symlink_to(tmp_path / "secret")
+        if change == "shrinks" and request.url.path.endswith(f"{WEIGHTS}/parts/1"):
+            weights.write_bytes(b"")
+        return None
+
+    server.answer = answer
+    with pytest.raises(FolderRejected, match="symbolic link" if change == "link" else "changed while"):
+        await push.push(PushRequest(name="voice", folder=folder))
+    assert server.calls[-1] == "DELETE uploads/u1" and b"secret" not in server.files.values()
+
+
 async def test_a_server_that_stays_away_is_an_error(
     server: ScriptedServer, push: RemotePush, folder: Path
 ) -> None:

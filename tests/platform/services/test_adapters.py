@@ -14,7 +14,7 @@ from loraplex.platform.services.actors import Actor
 from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import AdapterNotFound, InUse
+from loraplex.tenants.errors import AdapterNotFound, InUse, InvalidName
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.models import AuditEntry
 from loraplex.tenants.registry.adapters import AdapterRepository
@@ -97,3 +97,10 @@ async def test_running_requests_alone_refuse_a_deletion(database: Database, tena
         async with unit_of_work(database, USER, tenant_id, None) as uow:
             await adapters.delete(uow, tenant_id, "voice")
     assert await entries(database, tenant_id) == []
+
+
+@pytest.mark.parametrize("alias", ["\udcff", "\0", "a:b"])
+async def test_an_alias_that_is_no_name_is_refused(database: Database, tenant_id: UUID, alias: str) -> None:
+    with pytest.raises(InvalidName):
+        async with unit_of_work(database, USER, tenant_id, None) as uow:
+            await aliases.move(uow, tenant_id, "voice", alias, {1: 100})

@@ -5,6 +5,7 @@ from importlib import import_module
 from inspect import iscoroutinefunction
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import Final
 
 import pytest
 from tests.platform.services import account_use_cases as accounts
@@ -20,10 +21,14 @@ from tests.platform.services.walked_world import (
     open_world,
 )
 
-from loraplex.adapters.versions.pending_folders import PendingFolders
+from loraplex.adapters.versions.pending_folders import GATEWAYS_LOCK, PENDING_FOLDER, PendingFolders
 from loraplex.platform import services
+from loraplex.platform.services import uploads
+from loraplex.platform.services.actors import Actor
 from loraplex.platform.services.unit_of_work import UnitOfWork
 
+# Both register a version, which needs a server that validates it: see `test_push_ways.py`.
+WALKED_BY_PUSHES: Final = {uploads.complete_upload, uploads.submit_folder}
 ALL = (*accounts.TENANTS, *accounts.KEYS, *accounts.LIMITS, *of_adapters.ALL)
 
 
@@ -76,6 +81,18 @@ async def test_http_and_command_leave_the_same(world: World, use_case: UseCase) 
         assert comparable(after) == comparable(left[0])
 
 
+async def test_a_deletion_that_cannot_look_for_a_server_deletes_nothing(world: World, tmp_path: Path) -> None:
+    await world.begin()
+    assert (await world.tenant("POST", "/adapters", {"name": "voice"})).accepted
+    lock = tmp_path / "adapters" / PENDING_FOLDER / GATEWAYS_LOCK
+    lock.unlink()
+    lock.symlink_to(tmp_path)
+    before = world.dump()
+    refused = await world.command("adapter", "delete", "voice", "--tenant", "harbor")
+    assert not refused.accepted and "cannot be read" in refused.detail
+    assert world.dump() == before
+
+
 async def assert_published(world: World, before: Dump) -> None:
     """Every gateway was notified of the tenants whose policy has changed."""
     known = {row["id"]: row["policy_epoch"] for row in before["tenants"]}
@@ -87,12 +104,12 @@ async def assert_published(world: World, before: Dump) -> None:
 
 
 def test_every_use_case_is_walked() -> None:
-    """A use case is a public coroutine function whose first argument is a unit of work."""
+    """A use case is a public coroutine function with an author: an `Actor`, or a unit of work, which has one."""
     found = set()
     for module in iter_modules(services.__path__):
         members = vars(import_module(f"{services.__name__}.{module.name}"))
         for name, each in members.items():
             if iscoroutinefunction(each) and not name.startswith("_"):
-                first = next(iter(each.__annotations__.values()), None)
-                found |= {each} if first is UnitOfWork else set()
-    assert found == {use_case.function for use_case in ALL}
+                types = each.__annotations__.values()
+                found |= {each} if any(kind in (UnitOfWork, Actor) for kind in types) else set()
+    assert found == {use_case.function for use_case in ALL} | WALKED_BY_PUSHES

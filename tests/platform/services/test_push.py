@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -15,7 +16,13 @@ from sqlalchemy import select
 from tests.adapters.validation.good_folder import CONFIG, MODEL, WEIGHTS, write_good
 from tests.adapters.versions.lifecycle_server import BAD_PROBE, BASE_DIGEST, QUICK, Instant, Server
 
-from loraplex.adapters.errors import AdapterRejected, StorageError, VersionRejected
+from loraplex.adapters.errors import (
+    AdapterRejected,
+    BlobStoreUnavailable,
+    StorageError,
+    StorageFull,
+    VersionRejected,
+)
 from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.garbage_collection import remove_files_of, remove_from
 from loraplex.adapters.storage.local_store import LocalAdapterStore
@@ -24,7 +31,7 @@ from loraplex.adapters.validation.own_files import OwnFilesValidation
 from loraplex.adapters.versions.pending_folders import PENDING_FOLDER, PendingFolders
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.engine.messages import ProbeReport
-from loraplex.platform.services import adapters
+from loraplex.platform.services import adapters, aliases
 from loraplex.platform.services.actors import Actor
 from loraplex.platform.services.push import FolderPush, PushRequest
 from loraplex.platform.services.unit_of_work import unit_of_work
@@ -176,6 +183,19 @@ async def test_a_server_that_ends_leaves_the_version_to_the_next_one(home: Home)
     pending.discard()
 
 
+async def test_a_server_of_another_database_is_no_endless_wait(home: Home) -> None:
+    folders = PendingFolders(home.storage.root)
+    with folders.watched():
+        pushing = asyncio.create_task(home.push.push(home.tenant_id, home.request()))
+        async with asyncio.timeout(30):
+            while not pushing.done():
+                for unknown in folders.abandoned():
+                    unknown.discard()
+                await asyncio.sleep(0.01)
+    with pytest.raises(StorageError, match="uses another database"):
+        await pushing
+
+
 async def test_versions_and_promotion_without_a_probe(home: Home) -> None:
     push, tenant_id = home.push.push_unprobed, home.tenant_id
     first = await push(tenant_id, home.request(1, promote="first"))
@@ -192,6 +212,52 @@ async def test_versions_and_promotion_without_a_probe(home: Home) -> None:
     assert (again.version, again.digest) == (1, first.digest)
     assert await home.resolved("voice") == (1, first.digest)
     assert home.left() == []
+
+
+async def test_a_repeated_push_promotes_the_version_of_an_interrupted_one(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def end(*_: object) -> bool:
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as interrupted, pytest.raises(asyncio.CancelledError):
+        interrupted.setattr(FolderPush, "_promote", end)
+        await home.push.push_unprobed(home.tenant_id, home.request(promote="first"))
+    assert await home.resolved("voice") is None
+    again = await home.push.push_unprobed(home.tenant_id, home.request(promote="first"))
+    assert (again.version, again.promoted) == (1, True)
+    assert await home.resolved("voice") == (1, again.digest)
+
+
+async def test_a_deleted_production_is_not_made_again(home: Home) -> None:
+    await home.push.push_unprobed(home.tenant_id, home.request(promote="first"))
+    async with unit_of_work(home.database, USER, home.tenant_id, None) as uow:
+        await aliases.delete(uow, home.tenant_id, "voice", "production")
+    again = await home.push.push_unprobed(home.tenant_id, home.request(promote="first"))
+    assert (again.version, again.promoted) == (1, False)
+
+
+async def test_a_version_that_waits_for_a_server_stops_no_push(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise BlobStoreUnavailable("the bucket does not answer")
+
+    with monkeypatch.context() as interrupted, pytest.raises(BlobStoreUnavailable):
+        interrupted.setattr(BlobStore, "store", fail)
+        await home.push.push_unprobed(home.tenant_id, home.request(promote="first"))
+    again = await home.push.push_unprobed(home.tenant_id, home.request(promote="first"))
+    assert (again.version, again.state, again.promoted) == (2, "ready", True)
+    assert await home.resolved("voice") == (2, again.digest)
+
+
+async def test_a_rejected_version_is_not_the_first(home: Home) -> None:
+    async with home.server(BAD_PROBE) as server:
+        with pytest.raises(VersionRejected):
+            await home.push.push(home.tenant_id, home.request(1, promote="first"))
+        server.engine.script = FakeScript()
+        pushed = await home.push.push(home.tenant_id, home.request(2, promote="first"))
+    assert (pushed.version, pushed.promoted) == (2, True)
 
 
 async def test_a_skipped_probe_is_in_the_audit_log_and_in_the_report(home: Home) -> None:
@@ -288,6 +354,28 @@ async def test_a_version_without_a_commit_leaves_nothing(home: Home, monkeypatch
         with pytest.raises(CountReached):
             await push(home.tenant_id, home.request(profile=AdapterProfile("hermes")))
     assert await home.names() == [] and home.left() == []
+
+
+async def test_the_free_space_floor_counts_the_files(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = (home.folder() / WEIGHTS).stat().st_size
+    free = SimpleNamespace(f_bavail=2 * weights - 1, f_frsize=1)
+    monkeypatch.setattr(os, "statvfs", lambda _: free)
+    monkeypatch.setattr(home.push, "_storage_floor_bytes", weights)
+    with pytest.raises(StorageFull):
+        await home.push.push(home.tenant_id, home.request())
+    assert home.left() == [] and await home.names() == []
+
+
+async def test_a_file_that_shrinks_while_it_is_copied_is_refused(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shrink(*_: object, **__: object) -> bytes:
+        raise EOFError("the file ends 4 bytes early")
+
+    monkeypatch.setattr("loraplex.platform.services.push.copy_regular", shrink)
+    with pytest.raises(AdapterRejected, match="changed while it was read"):
+        await home.push.push(home.tenant_id, home.request())
+    assert home.left() == []
 
 
 async def test_another_user_than_the_servers_leaves_nothing(
