@@ -27,6 +27,7 @@ from loraplex.platform.datastores.embedded.postgres import superuser_url
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.datastores.migrations import upgrade
 from loraplex.tenants.database import Database
+from loraplex.tenants.valkey import open_valkey
 
 # Files that run side by side have a core each: threads of one would wait for those of the other.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -47,6 +48,8 @@ transports.create_ssl_context = cache(transports.create_ssl_context)  # type: ig
 # A busy machine answers late. What is promised within some time has a bound of its own in its test.
 for phase in ("connect", "read", "write", "pool"):
     setattr(DEFAULT_TIMEOUT_CONFIG, phase, 60.0)
+assert open_valkey.__kwdefaults__ is not None
+open_valkey.__kwdefaults__["connect_s"] = 60.0
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
 

@@ -6,6 +6,7 @@ Invariant: every request may be repeated; an upload that fails is aborted, so no
 import asyncio
 import base64
 import hashlib
+import ipaddress
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 import httpx
+import typer
 
 from loraplex.adapters.errors import FolderRejected
 from loraplex.adapters.limits import DEFAULT_LIMITS
@@ -21,7 +23,10 @@ from loraplex.adapters.storage.safe_files import hash_regular
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.platform.services.push import VALIDATING, PushedVersion, PushRequest, rejection, report_of
 from loraplex.platform.startup_errors import RequestFailed, SettingsError
+from loraplex.tenants.api_keys.key_format import parse_key
+from loraplex.tenants.errors import MalformedKey
 from loraplex.tenants.names import check_adapter_name
+from loraplex.tenants.registry.adapters import SERVING_STATES
 from loraplex.tenants.registry.resolution import PRODUCTION
 
 ATTEMPTS: Final = 5
@@ -57,9 +62,10 @@ class RemotePush:
                 await self._send_parts(upload, request.folder / file["name"])
             path = f"uploads/{upload['id']}/complete"
             number = int((await self._send("POST", path, expected=202)).json()["version"])
-        if request.profile is not None:
-            await self._set_profile(number, request)
         version = await self._result(name, number)
+        if request.profile is not None:
+            # After the result: until then the server's own changes move the revision.
+            await self._set_profile(number, request)
         promoted = request.promotes(is_first)
         if promoted:
             await self._promote(name, number)
@@ -75,15 +81,19 @@ class RemotePush:
         )
 
     async def _require_tenant(self) -> None:
-        found = (await self._send("GET", "me")).json()["tenant"]["name"]
+        response = await self._send("GET", "me")
+        try:
+            found = response.json()["tenant"]["name"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RequestFailed(f"GET {response.url}: no response of loraplex; check --url") from error
         if found != self._tenant:
             raise RequestFailed(f"the key belongs to the tenant {found}, not to {self._tenant}")
 
     async def _ensure_adapter(self, name: str) -> bool:
-        """Create the adapter unless it exists; return whether it has no version yet."""
-        response = await self._send("GET", f"adapters/{name}/versions?limit=1", expected=(200, 404))
+        """Create the adapter unless it exists; return whether it has no version yet that could be served."""
+        response = await self._send("GET", f"adapters/{name}/versions?limit=100", expected=(200, 404))
         if response.status_code == httpx.codes.OK:
-            return not response.json()["data"]
+            return all(version["state"] not in SERVING_STATES for version in response.json()["data"])
         await self._send("POST", "adapters", expected=201, json={"name": name})
         return True
 
@@ -165,16 +175,35 @@ class RemotePush:
 
 @asynccontextmanager
 async def open_remote_push(url: str, key: str, tenant: str) -> AsyncIterator[RemotePush]:
-    """Open a client of the server at `url`. Raises `SettingsError` for an address that is none."""
+    """Open a client of the server at `url`. Raises `SettingsError` for an address or a key that is none."""
     try:
         address = httpx.URL(f"{url.rstrip('/')}/tenant/v1/")
     except httpx.InvalidURL as error:
         raise SettingsError(f"--url {url}: {error}") from error
     if address.scheme not in ("http", "https") or not address.host:
         raise SettingsError(f"--url {url}: must be like https://host:8000")
+    if address.userinfo:
+        # It would replace the key, and error messages name the address.
+        raise SettingsError("--url: must contain no user or password; the key is given with --key")
+    try:
+        parse_key(key)
+    except MalformedKey as error:
+        # The HTTP client would quote the whole key in its error.
+        raise SettingsError(f"--key: {error}") from error
+    if address.scheme == "http" and not _is_this_machine(address.host):
+        typer.echo(
+            f"--url {url}: the key is sent without TLS; use https outside of a trusted network", err=True
+        )
     headers = {"authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(base_url=address, headers=headers, timeout=TIMEOUT_S) as client:
         yield RemotePush(client, tenant)
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _declared(folder: Path) -> list[dict[str, Any]]:

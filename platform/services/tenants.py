@@ -77,8 +77,9 @@ async def resume(uow: UnitOfWork, tenant_id: UUID) -> Tenant:
 
 async def delete(uow: UnitOfWork, tenant_id: UUID) -> Tenant:
     """End a tenant for good; repeating it changes nothing. Its usage figures stay. Raises `TenantNotFound`."""
-    before = snapshot(await TenantRepository(uow.session).by_id(tenant_id))
-    tenant = await TenantDeletions(uow.session).begin(tenant_id)
+    deletions = TenantDeletions(uow.session)
+    before = snapshot(await deletions.locked(tenant_id))
+    tenant = await deletions.begin(tenant_id)
     await _record(uow, "tenant.delete", tenant, before)
     return tenant
 

@@ -35,7 +35,7 @@ async def abort_upload(uow: UnitOfWork, tenant_id: UUID, upload_id: UUID) -> Upl
     Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed`.
     """
     repository = UploadRepository(uow.session, tenant_id)
-    before = (await repository.get(upload_id)).state
+    before = (await repository.locked(upload_id)).state
     upload = await repository.abort(upload_id)
     if upload.state != before:
         target = _target(await repository.adapter_name(upload), upload)

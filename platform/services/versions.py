@@ -27,7 +27,7 @@ async def change_profile(
     Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, and `ProfileFixed` after the version's first alias.
     """
     adapters = AdapterRepository(uow.session, tenant_id)
-    before = _profile(await adapters.version(name, version))
+    before = _profile(await adapters.version_of(await adapters.locked(name), version))
     record = await adapters.change_profile(name, version, change, seen)
     target = target_of(name, version)
     await uow.audit.record("version.change", target, before, _profile(record), tenant_id=tenant_id)
@@ -42,7 +42,9 @@ async def delete(
     Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, and `InUse` while an alias points to it, it is being
     validated, or requests run on it.
     """
-    state = (await AdapterRepository(uow.session, tenant_id).version(name, version)).state
+    adapters = AdapterRepository(uow.session, tenant_id)
+    # Under the lock: of two deletions at once only one changes the state.
+    state = (await adapters.version_of(await adapters.locked(name), version)).state
     record = await AdapterDeletion(uow.session, tenant_id).delete_version(name, version, seen)
     if state != record.state:
         before, after = {"state": state, "digest": record.digest}, {"state": record.state}

@@ -44,11 +44,16 @@ class TenantDeletions:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def begin(self, tenant_id: UUID) -> Tenant:
-        """End the tenant at once; may be repeated. Raises `TenantNotFound`."""
+    async def locked(self, tenant_id: UUID) -> Tenant:
+        """The tenant, deleted or not, locked until the transaction ends. Raises `TenantNotFound`."""
         tenant = await self._session.get(Tenant, tenant_id, with_for_update=True)
         if tenant is None:
             raise TenantNotFound(f"no tenant {tenant_id}")
+        return tenant
+
+    async def begin(self, tenant_id: UUID) -> Tenant:
+        """End the tenant at once; may be repeated. Raises `TenantNotFound`."""
+        tenant = await self.locked(tenant_id)
         if tenant.deleted_at is None:
             tenant.deleted_at = await self._session.scalar(select(func.now()))
             tenant.suspended_at = tenant.suspended_at or tenant.deleted_at

@@ -137,7 +137,7 @@ class UploadRepository:
         """
         quota = StorageQuota(self._session, self._tenant_id)
         await quota.lock()
-        upload = await self._locked(upload_id)
+        upload = await self.locked(upload_id)
         if upload.state != OPEN:
             raise _ended(upload)
         _require_own(upload, ends)
@@ -197,7 +197,7 @@ class UploadRepository:
 
         Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed`.
         """
-        upload = await self._locked(upload_id)
+        upload = await self.locked(upload_id)
         if upload.state != COMPLETED:
             _require_open(upload)
             upload.claimed_until = datetime.now(UTC) + lease
@@ -205,7 +205,7 @@ class UploadRepository:
 
     async def renew(self, upload_id: UUID, ends: Collection[datetime | None], end: datetime) -> None:
         """Extend a claim to `end`. `ends`: the expiry times that it may have now. Raises `UploadEnded`, `UploadClaimed`."""
-        upload = await self._locked(upload_id)
+        upload = await self.locked(upload_id)
         if upload.state != OPEN:
             raise _ended(upload)
         _require_own(upload, ends)
@@ -213,7 +213,7 @@ class UploadRepository:
 
     async def release(self, upload_id: UUID, ends: Collection[datetime | None]) -> bool:
         """End a claim with one of the expiry times `ends`; the upload stays open. False if the claim is another's."""
-        upload = await self._locked(upload_id)
+        upload = await self.locked(upload_id)
         if upload.claimed_until not in ends:
             return False
         upload.claimed_until = None
@@ -227,7 +227,7 @@ class UploadRepository:
 
         Deleting an adapter ends its uploads, so a new adapter of the same name gets none of them.
         """
-        upload = await self._locked(upload_id)
+        upload = await self.locked(upload_id)
         if upload.state != OPEN or made.adapter_id != upload.adapter_id:
             raise _ended(upload)
         _require_own(upload, ends)
@@ -235,7 +235,7 @@ class UploadRepository:
 
     async def abort(self, upload_id: UUID) -> Upload:
         """Abort an upload; may be repeated. Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed`."""
-        upload = await self._locked(upload_id)
+        upload = await self.locked(upload_id)
         if upload.state == COMPLETED:
             raise _ended(upload)
         if upload.state == OPEN:
@@ -260,7 +260,8 @@ class UploadRepository:
         name = f"loraplex upload part {upload_id} {file} {number}"
         await self._session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))
 
-    async def _locked(self, upload_id: UUID) -> Upload:
+    async def locked(self, upload_id: UUID) -> Upload:
+        """The upload, locked until the transaction ends. Raises `UploadNotFound`."""
         return await self._one(self._own(upload_id).with_for_update())
 
     def _own(self, upload_id: UUID) -> Select[Upload]:

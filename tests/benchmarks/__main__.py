@@ -237,7 +237,9 @@ def gateway(
 def bodies(
     against: Annotated[str | None, typer.Option(help="An earlier commit, measured in turn.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Processes of each commit.")] = 3,
-    repeats: Annotated[int, typer.Option(min=1, help="Of each case in a process; the median counts.")] = 15,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Of each case in a process; the least time counts.")
+    ] = 15,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from time import process_time_ns
 from types import SimpleNamespace
 from typing import Any, Final
@@ -45,7 +44,7 @@ DELTAS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class BodiesShape:
-    """Each case is run `repeats` times in each of `rounds` processes."""
+    """Each case is run `repeats` times in each of `rounds` processes; the least time counts."""
 
     rounds: int = 3
     repeats: int = 15
@@ -62,9 +61,9 @@ def measure_bodies(shape: BodiesShape, against: str | None) -> Report:
                 before.append(run_child(earlier, shape.repeats))
             after.append(run_child(CHECKOUT, shape.repeats))
     for name in after[0]:
-        figure = {"after_us": median(times[name] for times in after)}
+        figure = {"after_us": min(times[name] for times in after)}
         if before:
-            figure["before_us"] = median(times[name] for times in before)
+            figure["before_us"] = min(times[name] for times in before)
             ratio = figure["after_us"] / figure["before_us"]
             report.ratios.append(Ratio(f"{name}: after / before", ratio, AT_MOST, "at most"))
         report.cases.append(Case(name, asdict(shape) | {"against": against}, figure))
@@ -105,12 +104,12 @@ def run_child(checkout: Path, repeats: int) -> dict[str, float]:
 
 
 def measure(repeats: int) -> dict[str, float]:
-    """Return the median microseconds of each case."""
+    """Return the microseconds of each case."""
     return {name: _time(work, repeats) for name, work in _cases().items()}
 
 
 def _time(work: Callable[[], object], repeats: int) -> float:
-    """Count CPU time: other processes of the machine do not."""
+    """Count CPU time, and of all repeats the least: other processes of the machine only add to it."""
     work()
     times = []
     for _ in range(repeats):
@@ -119,7 +118,7 @@ def _time(work: Callable[[], object], repeats: int) -> float:
             work()
             calls += 1
         times.append((process_time_ns() - start) / calls / 1000)
-    return median(times)
+    return min(times)
 
 
 def _cases() -> Mapping[str, Callable[[], object]]:

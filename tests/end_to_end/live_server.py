@@ -102,7 +102,7 @@ class LiveServer:
     def client(self, tenant: int = 0, key: str | None = None) -> OpenAI:
         """The official client with the key of a demo tenant, or `key`."""
         key = key or self.access.tenants[tenant].api_key
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=120)
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=300)
 
     def owners(self) -> dict[str, int]:
         """Adapter or base -> the number of a tenant that may use it."""

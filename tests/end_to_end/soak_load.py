@@ -35,7 +35,7 @@ class SoakLoad:
     async def run(self, seconds: float, workers: int) -> None:
         """Run the load for `seconds`."""
         limits = httpx.Limits(max_connections=4 * workers, max_keepalive_connections=workers)
-        async with httpx.AsyncClient(base_url=self.base_url, timeout=120, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=self.base_url, timeout=300, limits=limits) as client:
             ends_at = asyncio.get_running_loop().time() + seconds
             await asyncio.gather(*(self._work(client, ends_at, seed) for seed in range(workers)))
 

@@ -113,7 +113,7 @@ async def storm(server: LiveServer, unit_s: float) -> tuple[list[EngineStats], E
     watching = asyncio.create_task(watch(engine, seen))
     places = asyncio.Semaphore(AT_ONCE)
     try:
-        async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=httpx.Limits()) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=httpx.Limits()) as client:
             await asyncio.gather(*(leave(client, places, plan) for plan in departures(server, unit_s)))
             left = time.monotonic()
             while busy(last := await engine.stats()) and time.monotonic() - left < 60:

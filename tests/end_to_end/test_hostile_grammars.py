@@ -110,7 +110,7 @@ async def decode_growing_grammars(demo: LiveServer) -> tuple[int, Growth]:
 
 def tenant_client(demo: LiveServer, tenant: int) -> AsyncOpenAI:
     key = demo.access.tenants[tenant].api_key
-    return AsyncOpenAI(base_url=f"{demo.url}/v1", api_key=key, max_retries=0, timeout=120)
+    return AsyncOpenAI(base_url=f"{demo.url}/v1", api_key=key, max_retries=0, timeout=300)
 
 
 async def answer_growing(
@@ -192,7 +192,7 @@ async def stream_rows(
     demo: LiveServer, into: Neighbours, rounds: int = 1_000, until: asyncio.Event | None = None
 ) -> None:
     async with AsyncOpenAI(
-        base_url=f"{demo.url}/v1", api_key=demo.access.tenants[0].api_key, max_retries=0, timeout=120
+        base_url=f"{demo.url}/v1", api_key=demo.access.tenants[0].api_key, max_retries=0, timeout=300
     ) as client:
         for _ in range(rounds):
             if until is not None and until.is_set():

@@ -42,7 +42,7 @@ class Client:
         tenant = demo.access.tenants[0]
         self.tenant = tenant.name
         limits = httpx.Limits(max_connections=STREAMS + 4)
-        self._http = httpx.AsyncClient(base_url=demo.url, timeout=120, limits=limits)
+        self._http = httpx.AsyncClient(base_url=demo.url, timeout=300, limits=limits)
         self._user = {"authorization": f"Bearer {tenant.api_key}"}
         self._admin = {"authorization": f"Bearer {tenant.admin_key}"}
 

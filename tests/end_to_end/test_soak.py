@@ -96,7 +96,7 @@ def admin_key(server: LocalServer, tenant: str) -> str:
 
 async def sample(server: LocalServer, samples: Samples, every_s: float) -> None:
     began = time.monotonic()
-    async with httpx.AsyncClient(base_url=server.base_url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=server.base_url, timeout=300) as client:
         while True:
             await asyncio.sleep(every_s)
             exposition = (await client.get("/metrics")).text

@@ -23,6 +23,7 @@ from loraplex.platform.api.openai.response_models import (
     MessageDelta,
     ResponseMessage,
     Usage,
+    encoded,
 )
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TokenText
@@ -44,21 +45,20 @@ class ChatChunks:
         self._stats = generation.stats
         self._text_of = text_of
         self._include_usage = include_usage
-        empty = self._chunk(_choice(0, MessageDelta(content="")))
-        self._frame = frame_of(empty, b'"content":""', generation.choices)
-        self._running = self._frame.running
+        empty = ChunkChoice(index=0, delta=MessageDelta(content=""), logprobs=None, finish_reason=None)
+        self._frame = frame_of(self._chunk(empty), b'"content":""', generation.choices)
+        self._before, self._running = self._frame.before, self._frame.running
 
     def opening(self) -> bytes:
-        role = self._role()
-        choices = range(len(self._frame.before))
-        return b"".join(event_of(self._chunk(_choice(choice, role))) for choice in choices)
+        role = encoded(self._role())[1:-1]
+        return b"".join(self._frame.event(choice, role) for choice in range(len(self._before)))
 
     def delta(self, choice: int, event: Delta) -> bytes:
         if event.logprobs is not None:
             return self._with_logprobs(choice, b'"content":' + _encode(event.text), event.logprobs)
         if not event.text:
             return b""
-        return self._frame.before[choice] + b'"content":' + _encode(event.text) + self._running
+        return self._before[choice] + b'"content":' + _encode(event.text) + self._running
 
     async def finished(self, choice: int, event: Finished) -> bytes:
         return self._end(choice, ended_by(event))
@@ -70,12 +70,11 @@ class ChatChunks:
         return MessageDelta(role="assistant", content="")
 
     def _with_logprobs(self, choice: int, delta: bytes, tokens: Sequence[TokenLogprob]) -> bytes:
-        frame = self._frame
         logprobs = _encode({"content": chat_entries(tokens, self._text_of), "refusal": None})
-        return frame.before[choice] + delta + frame.after_text + logprobs + frame.after_logprobs
+        return self._frame.event(choice, delta, logprobs)
 
     def _end(self, choice: int, reason: FinishReason) -> bytes:
-        return event_of(self._chunk(_choice(choice, MessageDelta(), reason)))
+        return self._frame.event(choice, b"", reason=_encode(reason))
 
     def _chunk(self, *choices: ChunkChoice, usage: Usage | None = None) -> ChatCompletionChunk:
         head, with_usage = self._head, {"usage": usage} if self._include_usage else {}
@@ -121,12 +120,8 @@ class ParsedChatChunks(ChatChunks):
         return MessageDelta(role="assistant", content=None)
 
     def _chunks(self, choice: int, deltas: list[OutputDelta]) -> bytes:
-        before, after = self._frame.before[choice], self._running
+        before, after = self._before[choice], self._running
         return b"".join(before + delta_json(delta) + after for delta in deltas)
-
-
-def _choice(index: int, delta: MessageDelta, reason: FinishReason | None = None) -> ChunkChoice:
-    return ChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=reason)
 
 
 def chat_chunks(

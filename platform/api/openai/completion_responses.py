@@ -9,7 +9,6 @@ from loraplex.platform.api.openai.response_envelope import ResponseHead, event_o
 from loraplex.platform.api.openai.response_models import (
     Completion,
     CompletionChoice,
-    FinishReason,
     Usage,
     encoded,
 )
@@ -30,23 +29,22 @@ class CompletionChunks:
         self._stats = generation.stats
         self._include_usage = include_usage
         self._logprobs = [CompletionLogprobs(text_of) for _ in range(generation.choices)]
-        self._frame = frame_of(self._chunk(_choice(0)), b'""', generation.choices)
-        self._running = self._frame.running
+        empty = CompletionChoice(index=0, text="", logprobs=None, finish_reason=None)
+        self._frame = frame_of(self._chunk(empty), b'""', generation.choices)
+        self._before, self._running = self._frame.before, self._frame.running
 
     def opening(self) -> bytes:
         return b""
 
     def delta(self, choice: int, event: Delta) -> bytes:
-        frame = self._frame
         if event.logprobs is None:
-            return frame.before[choice] + _encode(event.text) + self._running if event.text else b""
+            return self._before[choice] + _encode(event.text) + self._running if event.text else b""
         logprobs = self._logprobs[choice]
         logprobs.add(event.logprobs)
-        text = _encode(event.text) + frame.after_text
-        return frame.before[choice] + text + encoded(logprobs.take()) + frame.after_logprobs
+        return self._frame.event(choice, _encode(event.text), encoded(logprobs.take()))
 
     async def finished(self, choice: int, event: Finished) -> bytes:
-        return event_of(self._chunk(_choice(choice, ended_by(event))))
+        return self._frame.event(choice, b'""', reason=_encode(ended_by(event)))
 
     def closing(self) -> bytes:
         return event_of(self._chunk(usage=usage_of(self._stats))) if self._include_usage else b""
@@ -126,8 +124,3 @@ def _completion(
         choices=choices,
         **with_usage,
     )
-
-
-def _choice(index: int, reason: FinishReason | None = None) -> CompletionChoice:
-    """Build the choice of a chunk without text."""
-    return CompletionChoice(index=index, text="", logprobs=None, finish_reason=reason)

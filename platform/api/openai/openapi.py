@@ -24,7 +24,7 @@ def generation_responses(whole: type[BaseModel], chunk: type[BaseModel]) -> dict
     event = {
         "type": "object",
         "required": ["data"],
-        "properties": {"data": data, "event": {"const": "error"}},
+        "properties": {"data": data, "event": {"enum": ["message", "error"]}},
     }
     success = {
         "description": "The whole response, or with `stream` its events. The last one is `[DONE]`, or `error` with an error object.",

@@ -40,24 +40,27 @@ def event_of(chunk: BaseModel) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ChunkFrame:
-    """The event of a chunk whose text is still missing: what precedes it for each choice, and what follows.
+    """The event of a chunk of one choice, cut where its members begin, and at its log-probabilities and `finish_reason`.
 
-    Between `after_text` and `after_logprobs` come the log-probabilities; `running` is what follows a text without them.
+    `before` has the beginning of each choice, `running` the end of a chunk that has neither of the two.
     """
 
     before: list[bytes]
-    after_text: bytes
-    after_logprobs: bytes
+    to_logprobs: bytes
+    to_reason: bytes
+    end: bytes
+    running: bytes
 
-    @property
-    def running(self) -> bytes:
-        return self.after_text + _NULL + self.after_logprobs
+    def event(self, choice: int, members: bytes, logprobs: bytes = _NULL, reason: bytes = _NULL) -> bytes:
+        """Build an event of encoded parts."""
+        ending = self.to_logprobs + logprobs + self.to_reason + reason + self.end
+        return self.before[choice] + members + ending
 
 
-def frame_of(chunk: BaseModel, text: bytes, choices: int) -> ChunkFrame:
-    """Cut the event of a chunk of choice 0 without log-probabilities at `text`, the last place where it occurs."""
-    before, _, after = event_of(chunk).rpartition(text)
-    after_text, _, after_logprobs = after.partition(_NULL)
+def frame_of(chunk: BaseModel, members: bytes, choices: int) -> ChunkFrame:
+    """Cut the event of a chunk of choice 0 without log-probabilities and reason at `members`, where they occur last."""
+    before, _, running = event_of(chunk).rpartition(members)
+    to_logprobs, to_reason, end = running.split(_NULL, 2)
     start, _, rest = before.rpartition(b"0")
     befores = [start + b"%d" % choice + rest for choice in range(choices)]
-    return ChunkFrame(befores, after_text, after_logprobs)
+    return ChunkFrame(befores, to_logprobs, to_reason, end, running)

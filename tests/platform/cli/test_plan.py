@@ -98,7 +98,7 @@ def test_a_cpu_has_no_budget() -> None:
         (["--device-memory", "80GB", "--max-model-len", "8193"], "must lie in 1..8192"),
         (["--model", "nowhere"], "neither a directory"),
         (["--rank", "257"], "256"),
-        (["--context", "0"], "greater than or equal to 1"),
+        (["--context", "0"], "'--context'"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(arguments: list[str], words: str) -> None:

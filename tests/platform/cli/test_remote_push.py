@@ -14,6 +14,7 @@ from loraplex.adapters.errors import FolderRejected, VersionRejected
 from loraplex.platform.cli.remote_push import ATTEMPTS, RemotePush, open_remote_push
 from loraplex.platform.services.push import PushRequest
 from loraplex.platform.startup_errors import RequestFailed, SettingsError
+from loraplex.tenants.api_keys.key_format import generate_key
 from loraplex.tenants.errors import InvalidName
 from loraplex.tenants.registry.adapters import AdapterProfile
 
@@ -197,5 +198,74 @@ async def test_another_tenants_key_and_wrong_input_send_nothing_else(
 @pytest.mark.parametrize("url", ["http://far:many", "far", "ftp://far", "http://"])
 async def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(SettingsError, match="--url"):
-        async with open_remote_push(url, "key", "harbor"):
+        async with open_remote_push(url, generate_key("live").plaintext, "harbor"):
             pass
+
+
+@pytest.mark.parametrize("damage", ["\r", " ", "é", "\n"])
+async def test_a_damaged_key_is_refused_and_not_quoted(damage: str) -> None:
+    key = generate_key("live")
+    with pytest.raises(SettingsError, match="--key: an API key looks like") as refused:
+        async with open_remote_push("http://far", key.plaintext + damage, "harbor"):
+            pass
+    assert key.secret not in str(refused.value)
+
+
+async def test_a_password_in_the_address_is_refused_and_not_quoted() -> None:
+    with pytest.raises(SettingsError, match="--url: must contain no user or password") as refused:
+        async with open_remote_push("http://ada:hush@far", generate_key("live").plaintext, "harbor"):
+            pass
+    assert "hush" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "is_warned"),
+    [
+        *(("http://far", True), ("http://192.0.2.1:8000", True), ("https://far", False)),
+        *(("http://localhost:8000", False), ("http://127.0.0.1", False), ("http://[::1]", False)),
+    ],
+)
+async def test_a_key_in_clear_text_is_warned_of(
+    url: str, is_warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with open_remote_push(url, generate_key("live").plaintext, "harbor"):
+        pass
+    assert ("without TLS" in capsys.readouterr().err) == is_warned
+
+
+async def test_what_is_no_loraplex_server_is_an_error(
+    server: ScriptedServer, push: RemotePush, folder: Path
+) -> None:
+    pages = [httpx.Response(200, text="<html>"), httpx.Response(200, json=[])]
+    server.answer = lambda request: pages.pop()
+    while pages:
+        with pytest.raises(RequestFailed, match="GET http://far/tenant/v1/me: no response of loraplex"):
+            await push.push(PushRequest(name="voice", folder=folder))
+
+
+async def test_a_profile_is_set_when_the_server_no_longer_changes_the_version(
+    server: ScriptedServer, push: RemotePush, folder: Path
+) -> None:
+    server.state = "validating"
+
+    def answer(request: httpx.Request) -> httpx.Response | None:
+        if request.method == "PATCH" and server.state == "validating":
+            return httpx.Response(412, json={"error": {"message": "it has changed since it was read"}})
+        if server.calls.count("GET adapters/voice/versions/1") == 2:
+            server.state = "ready"
+        return None
+
+    server.answer = answer
+    pushed = await push.push(PushRequest(name="voice", folder=folder, profile=AdapterProfile("hermes")))
+    assert pushed.state == "ready" and "PATCH adapters/voice/versions/1" in server.bodies
+
+
+async def test_rejected_versions_do_not_count_as_the_first(
+    server: ScriptedServer, push: RemotePush, folder: Path
+) -> None:
+    rejected = {"data": [{"version": 1, "state": "rejected"}]}
+    server.answer = lambda request: (
+        httpx.Response(200, json=rejected) if request.url.path.endswith("voice/versions") else None
+    )
+    pushed = await push.push(PushRequest(name="voice", folder=folder, promote="first"))
+    assert pushed.promoted
