@@ -137,19 +137,17 @@ class Authenticator:
     async def renew(self, caller: Caller, scope: str | None = None) -> Caller:
         """Authenticate the caller again without the cache and forget the cached keys of its tenant: its policy is outdated.
 
-        Raises what `authenticate` does, and `InsufficientScope` when `scope` was taken from the key.
+        Callers with one key and one outdated policy share a look-up, which begins after the change; what was cached since is
+        kept. Raises what `authenticate` does, and `InsufficientScope` when `scope` was taken from the key.
         """
-        self.forget(caller.tenant_id)
-        return await self.confirm(caller, scope)
+        self._cache.forget(caller.tenant_id, caller.policy_epoch)
+        outdated = (caller.tenant_id, caller.key_id, caller.policy_epoch)
+        found = await self._shared.run(outdated, partial(self._look_up_again, caller))
+        return _confirmed(found, caller, scope)
 
     async def confirm(self, caller: Caller, scope: str | None = None) -> Caller:
         """Authenticate the caller again without the cache, when nothing indicates a change. Raises as `renew`."""
-        async with self._known.slot(caller.tenant_id):
-            found = await self._look_up(caller.key_id)
-        if found is None or not hmac.compare_digest(found.secret_sha256, caller.key.secret_sha256):
-            raise UnknownKey("no such API key")
-        found = check_usable(found, datetime.now(UTC))
-        return check_scope(tenant_caller(check_address(found, caller.address), caller.address), scope)
+        return _confirmed(await self._look_up_again(caller), caller, scope)
 
     def forget(self, tenant_id: UUID) -> None:
         """Let the tenant's keys in the cache expire."""
@@ -223,6 +221,10 @@ class Authenticator:
             message = "This address presented too many API keys that do not exist; try again."
             raise TooManyUnknownKeys(message) from None
 
+    async def _look_up_again(self, caller: Caller) -> AuthenticatedKey | None:
+        async with self._known.slot(caller.tenant_id):
+            return await self._look_up(caller.key_id)
+
     async def _look_up(self, key_id: str) -> AuthenticatedKey | None:
         until = self._cache.deadline()
         async with self._database.as_writer() as session:
@@ -247,6 +249,14 @@ def check_address(found: AuthenticatedKey, address: str | None) -> Authenticated
     if networks and not is_within(None if address is None else parse_address(address), networks):
         raise AddressNotAllowed("This key may not be used from this address.")
     return found
+
+
+def _confirmed(found: AuthenticatedKey | None, caller: Caller, scope: str | None) -> Caller:
+    """Check what was found for the key of `caller` now."""
+    if found is None or not hmac.compare_digest(found.secret_sha256, caller.key.secret_sha256):
+        raise UnknownKey("no such API key")
+    found = check_usable(found, datetime.now(UTC))
+    return check_scope(tenant_caller(check_address(found, caller.address), caller.address), scope)
 
 
 def check_scope(caller: Caller, scope: str | None) -> Caller:

@@ -69,10 +69,12 @@ class KeyCache:
             most = max(self._of_tenant.values(), key=len)
             self._drop(next(iter(most)))
 
-    def forget(self, tenant_id: UUID) -> None:
-        """Let every look-up of the tenant's keys expire."""
+    def forget(self, tenant_id: UUID, policy_epoch: float = inf) -> None:
+        """Let the look-ups of the tenant's keys expire that found its policy at `policy_epoch` or an older one."""
         for key_id in self._of_tenant.get(tenant_id, ()):
-            self._known[key_id] = replace(self._known[key_id], until=-inf)
+            lookup = self._known[key_id]
+            if lookup.found is not None and (lookup.found.policy_epoch or 0) <= policy_epoch:
+                self._known[key_id] = replace(lookup, until=-inf)
 
     def _drop(self, key_id: str) -> None:
         self._unknown.pop(key_id, None)

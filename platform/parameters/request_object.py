@@ -28,6 +28,7 @@ from loraplex.platform.parameters.value_errors import (
     REFUSED,
     REFUSED_KEY,
     UNSUPPORTED,
+    Given,
     invalid_value,
     refused,
 )
@@ -142,7 +143,8 @@ def _error_of(
     if kind == REFUSED_KEY:
         return invalid_value(_name_of(place[:-2]), first["input"], text)
     if kind == REFUSED:
-        return invalid_value(name, context.get("value", first["input"]), text)
+        given = context.get("given")
+        return invalid_value(name, given.value if isinstance(given, Given) else first["input"], text)
     refusal = UnsupportedParameter if kind == UNSUPPORTED else InvalidParameter
     return refusal(f"`{name}` {text}", param=name)
 

@@ -5,6 +5,7 @@ Invariant: no text quotes more than a few characters of a value, and none what m
 
 import json
 import re
+from dataclasses import dataclass
 from typing import Final
 
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -21,7 +22,7 @@ CONTENT: Final = frozenset(
 )
 """Parameters whose values are a tenant's content: error messages do not quote them."""
 REFUSED: Final = "refused"
-"""A value that is not allowed: the message is the text of the allowed values, and `value` of the context the value at fault."""
+"""A value that is not allowed: the message is the text of the allowed values, and `given` of the context the value at fault."""
 REFUSED_KEY: Final = "refused_key"
 """A key of an object that is not allowed."""
 INVALID: Final = "invalid"
@@ -48,9 +49,16 @@ def invalid_value(name: str, value: object, allowed: str) -> InvalidParameter:
     return InvalidParameter(f"`{name}` is {given_value}, but must be {allowed}.", param=name)
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class Given:
+    """The value at fault. pydantic writes all that an error contains as text, which takes long for a large value."""
+
+    value: object
+
+
 def refused(allowed: str, value: object) -> PydanticCustomError:
     """Build the error that a validator raises for `value`, which may be a part of its input."""
-    return PydanticCustomError(REFUSED, allowed, {"value": value})
+    return PydanticCustomError(REFUSED, allowed, {"given": Given(value)})
 
 
 def checked(schema: CoreSchema, allowed: str, error: str = REFUSED) -> CoreSchema:

@@ -1,5 +1,6 @@
 """Authentication: addresses, kinds of keys, freshness, and hostile headers."""
 
+import asyncio
 from uuid import uuid4
 
 import pytest
@@ -15,6 +16,7 @@ from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.errors import AddressNotAllowed, InsufficientScope, describe
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key
+from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository
 from loraplex.tenants.api_keys.networks import parse_network
 from loraplex.tenants.counters.counter_replies import Admitted, PolicyOutdated
 from loraplex.tenants.counters.counters import Counters
@@ -157,6 +159,25 @@ async def test_a_gateway_notified_of_a_newer_policy_sees_a_revocation_at_once(
         with pytest.raises(RevokedKey):
             await authenticator.authenticate(bearer(key), cached=True)
     await there._database.close()
+
+
+async def test_requests_with_one_outdated_policy_share_a_look_up(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, authenticator = await make_key(database), Authenticator(database, 3600)
+    stale = await authenticator.authenticate(bearer(key), cached=True)
+    async with database.as_operator() as session:
+        await session.execute(text("UPDATE tenants SET weight = 7"))
+    looked_up: list[str] = []
+    find = KeyRepository.find
+
+    async def counting(repository: KeyRepository, key_id: str) -> AuthenticatedKey | None:
+        looked_up.append(key_id)
+        return await find(repository, key_id)
+
+    monkeypatch.setattr(KeyRepository, "find", counting)
+    renewed = await asyncio.gather(*(authenticator.renew(stale, "inference") for _ in range(20)))
+    assert {each.weight for each in renewed} == {7} and looked_up == [stale.key_id]
 
 
 async def test_the_counters_refuse_a_revoked_key_at_the_next_request_on_every_gateway(

@@ -76,6 +76,14 @@ def test_a_tenants_keys_are_forgotten_together() -> None:
     assert [cache.knows(key_id) for key_id in "abcde"] == [False, False, True, True, True]
 
 
+def test_keys_that_were_found_under_a_newer_policy_are_kept() -> None:
+    cache = Cache()
+    cache.find("a")
+    cache.put("b", Lookup(replace(FOUND, key_id="b", policy_epoch=2), cache.deadline()))
+    cache.forget(TENANT, 1)
+    assert not cache.knows("a") and cache.knows("b")
+
+
 def test_a_key_that_was_found_is_remembered_until_it_is_gone() -> None:
     cache = Cache()
     cache.find("a")

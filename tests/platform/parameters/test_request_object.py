@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from tests.platform.parameters.request_parts import CALL, NAMED, SCHEMA, USER, tool
 
 from loraplex.platform.errors import InvalidParameter, UnknownParameter
+from loraplex.platform.parameters.chat_messages import TextPart
 from loraplex.platform.parameters.parameter_table import MODELS, read_parameters
 
 MANY = {f"name-{index}": "secret" for index in range(50_000)}
@@ -94,3 +95,22 @@ def test_a_name_like_that_of_a_field_is_a_name() -> None:
     with pytest.raises(UnknownParameter) as unknown:
         read_parameters("chat", {**BASE, "allowed": 1})
     assert unknown.value.param == "allowed"
+
+
+class Unwritable(list[str]):
+    """A list that must not be written as text, which may be as long as a body."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("written")
+
+
+def test_a_large_value_that_is_refused_is_not_written_as_text() -> None:
+    with pytest.raises(InvalidParameter, match="`stop` is a list of 17, but must be a string or a list"):
+        read_parameters("chat", {**BASE, "stop": Unwritable(["a"] * 17)})
+
+
+def test_plain_parts_of_text_need_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TextPart, "check", None)
+    parts = [{"type": "text", "text": text} for text in ("a", "b")]
+    request = read_parameters("chat", {**BASE, "messages": [{**USER, "content": parts}]})
+    assert request.messages[0].content == "ab"
