@@ -5,6 +5,7 @@ Invariant: a dump has its final name only once it is complete and on the disk; t
 
 import os
 import subprocess
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,7 @@ LOG = structlog.get_logger("loraplex.embedded")
 
 DUMPS_FOLDER: Final = "dumps"
 SUFFIX: Final = ".dump"
+UNFINISHED: Final = ".unfinished"
 MAX_DUMPS: Final = 3
 DUMP_SECONDS: Final = 3600.0
 
@@ -35,6 +37,7 @@ def dump_database(data_dir: Path, url: str, revision: str) -> Path:
     target = folder / f"{revision}-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}{SUFFIX}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
+        _remove_abandoned(folder)
         _dump_to(target, data_dir / SERVICES_FOLDER, url)
     except (OSError, subprocess.SubprocessError) as error:
         raise DumpFailed(f"the database could not be dumped to {folder}: {_reason(error)}") from error
@@ -45,13 +48,20 @@ def dump_database(data_dir: Path, url: str, revision: str) -> Path:
 
 
 def _dump_to(target: Path, services: Path, url: str) -> None:
-    unfinished = target.with_suffix(".unfinished")
+    unfinished = target.with_suffix(UNFINISHED)
     try:
         _run_pg_dump(services, url, unfinished)
         unfinished.replace(target)
         sync_folder(target.parent)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what killed processes left: a start that is killed again and again would fill the disk."""
+    for left in folder.glob(f"*{UNFINISHED}"):
+        if time.time() - left.stat().st_mtime > DUMP_SECONDS:
+            left.unlink(missing_ok=True)
 
 
 def _run_pg_dump(services: Path, url: str, file: Path) -> None:

@@ -1,5 +1,6 @@
 """A dump before each migration of an embedded database that has data: restorable, private, bounded in number."""
 
+import os
 import stat
 import subprocess
 from pathlib import Path
@@ -38,6 +39,10 @@ async def test_a_database_with_data_is_dumped_before_its_migration(tmp_path: Pat
         database = Database(url)
         async with database.as_operator() as session:
             await session.execute(text("INSERT INTO tenants (id, name) VALUES (gen_random_uuid(), 'acme')"))
+        (tmp_path / "dumps").mkdir(mode=0o700)
+        abandoned = tmp_path / "dumps" / "of-a-killed-process.unfinished"
+        abandoned.touch()
+        os.utime(abandoned, (0, 0))
         ensure_schema(url, migrate=True, embedded_in=tmp_path)
         assert current_revision(url) == newest_revision(url)
         (dump,) = dumps(tmp_path)
