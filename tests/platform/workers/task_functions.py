@@ -53,7 +53,7 @@ def task(function: str, **changes: Any) -> TaskSpec[Any]:
         "mode": "reuse",
         "sandbox": SANDBOX,
         "environment": {"PYTHONPATH": str(ROOT)},
-        "deadline_s": 10.0,
+        "deadline_s": 60.0,
         "refusals": (Upset,),
     }
     return TaskSpec(**defaults | changes)
