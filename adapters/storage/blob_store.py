@@ -30,7 +30,13 @@ from loraplex.adapters.storage.local_cache import (
     LocalCacheConfig,
     mark_fetched,
 )
-from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore, remove_staged
+from loraplex.adapters.storage.local_store import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    LocalAdapterStore,
+    max_file_bytes,
+    remove_staged,
+)
 from loraplex.adapters.storage.object_store import ObjectStore
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.tenants.single_flight import SingleFlight
@@ -178,10 +184,9 @@ class BlobStore:
     async def _download(
         self, bucket: ObjectStore, tenant_id: UUID, digest: str, file: str, staged: Path
     ) -> WrittenFile:
-        max_bytes = self._limits.max_config_bytes if file == CONFIG_FILE else self._limits.max_weights_bytes
         chunks = bucket.chunks(_key(tenant_id, digest, file))
         try:
-            return await write_chunks(chunks, staged / file, max_bytes, file)
+            return await write_chunks(chunks, staged / file, max_file_bytes(self._limits)[file], file)
         except BlobMissing as error:
             raise BlobMissing(f"no adapter {digest} is stored for this tenant") from error
         except UploadTooLarge as error:

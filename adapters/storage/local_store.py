@@ -28,6 +28,11 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TENANT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
+def max_file_bytes(limits: AdapterLimits) -> dict[str, int]:
+    """Return the most bytes that each of the two files of an adapter may have, by name."""
+    return {CONFIG_FILE: limits.max_config_bytes, WEIGHTS_FILE: limits.max_weights_bytes}
+
+
 class LocalAdapterStore:
     """Blobs are keyed by (tenant, digest): two tenants never share one, not even of equal content."""
 

@@ -20,9 +20,8 @@ from loraplex.adapters.errors import BlobStoreUnavailable, PartRefused, StorageE
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits, UploadConfig
 from loraplex.adapters.storage.free_space import require_free
 from loraplex.adapters.storage.local_store import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
     LocalAdapterStore,
+    max_file_bytes,
     remove_staged,
 )
 from loraplex.adapters.storage.threads import on_thread
@@ -110,12 +109,11 @@ class Uploads:
     @property
     def max_bytes(self) -> int:
         """The most that the two files of an adapter of this model may have, in bytes."""
-        return self.adapter_limits.max_config_bytes + self.adapter_limits.max_weights_bytes
+        return sum(max_file_bytes(self.adapter_limits).values())
 
     def require_possible(self, files: Sequence[DeclaredFile]) -> None:
         """Raise `UploadTooLarge` for a file larger than that of any adapter of this model."""
-        limits = self.adapter_limits
-        max_bytes = {CONFIG_FILE: limits.max_config_bytes, WEIGHTS_FILE: limits.max_weights_bytes}
+        max_bytes = max_file_bytes(self.adapter_limits)
         for file in files:
             if file.size > max_bytes[file.name]:
                 raise UploadTooLarge(

@@ -18,7 +18,7 @@ import typer
 
 from loraplex.adapters.errors import FolderRejected
 from loraplex.adapters.limits import DEFAULT_LIMITS
-from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
+from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, max_file_bytes
 from loraplex.adapters.storage.safe_files import OpenFile, hash_descriptor, open_regular, read_exactly
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.platform.services.push import VALIDATING, PushedVersion, PushRequest, rejection, report_of
@@ -35,10 +35,7 @@ TIMEOUT_S: Final = 120.0
 """Completing an upload assembles all its parts."""
 MAX_PAUSE_S: Final = 30.0
 BUSY: Final = frozenset({429, 502, 503, 504})
-MAX_BYTES: Final = {
-    CONFIG_FILE: DEFAULT_LIMITS.max_config_bytes,
-    WEIGHTS_FILE: DEFAULT_LIMITS.max_weights_bytes,
-}
+MAX_BYTES: Final = max_file_bytes(DEFAULT_LIMITS)
 
 
 class RemotePush:

@@ -18,7 +18,7 @@ from loraplex.adapters.limits import DEFAULT_LIMITS
 from loraplex.adapters.report import Check, ValidationReport
 from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.free_space import disk_errors, require_free
-from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, remove_staged
+from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, max_file_bytes, remove_staged
 from loraplex.adapters.storage.safe_files import copy_regular, open_regular
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.adapters.validation.result import Rejected, Validated
@@ -178,10 +178,7 @@ class FolderPush:
         self._require_owner()
         staged = self._storage.make_staged()
         try:
-            for name, max_bytes in (
-                (CONFIG_FILE, DEFAULT_LIMITS.max_config_bytes),
-                (WEIGHTS_FILE, DEFAULT_LIMITS.max_weights_bytes),
-            ):
+            for name, max_bytes in max_file_bytes(DEFAULT_LIMITS).items():
                 with open_regular(folder / name, max_bytes=max_bytes) as file:
                     require_free(staged, self._storage_floor_bytes, file.size)
                 with disk_errors():

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from starlette.requests import Request
 
 from loraplex.adapters.limits import DEFAULT_LIMITS
-from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
+from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, max_file_bytes
 from loraplex.adapters.uploads.parts import part_count
 from loraplex.platform.api.management.request_bodies import RequestModel
 from loraplex.platform.api.management.responses import ResponseModel, UtcTime
@@ -20,10 +20,7 @@ from loraplex.tenants.registry.uploads import DeclaredFile
 
 FileName = Literal["adapter_config.json", "adapter_model.safetensors"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-MAX_BYTES: Final = {
-    CONFIG_FILE: DEFAULT_LIMITS.max_config_bytes,
-    WEIGHTS_FILE: DEFAULT_LIMITS.max_weights_bytes,
-}
+MAX_BYTES: Final = max_file_bytes(DEFAULT_LIMITS)
 _CONTENT_DIGEST: Final = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):\s*(?:,|$)")
 _IDEMPOTENCY_KEY: Final = re.compile(r"[!-~]{1,255}")
 

@@ -13,7 +13,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.storage.hashing_writer import WRITE_BYTES, HashedFile, WrittenFile
-from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
+from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, max_file_bytes
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.platform.errors import InvalidBody, InvalidParameter, MissingParameter, UnknownParameter
 
@@ -39,7 +39,7 @@ class FolderReceiver:
     def __init__(self, boundary: bytes, folder: Path, limits: AdapterLimits, floor_bytes: int = 0) -> None:
         self._folder = folder
         self._floor_bytes = floor_bytes
-        self._max_bytes = {CONFIG_FILE: limits.max_config_bytes, WEIGHTS_FILE: limits.max_weights_bytes}
+        self._max_bytes = max_file_bytes(limits)
         self._written: dict[str, WrittenFile] = {}
         self._name = ""
         self._file: HashedFile | None = None
