@@ -71,16 +71,16 @@ def hash_descriptor(descriptor: int, size: int) -> bytes:
     return _hash_into(descriptor, size, None)
 
 
-def copy_regular(source: Path, destination: Path, *, max_bytes: int) -> bytes:
-    """Copy to a new file of mode 0600, synced to disk; return the SHA-256 of what was written. Raises
-    `FolderRejected`.
+def copy_opened(source: OpenFile, destination: Path) -> bytes:
+    """Copy to a new file of mode 0600, synced to disk; return the SHA-256 of what was written.
+
+    Raises `EOFError` when the file is shorter than when it was opened.
     """
-    with open_regular(source, max_bytes=max_bytes) as (descriptor, size):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(destination, flags, 0o600), "wb") as target:
-            digest = _hash_into(descriptor, size, target)
-            target.flush()
-            os.fsync(target.fileno())
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(destination, flags, 0o600), "wb") as target:
+        digest = _hash_into(source.descriptor, source.size, target)
+        target.flush()
+        os.fsync(target.fileno())
     return digest
 
 

@@ -19,7 +19,7 @@ from loraplex.adapters.report import Check, ValidationReport
 from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.free_space import disk_errors, require_free
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, max_file_bytes, remove_staged
-from loraplex.adapters.storage.safe_files import copy_regular, open_regular
+from loraplex.adapters.storage.safe_files import copy_opened, open_regular
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.adapters.validation.result import Rejected, Validated
 from loraplex.adapters.validation.upload_files import PICKLE_FILE
@@ -181,8 +181,8 @@ class FolderPush:
             for name, max_bytes in max_file_bytes(DEFAULT_LIMITS).items():
                 with open_regular(folder / name, max_bytes=max_bytes) as file:
                     require_free(staged, self._storage_floor_bytes, file.size)
-                with disk_errors():
-                    copy_regular(folder / name, staged / name, max_bytes=max_bytes)
+                    with disk_errors():
+                        copy_opened(file, staged / name)
         except EOFError as error:
             remove_staged(staged)
             raise FolderRejected(folder.name, "changed while it was read") from error

@@ -11,7 +11,7 @@ from loraplex.adapters.digest import adapter_digest
 from loraplex.adapters.errors import BlobCorrupt, BlobMissing, StorageError
 from loraplex.adapters.storage.durable_files import write_private
 from loraplex.adapters.storage.local_store import LocalAdapterStore
-from loraplex.adapters.storage.safe_files import copy_regular
+from loraplex.adapters.storage.safe_files import copy_opened, open_regular
 
 BASE = "b" * 64
 CONFIG, WEIGHTS = b'{"r":8}', b"weights" * 1000
@@ -26,7 +26,8 @@ def store(storage: LocalAdapterStore, tenant_id: UUID, tmp_path: Path, weights: 
     source = tmp_path / "weights"
     source.write_bytes(weights)
     with storage.staging() as staged:
-        sha256 = copy_regular(source, staged / "adapter_model.safetensors", max_bytes=1 << 20)
+        with open_regular(source, max_bytes=1 << 20) as file:
+            sha256 = copy_opened(file, staged / "adapter_model.safetensors")
         write_private(staged / "adapter_config.json", CONFIG)
         digest = adapter_digest(CONFIG, sha256, BASE)
         assert storage.put(tenant_id, digest, staged) == storage.path(tenant_id, digest)

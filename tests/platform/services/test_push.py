@@ -372,7 +372,7 @@ async def test_a_file_that_shrinks_while_it_is_copied_is_refused(
     def shrink(*_: object, **__: object) -> bytes:
         raise EOFError("the file ends 4 bytes early")
 
-    monkeypatch.setattr("loraplex.platform.services.push.copy_regular", shrink)
+    monkeypatch.setattr("loraplex.platform.services.push.copy_opened", shrink)
     with pytest.raises(AdapterRejected, match="changed while it was read"):
         await home.push.push(home.tenant_id, home.request())
     assert home.left() == []
