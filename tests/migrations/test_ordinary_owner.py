@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from decimal import Decimal
 
 import psycopg
 import pytest
@@ -88,7 +89,7 @@ async def test_usage_of_before_is_copied_by_an_ordinary_owner(owned: Database) -
     """Also back: forced security hides the rows from an owner without a policy."""
     rollup = select(UsageRollup.requests, UsageRollup.uncached_tokens, UsageRollup.amount_pico)
     async with owned.as_operator() as session:
-        assert (await session.execute(rollup)).all() == [(1, 3, 12)]
+        assert (await session.execute(rollup)).all() == [(1, 3, Decimal(12))]
         assert (await session.execute(select(UsageRecord.cached_tokens))).all() == [(2,)]
     await asyncio.to_thread(downgrade, owned.url, "0012")
     async with owned.as_operator() as session:
