@@ -27,11 +27,23 @@ from loraplex.tenants.models.quotas import (
     UsageTotal,
 )
 from loraplex.tenants.models.records import AuditEntry, IdempotencyRecord
+from loraplex.tenants.models.webhooks import (
+    DELIVERY_STATES,
+    EVENT_TYPES,
+    METERS,
+    MeterExport,
+    OutboxEvent,
+    WebhookDelivery,
+    WebhookEndpoint,
+)
 
 __all__ = [
+    "DELIVERY_STATES",
     "ENVIRONMENTS",
+    "EVENT_TYPES",
     "LEVELS",
     "LIMIT_COLUMNS",
+    "METERS",
     "OUTCOMES",
     "TOOL_STYLES",
     "UPLOAD_FILES",
@@ -47,6 +59,8 @@ __all__ = [
     "Base",
     "Gateway",
     "IdempotencyRecord",
+    "MeterExport",
+    "OutboxEvent",
     "Quota",
     "QuotaEvent",
     "ReservationRow",
@@ -55,4 +69,6 @@ __all__ = [
     "UploadPart",
     "UsageRecord",
     "UsageTotal",
+    "WebhookDelivery",
+    "WebhookEndpoint",
 ]

@@ -5,13 +5,15 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 from psycopg import sql
-from tests.tenants.registry_records import make_tenant
+from sqlalchemy import text
+from tests.tenants.registry_records import add, make_tenant, set_state
 
 from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
 from loraplex.platform.datastores.migrations import upgrade
 from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository
 from loraplex.tenants.database import ROLES, Database
+from loraplex.tenants.registry.adapters import AdapterRepository
 
 pytestmark = pytest.mark.parametrize("postgres_major", POSTGRES_MAJORS, indirect=True)
 OWNER = "ordinary_owner"
@@ -22,6 +24,11 @@ PARTS = """
         SELECT gen_random_uuid(), tenant_id, id, '[]', 1, 1, 'open', now() FROM adapters;
     INSERT INTO upload_parts (upload_id, file, number, tenant_id, size_bytes, sha256)
         SELECT id, 'adapter_config.json', 1, tenant_id, 1, repeat('a', 64) FROM uploads;
+"""
+
+CROSSED = """
+    INSERT INTO quota_events (id, tenant_id, level, subject_id, limit_name, period, threshold, used, limit_value)
+    VALUES (gen_random_uuid(), :tenant, 'tenant', :tenant, 'tokens_per_day', 'd:2026-11-21', 80, 4, 5)
 """
 
 
@@ -74,3 +81,17 @@ async def test_what_crosses_tenants_works_for_an_ordinary_owner(owned: Database)
         await deletions.begin(tenant_id)
         assert await deletions.erase_rows(tenant_id, 1000) and await deletions.finish(tenant_id)
     assert await find() is None
+
+
+async def test_triggers_report_events_for_an_ordinary_owner(owned: Database) -> None:
+    tenant_id = await make_tenant(owned)
+    async with owned.as_tenant(tenant_id) as session:
+        await add(AdapterRepository(session, tenant_id), 1, state="validating")
+        await set_state(session, "ready")
+    async with owned.as_writer() as session:
+        await session.execute(text(CROSSED), {"tenant": tenant_id})
+    async with owned.as_operator() as session:
+        found = await session.execute(
+            text("SELECT type, data ->> 'adapter' FROM outbox_events ORDER BY type")
+        )
+        assert found.all() == [("adapter.ready", "support"), ("quota.threshold", None)]
