@@ -13,6 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
 
+from tests.tenants.billing.fixed_prices import fixed_prices
+
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
@@ -32,6 +34,7 @@ from loraplex.platform.inference.background_tasks import BackgroundTasks
 from loraplex.platform.inference.engine_streams import EngineStreams
 from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.observability.request_stats import RequestStats
+from loraplex.platform.processes.gc_tuning import freeze_gc
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController, SettledUsage
 from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository
@@ -160,8 +163,9 @@ def used(stats: RequestStats) -> SettledUsage:
 
 
 async def measure_admission(shape: AdmissionShape, progress: Callable[[str], None]) -> Report:
-    """Measure on new stores."""
+    """Measure on new stores, with start-up objects excluded from garbage collection as in a gateway."""
     async with opened_stores() as (database, admissions):
+        freeze_gc()
         return await measure_on(database, admissions, shape, progress)
 
 
@@ -199,7 +203,7 @@ async def opened_stores() -> AsyncIterator[tuple[Database, QuotaAdmissionControl
             fast = open_valkey(services.redis_url)
             bulk_redis = open_valkey(services.redis_url)
             admissions = QuotaAdmissionController(
-                database, fast, PRICE, uuid4(), settings, bulk_redis=bulk_redis
+                database, fast, fixed_prices(PRICE), uuid4(), settings, bulk_redis=bulk_redis
             )
             upkeep = asyncio.create_task(admissions.run())
             try:

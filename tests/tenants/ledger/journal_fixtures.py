@@ -3,12 +3,14 @@
 from datetime import UTC, datetime
 from uuid import UUID
 
+from loraplex.tenants.billing.pricing import Price, PriceVersion
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.quotas.reservation import Reservation, ReservationRequest, SettledUsage
 
 TENANT = UUID(int=1)
 KEY = UUID(int=2)
 ADAPTER = UUID(int=3)
+PRICE = PriceVersion(id=UUID(int=4), currency="EUR", price=Price(prompt=3, cached_prompt=2, completion=5))
 MAX_BYTES = 64 << 20
 
 
@@ -31,6 +33,7 @@ def reservation(id: UUID | None = None, *, epoch: int = 4) -> Reservation:
         day="d:2026-11-23",
         month="m:2026-11",
         admitted_at=datetime(2026, 11, 23, 1, 2, 3, 456789, tzinfo=UTC),
+        price=PRICE,
         epoch=epoch,
     )
 
