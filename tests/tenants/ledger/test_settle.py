@@ -37,7 +37,9 @@ SUMS = """
         coalesce(price_version_id, :no_id), currency, count(*), sum(uncached_tokens)::bigint, sum(cached_tokens)::bigint,
         sum(completion_tokens)::bigint, sum(amount_pico) FROM usage_records GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4
 """
-TOTALS = "SELECT tenant_id, subject_id, period, requests, tokens, amount_nano FROM usage_totals ORDER BY 1, 2, 3"
+TOTALS = (
+    "SELECT tenant_id, subject_id, period, requests, tokens, amount_nano FROM usage_totals ORDER BY 1, 2, 3"
+)
 TOTAL_SUMS = """
     SELECT tenant_id, s.subject_id, p.period, count(*), sum(uncached_tokens + cached_tokens + completion_tokens)::bigint,
         sum((amount_pico + 999) / 1000)::bigint
