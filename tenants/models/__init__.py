@@ -14,6 +14,7 @@ from loraplex.tenants.models.adapters import (
     UploadPart,
 )
 from loraplex.tenants.models.base import Base
+from loraplex.tenants.models.billing import PriceEpoch, PriceVersion, RateCard, TenantBilling
 from loraplex.tenants.models.quotas import (
     LEVELS,
     LIMIT_COLUMNS,
@@ -47,10 +48,14 @@ __all__ = [
     "Base",
     "Gateway",
     "IdempotencyRecord",
+    "PriceEpoch",
+    "PriceVersion",
     "Quota",
     "QuotaEvent",
+    "RateCard",
     "ReservationRow",
     "Tenant",
+    "TenantBilling",
     "Upload",
     "UploadPart",
     "UsageRecord",
