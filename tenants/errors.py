@@ -19,7 +19,9 @@ TenantsError
 │   ├── VersionNotFound
 │   ├── AliasNotFound
 │   ├── UploadNotFound
-│   └── RefusalNotFound      no limit refused a request of this id recently
+│   ├── RefusalNotFound      no limit refused a request of this id recently
+│   ├── RequestNotFound      the ledger has no request of this id
+│   └── PhasesNotFound       the phases of a request are not stored, or not any more
 ├── Conflict                 the present state forbids the change
 │   ├── NameTaken
 │   ├── VersionNotReady
@@ -140,6 +142,14 @@ class UploadNotFound(NotFound):
 
 
 class RefusalNotFound(NotFound):
+    pass
+
+
+class RequestNotFound(NotFound):
+    pass
+
+
+class PhasesNotFound(NotFound):
     pass
 
 

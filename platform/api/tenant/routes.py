@@ -14,6 +14,7 @@ from loraplex.platform.api.tenant.keys import keys_router
 from loraplex.platform.api.tenant.me import me_router
 from loraplex.platform.api.tenant.quotas import quotas_router
 from loraplex.platform.api.tenant.uploads import uploads_router
+from loraplex.platform.api.tenant.usage import usage_router
 from loraplex.platform.api.tenant.versions import versions_router
 from loraplex.platform.auth.authenticator import Authenticator
 from loraplex.platform.inference.dependencies import GatewayDependencies
@@ -37,4 +38,5 @@ def tenant_router(
     router.include_router(
         quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency)
     )
+    router.include_router(usage_router(endpoint, authenticator, dependencies.currency))
     return router

@@ -49,6 +49,10 @@ SCOPES: Final = {
     "GET /tenant/v1/quotas": "usage:read",
     "GET /tenant/v1/events": "usage:read",
     "GET /tenant/v1/limits/explain/{request_id}": "usage:read",
+    "GET /tenant/v1/usage": "usage:read",
+    "GET /tenant/v1/requests": "usage:read",
+    "GET /tenant/v1/requests/{request_id}": "usage:read",
+    "GET /tenant/v1/requests/{request_id}/timeline": "usage:read",
     "GET /tenant/v1/keys/{key_id}/quotas": "keys:write",
     "PUT /tenant/v1/keys/{key_id}/quotas": "keys:write",
     "GET /tenant/v1/adapters/{name}/quotas": "adapters:read",
@@ -64,6 +68,7 @@ SCOPES: Final = {
     "PATCH /operator/v1/tenants/{tenant_id}/quotas": OPERATOR,
     "GET /operator/v1/engine": OPERATOR,
     "GET /operator/v1/audit": OPERATOR,
+    "GET /operator/v1/usage": OPERATOR,
 }
 DOCUMENTATION: Final = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
 

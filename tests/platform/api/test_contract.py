@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 import requests
@@ -28,6 +28,7 @@ from schemathesis.specs.openapi.checks import (
 from tests.platform.api.conftest import BASE_MODEL, Gateway, start_gateway
 from tests.platform.api.route_table import routes_of
 from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, declared
+from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
 
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
@@ -74,6 +75,10 @@ async def make_known(gateway: Gateway, database: Database, document: Mapping[str
         asking = (await TenantRepository(session).get("asking")).id
     refused = Explanation(request_id=REQUEST_ID, at=datetime.now(UTC), decisions=())
     gateway.admissions.explanations[asking, REQUEST_ID] = refused
+    finished = Used(
+        None, uuid4(), datetime.now(UTC), client_request_id=REQUEST_ID, phases={"prefill": [1, 2]}
+    )
+    settle(database.url, UsingTenant(asking, "asking", {}, {}), [finished])
     with_ids = (
         (method.upper(), path)
         for path, item in document["paths"].items()

@@ -11,6 +11,7 @@ import httpx
 from tests.platform.api.conftest import Gateway, start_gateway
 from tests.platform.api.route_table import OPERATOR, SCOPES, in_process, routes_of
 from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, declared
+from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
 
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.api_keys.scopes import TENANT_ADMIN
@@ -67,6 +68,8 @@ CASES: Mapping[str, Case] = {
     "GET /tenant/v1/adapters/{name}/quotas": Case(),
     "PUT /tenant/v1/adapters/{name}/quotas": Case({}, IF_MATCH),
     "GET /tenant/v1/limits/explain/{request_id}": Case(),
+    "GET /tenant/v1/requests/{request_id}": Case(),
+    "GET /tenant/v1/requests/{request_id}/timeline": Case(),
     "POST /tenant/v1/keys/{key_id}/rotate": Case({"grace_seconds": 60}),
     "POST /tenant/v1/adapters/{name}/versions": Case(files=FILES),
     "POST /tenant/v1/adapters/{name}/uploads": Case({"files": declared(FILES)}),
@@ -109,6 +112,10 @@ async def make_world(gateway: Gateway, database: Database) -> World:
         key = (await KeyRepository(session).create(found.tenant_id, "target", ["inference"])).record.key_id
     refused = Explanation(request_id="req-77", at=datetime.now(UTC), decisions=())
     gateway.admissions.explanations[found.tenant_id, "req-77"] = refused
+    finished = Used(
+        None, found.api_key_id, datetime.now(UTC), client_request_id="req-77", phases={"prefill": [1, 2]}
+    )
+    settle(database.url, UsingTenant(found.tenant_id, "owner", {}, {}), [finished])
     ids = {
         "request_id": "req-77",
         "key_id": key,
