@@ -136,6 +136,7 @@ class Settings(BaseSettings):
     audit_retention_days: int = Field(default=365, ge=2, le=3650)
     quota_event_retention_days: int = Field(default=400, ge=1, le=3650)
     idempotency_hours: int = Field(default=24, ge=1, le=168)
+    webhook_allow_private: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     fake_engine: Path | None = Field(
         default=None, description="a FakeScript as JSON, for fault injection without a model"
