@@ -71,6 +71,7 @@ class Generation:
             n=self.n,
             max_tokens=requests[0].sampling.max_tokens,
             prompt_lengths=[len(request.prompt_token_ids) for request in requests],
+            submitted=time.monotonic(),
         )
         self._streams = EngineStreams(self._dependencies.engine, requests, self.stats)
         self._started: set[int] = set()
@@ -186,6 +187,7 @@ class Generation:
                 prompt_tokens=stats.prompt_tokens,
                 cached_tokens=stats.cached_tokens,
                 completion_tokens=stats.completion_tokens,
+                timings=stats.timings(),
             )
             reservation = await self._pending.reservation_or_none()
             controller = self._dependencies.admission_controller

@@ -15,18 +15,24 @@ from loraplex.tenants.models.adapters import (
 )
 from loraplex.tenants.models.base import Base
 from loraplex.tenants.models.quotas import (
-    LEVELS,
     LIMIT_COLUMNS,
-    OUTCOMES,
     AdmissionEpoch,
     Gateway,
     Quota,
     QuotaEvent,
     ReservationRow,
-    UsageRecord,
-    UsageTotal,
 )
 from loraplex.tenants.models.records import AuditEntry, IdempotencyRecord
+from loraplex.tenants.models.usage import (
+    LEVELS,
+    NO_ID,
+    OUTCOMES,
+    RequestPhases,
+    RequestRollup,
+    UsageRecord,
+    UsageRollup,
+    UsageTotal,
+)
 from loraplex.tenants.models.webhooks import (
     DELIVERY_STATES,
     EVENT_TYPES,
@@ -44,6 +50,7 @@ __all__ = [
     "LEVELS",
     "LIMIT_COLUMNS",
     "METERS",
+    "NO_ID",
     "OUTCOMES",
     "TOOL_STYLES",
     "UPLOAD_FILES",
@@ -63,11 +70,14 @@ __all__ = [
     "OutboxEvent",
     "Quota",
     "QuotaEvent",
+    "RequestPhases",
+    "RequestRollup",
     "ReservationRow",
     "Tenant",
     "Upload",
     "UploadPart",
     "UsageRecord",
+    "UsageRollup",
     "UsageTotal",
     "WebhookDelivery",
     "WebhookEndpoint",

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
@@ -26,6 +26,7 @@ from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
+from loraplex.tenants.ledger.partitions import LedgerPartitions, LedgerRetention
 from loraplex.tenants.models import Tenant
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.retention import Retention
@@ -33,9 +34,9 @@ from loraplex.tenants.valkey import Valkey, open_valkey, tenant_key
 
 DIGEST = "a" * 64
 USAGE = (
-    "INSERT INTO usage_records (request_id, tenant_id, api_key_id, outcome, prompt_tokens, cached_tokens,"
-    " completion_tokens, amount_pico, day, month, admitted_at) VALUES (gen_random_uuid(), :tenant, :tenant,"
-    " 'completed', 5, 0, 7, 12, 'd:2026-11-21', 'm:2026-11', now())"
+    "INSERT INTO usage_records (id, tenant_id, api_key_id, outcome, uncached_tokens, cached_tokens,"
+    " completion_tokens, currency, amount_pico, day, month, admitted_at) VALUES (gen_random_uuid(), :tenant, :tenant,"
+    " 'completed', 5, 0, 7, 'USD', 12, 'd:2026-11-21', 'm:2026-11', now())"
 )
 RESERVATION = (
     "INSERT INTO reservations (id, tenant_id, api_key_id, gateway_id, prompt_tokens, completion_tokens, amount_nano,"
@@ -120,7 +121,10 @@ async def house(database: Database, valkey_url: str, tmp_path: Path) -> AsyncIte
         settle_s=0.2,
     )
     retention = Retention(audit=timedelta(days=30), quota_events=timedelta(days=30))
-    housekeeping = Housekeeping(database=database, erasure=erasure, retention=retention)
+    partitions = LedgerPartitions(database, LedgerRetention())
+    housekeeping = Housekeeping(
+        database=database, erasure=erasure, retention=retention, partitions=partitions
+    )
     yield House(database, valkey, engine, storage, housekeeping)
     await valkey.aclose()
 
@@ -191,9 +195,7 @@ async def test_every_gateway_forgets_a_tenant_once(house: House) -> None:
     await house.delete(tenant_id)
     await house.housekeeping.finish_deletions()
     house.engine.forgotten.clear()
-    elsewhere = Housekeeping(
-        database=house.database, erasure=house.housekeeping.erasure, retention=house.housekeeping.retention
-    )
+    elsewhere = replace(house.housekeeping, _forgotten=set())
     for _ in range(2):
         await elsewhere.finish_deletions()
     assert house.engine.forgotten == [namespace_of(tenant_id)]
