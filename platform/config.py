@@ -138,6 +138,7 @@ class Settings(BaseSettings):
     ledger_retention_months: int = Field(default=24, ge=2, le=240)
     phases_retention_days: int = Field(default=14, ge=1, le=366)
     idempotency_hours: int = Field(default=24, ge=1, le=168)
+    webhook_allow_private: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     fake_engine: Path | None = Field(
         default=None, description="a FakeScript as JSON, for fault injection without a model"

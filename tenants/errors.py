@@ -21,7 +21,9 @@ TenantsError
 │   ├── UploadNotFound
 │   ├── RefusalNotFound      no limit refused a request of this id recently
 │   ├── RequestNotFound      the ledger has no request of this id
-│   └── PhasesNotFound       the phases of a request are not stored, or not any more
+│   ├── PhasesNotFound       the phases of a request are not stored, or not any more
+│   ├── WebhookNotFound
+│   └── DeliveryNotFound     the endpoint has no such delivery
 ├── Conflict                 the present state forbids the change
 │   ├── NameTaken
 │   ├── VersionNotReady
@@ -36,7 +38,9 @@ TenantsError
 │   ├── StoredResponseUnreadable  the stored response was encrypted with another server secret
 │   ├── KeyEnded             the key is revoked or expired: nothing of it may change
 │   ├── UploadEnded          it was completed, aborted, or has expired
-│   └── UploadClaimed        its parts are being assembled
+│   ├── UploadClaimed        its parts are being assembled
+│   ├── DeliveryPending      it has not ended, so there is nothing to repeat
+│   └── WebhookSecretUnreadable  the secret was encrypted with another server secret
 ├── IdempotencyMismatch      the Idempotency-Key was used for another request
 ├── PolicyStale              the caller was read before its tenant, key or limits changed: read it again
 ├── PriceMissing             no rate card covers the request in its tenant's currency
@@ -153,6 +157,14 @@ class PhasesNotFound(NotFound):
     pass
 
 
+class WebhookNotFound(NotFound):
+    pass
+
+
+class DeliveryNotFound(NotFound):
+    pass
+
+
 class Conflict(TenantsError):
     pass
 
@@ -186,7 +198,7 @@ class RevisionMoved(Conflict):
 
 
 class CountReached(Conflict):
-    """`limit` is `max_keys`, `max_adapters` or `max_adapter_bytes`."""
+    """`limit` is `max_keys`, `max_adapters`, `max_adapter_bytes` or `max_webhooks`."""
 
     def __init__(self, limit: str, message: str) -> None:
         super().__init__(message)
@@ -210,6 +222,14 @@ class IdempotencyInUse(Conflict):
 
 
 class StoredResponseUnreadable(Conflict):
+    pass
+
+
+class DeliveryPending(Conflict):
+    pass
+
+
+class WebhookSecretUnreadable(Conflict):
     pass
 
 

@@ -48,6 +48,7 @@ class ServingConfig:
     reader_stall_s: float = 60.0
     key_cache_s: float = 1.0
     idempotency_s: float = 86_400.0
+    webhook_allow_private: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,9 @@ from loraplex.platform.inference.structured_output.compile_checks import Compile
 from loraplex.platform.inference.structured_output.request_analysis import RequestAnalysis
 from loraplex.platform.inference.structured_output.value_validation import ValueValidation
 from loraplex.platform.jobs.housekeeping import Housekeeping
+from loraplex.platform.jobs.receiver_client import ReceiverClient, ThreadedResolver
 from loraplex.platform.jobs.tenant_erasure import StoredFiles, TenantErasure
+from loraplex.platform.jobs.webhook_delivery import AT_ONCE, WebhookDelivery
 from loraplex.platform.observability.exposition import MetricsExposition, metrics_router
 from loraplex.platform.observability.health import Health, health_router
 from loraplex.platform.observability.metrics import Metrics
@@ -50,6 +52,7 @@ from loraplex.platform.server.components import (
 )
 from loraplex.platform.server.resources import GatewayResources, open_resources
 from loraplex.platform.server.secret import derive, server_secret, tenant_namespace
+from loraplex.platform.services.webhook_secrets import WebhookSecrets
 from loraplex.platform.startup_errors import SettingsError
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.api_keys.last_used import writing_use
@@ -149,6 +152,7 @@ async def _assemble(
     info = resources.info
     write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
     _run_in_background(_housekeeping(settings, dependencies, resources).run(), stack)
+    _run_in_background(_webhook_delivery(settings, dependencies, resources, stack).run(), stack)
     exposition = MetricsExposition(resources.metrics.render)
     return OpenGateway(
         app=await _create_app(settings, dependencies, resources.health, exposition),
@@ -275,6 +279,19 @@ def _housekeeping(
     )
 
 
+def _webhook_delivery(
+    settings: Settings, dependencies: GatewayDependencies, resources: GatewayResources, stack: AsyncExitStack
+) -> WebhookDelivery:
+    resolver = ThreadedResolver(AT_ONCE)
+    stack.callback(resolver.close)
+    return WebhookDelivery(
+        database=resources.database,
+        client=ReceiverClient(resolver, allow_private=settings.webhook_allow_private),
+        secrets=WebhookSecrets(dependencies.derive_key),
+        metrics=resources.metrics.webhooks,
+    )
+
+
 def _namespace_of(secret: bytes, tenant_id: UUID) -> bytes:
     return tenant_namespace(secret, str(tenant_id))
 
@@ -292,4 +309,5 @@ def _limits(settings: Settings) -> ServingConfig:
         total_timeout_s=settings.total_timeout_s,
         reader_stall_s=settings.reader_stall_s,
         idempotency_s=settings.idempotency_hours * 3600.0,
+        webhook_allow_private=settings.webhook_allow_private,
     )

@@ -24,18 +24,22 @@ RECORD = (
     " VALUES ('c', CAST(:at AS text), 'POST /', sha256(''), :at)"
 )
 POLICY_EPOCH = text("SELECT policy_epoch FROM tenants")
-FILLED = ("audit_entries", "quota_events", "idempotency_records")
+WEBHOOK = "INSERT INTO outbox_events (id, tenant_id, type, subject, data, created_at) VALUES (gen_random_uuid(), :tenant, 'adapter.ready', 'x', '{}', :at)"
+FILLED = ("audit_entries", "quota_events", "idempotency_records", "outbox_events")
 RETENTION = Retention(audit=timedelta(days=30), quota_events=timedelta(days=60))
 
 
 async def fill(database: Database, days: list[int]) -> None:
     tenant, now = await make_tenant(database), datetime.now(UTC)
     ages = [now - timedelta(days=each) for each in days]
+    async with database.as_writer() as session:
+        await session.execute(text(EVENT), [{"tenant": tenant, "at": at} for at in ages])
     async with database.as_operator() as session:
         await session.execute(text(AUDIT), [{"id": first_id_at(at), "at": at} for at in ages])
         await session.execute(text(RECORD), [{"at": at} for at in ages])
-    async with database.as_writer() as session:
-        await session.execute(text(EVENT), [{"tenant": tenant, "at": at} for at in ages])
+        # Those that the trigger wrote of the events above.
+        await session.execute(text("DELETE FROM outbox_events"))
+        await session.execute(text(WEBHOOK), [{"tenant": tenant, "at": at} for at in ages])
 
 
 async def sweep(database: Database, batch: int) -> dict[str, int]:
@@ -45,12 +49,18 @@ async def sweep(database: Database, batch: int) -> dict[str, int]:
 
 async def test_old_records_are_deleted_and_recent_ones_stay(database: Database) -> None:
     await fill(database, [-1, 1, 29, 31, 59, 61, 365])
-    everything = {"audit_entries": 4, "quota_events": 2, "idempotency_records": 6, "api_keys": 0}
+    everything = {
+        "audit_entries": 4,
+        "quota_events": 2,
+        "idempotency_records": 6,
+        "outbox_events": 4,
+        "api_keys": 0,
+    }
     assert await sweep(database, 100) == everything
     assert await sweep(database, 100) == dict.fromkeys(everything, 0)
     async with database.as_operator() as session:
         left = {name: await session.scalar(text(f"SELECT count(*) FROM {name}")) for name in FILLED}
-    assert left == {"audit_entries": 3, "quota_events": 5, "idempotency_records": 1}
+    assert left == {"audit_entries": 3, "quota_events": 5, "idempotency_records": 1, "outbox_events": 3}
 
 
 async def test_ended_keys_stay_as_long_as_the_audit_log_names_them(database: Database) -> None:

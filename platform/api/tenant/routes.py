@@ -16,8 +16,11 @@ from loraplex.platform.api.tenant.quotas import quotas_router
 from loraplex.platform.api.tenant.uploads import uploads_router
 from loraplex.platform.api.tenant.usage import usage_router
 from loraplex.platform.api.tenant.versions import versions_router
+from loraplex.platform.api.tenant.webhooks import webhooks_router
 from loraplex.platform.auth.authenticator import Authenticator
 from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.services.webhook_secrets import WebhookSecrets
+from loraplex.platform.services.webhooks import WebhookRules
 
 
 def tenant_router(
@@ -39,4 +42,6 @@ def tenant_router(
         quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency)
     )
     router.include_router(usage_router(endpoint, authenticator, dependencies.currency))
+    rules = WebhookRules(WebhookSecrets(dependencies.derive_key), dependencies.config.webhook_allow_private)
+    router.include_router(webhooks_router(endpoint, authenticator, rules))
     return router

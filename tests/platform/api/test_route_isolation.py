@@ -12,6 +12,7 @@ from tests.platform.api.conftest import Gateway, start_gateway
 from tests.platform.api.route_table import OPERATOR, SCOPES, in_process, routes_of
 from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, declared
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
+from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched
 
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.api_keys.scopes import TENANT_ADMIN
@@ -32,6 +33,8 @@ UNKNOWN = {
     "tenant_id": str(uuid4()),
     "request_id": "nonesuch",
     "upload_id": str(uuid4()),
+    "webhook_id": str(uuid4()),
+    "delivery_id": str(uuid4()),
     "file": CONFIG,
     "number": "1",
 }
@@ -77,6 +80,12 @@ CASES: Mapping[str, Case] = {
     "PUT /tenant/v1/uploads/{upload_id}/{file}/parts/{number}": Case(content=FILES[CONFIG]),
     "POST /tenant/v1/uploads/{upload_id}/complete": Case(),
     "DELETE /tenant/v1/uploads/{upload_id}": Case(),
+    "GET /tenant/v1/webhooks/{webhook_id}": Case(),
+    "PATCH /tenant/v1/webhooks/{webhook_id}": Case({"events": ["adapter.ready"]}, IF_MATCH),
+    "POST /tenant/v1/webhooks/{webhook_id}/rotate": Case(),
+    "GET /tenant/v1/webhooks/{webhook_id}/deliveries": Case(),
+    "POST /tenant/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/replay": Case(),
+    "DELETE /tenant/v1/webhooks/{webhook_id}": Case(),
     "DELETE /tenant/v1/keys/{key_id}": Case(),
     "DELETE /tenant/v1/adapters/{name}/aliases/{alias}": Case(),
     "DELETE /tenant/v1/adapters/{name}/versions/{version}": Case(),
@@ -129,6 +138,9 @@ async def make_world(gateway: Gateway, database: Database) -> World:
         terms = UploadTerms(part_bytes=1000, lifetime=timedelta(hours=1), max_open=9)
         upload = await UploadRepository(session, found.tenant_id).open("support", files, terms, None)
     ids |= {"tenant_id": str(found.tenant_id), "upload_id": str(upload.id), "file": CONFIG, "number": "1"}
+    webhook_id = await add_webhook(database, found.tenant_id)
+    await add_event(database, found.tenant_id)
+    ids |= {"webhook_id": str(webhook_id), "delivery_id": str(await dispatched(database, webhook_id))}
     return World(ids, owner, other_tenant, operator)
 
 
