@@ -19,6 +19,7 @@ TenantsError
 │   ├── VersionNotFound
 │   ├── AliasNotFound
 │   ├── UploadNotFound
+│   ├── InvoiceNotFound
 │   └── RefusalNotFound      no limit refused a request of this id recently
 ├── Conflict                 the present state forbids the change
 │   ├── NameTaken
@@ -34,7 +35,11 @@ TenantsError
 │   ├── StoredResponseUnreadable  the stored response was encrypted with another server secret
 │   ├── KeyEnded             the key is revoked or expired: nothing of it may change
 │   ├── UploadEnded          it was completed, aborted, or has expired
-│   └── UploadClaimed        its parts are being assembled
+│   ├── UploadClaimed        its parts are being assembled
+│   ├── MonthNotOver         an invoice becomes final only after its month
+│   ├── NothingToBill        the month has no usage, no adjustments and no minimum
+│   ├── InvoiceStateForbids  the invoice is in a state that forbids the step
+│   └── UsageIncomplete      the ledger's rows do not add up to the invoice: some are deleted
 ├── IdempotencyMismatch      the Idempotency-Key was used for another request
 ├── PolicyStale              the caller was read before its tenant, key or limits changed: read it again
 ├── LimitExceeded            a limit forbids the request: names it and its level
@@ -135,6 +140,10 @@ class UploadNotFound(NotFound):
     pass
 
 
+class InvoiceNotFound(NotFound):
+    pass
+
+
 class RefusalNotFound(NotFound):
     pass
 
@@ -188,6 +197,22 @@ class UploadEnded(Conflict):
 
 
 class UploadClaimed(Conflict):
+    pass
+
+
+class MonthNotOver(Conflict):
+    pass
+
+
+class NothingToBill(Conflict):
+    pass
+
+
+class InvoiceStateForbids(Conflict):
+    pass
+
+
+class UsageIncomplete(Conflict):
     pass
 
 
