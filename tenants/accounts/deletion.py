@@ -1,7 +1,8 @@
 """Deletes tenants. Invariant: from `begin` on, the name is free and no key works; any process may run the remaining steps, any
 number of times, and `erased_at` is set last.
 
-Kept: the row itself, whose name is free, usage records and totals (numbers), and the audit log for its retention time.
+Kept: the row itself, whose name is free, the usage ledger with its sums (numbers), and phases of requests and the audit log
+for their retention times.
 """
 
 from datetime import datetime
@@ -35,7 +36,9 @@ ERASED_TABLES: Final[tuple[type[Base], ...]] = (
 )
 """Referring tables come before the tables they refer to, so that no cascade is larger than a batch."""
 
-KEPT_TABLES: Final = frozenset({"usage_records", "usage_totals", "audit_entries"})
+KEPT_TABLES: Final = frozenset(
+    {"usage_records", "usage_totals", "usage_rollups", "request_rollups", "request_phases", "audit_entries"}
+)
 
 
 class TenantDeletions:

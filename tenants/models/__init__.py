@@ -15,23 +15,30 @@ from loraplex.tenants.models.adapters import (
 )
 from loraplex.tenants.models.base import Base
 from loraplex.tenants.models.quotas import (
-    LEVELS,
     LIMIT_COLUMNS,
-    OUTCOMES,
     AdmissionEpoch,
     Gateway,
     Quota,
     QuotaEvent,
     ReservationRow,
-    UsageRecord,
-    UsageTotal,
 )
 from loraplex.tenants.models.records import AuditEntry, IdempotencyRecord
+from loraplex.tenants.models.usage import (
+    LEVELS,
+    NO_ID,
+    OUTCOMES,
+    RequestPhases,
+    RequestRollup,
+    UsageRecord,
+    UsageRollup,
+    UsageTotal,
+)
 
 __all__ = [
     "ENVIRONMENTS",
     "LEVELS",
     "LIMIT_COLUMNS",
+    "NO_ID",
     "OUTCOMES",
     "TOOL_STYLES",
     "UPLOAD_FILES",
@@ -49,10 +56,13 @@ __all__ = [
     "IdempotencyRecord",
     "Quota",
     "QuotaEvent",
+    "RequestPhases",
+    "RequestRollup",
     "ReservationRow",
     "Tenant",
     "Upload",
     "UploadPart",
     "UsageRecord",
+    "UsageRollup",
     "UsageTotal",
 ]
