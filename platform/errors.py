@@ -199,6 +199,7 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     tenants_errors.QuotaExhausted: ErrorRow(429, _QUOTA, "insufficient_quota"),
     tenants_errors.QuotaUnavailable: ErrorRow(503, _SERVER, "quota_unavailable", retry_after_s=2),
     tenants_errors.PolicyStale: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
+    tenants_errors.PriceMissing: ErrorRow(503, _SERVER, "price_missing", retry_after_s=30, repeatable=False),
     tenants_errors.StoreUnavailable: ErrorRow(503, _SERVER, "store_unavailable", retry_after_s=2),
 }
 

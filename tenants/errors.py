@@ -42,6 +42,7 @@ TenantsError
 │   └── UsageIncomplete      the ledger's rows do not add up to the invoice: some are deleted
 ├── IdempotencyMismatch      the Idempotency-Key was used for another request
 ├── PolicyStale              the caller was read before its tenant, key or limits changed: read it again
+├── PriceMissing             no rate card covers the request in its tenant's currency
 ├── LimitExceeded            a limit forbids the request: names it and its level
 │   ├── RateLimited          trying again later helps
 │   └── QuotaExhausted       nothing helps before the period ends or the limit is raised
@@ -233,6 +234,10 @@ class KeyEnded(Conflict):
 
 
 class PolicyStale(TenantsError):
+    pass
+
+
+class PriceMissing(TenantsError):
     pass
 
 

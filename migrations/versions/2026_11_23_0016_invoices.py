@@ -215,7 +215,16 @@ GRANTS = {
 
 
 def upgrade() -> None:
-    for statement in (GRANTS_TABLE, INVOICES, LINES, ENTRIES, NUMBERS, *INDEXES, *FUNCTIONS.values(), *TRIGGERS):
+    for statement in (
+        GRANTS_TABLE,
+        INVOICES,
+        LINES,
+        ENTRIES,
+        NUMBERS,
+        *INDEXES,
+        *FUNCTIONS.values(),
+        *TRIGGERS,
+    ):
         op.execute(statement)
     for table, grants in GRANTS.items():
         op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")

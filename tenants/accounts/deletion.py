@@ -1,8 +1,8 @@
 """Deletes tenants. Invariant: from `begin` on, the name is free and no key works; any process may run the remaining steps, any
 number of times, and `erased_at` is set last.
 
-Kept: the row itself, whose name is free, the usage ledger with its sums (numbers), and phases of requests and the audit log
-for their retention times.
+Kept: the row itself, whose name is free, the usage ledger with its sums (numbers), what its bills need (its rate cards and its
+billing data), credits and invoices, and phases of requests and the audit log for their retention times.
 """
 
 from datetime import datetime
@@ -37,7 +37,18 @@ ERASED_TABLES: Final[tuple[type[Base], ...]] = (
 """Referring tables come before the tables they refer to, so that no cascade is larger than a batch."""
 
 KEPT_TABLES: Final = frozenset(
-    {"usage_records", "usage_totals", "usage_rollups", "request_rollups", "request_phases", "audit_entries"}
+    {
+        *(
+            "usage_records",
+            "usage_totals",
+            "usage_rollups",
+            "request_rollups",
+            "request_phases",
+            "audit_entries",
+        ),
+        *("rate_cards", "tenant_billing"),
+        *("credit_grants", "credit_entries", "invoices", "invoice_lines"),
+    }
 )
 
 

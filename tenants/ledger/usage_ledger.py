@@ -14,6 +14,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import select
 
+from loraplex.tenants.billing.pricing import NO_PRICE
 from loraplex.tenants.counters.counter_replies import PeriodUse, SettledUse
 from loraplex.tenants.counters.snapshot import CounterSnapshot, PeriodTotal
 from loraplex.tenants.database import Database
@@ -286,7 +287,7 @@ def stored_reservation(values: Sequence[Any]) -> Reservation:
     """An open reservation, from its columns in the order of `STORED_RESERVATION`."""
     row = dict(zip(statements.STORED_RESERVATION, values, strict=True))
     periods = {name: row.pop(name) for name in ("day", "month", "admitted_at")}
-    return Reservation(request=ReservationRequest(**row), **periods)
+    return Reservation(request=ReservationRequest(**row), price=NO_PRICE, **periods)
 
 
 def stored_usage(values: Sequence[Any]) -> SettledUsage:

@@ -14,6 +14,14 @@ from loraplex.tenants.models.adapters import (
     UploadPart,
 )
 from loraplex.tenants.models.base import Base
+from loraplex.tenants.models.billing import PriceEpoch, PriceVersion, RateCard, TenantBilling
+from loraplex.tenants.models.invoices import (
+    CreditEntry,
+    CreditGrant,
+    Invoice,
+    InvoiceLineRow,
+    InvoiceNumber,
+)
 from loraplex.tenants.models.quotas import (
     LIMIT_COLUMNS,
     AdmissionEpoch,
@@ -52,14 +60,23 @@ __all__ = [
     "ApiKey",
     "AuditEntry",
     "Base",
+    "CreditEntry",
+    "CreditGrant",
     "Gateway",
     "IdempotencyRecord",
+    "Invoice",
+    "InvoiceLineRow",
+    "InvoiceNumber",
+    "PriceEpoch",
+    "PriceVersion",
     "Quota",
     "QuotaEvent",
+    "RateCard",
     "RequestPhases",
     "RequestRollup",
     "ReservationRow",
     "Tenant",
+    "TenantBilling",
     "Upload",
     "UploadPart",
     "UsageRecord",

@@ -146,9 +146,7 @@ class InvoiceLineRow(Base):
         CheckConstraint(one_of("kind", LINE_KINDS), name="kind"),
         CheckConstraint(f"month ~ '{MONTH}'", name="month"),
         CheckConstraint("price IS NULL OR amount_pico = tokens::numeric * price", name="amount_pico"),
-        CheckConstraint(
-            "abs(amount_micro::numeric * 1000000 - amount_pico) <= 500000", name="amount_micro"
-        ),
+        CheckConstraint("abs(amount_micro::numeric * 1000000 - amount_pico) <= 500000", name="amount_micro"),
     )
 
     invoice_id: Mapped[UUID] = mapped_column(primary_key=True)
