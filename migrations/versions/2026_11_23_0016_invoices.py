@@ -194,17 +194,13 @@ FUNCTIONS = {
     "keep_credit": KEEP_CREDIT,
     "balance_credit_transaction": BALANCE,
 }
-TRIGGERS = (
-    "CREATE TRIGGER keep_invoice BEFORE UPDATE OR DELETE ON invoices FOR EACH ROW EXECUTE FUNCTION keep_invoice()",
-    "CREATE TRIGGER keep_invoice_line BEFORE INSERT OR UPDATE OR DELETE ON invoice_lines"
-    " FOR EACH ROW EXECUTE FUNCTION keep_invoice_line()",
-    "CREATE TRIGGER keep_credit BEFORE UPDATE OR DELETE ON credit_grants"
-    " FOR EACH ROW EXECUTE FUNCTION keep_credit()",
-    "CREATE TRIGGER keep_credit BEFORE UPDATE OR DELETE ON credit_entries"
-    " FOR EACH ROW EXECUTE FUNCTION keep_credit()",
-    "CREATE CONSTRAINT TRIGGER balance_credit_transaction AFTER INSERT ON credit_entries"
-    " DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION balance_credit_transaction()",
-)
+TRIGGERS = {
+    "TRIGGER keep_invoice BEFORE UPDATE OR DELETE ON invoices": "",
+    "TRIGGER keep_invoice_line BEFORE INSERT OR UPDATE OR DELETE ON invoice_lines": "",
+    "TRIGGER keep_credit BEFORE UPDATE OR DELETE ON credit_grants": "",
+    "TRIGGER keep_credit BEFORE UPDATE OR DELETE ON credit_entries": "",
+    "CONSTRAINT TRIGGER balance_credit_transaction AFTER INSERT ON credit_entries": "DEFERRABLE INITIALLY DEFERRED",
+}
 READ = {"app_tenant": "SELECT"}
 GRANTS = {
     "credit_grants": READ | {"app_operator": "SELECT, INSERT"},
@@ -215,17 +211,11 @@ GRANTS = {
 
 
 def upgrade() -> None:
-    for statement in (
-        GRANTS_TABLE,
-        INVOICES,
-        LINES,
-        ENTRIES,
-        NUMBERS,
-        *INDEXES,
-        *FUNCTIONS.values(),
-        *TRIGGERS,
-    ):
+    for statement in (GRANTS_TABLE, INVOICES, LINES, ENTRIES, NUMBERS, *INDEXES, *FUNCTIONS.values()):
         op.execute(statement)
+    for trigger, when in TRIGGERS.items():
+        function = trigger.partition("TRIGGER ")[2].partition(" ")[0]
+        op.execute(f"CREATE {trigger} {when} FOR EACH ROW EXECUTE FUNCTION {function}()")
     for table, grants in GRANTS.items():
         op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
         op.execute(f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY")

@@ -60,9 +60,10 @@ class BillableUsage:
             .group_by(*group)
         )
         billed: dict[str, dict[LineKey, Charge]] = {}
-        for currency, of_month, *key, tokens, pico in (await self._session.execute(query)).all():
-            charges = billed.setdefault(currency, {})
-            charges[LineKey(Month.parse(of_month), *key)] = Charge(int(tokens), int(pico))
+        rows = (await self._session.execute(query)).all()
+        for currency, of_month, adapter_id, version, token_class, tokens, pico in rows:
+            key = LineKey(Month.parse(of_month), adapter_id, version, token_class or "")
+            billed.setdefault(currency, {})[key] = Charge(int(tokens), int(pico))
         return billed
 
     async def adapter_names(self, ids: Iterable[UUID]) -> dict[UUID, str]:

@@ -86,11 +86,10 @@ class InvoiceRepository:
             query = query.where(tuple_(Invoice.created_at, Invoice.id) < after)
         return (await self._session.scalars(query)).all()
 
-    async def due(self, now: datetime, limit: int) -> Sequence[Invoice]:
-        """Return at most `limit` drafts whose grace has ended, in the order of its end."""
+    async def due(self, now: datetime) -> Sequence[Invoice]:
+        """Return the drafts whose grace has ended, in the order of its end."""
         query = select(Invoice).where(Invoice.state == "draft", Invoice.grace_ends_at <= now)
-        query = query.order_by(Invoice.grace_ends_at, Invoice.id).limit(limit)
-        return (await self._session.scalars(query)).all()
+        return (await self._session.scalars(query.order_by(Invoice.grace_ends_at, Invoice.id))).all()
 
     async def draft(
         self, tenant_id: UUID, month: Month, currency: str, attempt: int, grace_ends_at: datetime
@@ -118,10 +117,10 @@ class InvoiceRepository:
         self._session.add_all(line_rows(invoice, content))
         await self._session.flush()
         await CreditRepository(self._session, invoice.tenant_id).use(invoice.id, content.totals.credit_uses)
+        finalized_at = await self._session.scalar(select(func.now()))
+        number = await self._next_number(content.terms.issuer)
         fill_in(invoice, content)
-        invoice.finalized_at = await self._session.scalar(select(func.now()))
-        invoice.number = await self._next_number(content.terms.issuer)
-        invoice.state = "final"
+        invoice.state, invoice.finalized_at, invoice.number = "final", finalized_at, number
         await self._session.flush()
 
     async def _next_number(self, issuer: str) -> int:
@@ -136,16 +135,16 @@ class InvoiceRepository:
     async def pay(self, invoice: Invoice, reference: str) -> None:
         """Record the payment of a final invoice. Raises `InvoiceStateForbids`."""
         require_state(invoice, "final")
-        invoice.state, invoice.paid_reference = "paid", reference
-        invoice.paid_at = await self._session.scalar(select(func.now()))
+        paid_at = await self._session.scalar(select(func.now()))
+        invoice.state, invoice.paid_at, invoice.paid_reference = "paid", paid_at, reference
         await self._session.flush()
 
     async def void(self, invoice: Invoice) -> None:
         """Cancel a final invoice and give its credits back, under the tenant's lock. Raises `InvoiceStateForbids`."""
         require_state(invoice, "final")
         await CreditRepository(self._session, invoice.tenant_id).give_back(invoice.id)
-        invoice.state = "void"
-        invoice.voided_at = await self._session.scalar(select(func.now()))
+        voided_at = await self._session.scalar(select(func.now()))
+        invoice.state, invoice.voided_at = "void", voided_at
         await self._session.flush()
 
     async def details(self, invoice: Invoice, default_currency: str) -> InvoiceDetails:
