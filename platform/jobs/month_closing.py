@@ -37,14 +37,10 @@ def _now() -> datetime:
 
 @dataclass(slots=True, kw_only=True)
 class MonthClosing:
-    """The job of one gateway. `grace`: from the end of a month until its invoices become final, for usage that arrives late.
-
-    `default_currency`: that of tenants without one of their own.
-    """
+    """The job of one gateway. `grace`: from the end of a month until its invoices become final, for usage that arrives late."""
 
     database: Database
     grace: timedelta
-    default_currency: str
     clock: Callable[[], datetime] = _now
     _checked: dict[UUID, datetime] = field(default_factory=dict)
     _month: Month | None = None
@@ -96,7 +92,7 @@ class MonthClosing:
         async with self._unit_of_work() as uow:
             if not await try_lock_tenant(uow.session, tenant_id):
                 return False
-            contents = await compute_contents(uow.session, tenant_id, month, self.default_currency)
+            contents = await compute_contents(uow.session, tenant_id, month)
             for currency, content in contents.items():
                 if _is_due(content, within_grace=now < month.end + self.grace):
                     await invoices.draft(uow, tenant_id, month, currency, grace_ends_at)
@@ -109,7 +105,6 @@ class MonthClosing:
             await invoices.finalize(
                 *(uow, invoice.tenant_id, Month.parse(invoice.month)),
                 now=self.clock(),
-                default_currency=self.default_currency,
                 currency=invoice.currency,
             )
         return True

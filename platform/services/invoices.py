@@ -37,13 +37,7 @@ async def draft(
 
 
 async def finalize(
-    uow: UnitOfWork,
-    tenant_id: UUID,
-    month: Month,
-    *,
-    now: datetime,
-    default_currency: str,
-    currency: str | None = None,
+    uow: UnitOfWork, tenant_id: UUID, month: Month, *, now: datetime, currency: str | None = None
 ) -> Invoice:
     """Make the invoice of a month final, whether its grace has ended or not. One that is final already stays as it is.
 
@@ -53,13 +47,13 @@ async def finalize(
     if now < month.end:
         raise MonthNotOver(f"{month} ends at {month.end:%Y-%m-%dT%H:%M:%SZ}")
     await lock_tenant(uow.session, tenant_id)
-    terms = await billing_terms(uow.session, tenant_id, month, default_currency)
+    terms = await billing_terms(uow.session, tenant_id, month)
     chosen = currency or terms.currency
     invoices = InvoiceRepository(uow.session)
     invoice = await invoices.living(tenant_id, month, chosen)
     if invoice is not None and invoice.state != "draft":
         return invoice
-    content = (await compute_contents(uow.session, tenant_id, month, default_currency, (chosen,)))[chosen]
+    content = (await compute_contents(uow.session, tenant_id, month, (chosen,)))[chosen]
     if invoice is None:
         if content.is_empty:
             raise NothingToBill(f"{month} has nothing to bill in {chosen}")

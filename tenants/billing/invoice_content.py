@@ -47,17 +47,13 @@ class InvoiceContent:
 
 
 async def compute_contents(
-    session: AsyncSession,
-    tenant_id: UUID,
-    month: Month,
-    default_currency: str,
-    currencies: Iterable[str] = (),
+    session: AsyncSession, tenant_id: UUID, month: Month, currencies: Iterable[str] = ()
 ) -> dict[str, InvoiceContent]:
     """Compute what is still to be billed of the month and of all before, by currency: those with usage, that of the month, and
     `currencies`. The minimum belongs to the currency of the month. Raises `TenantNotFound`.
     """
     usage = BillableUsage(session, tenant_id)
-    terms = await billing_terms(session, tenant_id, month, default_currency)
+    terms = await billing_terms(session, tenant_id, month)
     sums, billed = await usage.sums(month), await usage.billed(month)
     used = {each.price_version_id for of_currency in sums.values() for each in of_currency}
     used |= {key.price_version_id for of_currency in billed.values() for key in of_currency}

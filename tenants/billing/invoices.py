@@ -15,6 +15,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.billing.billing_locks import lock_issuer
+from loraplex.tenants.billing.billing_terms import billing_terms
 from loraplex.tenants.billing.credits import CreditRepository
 from loraplex.tenants.billing.invoice_content import (
     InvoiceContent,
@@ -147,13 +148,27 @@ class InvoiceRepository:
         invoice.state, invoice.voided_at = "void", voided_at
         await self._session.flush()
 
-    async def details(self, invoice: Invoice, default_currency: str) -> InvoiceDetails:
+    async def preview(self, tenant_id: UUID, month: Month, currency: str | None) -> InvoiceDetails:
+        """Return what finalizing the month would lead to, and write nothing: the month's invoice, or what it would be.
+
+        `currency` None: that of the tenant in the month. Raises `TenantNotFound`.
+        """
+        chosen = currency or (await billing_terms(self._session, tenant_id, month)).currency
+        invoice = await self.living(tenant_id, month, chosen)
+        if invoice is not None:
+            return await self.details(invoice)
+        contents = await compute_contents(self._session, tenant_id, month, (chosen,))
+        identity = invoice_id(tenant_id, month, chosen, await self.attempts(tenant_id, month, chosen))
+        return InvoiceDetails(
+            id=identity, tenant_id=tenant_id, month=month, state="draft", content=contents[chosen]
+        )
+
+    async def details(self, invoice: Invoice) -> InvoiceDetails:
         """Return the invoice as it is shown: a draft is computed now."""
         month = Month.parse(invoice.month)
         if invoice.state == "draft":
-            computed = await compute_contents(
-                *(self._session, invoice.tenant_id, month, default_currency), (invoice.currency,)
-            )
+            currencies = (invoice.currency,)
+            computed = await compute_contents(self._session, invoice.tenant_id, month, currencies)
             content = computed[invoice.currency]
         else:
             content = await stored_content(self._session, invoice)

@@ -29,7 +29,7 @@ class Clock:
 
 
 def job(database: Database, clock: Clock) -> MonthClosing:
-    return MonthClosing(database=database, grace=GRACE, default_currency="USD", clock=clock)
+    return MonthClosing(database=database, grace=GRACE, clock=clock)
 
 
 async def states(database: Database) -> list[tuple[str, str, str, int | None]]:
@@ -150,5 +150,5 @@ async def test_a_minimum_agreed_after_the_grace_does_not_reach_back(
 
 
 def test_the_clock_is_utc_unless_a_test_sets_it(database: Database) -> None:
-    closing = MonthClosing(database=database, grace=GRACE, default_currency="USD")
+    closing = MonthClosing(database=database, grace=GRACE)
     assert closing.clock().tzinfo == UTC

@@ -29,16 +29,14 @@ async def finalize(
     tenant: BilledTenant, month: Month = JANUARY, currency: str | None = None
 ) -> InvoiceDetails:
     async with unit_of_work(tenant.database, system_actor("test"), None, None) as uow:
-        invoice = await invoices.finalize(
-            uow, tenant.id, month, now=NOW, default_currency="USD", currency=currency
-        )
+        invoice = await invoices.finalize(uow, tenant.id, month, now=NOW, currency=currency)
     return await shown(tenant.database, invoice.id)
 
 
 async def shown(database: Database, identity: UUID) -> InvoiceDetails:
     async with database.as_operator() as session:
         repository = InvoiceRepository(session)
-        return await repository.details(await repository.by_id(identity), "USD")
+        return await repository.details(await repository.by_id(identity))
 
 
 async def pay(database: Database, identity: UUID, reference: str = "SEPA 1") -> Invoice:
@@ -206,7 +204,7 @@ async def test_numbers_have_no_gaps_whatever_fails_and_whoever_is_first(database
     async def fail(tenant: BilledTenant) -> None:
         with pytest.raises(ZeroDivisionError):
             async with unit_of_work(database, system_actor("test"), None, None) as uow:
-                await invoices.finalize(uow, tenant.id, JANUARY, now=NOW, default_currency="USD")
+                await invoices.finalize(uow, tenant.id, JANUARY, now=NOW)
                 raise ZeroDivisionError
 
     await asyncio.gather(*map(fail, tenants[:3]), *map(finalize, tenants[3:]))

@@ -106,7 +106,7 @@ async def _roll_up(session: AsyncSession, row: UsageRecord, charged: Mapping[str
 async def make_billed_tenant(
     database: Database, name: str = "acme", prices: Mapping[str, Price] | None = None
 ) -> BilledTenant:
-    """Create a tenant, as of `BEGIN`, with a card of its own in each currency of `prices`."""
+    """Create a tenant, as of `BEGIN`, with a card of its own in each currency of `prices`; it is charged in the first."""
     tenant_id = await make_tenant(database, name)
     given = prices or {"USD": Price(prompt=1_500_000, cached_prompt=150_000, completion=6_000_001)}
     versions = {}
@@ -128,5 +128,6 @@ async def make_billed_tenant(
                     effective=Range(BEGIN, None),
                 )
             )
+        session.add(TenantBilling(tenant_id=tenant_id, currency=next(iter(given))))
     by_version = {versions[currency]: price for currency, price in given.items()}
     return BilledTenant(database, tenant_id, versions, by_version)
