@@ -19,6 +19,7 @@ TenantsError
 │   ├── VersionNotFound
 │   ├── AliasNotFound
 │   ├── UploadNotFound
+│   ├── InvoiceNotFound
 │   ├── RefusalNotFound      no limit refused a request of this id recently
 │   ├── RequestNotFound      the ledger has no request of this id
 │   ├── PhasesNotFound       the phases of a request are not stored, or not any more
@@ -40,7 +41,11 @@ TenantsError
 │   ├── UploadEnded          it was completed, aborted, or has expired
 │   ├── UploadClaimed        its parts are being assembled
 │   ├── DeliveryPending      it has not ended, so there is nothing to repeat
-│   └── WebhookSecretUnreadable  the secret was encrypted with another server secret
+│   ├── WebhookSecretUnreadable  the secret was encrypted with another server secret
+│   ├── MonthNotOver         an invoice becomes final only after its month
+│   ├── NothingToBill        the month has no usage, no adjustments and no minimum
+│   ├── InvoiceStateForbids  the invoice is in a state that forbids the step
+│   └── UsageIncomplete      the ledger's rows do not add up to the invoice: some are deleted
 ├── IdempotencyMismatch      the Idempotency-Key was used for another request
 ├── PolicyStale              the caller was read before its tenant, key or limits changed: read it again
 ├── PriceMissing             no rate card covers the request in its tenant's currency
@@ -145,6 +150,10 @@ class UploadNotFound(NotFound):
     pass
 
 
+class InvoiceNotFound(NotFound):
+    pass
+
+
 class RefusalNotFound(NotFound):
     pass
 
@@ -214,6 +223,22 @@ class UploadEnded(Conflict):
 
 
 class UploadClaimed(Conflict):
+    pass
+
+
+class MonthNotOver(Conflict):
+    pass
+
+
+class NothingToBill(Conflict):
+    pass
+
+
+class InvoiceStateForbids(Conflict):
+    pass
+
+
+class UsageIncomplete(Conflict):
     pass
 
 
