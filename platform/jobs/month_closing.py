@@ -18,12 +18,12 @@ from sqlalchemy import select
 from loraplex.platform.services import invoices
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
-from loraplex.tenants.billing.billing_locks import try_lock_tenant
-from loraplex.tenants.billing.invoice_content import InvoiceContent, compute_contents
-from loraplex.tenants.billing.invoices import InvoiceRepository
-from loraplex.tenants.billing.months import Month
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
+from loraplex.tenants.invoices.content import InvoiceContent, compute_contents
+from loraplex.tenants.invoices.invoices import InvoiceRepository
+from loraplex.tenants.invoices.locks import try_lock_tenant
+from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.models import Invoice, Tenant
 
 PASS_S: Final = 60.0

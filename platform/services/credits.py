@@ -5,7 +5,7 @@ from uuid import UUID
 
 from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.billing.credits import CreditRepository, GrantedCredit, NewCredit
+from loraplex.tenants.invoices.credits import CreditRepository, GrantedCredit, NewCredit
 
 
 async def grant(uow: UnitOfWork, tenant_id: UUID, credit: NewCredit) -> GrantedCredit:

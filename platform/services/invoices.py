@@ -10,12 +10,12 @@ from typing import Any, Final
 from uuid import UUID
 
 from loraplex.platform.services.unit_of_work import UnitOfWork
-from loraplex.tenants.billing.billing_locks import lock_tenant
-from loraplex.tenants.billing.billing_terms import billing_terms
-from loraplex.tenants.billing.invoice_content import compute_contents
-from loraplex.tenants.billing.invoices import InvoiceRepository
-from loraplex.tenants.billing.months import Month
 from loraplex.tenants.errors import InvalidField, MonthNotOver, NothingToBill
+from loraplex.tenants.invoices.content import compute_contents
+from loraplex.tenants.invoices.invoices import InvoiceRepository
+from loraplex.tenants.invoices.locks import lock_tenant
+from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.invoices.terms import billing_terms
 from loraplex.tenants.models import Invoice
 
 MAX_REFERENCE: Final = 200

@@ -7,13 +7,13 @@ from uuid import UUID
 
 import pytest
 from sqlalchemy import select
-from tests.tenants.billing.billed_tenant import make_billed_tenant
+from tests.tenants.invoices.billed_tenant import make_billed_tenant
 
 from loraplex.platform.jobs.month_closing import RECHECK, MonthClosing
-from loraplex.tenants.billing.billing_locks import lock_tenant
-from loraplex.tenants.billing.invoice_content import compute_contents
-from loraplex.tenants.billing.months import Month
 from loraplex.tenants.database import Database
+from loraplex.tenants.invoices.content import compute_contents
+from loraplex.tenants.invoices.locks import lock_tenant
+from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.models import AuditEntry, Invoice
 
 JANUARY = Month(2026, 1)

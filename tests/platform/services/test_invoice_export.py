@@ -8,17 +8,17 @@ from uuid import UUID
 import psycopg
 import pytest
 from tests.platform.services.test_invoices import FEBRUARY, JANUARY, MILLION, finalize, grant, shown, void
-from tests.tenants.billing.billed_tenant import BilledTenant, make_billed_tenant
+from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 from tests.tenants.registry_records import add
 
 from loraplex.platform.services import invoices
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.unit_of_work import unit_of_work
-from loraplex.tenants.billing.invoice_export import DIGESTS, INVOICE, USAGE, write_export
-from loraplex.tenants.billing.invoice_rows import InvoiceRows
-from loraplex.tenants.billing.invoice_verification import verify_export
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvoiceStateForbids, UsageIncomplete
+from loraplex.tenants.invoices.export import DIGESTS, INVOICE, USAGE, write_export
+from loraplex.tenants.invoices.rows import InvoiceRows
+from loraplex.tenants.invoices.verification import verify_export
 from loraplex.tenants.registry.adapters import AdapterRepository
 
 CHANGES = 200

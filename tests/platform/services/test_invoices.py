@@ -7,17 +7,17 @@ from uuid import UUID
 import psycopg
 import pytest
 from sqlalchemy import text
-from tests.tenants.billing.billed_tenant import BilledTenant, make_billed_tenant
+from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 
 from loraplex.platform.services import credits, invoices
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.unit_of_work import unit_of_work
-from loraplex.tenants.billing.credits import CreditRepository, NewCredit
-from loraplex.tenants.billing.invoices import InvoiceDetails, InvoiceRepository
-from loraplex.tenants.billing.months import Month
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, InvoiceStateForbids, MonthNotOver, NothingToBill
+from loraplex.tenants.invoices.credits import CreditRepository, NewCredit
+from loraplex.tenants.invoices.invoices import InvoiceDetails, InvoiceRepository
+from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.models import Invoice
 
 JANUARY, FEBRUARY, MARCH = Month(2026, 1), Month(2026, 2), Month(2026, 3)

@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from loraplex.tenants.billing.months import Month
 from loraplex.tenants.errors import InvalidField
+from loraplex.tenants.invoices.months import Month
 
 
 def test_a_month_ends_where_the_next_begins() -> None:

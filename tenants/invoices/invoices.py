@@ -14,18 +14,18 @@ from sqlalchemy import ColumnElement, func, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.billing.billing_locks import lock_issuer
-from loraplex.tenants.billing.billing_terms import billing_terms
-from loraplex.tenants.billing.credits import CreditRepository
-from loraplex.tenants.billing.invoice_content import (
+from loraplex.tenants.errors import InvoiceNotFound, InvoiceStateForbids
+from loraplex.tenants.invoices.content import (
     InvoiceContent,
     compute_contents,
     fill_in,
     line_rows,
     stored_content,
 )
-from loraplex.tenants.billing.months import Month
-from loraplex.tenants.errors import InvoiceNotFound, InvoiceStateForbids
+from loraplex.tenants.invoices.credits import CreditRepository
+from loraplex.tenants.invoices.locks import lock_issuer
+from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.invoices.terms import billing_terms
 from loraplex.tenants.models import Invoice, InvoiceNumber
 
 _IDS: Final = UUID("6f3c1e5a-52f4-4c0e-9d0a-7c1f5a0b8e16")

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.tenants.billing.invoice_lines import (
+from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.invoices.lines import (
     CORRECTION,
     PICO_PER_MICRO,
     Charge,
@@ -18,8 +19,7 @@ from loraplex.tenants.billing.invoice_lines import (
     minimum_line,
     outstanding_lines,
 )
-from loraplex.tenants.billing.months import Month
-from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.invoices.months import Month
 
 OCTOBER, NOVEMBER = Month(2026, 10), Month(2026, 11)
 SUPPORT, FIRST, SECOND = UUID(int=1), UUID(int=2), UUID(int=3)

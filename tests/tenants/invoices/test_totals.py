@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.tenants.billing.currencies import minor_unit_micro
-from loraplex.tenants.billing.invoice_lines import InvoiceLine
-from loraplex.tenants.billing.invoice_totals import (
+from loraplex.tenants.invoices.currencies import minor_unit_micro
+from loraplex.tenants.invoices.lines import InvoiceLine
+from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.invoices.totals import (
     CreditBalance,
     CreditUse,
     InvoiceTerms,
     burn,
     total_invoice,
 )
-from loraplex.tenants.billing.months import Month
 
 NOVEMBER = Month(2026, 11)
 NOON = datetime(2026, 10, 5, 12, tzinfo=UTC)

@@ -12,23 +12,23 @@ from uuid import UUID
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.billing.billable_usage import BillableUsage, prices_of
-from loraplex.tenants.billing.billing_terms import billing_terms
-from loraplex.tenants.billing.credits import CreditRepository
-from loraplex.tenants.billing.invoice_lines import (
+from loraplex.tenants.invoices.billable_usage import BillableUsage, prices_of
+from loraplex.tenants.invoices.credits import CreditRepository
+from loraplex.tenants.invoices.lines import (
     Charge,
     InvoiceLine,
     LineKind,
     charges_of,
     outstanding_lines,
 )
-from loraplex.tenants.billing.invoice_totals import (
+from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.invoices.terms import billing_terms
+from loraplex.tenants.invoices.totals import (
     CreditBalance,
     InvoiceTerms,
     InvoiceTotals,
     total_invoice,
 )
-from loraplex.tenants.billing.months import Month
 from loraplex.tenants.models import Invoice, InvoiceLineRow
 
 

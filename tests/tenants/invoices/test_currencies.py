@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.tenants.billing.currencies import MICRO, decimal_text, minor_digits, minor_unit_micro
+from loraplex.tenants.invoices.currencies import MICRO, decimal_text, minor_digits, minor_unit_micro
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from uuid import UUID
 from sqlalchemy import func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.billing.invoice_lines import Charge, LineKey, UsageSum
-from loraplex.tenants.billing.months import Month
 from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.invoices.lines import Charge, LineKey, UsageSum
+from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.models import Adapter, Invoice, InvoiceLineRow, PriceVersion, UsageRollup
 from loraplex.tenants.models.usage import NO_ID
 

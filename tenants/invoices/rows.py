@@ -12,13 +12,13 @@ from uuid import UUID
 from sqlalchemy import Select, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.billing.invoice_export import PricePeriod, UsageRow
-from loraplex.tenants.billing.invoice_lines import Charge, InvoiceLine, LineKey, UsageSum, charges_of
-from loraplex.tenants.billing.invoices import InvoiceDetails
-from loraplex.tenants.billing.months import Month
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.errors import InvoiceStateForbids, UsageIncomplete
 from loraplex.tenants.ids import uuid7_from
+from loraplex.tenants.invoices.export import PricePeriod, UsageRow
+from loraplex.tenants.invoices.invoices import InvoiceDetails
+from loraplex.tenants.invoices.lines import Charge, InvoiceLine, LineKey, UsageSum, charges_of
+from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.models import PriceVersion, UsageRecord
 
 # `settled_at` is when a transaction began. One that began before the invoice became final may have ended after it, but no

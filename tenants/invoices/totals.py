@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
 
-from loraplex.tenants.billing.currencies import minor_unit_micro
-from loraplex.tenants.billing.invoice_lines import InvoiceLine, half_even, minimum_line
-from loraplex.tenants.billing.months import Month
+from loraplex.tenants.invoices.currencies import minor_unit_micro
+from loraplex.tenants.invoices.lines import InvoiceLine, half_even, minimum_line
+from loraplex.tenants.invoices.months import Month
 
 PPM: Final = 1_000_000
 _NEVER: Final = datetime.max.replace(tzinfo=UTC)

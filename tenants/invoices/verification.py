@@ -1,5 +1,5 @@
 """Recomputes an exported invoice from its rows, offline. Invariant: it reads the export and nothing else, and uses the arithmetic
-of `invoice_lines` and `invoice_totals`, as the server does.
+of `lines` and `totals`, as the server does.
 """
 
 import csv
@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 from uuid import UUID
 
-from loraplex.tenants.billing.invoice_content import balance_of
-from loraplex.tenants.billing.invoice_document import TERMS, line_document, totals_document
-from loraplex.tenants.billing.invoice_export import (
+from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.errors import TenantsError
+from loraplex.tenants.invoices.content import balance_of
+from loraplex.tenants.invoices.document import TERMS, line_document, totals_document
+from loraplex.tenants.invoices.export import (
     BILLED,
     COLUMNS,
     CREDITS,
@@ -27,7 +29,7 @@ from loraplex.tenants.billing.invoice_export import (
     UsageRow,
     digest_lines,
 )
-from loraplex.tenants.billing.invoice_lines import (
+from loraplex.tenants.invoices.lines import (
     CORRECTION,
     TOKEN_CLASSES,
     Charge,
@@ -36,10 +38,8 @@ from loraplex.tenants.billing.invoice_lines import (
     charges_of,
     outstanding_lines,
 )
-from loraplex.tenants.billing.invoice_totals import InvoiceTerms, total_invoice
-from loraplex.tenants.billing.months import Month
-from loraplex.tenants.billing.pricing import Price
-from loraplex.tenants.errors import TenantsError
+from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.invoices.totals import InvoiceTerms, total_invoice
 
 _Read = TypeVar("_Read")
 MAX_DIFFERENCES: Final = 20

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 from uuid import UUID
 
-from loraplex.tenants.billing.months import Month
 from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.invoices.months import Month
 
 PICO_PER_MICRO: Final = 1_000_000
 TOKEN_CLASSES: Final = ("uncached_prompt", "cached_prompt", "completion")

@@ -4,10 +4,10 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.billing.invoice_totals import InvoiceTerms
-from loraplex.tenants.billing.months import Month
 from loraplex.tenants.billing.tenant_billing import TenantBillings, currency_of
 from loraplex.tenants.errors import TenantNotFound
+from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.invoices.totals import InvoiceTerms
 from loraplex.tenants.models import Tenant, TenantBilling
 
 

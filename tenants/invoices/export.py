@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
-from loraplex.tenants.billing.invoice_content import balance_document
-from loraplex.tenants.billing.invoice_document import invoice_document, utc_text
-from loraplex.tenants.billing.invoice_lines import Charge, LineKey
-from loraplex.tenants.billing.invoices import InvoiceDetails
 from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.invoices.content import balance_document
+from loraplex.tenants.invoices.document import invoice_document, utc_text
+from loraplex.tenants.invoices.invoices import InvoiceDetails
+from loraplex.tenants.invoices.lines import Charge, LineKey
 
 FORMAT: Final = 1
 INVOICE: Final = "invoice.json"

@@ -12,10 +12,10 @@ from uuid import UUID
 from sqlalchemy import ScalarSelect, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.billing.billing_locks import lock_tenant
-from loraplex.tenants.billing.invoice_totals import CreditBalance, CreditUse
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.ids import uuid7
+from loraplex.tenants.invoices.locks import lock_tenant
+from loraplex.tenants.invoices.totals import CreditBalance, CreditUse
 from loraplex.tenants.models import CreditEntry, CreditGrant
 from loraplex.tenants.models.invoices import MAX_CREDIT_MICRO
 

@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 
-from loraplex.tenants.billing.currencies import decimal_text, minor_digits
-from loraplex.tenants.billing.invoice_content import InvoiceContent
-from loraplex.tenants.billing.invoice_lines import InvoiceLine
-from loraplex.tenants.billing.invoice_totals import InvoiceTotals
-from loraplex.tenants.billing.invoices import InvoiceDetails
+from loraplex.tenants.invoices.content import InvoiceContent
+from loraplex.tenants.invoices.currencies import decimal_text, minor_digits
+from loraplex.tenants.invoices.invoices import InvoiceDetails
+from loraplex.tenants.invoices.lines import InvoiceLine
+from loraplex.tenants.invoices.totals import InvoiceTotals
 
 TERMS: Final = (
     *("issuer", "customer_name", "customer_address", "vat_id"),
