@@ -80,7 +80,7 @@ class InvoiceRows:
     def _months(self) -> Sequence[Month]:
         return sorted({line.month for line in self.invoice.content.totals.lines})
 
-    def _of_month(self, query: Select[Any], month: Month) -> Select[Any]:
+    def _of_month(self, query: Select[*tuple[Any, ...]], month: Month) -> Select[*tuple[Any, ...]]:
         return query.where(
             UsageRecord.tenant_id == self.invoice.tenant_id,
             UsageRecord.id >= uuid7_from(month.begin - CLOCK_SKEW),

@@ -79,7 +79,8 @@ async def test_the_most_it_may_use_is_asked_for_and_what_it_used_is_settled(star
     ((admission, usage),) = gateway.admissions.settled
     assert admission.id == asked.id and gateway.admissions.cancelled == []
     expected = SettledUsage(outcome="completed", prompt_tokens=5, cached_tokens=4, completion_tokens=16)
-    assert usage == expected and response.json()["usage"]["completion_tokens"] == 16
+    assert replace(usage, timings=None) == expected and usage.timings is not None
+    assert response.json()["usage"]["completion_tokens"] == 16
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -102,7 +103,7 @@ async def test_an_answer_that_fails_after_admission_tells_the_rates_too(start_ga
     response = await gateway.post("/v1/chat/completions", CHAT)
     assert response.status_code == 503 and headers_among(response, RATE_HEADERS) == RATE_HEADERS
     usage = await settled(gateway)
-    assert usage == SettledUsage(outcome="failed", prompt_tokens=0, cached_tokens=0, completion_tokens=0)
+    assert replace(usage, timings=None) == SettledUsage(outcome="failed")
 
 
 async def test_a_failure_midway_is_settled_by_what_was_made(start_gateway: Any) -> None:
