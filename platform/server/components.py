@@ -215,6 +215,7 @@ async def open_admission_control(
         lease_s=settings.admission_lease_s,
         heartbeat_s=settings.admission_heartbeat_s,
         valkey_s=settings.valkey_timeout_s,
+        currency=settings.currency,
     )
     controller = QuotaAdmissionController(
         database, fast, settings.price, uuid4(), config, bulk_redis=for_rebuilds, recorder=metrics

@@ -4,7 +4,7 @@ Invariant: a usage record is written once per request, in one transaction with i
 "Epochs", describes how reservations and counter rebuilds see each other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -21,6 +21,7 @@ from loraplex.tenants.errors import TenantNotFound
 from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.ledger import statements
 from loraplex.tenants.ledger.histograms import TTFT_BOUNDS_MS, bucket_of
+from loraplex.tenants.ledger.refusal_counts import Refused
 from loraplex.tenants.ledger.write_batching import WriteBatcher
 from loraplex.tenants.ledger.writer_connection import WriterConnection
 from loraplex.tenants.models import ReservationRow, Tenant, UsageTotal
@@ -36,6 +37,7 @@ from loraplex.tenants.quotas.reservation import (
 )
 
 MAX_REAPED = 256
+DEFAULT_CURRENCY = "USD"
 # The largest difference allowed between a gateway's clock, which is in its ids, and Valkey's.
 CLOCKS_APART = timedelta(seconds=30)
 # A request admitted so long after the counters were read comes from a clock that is ahead of theirs.
@@ -75,8 +77,10 @@ class LedgerWrite:
 class UsageLedger:
     """The usage ledger. All methods raise `DatabaseUnavailable`; then the write may have happened, and may be repeated."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, currency: str = DEFAULT_CURRENCY) -> None:
+        """`currency`: that of the installation's price."""
         self._database = database
+        self._currency = currency
         self._reserving = WriterConnection(database.url, durable=False)
         self._settling = WriterConnection(database.url, durable=True)
         self._general = WriterConnection(database.url, durable=False)
@@ -91,12 +95,27 @@ class UsageLedger:
 
     async def settle(self, reservation: Reservation, usage: SettledUsage) -> LedgerWrite:
         """Write usage durably; may be repeated. Raises `psycopg.Error` for a row that PostgreSQL rejects."""
-        return await self._settlements.add(usage_row(reservation, usage))
+        return await self._settlements.add(usage_row(reservation, usage, self._currency))
 
     async def has_unknown_outcome(self, request_id: UUID) -> bool:
         """Whether the record of a request has the outcome `unknown`: it was given up."""
         rows = await self._settling.fetch(statements.OUTCOME, request_id)
         return [outcome for (outcome,) in rows] == [UNKNOWN_USAGE.outcome]
+
+    async def count_refusals(self, counts: Mapping[tuple[datetime, Refused], int]) -> None:
+        """Add counts of refused requests to the rollups. Not idempotent: a repeated write counts again."""
+        rows = [
+            {
+                "tenant_id": refused.tenant_id,
+                "hour": hour,
+                "adapter_id": refused.adapter_id,
+                "api_key_id": refused.api_key_id,
+                "status": refused.status,
+                "requests": requests,
+            }
+            for (hour, refused), requests in counts.items()
+        ]
+        await self._general.fetch(statements.COUNT_REFUSALS, to_json(rows))
 
     async def renew(self, ids: Sequence[UUID], lease_s: float) -> None:
         """Renew the leases of open reservations."""
@@ -250,7 +269,7 @@ def reservation_row(reservation: Reservation, gateway_id: UUID, lease_s: float) 
     }
 
 
-def usage_row(reservation: Reservation, usage: SettledUsage, currency: str = "USD") -> Row:
+def usage_row(reservation: Reservation, usage: SettledUsage, currency: str = DEFAULT_CURRENCY) -> Row:
     """An ended request as `SETTLE` reads it. Without an outcome, its reservation is removed and no record is written."""
     request, timings = reservation.request, usage.timings or UNKNOWN_TIMINGS
     return {
