@@ -14,6 +14,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import select
 
+from loraplex.tenants.billing.pricing import NO_PRICE
 from loraplex.tenants.counters.counter_replies import PeriodUse, SettledUse
 from loraplex.tenants.counters.snapshot import CounterSnapshot, PeriodTotal
 from loraplex.tenants.database import Database
@@ -37,7 +38,6 @@ from loraplex.tenants.quotas.reservation import (
 )
 
 MAX_REAPED = 256
-DEFAULT_CURRENCY = "USD"
 # The largest difference allowed between a gateway's clock, which is in its ids, and Valkey's.
 CLOCKS_APART = timedelta(seconds=30)
 # A request admitted so long after the counters were read comes from a clock that is ahead of theirs.
@@ -77,10 +77,8 @@ class LedgerWrite:
 class UsageLedger:
     """The usage ledger. All methods raise `DatabaseUnavailable`; then the write may have happened, and may be repeated."""
 
-    def __init__(self, database: Database, currency: str = DEFAULT_CURRENCY) -> None:
-        """`currency`: that of the installation's price."""
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._currency = currency
         self._reserving = WriterConnection(database.url, durable=False)
         self._settling = WriterConnection(database.url, durable=True)
         self._general = WriterConnection(database.url, durable=False)
@@ -95,7 +93,7 @@ class UsageLedger:
 
     async def settle(self, reservation: Reservation, usage: SettledUsage) -> LedgerWrite:
         """Write usage durably; may be repeated. Raises `psycopg.Error` for a row that PostgreSQL rejects."""
-        return await self._settlements.add(usage_row(reservation, usage, self._currency))
+        return await self._settlements.add(usage_row(reservation, usage))
 
     async def has_unknown_outcome(self, request_id: UUID) -> bool:
         """Whether the record of a request has the outcome `unknown`: it was given up."""
@@ -269,7 +267,7 @@ def reservation_row(reservation: Reservation, gateway_id: UUID, lease_s: float) 
     }
 
 
-def usage_row(reservation: Reservation, usage: SettledUsage, currency: str = DEFAULT_CURRENCY) -> Row:
+def usage_row(reservation: Reservation, usage: SettledUsage) -> Row:
     """An ended request as `SETTLE` reads it. Without an outcome, its reservation is removed and no record is written."""
     request, timings = reservation.request, usage.timings or UNKNOWN_TIMINGS
     return {
@@ -287,8 +285,8 @@ def usage_row(reservation: Reservation, usage: SettledUsage, currency: str = DEF
         "uncached_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cached_tokens": usage.cached_tokens,
         "completion_tokens": usage.completion_tokens,
-        "price_version_id": None,
-        "currency": currency,
+        "price_version_id": None if reservation.price == NO_PRICE else reservation.price.id,
+        "currency": reservation.price.currency,
         "amount_pico": usage.amount_pico,
         "day": reservation.day,
         "month": reservation.month,
@@ -305,7 +303,7 @@ def stored_reservation(values: Sequence[Any]) -> Reservation:
     """An open reservation, from its columns in the order of `STORED_RESERVATION`."""
     row = dict(zip(statements.STORED_RESERVATION, values, strict=True))
     periods = {name: row.pop(name) for name in ("day", "month", "admitted_at")}
-    return Reservation(request=ReservationRequest(**row), **periods)
+    return Reservation(request=ReservationRequest(**row), price=NO_PRICE, **periods)
 
 
 def stored_usage(values: Sequence[Any]) -> SettledUsage:
