@@ -33,7 +33,7 @@ class Generation:
     """One running request: one engine request per prompt, `n` choices each. `close` ends it at any stage.
 
     Choice c of prompt p has the index p * n + c, as in the OpenAI API. `output` is None for plain text.
-    `free_slots` frees the places of its sequences.
+    `free_slots` frees the places of its sequences. `is_recorded`: its end is, or will be, in the usage ledger.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Generation:
         self._restarted = False
         self._closed = False
         self._refused = False
+        self.is_recorded = True
         self._submit()
 
     def _submit(self) -> None:
@@ -191,6 +192,7 @@ class Generation:
             )
             reservation = await self._pending.reservation_or_none()
             controller = self._dependencies.admission_controller
+            self.is_recorded = charged and reservation is not None
             if reservation is not None and charged:
                 await controller.settle(reservation, usage)
             elif reservation is not None:
