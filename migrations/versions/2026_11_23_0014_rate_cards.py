@@ -3,13 +3,13 @@
 A version's price is final. Its end is set once a later version begins; the past stays as it was. `price_epochs` has one row,
 whose number grows with every change that a price depends on: gateways compare it and read the cards only when it differs.
 
-Revision 0014, after 0012.
+Revision 0014, after 0013.
 """
 
 from alembic import op
 
 revision = "0014"
-down_revision = "0012"
+down_revision = "0013"
 branch_labels = None
 depends_on = None
 

@@ -4,14 +4,15 @@ Invariant: a reservation carries all that its settlement needs. Amounts are in n
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, Literal, TypeAlias
-from uuid import UUID, uuid5
+from uuid import UUID
 
 from loraplex.tenants.billing.pricing import Price, PriceVersion, amount_nano
 from loraplex.tenants.errors import InvalidField
+from loraplex.tenants.ids import uuid7_derived
 from loraplex.tenants.quotas.limits import MAX_INTEGER, Subject
 from loraplex.tenants.rate_state import RateState
 
@@ -102,7 +103,21 @@ class Reservation:
 
     def late(self) -> "Reservation":
         """The reservation for usage that arrives after this one was given up; its id is always the same."""
-        return replace(self, request=replace(self.request, id=uuid5(self.id, LATE)))
+        return replace(self, request=replace(self.request, id=uuid7_derived(self.id, LATE)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimings:
+    """When what of a request happened, in milliseconds; None where it is unknown.
+
+    `ttft_ms`: until the first token was sent. `phases`: start, from the request's arrival, and duration by name.
+    `gap_buckets`: the times between two tokens, counted by `GAP_BOUNDS_MS` of `tenants/ledger/histograms.py`.
+    """
+
+    ttft_ms: int | None = None
+    duration_ms: int | None = None
+    phases: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    gap_buckets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +132,7 @@ class SettledUsage:
     cached_tokens: int = 0
     completion_tokens: int = 0
     amount_pico: int = 0
+    timings: RequestTimings | None = None
 
     def __post_init__(self) -> None:
         if not (0 <= self.cached_tokens <= self.prompt_tokens and self.completion_tokens >= 0):
@@ -140,4 +156,5 @@ class SettledUsage:
 
 
 NOTHING_USED: Final = SettledUsage(outcome=None)
+UNKNOWN_TIMINGS: Final = RequestTimings()
 UNKNOWN_USAGE: Final = SettledUsage(outcome="unknown")

@@ -67,7 +67,7 @@ BOUND = (
 SCRIPT = FakeScript(token_interval_s=0.01, cached_tokens=2)
 OPEN_AND_SETTLED = """
 SELECT coalesce(sum(used), 0)::bigint, coalesce(sum(nano), 0)::bigint FROM (
-    SELECT prompt_tokens + completion_tokens AS used, (amount_pico + 999) / 1000 AS nano
+    SELECT uncached_tokens + cached_tokens + completion_tokens AS used, (amount_pico + 999) / 1000 AS nano
     FROM usage_records WHERE tenant_id = %(tenant)s AND (%(key)s::uuid IS NULL OR api_key_id = %(key)s)
     UNION ALL
     SELECT prompt_tokens + completion_tokens, amount_nano
@@ -75,7 +75,8 @@ SELECT coalesce(sum(used), 0)::bigint, coalesce(sum(nano), 0)::bigint FROM (
 ) both_of_them
 """
 RECORDS = """
-SELECT api_key_id, outcome, prompt_tokens + completion_tokens, (amount_pico + 999) / 1000, admitted_at, settled_at
+SELECT api_key_id, outcome, uncached_tokens + cached_tokens + completion_tokens, (amount_pico + 999) / 1000, admitted_at,
+    settled_at
 FROM usage_records WHERE tenant_id = %s ORDER BY admitted_at
 """
 

@@ -201,11 +201,11 @@ TOTALS = """
     WHERE tenant_id = %(tenant)s AND level = 'tenant'
 """
 SUMS = """
-    SELECT day AS period, sum(prompt_tokens + completion_tokens)::bigint AS tokens,
+    SELECT day AS period, sum(uncached_tokens + cached_tokens + completion_tokens)::bigint AS tokens,
         sum((amount_pico + 999) / 1000)::bigint AS amount_nano, count(*) AS requests
     FROM usage_records WHERE tenant_id = %(tenant)s GROUP BY day
     UNION ALL
-    SELECT month, sum(prompt_tokens + completion_tokens)::bigint, sum((amount_pico + 999) / 1000)::bigint, count(*)
+    SELECT month, sum(uncached_tokens + cached_tokens + completion_tokens)::bigint, sum((amount_pico + 999) / 1000)::bigint, count(*)
     FROM usage_records WHERE tenant_id = %(tenant)s GROUP BY month
 """
 

@@ -56,7 +56,7 @@ async def usage_records(database: Database) -> list[tuple[str, int, int, int]]:
     """Outcome, prompt, cached and completion tokens of every settled request."""
     columns = (
         UsageRecord.outcome,
-        UsageRecord.prompt_tokens,
+        UsageRecord.uncached_tokens + UsageRecord.cached_tokens,
         UsageRecord.cached_tokens,
         UsageRecord.completion_tokens,
     )
