@@ -26,6 +26,7 @@ COMMANDS: Final = {
         "app",
         "Push, list, alias, roll back and delete adapters.",
     ),
+    "rate-card": ("loraplex.platform.cli.rate_card", "app", "Create, list and preview prices."),
     "migrate": ("loraplex.platform.cli.migrate", "app", "Bring the database to the newest schema."),
     "bench": ("loraplex.platform.cli.bench", "app", "Measure speed: load generator and benchmarks."),
     "grammar": (

@@ -23,13 +23,22 @@ from tests.platform.services.walked_world import (
 
 from loraplex.adapters.versions.pending_folders import GATEWAYS_LOCK, PENDING_FOLDER, PendingFolders
 from loraplex.platform import services
-from loraplex.platform.services import uploads
+from loraplex.platform.services import rate_cards, uploads
 from loraplex.platform.services.actors import Actor
 from loraplex.platform.services.unit_of_work import UnitOfWork
 
 # Both register a version, which needs a server that validates it: see `test_push_ways.py`.
 WALKED_BY_PUSHES: Final = {uploads.complete_upload, uploads.submit_folder}
-ALL = (*accounts.TENANTS, *accounts.KEYS, *accounts.LIMITS, *accounts.WEBHOOKS, *of_adapters.ALL)
+# A gateway's start is the only way: see `../server/test_prices.py`.
+RUN_BY_GATEWAYS: Final = {rate_cards.create_first}
+ALL = (
+    *accounts.TENANTS,
+    *accounts.KEYS,
+    *accounts.LIMITS,
+    *accounts.BILLING,
+    *accounts.WEBHOOKS,
+    *of_adapters.ALL,
+)
 
 
 @pytest.fixture
@@ -112,4 +121,4 @@ def test_every_use_case_is_walked() -> None:
             if iscoroutinefunction(each) and not name.startswith("_"):
                 types = each.__annotations__.values()
                 found |= {each} if any(kind in (UnitOfWork, Actor) for kind in types) else set()
-    assert found == {use_case.function for use_case in ALL} | WALKED_BY_PUSHES
+    assert found == {use_case.function for use_case in ALL} | WALKED_BY_PUSHES | RUN_BY_GATEWAYS
