@@ -26,6 +26,12 @@ COMMANDS: Final = {
         "app",
         "Push, list, alias, roll back and delete adapters.",
     ),
+    "credit": ("loraplex.platform.cli.credit", "app", "Grant and list credits."),
+    "invoice": (
+        "loraplex.platform.cli.invoice",
+        "app",
+        "Preview, finalize, list, pay, void, export and verify invoices.",
+    ),
     "migrate": ("loraplex.platform.cli.migrate", "app", "Bring the database to the newest schema."),
     "bench": ("loraplex.platform.cli.bench", "app", "Measure speed: load generator and benchmarks."),
     "grammar": (

@@ -4,7 +4,9 @@ from fastapi import APIRouter
 
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.operator.audit import audit_router
+from loraplex.platform.api.operator.credits import credits_router
 from loraplex.platform.api.operator.engine import engine_router
+from loraplex.platform.api.operator.invoices import invoices_router
 from loraplex.platform.api.operator.quotas import quotas_router
 from loraplex.platform.api.operator.tenants import tenants_router
 from loraplex.platform.auth.authenticator import Authenticator
@@ -18,6 +20,8 @@ def operator_router(
     router = APIRouter(prefix="/operator/v1", tags=["operator"])
     router.include_router(tenants_router(endpoint, authenticator))
     router.include_router(quotas_router(endpoint, authenticator))
+    router.include_router(credits_router(endpoint, authenticator))
+    router.include_router(invoices_router(endpoint, authenticator))
     router.include_router(engine_router(dependencies, authenticator))
     router.include_router(audit_router(endpoint, authenticator))
     return router
