@@ -32,6 +32,7 @@ COMMANDS: Final = {
         "app",
         "Preview, finalize, list, pay, void, export and verify invoices.",
     ),
+    "rate-card": ("loraplex.platform.cli.rate_card", "app", "Create and list prices with effective dates."),
     "migrate": ("loraplex.platform.cli.migrate", "app", "Bring the database to the newest schema."),
     "bench": ("loraplex.platform.cli.bench", "app", "Measure speed: load generator and benchmarks."),
     "grammar": (

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -55,6 +55,7 @@ from loraplex.platform.startup_errors import SettingsError
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.api_keys.last_used import writing_use
 from loraplex.tenants.api_keys.networks import parse_network
+from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.retention import Retention
@@ -202,7 +203,7 @@ async def _open_dependencies(
         value_validation=text.value_validation,
         admission_controller=admissions,
         policy_publisher=admissions,
-        currency=settings.currency,
+        currency_of=partial(_currency_of, resources.prices),
         fast_forward=settings.grammar_fast_forward,
         namespace_of=namespace_of,
         derive_key=partial(derive, secret),
@@ -271,6 +272,10 @@ def _housekeeping(
 
 def _namespace_of(secret: bytes, tenant_id: UUID) -> bytes:
     return tenant_namespace(secret, str(tenant_id))
+
+
+def _currency_of(prices: PriceBook, tenant_id: UUID) -> str:
+    return prices.currency(tenant_id, datetime.now(UTC))
 
 
 async def _adapter_path(blobs: BlobStore, tenant_id: UUID, digest: str) -> str:

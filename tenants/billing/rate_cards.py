@@ -15,12 +15,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
-from loraplex.tenants.errors import InUse
+from loraplex.tenants.errors import InUse, InvalidField
 from loraplex.tenants.ids import EPOCH, uuid7
 from loraplex.tenants.models import PriceVersion, RateCard
 
 # Gateways read new cards once a second, so a price is known everywhere before it begins.
 NOTICE: Final = timedelta(seconds=2)
+MAX_AHEAD: Final = timedelta(days=3660)
 EVER: Final = EPOCH
 """The start of a price that has always been in force."""
 # Creations run one at a time: a card is rarely made, and the first gateways of an installation may start together.
@@ -69,10 +70,14 @@ class RateCards:
         where a later one begins.
 
         None for `effective_from`: now. What lies within `NOTICE` is moved to its end. Raises `InUse` for the past, and for a
-        moment at which a version begins already.
+        moment at which a version begins already; `InvalidField` for one beyond `MAX_AHEAD`.
         """
         await self._session.execute(LOCK)
         now: datetime = (await self._session.execute(select(func.clock_timestamp()))).scalar_one()
+        if effective_from is not None and effective_from > now + MAX_AHEAD:
+            raise InvalidField(
+                "effective_from", f"effective_from must be at most {MAX_AHEAD.days} days ahead"
+            )
         if effective_from is not None and effective_from < now:
             raise InUse(
                 f"the price would begin in the past, at {effective_from.isoformat()}; it is {now.isoformat()}"

@@ -41,11 +41,23 @@ from loraplex.tenants.models.usage import (
     UsageRollup,
     UsageTotal,
 )
+from loraplex.tenants.models.webhooks import (
+    DELIVERY_STATES,
+    EVENT_TYPES,
+    METERS,
+    MeterExport,
+    OutboxEvent,
+    WebhookDelivery,
+    WebhookEndpoint,
+)
 
 __all__ = [
+    "DELIVERY_STATES",
     "ENVIRONMENTS",
+    "EVENT_TYPES",
     "LEVELS",
     "LIMIT_COLUMNS",
+    "METERS",
     "NO_ID",
     "OUTCOMES",
     "TOOL_STYLES",
@@ -67,6 +79,8 @@ __all__ = [
     "Invoice",
     "InvoiceLineRow",
     "InvoiceNumber",
+    "MeterExport",
+    "OutboxEvent",
     "PriceEpoch",
     "PriceVersion",
     "Quota",
@@ -82,4 +96,6 @@ __all__ = [
     "UsageRecord",
     "UsageRollup",
     "UsageTotal",
+    "WebhookDelivery",
+    "WebhookEndpoint",
 ]

@@ -14,6 +14,7 @@ from loraplex.platform.api.tenant.invoices import invoices_router
 from loraplex.platform.api.tenant.keys import keys_router
 from loraplex.platform.api.tenant.me import me_router
 from loraplex.platform.api.tenant.quotas import quotas_router
+from loraplex.platform.api.tenant.rate_cards import rate_cards_router
 from loraplex.platform.api.tenant.uploads import uploads_router
 from loraplex.platform.api.tenant.versions import versions_router
 from loraplex.platform.auth.authenticator import Authenticator
@@ -33,10 +34,11 @@ def tenant_router(
         aliases_router,
         audit_router,
         invoices_router,
+        rate_cards_router,
     ):
         router.include_router(build_router(endpoint, authenticator))
     router.include_router(uploads_router(endpoint, authenticator, dependencies.uploads))
     router.include_router(
-        quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency)
+        quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency_of)
     )
     return router

@@ -1,0 +1,72 @@
+"""`/operator/v1/rate-cards`: the prices of all tenants, as versions with effective dates.
+
+Invariant: a price that was in force never changes; a new version follows it.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Request
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.responses import Response
+
+from loraplex.platform.api.management.endpoint import ManagementEndpoint
+from loraplex.platform.api.management.openapi import described, listed
+from loraplex.platform.api.management.pagination import Page
+from loraplex.platform.api.management.request_bodies import request_model
+from loraplex.platform.api.management.responses import ApiResponse, documented
+from loraplex.platform.api.operator.audit import filtered_tenant
+from loraplex.platform.api.schemas.rate_cards import (
+    BY_ID,
+    NewRateCardBody,
+    RateCardDocument,
+    rate_card_response,
+)
+from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
+from loraplex.platform.services import rate_cards
+from loraplex.platform.services.unit_of_work import UnitOfWork
+from loraplex.tenants.billing.rate_cards import CardVersion, RateCards
+
+FILTERS: Final = {
+    "tenant_id": "Only cards of this tenant and its adapters.",
+    "tier": "Only cards of this tier.",
+    "adapter": "Only cards of adapters of this name.",
+    "currency": "Only cards in this currency.",
+}
+
+
+def rate_cards_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
+    router = APIRouter(prefix="/rate-cards")
+    operator = Depends(authenticator.requires_operator())
+
+    @router.get("", **listed(RateCardDocument, FILTERS))
+    async def list_rate_cards(request: Request, caller: Annotated[OperatorCaller, operator]) -> Response:
+        return await endpoint.listing(request, caller, BY_ID, page_versions, rate_card_response, FILTERS)
+
+    @router.post(
+        "",
+        status_code=201,
+        responses=documented(409, 422, response=RateCardDocument, status=201),
+        openapi_extra=described(NewRateCardBody, repeatable=True),
+    )
+    async def create_rate_card(
+        request: Request,
+        caller: Annotated[OperatorCaller, operator],
+        body: Annotated[NewRateCardBody, request_model(NewRateCardBody)],
+    ) -> Response:
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            made = await rate_cards.create(uow, body.key, body.price(), body.effective_from)
+            return ApiResponse(201, rate_card_response(made))
+
+        return await endpoint.perform(request, caller, work)
+
+    return router
+
+
+async def page_versions(session: AsyncSession, page: Page[CardVersion, UUID]) -> Sequence[CardVersion]:
+    """Read the versions of one page. Raises `InvalidParameter`."""
+    filters: dict[str, object] = dict(page.filters)
+    if "tenant_id" in page.filters:
+        filters["tenant_id"] = filtered_tenant(page.filters["tenant_id"])
+    return await RateCards(session).page(filters, page.after, page.fetch)
