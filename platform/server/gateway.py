@@ -34,6 +34,7 @@ from loraplex.platform.inference.structured_output.compile_checks import Compile
 from loraplex.platform.inference.structured_output.request_analysis import RequestAnalysis
 from loraplex.platform.inference.structured_output.value_validation import ValueValidation
 from loraplex.platform.jobs.housekeeping import Housekeeping
+from loraplex.platform.jobs.month_closing import MonthClosing
 from loraplex.platform.jobs.receiver_client import ReceiverClient, ThreadedResolver
 from loraplex.platform.jobs.tenant_erasure import StoredFiles, TenantErasure
 from loraplex.platform.jobs.webhook_delivery import AT_ONCE, WebhookDelivery
@@ -154,6 +155,8 @@ async def _assemble(
     write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
     _run_in_background(_housekeeping(settings, dependencies, resources).run(), stack)
     _run_in_background(_webhook_delivery(settings, dependencies, resources, stack).run(), stack)
+    grace = timedelta(hours=settings.invoice_grace_hours)
+    _run_in_background(MonthClosing(database=resources.database, grace=grace).run(), stack)
     exposition = MetricsExposition(resources.metrics.render)
     return OpenGateway(
         app=await _create_app(settings, dependencies, resources.health, exposition),

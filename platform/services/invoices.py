@@ -17,6 +17,8 @@ from loraplex.tenants.invoices.locks import lock_tenant
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.invoices.terms import billing_terms
 from loraplex.tenants.models import Invoice
+from loraplex.tenants.outbox.events import InvoiceFinalized
+from loraplex.tenants.outbox.outbox import Outbox
 
 MAX_REFERENCE: Final = 200
 SNAPSHOT: Final = ("number", "state", "month", "currency", "total_micro", "paid_reference")
@@ -62,6 +64,14 @@ async def finalize(
     before = snapshot(invoice)
     await invoices.finalize(invoice, content)
     await _record(uow, "invoice.finalize", invoice, before)
+    event = InvoiceFinalized(
+        invoice_id=invoice.id,
+        number=str(invoice.number),
+        month=invoice.month,
+        currency=invoice.currency,
+        total_micro=content.totals.total_micro,
+    )
+    await Outbox.add(uow.session, tenant_id, event)
     return invoice
 
 

@@ -20,6 +20,7 @@ from loraplex.tenants.models import CreditEntry, CreditGrant
 from loraplex.tenants.models.invoices import MAX_CREDIT_MICRO
 
 MAX_PRIORITY = 100
+DEFAULT_PRIORITY = 50
 MAX_REASON = 500
 
 
@@ -33,7 +34,7 @@ class NewCredit:
     currency: str
     amount_micro: int
     reason: str
-    priority: int = 50
+    priority: int = DEFAULT_PRIORITY
     expires_at: datetime | None = None
 
     def __post_init__(self) -> None:

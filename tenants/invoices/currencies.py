@@ -26,8 +26,9 @@ def minor_unit_micro(currency: str) -> int:
     return int(10 ** (6 - minor_digits(currency)))
 
 
-def decimal_text(amount_micro: int, digits: int) -> str:
-    """Write an amount with `digits` decimals, of 6 at most; the amount must be a multiple of the last one."""
-    sign, magnitude = ("-", -amount_micro) if amount_micro < 0 else ("", amount_micro)
-    whole, fraction = divmod(magnitude, MICRO)
-    return f"{sign}{whole}" + (f".{fraction:06}"[: digits + 1] if digits else "")
+def decimal_text(amount: int, digits: int, *, scale: int = 6) -> str:
+    """Write `amount`, in units of 10 ** -`scale`, with `digits` decimals, at most `scale`; what is cut off must be zeros."""
+    sign, magnitude = ("-", -amount) if amount < 0 else ("", amount)
+    text = f"{magnitude:0{scale + 1}}"
+    whole, fraction = text[:-scale], text[-scale:][:digits]
+    return f"{sign}{whole}.{fraction}" if digits else f"{sign}{whole}"

@@ -54,15 +54,16 @@ def invoice_id(tenant_id: UUID, month: Month, currency: str, attempt: int) -> UU
 
 
 class InvoiceRepository:
-    """The invoices that one session sees. Only an operator's session may change them."""
+    """The invoices of one tenant; None: of all. Only an operator's session may change them."""
 
-    def __init__(self, session: AsyncSession) -> None:
+    def __init__(self, session: AsyncSession, tenant_id: UUID | None = None) -> None:
         self._session = session
+        self._tenant_id = tenant_id
 
     async def by_id(self, identity: UUID) -> Invoice:
         """Read it again even if the session has it: another transaction may have changed it. Raises `InvoiceNotFound`."""
         invoice = await self._session.get(Invoice, identity, populate_existing=True)
-        if invoice is None:
+        if invoice is None or self._tenant_id not in (None, invoice.tenant_id):
             raise InvoiceNotFound(f"no invoice {identity}")
         return invoice
 
@@ -81,6 +82,8 @@ class InvoiceRepository:
     ) -> Sequence[Invoice]:
         """Return at most `limit` invoices, newest first. `filters`: columns of `Invoice` and the value each must have."""
         query = select(Invoice).order_by(Invoice.created_at.desc(), Invoice.id.desc()).limit(limit)
+        if self._tenant_id is not None:
+            query = query.where(Invoice.tenant_id == self._tenant_id)
         for name, value in filters.items():
             query = query.where(getattr(Invoice, name) == value)
         if after is not None:

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.billing.pricing import Price
@@ -81,6 +81,7 @@ class InvoiceRows:
         return sorted({line.month for line in self.invoice.content.totals.lines})
 
     def _of_month(self, query: Select[*tuple[Any, ...]], month: Month) -> Select[*tuple[Any, ...]]:
+        """Narrow a query to the rows of a month that were settled before the invoice became final."""
         return query.where(
             UsageRecord.tenant_id == self.invoice.tenant_id,
             UsageRecord.id >= uuid7_from(month.begin - CLOCK_SKEW),

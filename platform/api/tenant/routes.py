@@ -10,6 +10,7 @@ from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.tenant.adapters import adapters_router
 from loraplex.platform.api.tenant.aliases import aliases_router
 from loraplex.platform.api.tenant.audit import audit_router
+from loraplex.platform.api.tenant.invoices import invoices_router
 from loraplex.platform.api.tenant.keys import keys_router
 from loraplex.platform.api.tenant.me import me_router
 from loraplex.platform.api.tenant.quotas import quotas_router
@@ -36,6 +37,7 @@ def tenant_router(
         versions_router,
         aliases_router,
         audit_router,
+        invoices_router,
         rate_cards_router,
     ):
         router.include_router(build_router(endpoint, authenticator))

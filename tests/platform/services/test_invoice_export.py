@@ -7,17 +7,16 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from tests.platform.services.test_invoices import FEBRUARY, JANUARY, MILLION, finalize, grant, shown, void
+from tests.platform.services.test_invoices import FEBRUARY, JANUARY, MILLION, finalize, grant, void
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 from tests.tenants.registry_records import add
 
-from loraplex.platform.services import invoices
+from loraplex.platform.services import invoice_export, invoices
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvoiceStateForbids, UsageIncomplete
-from loraplex.tenants.invoices.export import DIGESTS, INVOICE, USAGE, write_export
-from loraplex.tenants.invoices.rows import InvoiceRows
+from loraplex.tenants.invoices.export import DIGESTS, INVOICE, USAGE
 from loraplex.tenants.invoices.verification import verify_export
 from loraplex.tenants.registry.adapters import AdapterRepository
 
@@ -25,11 +24,8 @@ CHANGES = 200
 
 
 async def export(database: Database, invoice_id: UUID, folder: Path) -> Path:
-    invoice = await shown(database, invoice_id)
     async with database.as_operator() as session:
-        rows = InvoiceRows(invoice=invoice, session=session)
-        await rows.load()
-        await write_export(folder, invoice, rows.prices, rows.billed, rows.rows())
+        await invoice_export.export(session, invoice_id, folder)
     return folder
 
 

@@ -15,7 +15,7 @@ from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, InvoiceStateForbids, MonthNotOver, NothingToBill
-from loraplex.tenants.invoices.credits import CreditRepository, NewCredit
+from loraplex.tenants.invoices.credits import CreditRepository
 from loraplex.tenants.invoices.invoices import InvoiceDetails, InvoiceRepository
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.models import Invoice
@@ -51,8 +51,7 @@ async def void(database: Database, identity: UUID) -> Invoice:
 
 async def grant(tenant: BilledTenant, amount: int, currency: str = "USD") -> UUID:
     async with unit_of_work(tenant.database, system_actor("test"), None, None) as uow:
-        credit = NewCredit(currency=currency, amount_micro=amount, reason="welcome")
-        return (await credits.grant(uow, tenant.id, credit)).grant.id
+        return (await credits.grant(uow, tenant.id, amount, "welcome", currency=currency)).grant.id
 
 
 async def available(tenant: BilledTenant) -> int:

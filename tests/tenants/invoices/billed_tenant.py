@@ -106,8 +106,14 @@ async def _roll_up(session: AsyncSession, row: UsageRecord, charged: Mapping[str
 async def make_billed_tenant(
     database: Database, name: str = "acme", prices: Mapping[str, Price] | None = None
 ) -> BilledTenant:
-    """Create a tenant, as of `BEGIN`, with a card of its own in each currency of `prices`; it is charged in the first."""
-    tenant_id = await make_tenant(database, name)
+    """Create a tenant with a card of its own in each currency of `prices`; it is charged in the first."""
+    return await bill(database, await make_tenant(database, name), prices)
+
+
+async def bill(
+    database: Database, tenant_id: UUID, prices: Mapping[str, Price] | None = None
+) -> BilledTenant:
+    """Give a tenant cards of its own, and let it exist since `BEGIN`."""
     given = prices or {"USD": Price(prompt=1_500_000, cached_prompt=150_000, completion=6_000_001)}
     versions = {}
     async with database.as_operator() as session:
