@@ -35,6 +35,7 @@ from loraplex.platform.inference.structured_output.request_analysis import Reque
 from loraplex.platform.inference.structured_output.value_validation import ValueValidation
 from loraplex.platform.jobs.housekeeping import Housekeeping
 from loraplex.platform.jobs.tenant_erasure import StoredFiles, TenantErasure
+from loraplex.platform.jobs.usage_reconciliation import UsageReconciliation
 from loraplex.platform.observability.exposition import MetricsExposition, metrics_router
 from loraplex.platform.observability.health import Health, health_router
 from loraplex.platform.observability.metrics import Metrics
@@ -148,6 +149,7 @@ async def _assemble(
     info = resources.info
     write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
     _run_in_background(_housekeeping(settings, dependencies, resources).run(), stack)
+    _start_usage_reconciliation(resources, stack)
     exposition = MetricsExposition(resources.metrics.render)
     return OpenGateway(
         app=await _create_app(settings, dependencies, resources.health, exposition),
@@ -170,6 +172,12 @@ def _start_upkeep(resources: GatewayResources, stack: AsyncExitStack) -> None:
         blobs.adapters.run_eviction(),
     ):
         _run_in_background(job, stack)
+
+
+def _start_usage_reconciliation(resources: GatewayResources, stack: AsyncExitStack) -> None:
+    billing = resources.metrics.billing
+    billing.watch_counters(lambda: resources.admissions.counter_drifts)
+    _run_in_background(UsageReconciliation(database=resources.database, recorder=billing).run(), stack)
 
 
 async def _open_dependencies(

@@ -38,7 +38,14 @@ ERASED_TABLES: Final[tuple[type[Base], ...]] = (
 
 KEPT_TABLES: Final = frozenset(
     {
-        *("usage_records", "usage_totals", "usage_rollups", "request_rollups", "request_phases", "audit_entries"),
+        *(
+            "usage_records",
+            "usage_totals",
+            "usage_rollups",
+            "request_rollups",
+            "request_phases",
+            "audit_entries",
+        ),
         *("rate_cards", "tenant_billing"),
     }
 )
