@@ -1,5 +1,6 @@
 """The job compares the newest hours in each round and everything in turn; a planted drift is a metric until it is gone."""
 
+import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -109,7 +110,7 @@ async def test_no_failure_ends_the_job(world: World, monkeypatch: pytest.MonkeyP
             raise StopIteration
 
     monkeypatch.setattr(UsageReconciliation, "round", fail)
-    monkeypatch.setattr(usage_reconciliation.asyncio, "sleep", rest)
+    monkeypatch.setattr(asyncio, "sleep", rest)
     with pytest.raises(RuntimeError, match="StopIteration"):
         await world.job.run()
     assert min(rests) >= usage_reconciliation.INTERVAL_S
