@@ -47,6 +47,9 @@ TenantsError
 └── StoreUnavailable         a store is down, overloaded or too slow; the caller may try again
     ├── DatabaseUnavailable
     ├── ValkeyUnavailable
+    ├── JournalFull          this gateway's journal has no room for another request: nothing of it was written
+    ├── JournalUnavailable   this gateway's journal cannot be written or read now
+    │   └── JournalUnreadable  the file is damaged, or written by another release
     └── QuotaUnavailable     what is left of a limit is unknown now: names it and its level
 """
 
@@ -273,6 +276,18 @@ class DatabaseUnavailable(StoreUnavailable):
 
 
 class ValkeyUnavailable(StoreUnavailable):
+    pass
+
+
+class JournalFull(StoreUnavailable):
+    pass
+
+
+class JournalUnavailable(StoreUnavailable):
+    pass
+
+
+class JournalUnreadable(JournalUnavailable):
     pass
 
 

@@ -1,8 +1,8 @@
 """Deletes tenants. Invariant: from `begin` on, the name is free and no key works; any process may run the remaining steps, any
 number of times, and `erased_at` is set last.
 
-Kept: the row itself, whose name is free, the usage ledger with its sums (numbers), what its bills need (its rate cards and its
-billing data), and phases of requests and the audit log for their retention times.
+Kept: the row itself, whose name is free, the usage ledger with its sums and exported meter events (numbers), what its bills need
+(its rate cards and its billing data), and phases of requests and the audit log for their retention times.
 """
 
 from datetime import datetime
@@ -22,15 +22,19 @@ from loraplex.tenants.models import (
     ApiKey,
     Base,
     IdempotencyRecord,
+    OutboxEvent,
     Quota,
     QuotaEvent,
     ReservationRow,
     Tenant,
     Upload,
     UploadPart,
+    WebhookDelivery,
+    WebhookEndpoint,
 )
 
 ERASED_TABLES: Final[tuple[type[Base], ...]] = (
+    *(WebhookDelivery, WebhookEndpoint, OutboxEvent),
     *(IdempotencyRecord, QuotaEvent, UploadPart, Upload, AliasTarget, AdapterAlias, AdapterVersion),
     *(Quota, Adapter, ApiKey, ReservationRow, AdmissionEpoch),
 )
@@ -46,7 +50,7 @@ KEPT_TABLES: Final = frozenset(
             "request_phases",
             "audit_entries",
         ),
-        *("rate_cards", "tenant_billing"),
+        *("rate_cards", "tenant_billing", "meter_exports"),
     }
 )
 

@@ -251,7 +251,7 @@ def reservation_row(reservation: Reservation, gateway_id: UUID, lease_s: float) 
     }
 
 
-def usage_row(reservation: Reservation, usage: SettledUsage, currency: str = "USD") -> Row:
+def usage_row(reservation: Reservation, usage: SettledUsage) -> Row:
     """An ended request as `SETTLE` reads it. Without an outcome, its reservation is removed and no record is written."""
     request, timings = reservation.request, usage.timings or UNKNOWN_TIMINGS
     return {
@@ -269,8 +269,8 @@ def usage_row(reservation: Reservation, usage: SettledUsage, currency: str = "US
         "uncached_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cached_tokens": usage.cached_tokens,
         "completion_tokens": usage.completion_tokens,
-        "price_version_id": None,
-        "currency": currency,
+        "price_version_id": None if reservation.price == NO_PRICE else reservation.price.id,
+        "currency": reservation.price.currency,
         "amount_pico": usage.amount_pico,
         "day": reservation.day,
         "month": reservation.month,

@@ -34,11 +34,23 @@ from loraplex.tenants.models.usage import (
     UsageRollup,
     UsageTotal,
 )
+from loraplex.tenants.models.webhooks import (
+    DELIVERY_STATES,
+    EVENT_TYPES,
+    METERS,
+    MeterExport,
+    OutboxEvent,
+    WebhookDelivery,
+    WebhookEndpoint,
+)
 
 __all__ = [
+    "DELIVERY_STATES",
     "ENVIRONMENTS",
+    "EVENT_TYPES",
     "LEVELS",
     "LIMIT_COLUMNS",
+    "METERS",
     "NO_ID",
     "OUTCOMES",
     "TOOL_STYLES",
@@ -55,6 +67,8 @@ __all__ = [
     "Base",
     "Gateway",
     "IdempotencyRecord",
+    "MeterExport",
+    "OutboxEvent",
     "PriceEpoch",
     "PriceVersion",
     "Quota",
@@ -70,4 +84,6 @@ __all__ = [
     "UsageRecord",
     "UsageRollup",
     "UsageTotal",
+    "WebhookDelivery",
+    "WebhookEndpoint",
 ]

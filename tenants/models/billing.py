@@ -20,12 +20,13 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import TSTZRANGE, ExcludeConstraint, Range
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex.tenants.billing.pricing import MAX_PRICE
 from loraplex.tenants.models.base import Base, BigInt, Revision
 from loraplex.tenants.names import ADAPTER_NAME, TENANT_NAME
 
 CURRENCY = r"^[A-Z]{3}$"
 MAX_TAX_RATE_PPM = 1_000_000
+# That of `billing.pricing`, which this layer does not import.
+MAX_PRICE = 10_000_000_000
 SCOPE = """scope = CASE
     WHEN num_nonnulls(tier, tenant_id, adapter_name) = 0 THEN 'all'
     WHEN tier IS NOT NULL AND num_nonnulls(tenant_id, adapter_name) = 0 THEN 'tier'

@@ -34,6 +34,7 @@ from loraplex.platform.inference.background_tasks import BackgroundTasks
 from loraplex.platform.inference.engine_streams import EngineStreams
 from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.observability.request_stats import RequestStats
+from loraplex.platform.processes.gc_tuning import freeze_gc
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController, SettledUsage
 from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository
@@ -162,8 +163,9 @@ def used(stats: RequestStats) -> SettledUsage:
 
 
 async def measure_admission(shape: AdmissionShape, progress: Callable[[str], None]) -> Report:
-    """Measure on new stores."""
+    """Measure on new stores, with start-up objects excluded from garbage collection as in a gateway."""
     async with opened_stores() as (database, admissions):
+        freeze_gc()
         return await measure_on(database, admissions, shape, progress)
 
 

@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from decimal import Decimal
 
 import psycopg
 import pytest
 from psycopg import sql
 from sqlalchemy import select, text
 from sqlalchemy.exc import DataError
-from tests.tenants.registry_records import make_tenant
+from tests.tenants.registry_records import add, make_tenant, set_state
 
 from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
 from loraplex.platform.datastores.migrations import downgrade, upgrade
@@ -17,6 +18,7 @@ from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository
 from loraplex.tenants.database import ROLES, Database
 from loraplex.tenants.models import UsageRecord, UsageRollup
+from loraplex.tenants.registry.adapters import AdapterRepository
 
 pytestmark = pytest.mark.parametrize("postgres_major", POSTGRES_MAJORS, indirect=True)
 OWNER = "ordinary_owner"
@@ -30,6 +32,11 @@ PARTS = """
     INSERT INTO usage_records (request_id, tenant_id, api_key_id, outcome, prompt_tokens, cached_tokens, completion_tokens,
         amount_pico, day, month, admitted_at)
         SELECT id, id, id, 'completed', 5, 2, 7, 12, 'd:2026-11-21', 'm:2026-11', now() FROM tenants;
+"""
+
+CROSSED = """
+    INSERT INTO quota_events (id, tenant_id, level, subject_id, limit_name, period, threshold, used, limit_value)
+    VALUES (gen_random_uuid(), :tenant, 'tenant', :tenant, 'tokens_per_day', 'd:2026-11-21', 80, 4, 5)
 """
 
 
@@ -88,7 +95,7 @@ async def test_usage_of_before_is_copied_by_an_ordinary_owner(owned: Database) -
     """Also back: forced security hides the rows from an owner without a policy."""
     rollup = select(UsageRollup.requests, UsageRollup.uncached_tokens, UsageRollup.amount_pico)
     async with owned.as_operator() as session:
-        assert (await session.execute(rollup)).all() == [(1, 3, 12)]
+        assert (await session.execute(rollup)).all() == [(1, 3, Decimal(12))]
         assert (await session.execute(select(UsageRecord.cached_tokens))).all() == [(2,)]
     await asyncio.to_thread(downgrade, owned.url, "0012")
     async with owned.as_operator() as session:
@@ -111,3 +118,17 @@ async def test_partitions_are_made_and_dropped_for_an_ordinary_owner(owned: Data
         with pytest.raises(DataError, match="not dropped"):
             async with owned.as_operator() as session:
                 await session.scalar(drop, {"parent": parent, "keep": keep})
+
+
+async def test_triggers_report_events_for_an_ordinary_owner(owned: Database) -> None:
+    tenant_id = await make_tenant(owned)
+    async with owned.as_tenant(tenant_id) as session:
+        await add(AdapterRepository(session, tenant_id), 1, state="validating")
+        await set_state(session, "ready")
+    async with owned.as_writer() as session:
+        await session.execute(text(CROSSED), {"tenant": tenant_id})
+    async with owned.as_operator() as session:
+        found = await session.execute(
+            text("SELECT type, data ->> 'adapter' FROM outbox_events ORDER BY type")
+        )
+        assert found.all() == [("adapter.ready", "support"), ("quota.threshold", None)]
