@@ -18,6 +18,8 @@ COLUMNS: Final = (
     *("day", "month", "admitted_at", "settled_at", "ttft_ms", "duration_ms"),
 )
 """Prices are micro-units per million tokens, so tokens times price are pico-units; null for rows from before rate cards."""
+TEXTS: Final = ("client_request_id", "reason")
+"""The columns whose text a client or an operator chose."""
 _PRICES: Final = {
     "price_uncached": "prompt",
     "price_cached": "cached_prompt",
