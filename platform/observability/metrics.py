@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability.admission_metrics import AdmissionMetrics
+from loraplex.platform.observability.billing_metrics import BillingMetrics
 from loraplex.platform.observability.engine_metrics import EngineCollector
 from loraplex.platform.observability.request_stats import RequestStats
 from loraplex.platform.observability.webhook_metrics import WebhookMetrics
@@ -58,6 +59,7 @@ class Metrics:
         self._own_families(version)
         self.admission = AdmissionMetrics(self.registry)
         self.webhooks = WebhookMetrics(self.registry)
+        self.billing = BillingMetrics(self.registry)
         self.registry.register(EngineCollector(model_name, engines, adapter_names=adapter_names))
 
     def record(self, stats: RequestStats) -> None:

@@ -37,6 +37,7 @@ from loraplex.platform.jobs.housekeeping import Housekeeping
 from loraplex.platform.jobs.month_closing import MonthClosing
 from loraplex.platform.jobs.receiver_client import ReceiverClient, ThreadedResolver
 from loraplex.platform.jobs.tenant_erasure import StoredFiles, TenantErasure
+from loraplex.platform.jobs.usage_reconciliation import UsageReconciliation
 from loraplex.platform.jobs.webhook_delivery import AT_ONCE, WebhookDelivery
 from loraplex.platform.observability.exposition import MetricsExposition, metrics_router
 from loraplex.platform.observability.health import Health, health_router
@@ -157,6 +158,7 @@ async def _assemble(
     _run_in_background(_webhook_delivery(settings, dependencies, resources, stack).run(), stack)
     grace = timedelta(hours=settings.invoice_grace_hours)
     _run_in_background(MonthClosing(database=resources.database, grace=grace).run(), stack)
+    _start_usage_reconciliation(resources, stack)
     exposition = MetricsExposition(resources.metrics.render)
     return OpenGateway(
         app=await _create_app(settings, dependencies, resources.health, exposition),
@@ -179,6 +181,12 @@ def _start_upkeep(resources: GatewayResources, stack: AsyncExitStack) -> None:
         blobs.adapters.run_eviction(),
     ):
         _run_in_background(job, stack)
+
+
+def _start_usage_reconciliation(resources: GatewayResources, stack: AsyncExitStack) -> None:
+    billing = resources.metrics.billing
+    billing.watch_counters(lambda: resources.admissions.counter_drifts)
+    _run_in_background(UsageReconciliation(database=resources.database, recorder=billing).run(), stack)
 
 
 async def _open_dependencies(

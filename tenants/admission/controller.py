@@ -150,6 +150,11 @@ class QuotaAdmissionController:
         return self._counters.script_fallbacks
 
     @property
+    def counter_drifts(self) -> tuple[int, ...]:
+        """The sizes, in pico-units, of the drifts that reconciliation has found and not mended yet: one for each tenant."""
+        return self._reconciliation.drifts_pico
+
+    @property
     def counters_rebuilt(self) -> int:
         """How often counters were rebuilt because they differed from the ledger."""
         return self._reconciliation.rebuilt

@@ -37,6 +37,7 @@ class Used:
     duration_ms: int | None = None
     phases: dict[str, list[int]] | None = None
     id: UUID | None = None
+    reverses_id: UUID | None = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,9 @@ def _row(tenant: UsingTenant, used: Used) -> dict[str, Any]:
     return {
         "id": used.id or UUID(int=uuid7_from(used.at - timedelta(milliseconds=3)).int | uuid4().int >> 66),
         "tenant_id": tenant.id,
-        "kind": "usage",
+        "kind": "usage" if used.reverses_id is None else "correction",
+        "reverses_id": used.reverses_id,
+        "reason": None if used.reverses_id is None else "a mistake",
         "client_request_id": used.client_request_id,
         "api_key_id": used.api_key_id,
         "adapter_id": used.adapter_id,
