@@ -28,6 +28,7 @@ from schemathesis.specs.openapi.checks import (
 from tests.platform.api.conftest import BASE_MODEL, Gateway, start_gateway
 from tests.platform.api.route_table import routes_of
 from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, declared
+from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched, end
 
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
@@ -82,6 +83,7 @@ async def make_known(gateway: Gateway, database: Database, document: Mapping[str
     )
     ids = {
         f"{method} {path}": await make_ids(gateway, database, asking, f"of-{number}")
+        | (await make_webhook(database, asking) if "{webhook_id}" in path else {})
         for number, (method, path) in enumerate(with_ids)
     }
     return Known({"tenant": admin, "operator": operator}, ids)
@@ -98,6 +100,15 @@ async def make_ids(gateway: Gateway, database: Database, asking: UUID, name: str
         upload = (await uploads.open(name, files, TERMS, None)).id
     ids = {"name": name, "version": "1", "alias": "production", "key_id": key, "tenant_id": str(asked)}
     return {**ids, "request_id": REQUEST_ID, "upload_id": str(upload), "file": CONFIG, "number": "1"}
+
+
+async def make_webhook(database: Database, asking: UUID) -> dict[str, str]:
+    """A webhook with a delivery that has ended. A tenant may have few, so only the operations on webhooks get one."""
+    webhook_id = await add_webhook(database, asking)
+    await add_event(database, asking)
+    delivery_id = await dispatched(database, webhook_id)
+    await end(database, delivery_id, "dead")
+    return {"webhook_id": str(webhook_id), "delivery_id": str(delivery_id)}
 
 
 def cases(operation: Any) -> st.SearchStrategy[Case[Any]]:
