@@ -1,13 +1,13 @@
 """The outbox: events of a tenant, its webhook endpoints, the deliveries of one to the other, and exported meter events.
 
 Crossed budgets and states of adapter versions become events in the transaction that writes them.
-Revision 0017, after 0013.
+Revision 0017, after 0014.
 """
 
 from alembic import op
 
 revision = "0017"
-down_revision = "0013"
+down_revision = "0014"
 branch_labels = None
 depends_on = None
 

@@ -1,8 +1,8 @@
 """Deletes tenants. Invariant: from `begin` on, the name is free and no key works; any process may run the remaining steps, any
 number of times, and `erased_at` is set last.
 
-Kept: the row itself, whose name is free, the usage ledger with its sums and exported meter events (numbers), and phases of
-requests and the audit log for their retention times.
+Kept: the row itself, whose name is free, the usage ledger with its sums and exported meter events (numbers), what its bills need
+(its rate cards and its billing data), and phases of requests and the audit log for their retention times.
 """
 
 from datetime import datetime
@@ -42,8 +42,15 @@ ERASED_TABLES: Final[tuple[type[Base], ...]] = (
 
 KEPT_TABLES: Final = frozenset(
     {
-        *("usage_records", "usage_totals", "usage_rollups", "request_rollups", "request_phases"),
-        *("audit_entries", "meter_exports"),
+        *(
+            "usage_records",
+            "usage_totals",
+            "usage_rollups",
+            "request_rollups",
+            "request_phases",
+            "audit_entries",
+        ),
+        *("rate_cards", "tenant_billing", "meter_exports"),
     }
 )
 

@@ -14,6 +14,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import select
 
+from loraplex.tenants.billing.pricing import NO_PRICE
 from loraplex.tenants.counters.counter_replies import PeriodUse, SettledUse
 from loraplex.tenants.counters.snapshot import CounterSnapshot, PeriodTotal
 from loraplex.tenants.database import Database
@@ -250,7 +251,7 @@ def reservation_row(reservation: Reservation, gateway_id: UUID, lease_s: float) 
     }
 
 
-def usage_row(reservation: Reservation, usage: SettledUsage, currency: str = "USD") -> Row:
+def usage_row(reservation: Reservation, usage: SettledUsage) -> Row:
     """An ended request as `SETTLE` reads it. Without an outcome, its reservation is removed and no record is written."""
     request, timings = reservation.request, usage.timings or UNKNOWN_TIMINGS
     return {
@@ -268,8 +269,8 @@ def usage_row(reservation: Reservation, usage: SettledUsage, currency: str = "US
         "uncached_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cached_tokens": usage.cached_tokens,
         "completion_tokens": usage.completion_tokens,
-        "price_version_id": None,
-        "currency": currency,
+        "price_version_id": None if reservation.price == NO_PRICE else reservation.price.id,
+        "currency": reservation.price.currency,
         "amount_pico": usage.amount_pico,
         "day": reservation.day,
         "month": reservation.month,
@@ -286,7 +287,7 @@ def stored_reservation(values: Sequence[Any]) -> Reservation:
     """An open reservation, from its columns in the order of `STORED_RESERVATION`."""
     row = dict(zip(statements.STORED_RESERVATION, values, strict=True))
     periods = {name: row.pop(name) for name in ("day", "month", "admitted_at")}
-    return Reservation(request=ReservationRequest(**row), **periods)
+    return Reservation(request=ReservationRequest(**row), price=NO_PRICE, **periods)
 
 
 def stored_usage(values: Sequence[Any]) -> SettledUsage:

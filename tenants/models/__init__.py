@@ -14,6 +14,7 @@ from loraplex.tenants.models.adapters import (
     UploadPart,
 )
 from loraplex.tenants.models.base import Base
+from loraplex.tenants.models.billing import PriceEpoch, PriceVersion, RateCard, TenantBilling
 from loraplex.tenants.models.quotas import (
     LIMIT_COLUMNS,
     AdmissionEpoch,
@@ -68,12 +69,16 @@ __all__ = [
     "IdempotencyRecord",
     "MeterExport",
     "OutboxEvent",
+    "PriceEpoch",
+    "PriceVersion",
     "Quota",
     "QuotaEvent",
+    "RateCard",
     "RequestPhases",
     "RequestRollup",
     "ReservationRow",
     "Tenant",
+    "TenantBilling",
     "Upload",
     "UploadPart",
     "UsageRecord",

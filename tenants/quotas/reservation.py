@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Final, Literal, TypeAlias
 from uuid import UUID
 
-from loraplex.tenants.billing.pricing import Price, amount_nano
+from loraplex.tenants.billing.pricing import Price, PriceVersion, amount_nano
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.ids import uuid7_derived
 from loraplex.tenants.quotas.limits import MAX_INTEGER, Subject
@@ -20,6 +20,7 @@ REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 LEVELS: Final = ((), ("tenant", "key"), ("tenant", "key", "adapter"))
 LATE: Final = "late"
 NO_REQUEST_ID: Final = "-"
+NO_TIER: Final = "-"
 NO_RATES: Final = RateState()
 
 Outcome = Literal["completed", "aborted", "failed", "unknown"]
@@ -39,8 +40,9 @@ class ReservationRequest:
 
     Token counts and `amount_nano` are upper bounds of what it uses; `sequences`, its prompts times `n`, run at the same time.
     A denial is explained by `request_id`, which the client knows. `subjects`: the tenant, the key and, unless it is for the
-    base model, the adapter, in this order, with their limits. Admission adds `subjects` and `amount_nano`. The ledger stores
-    neither `subjects`, `request_id` nor `policy_epoch`, which only an admission needs. Raises `InvalidField`.
+    base model, the adapter, in this order, with their limits. Admission adds `subjects` and `amount_nano`. `tier`, the tenant's,
+    and `adapter_name`, None for the base model, choose the price. The ledger stores neither `subjects`, `request_id`, `tier`,
+    `adapter_name` nor `policy_epoch`, which only an admission needs. Raises `InvalidField`.
     """
 
     id: UUID
@@ -51,6 +53,8 @@ class ReservationRequest:
     digest: str | None = None
     request_id: str = NO_REQUEST_ID
     policy_epoch: int = 0
+    tier: str = NO_TIER
+    adapter_name: str | None = None
     prompt_tokens: int
     completion_tokens: int
     sequences: int = 1
@@ -74,7 +78,7 @@ class ReservationRequest:
 class Reservation:
     """An admitted request, the periods (`day`, `month`) and the epoch of its admission.
 
-    `epoch`: that of the counters that admitted it; None where it is unknown. `degraded`: admitted by this gateway's share of
+    `price`: the one in force at `admitted_at`, by which it is settled; `NO_PRICE` of those read back from the ledger. `epoch`: that of the counters that admitted it; None where it is unknown. `degraded`: admitted by this gateway's share of
     the limits, without the counters.
     """
 
@@ -82,6 +86,7 @@ class Reservation:
     day: str
     month: str
     admitted_at: datetime
+    price: PriceVersion
     epoch: int | None = None
     rate: RateState = NO_RATES
     degraded: bool = False

@@ -22,6 +22,7 @@ import pytest
 import redis
 from tests.end_to_end.gateway_farm import MODEL, FarmGateway, FarmPlan, price_of
 from tests.tenants.admission.gateways import limited_subjects
+from tests.tenants.billing.fixed_prices import fixed_prices
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.bench.client import CompletionRequest, StreamRecord, stream_completion
@@ -259,7 +260,7 @@ async def ready(gateways: Sequence[FarmGateway]) -> None:
 async def counted(database: Database, plan: FarmPlan, tenant_id: UUID) -> list[LimitUse]:
     """Usage by Valkey's counters, once the last settlement has reached them."""
     client = open_valkey(plan.valkey_url)
-    admissions = QuotaAdmissionController(database, client, price_of(plan), uuid4())
+    admissions = QuotaAdmissionController(database, client, fixed_prices(price_of(plan)), uuid4())
     subjects = await limited_subjects(admissions, tenant_id)
     async with asyncio.timeout(60):
         uses = await admissions.quotas(tenant_id, subjects)

@@ -91,20 +91,6 @@ async def test_what_crosses_tenants_works_for_an_ordinary_owner(owned: Database)
     assert await find() is None
 
 
-async def test_triggers_report_events_for_an_ordinary_owner(owned: Database) -> None:
-    tenant_id = await make_tenant(owned)
-    async with owned.as_tenant(tenant_id) as session:
-        await add(AdapterRepository(session, tenant_id), 1, state="validating")
-        await set_state(session, "ready")
-    async with owned.as_writer() as session:
-        await session.execute(text(CROSSED), {"tenant": tenant_id})
-    async with owned.as_operator() as session:
-        found = await session.execute(
-            text("SELECT type, data ->> 'adapter' FROM outbox_events ORDER BY type")
-        )
-        assert found.all() == [("adapter.ready", "support"), ("quota.threshold", None)]
-
-
 async def test_usage_of_before_is_copied_by_an_ordinary_owner(owned: Database) -> None:
     """Also back: forced security hides the rows from an owner without a policy."""
     rollup = select(UsageRollup.requests, UsageRollup.uncached_tokens, UsageRollup.amount_pico)
@@ -132,3 +118,17 @@ async def test_partitions_are_made_and_dropped_for_an_ordinary_owner(owned: Data
         with pytest.raises(DataError, match="not dropped"):
             async with owned.as_operator() as session:
                 await session.scalar(drop, {"parent": parent, "keep": keep})
+
+
+async def test_triggers_report_events_for_an_ordinary_owner(owned: Database) -> None:
+    tenant_id = await make_tenant(owned)
+    async with owned.as_tenant(tenant_id) as session:
+        await add(AdapterRepository(session, tenant_id), 1, state="validating")
+        await set_state(session, "ready")
+    async with owned.as_writer() as session:
+        await session.execute(text(CROSSED), {"tenant": tenant_id})
+    async with owned.as_operator() as session:
+        found = await session.execute(
+            text("SELECT type, data ->> 'adapter' FROM outbox_events ORDER BY type")
+        )
+        assert found.all() == [("adapter.ready", "support"), ("quota.threshold", None)]

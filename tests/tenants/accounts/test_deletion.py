@@ -54,6 +54,8 @@ ROWS = """
         WHERE v.tenant_id = %(tenant)s AND e.tenant_id = %(tenant)s LIMIT 1;
     INSERT INTO meter_exports (tenant_id, hour, meter, sequence, value)
         VALUES (%(tenant)s, '2026-11-21T10:00Z', 'prompt', 1, 5);
+    INSERT INTO rate_cards (scope, tenant_id, currency) VALUES ('tenant', %(tenant)s, 'USD');
+    INSERT INTO tenant_billing (tenant_id, currency) VALUES (%(tenant)s, 'USD');
 """
 
 

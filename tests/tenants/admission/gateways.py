@@ -13,6 +13,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 from redis.asyncio import Redis
 from sqlalchemy import text
+from tests.tenants.billing.fixed_prices import fixed_prices
 from tests.tenants.counters.limited_tenant import age
 from tests.tenants.registry_records import make_tenant
 
@@ -54,7 +55,7 @@ class TenantWithGateways:
     ) -> AsyncIterator[QuotaAdmissionController]:
         redis = open_valkey(self.valkey_url, command_s=max(settings.valkey_s, ANSWER_SECONDS))
         admissions = QuotaAdmissionController(
-            self.database, redis, PRICE, uuid4(), settings, clock=clock, recorder=recorder
+            self.database, redis, fixed_prices(PRICE), uuid4(), settings, clock=clock, recorder=recorder
         )
         try:
             yield admissions

@@ -10,8 +10,10 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import text
+from tests.tenants.billing.fixed_prices import fixed_version
 from tests.tenants.registry_records import make_tenant
 
+from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
 from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.ledger.histograms import EMPTY, GAP_BOUNDS_MS, TTFT_BOUNDS_MS, bucket_of, counted
@@ -28,6 +30,7 @@ from loraplex.tenants.quotas.reservation import (
 
 AT = datetime(2026, 11, 30, 23, 59, 59, 999_000, tzinfo=UTC)
 ADAPTER, KEY = UUID(int=7), UUID(int=8)
+PRICE = fixed_version(Price(prompt=100, cached_prompt=50, completion=120))
 ROLLUPS = """
     SELECT tenant_id, hour, adapter_id, api_key_id, price_version_id, currency, requests, uncached_tokens, cached_tokens,
         completion_tokens, amount_pico FROM usage_rollups ORDER BY 1, 2, 3, 4
@@ -68,7 +71,7 @@ def reservation(
         prompt_tokens=10,
         completion_tokens=10,
     )
-    return Reservation(request=request, day=periods.day, month=periods.month, admitted_at=at)
+    return Reservation(request=request, day=periods.day, month=periods.month, admitted_at=at, price=PRICE)
 
 
 def usage(prompt: int = 10, cached: int = 4, completion: int = 5, amount: int = 1001) -> SettledUsage:
