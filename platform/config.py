@@ -25,6 +25,9 @@ from loraplex.platform.startup_errors import SettingsError
 from loraplex.tenants.api_keys.networks import parse_network
 from loraplex.tenants.billing.pricing import MAX_PRICE, Price
 from loraplex.tenants.database import DefaultLimits
+from loraplex.tenants.errors import InvalidField
+from loraplex.tenants.outbox.receiver_urls import MAX_URL_LENGTH, parse_receiver_url
+from loraplex.tenants.outbox.signature import is_secret
 
 DEFAULT_CONFIG_FILE = Path("loraplex.toml")
 ENGINE_ADDRESS_PREFIX = "ipc://"
@@ -140,6 +143,8 @@ class Settings(BaseSettings):
     phases_retention_days: int = Field(default=14, ge=1, le=366)
     idempotency_hours: int = Field(default=24, ge=1, le=168)
     webhook_allow_private: bool = False
+    meter_export: str | None = Field(default=None, min_length=1, max_length=MAX_URL_LENGTH)
+    meter_export_secret: SecretStr | None = Field(default=None, validate_default=True)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     fake_engine: Path | None = Field(
         default=None, description="a FakeScript as JSON, for fault injection without a model"
@@ -187,6 +192,29 @@ class Settings(BaseSettings):
     def _a_lease_outlives_lost_heartbeats(cls, value: float, info: ValidationInfo) -> float:
         if value < LEASE_HEARTBEATS * info.data.get("admission_heartbeat_s", 0):
             raise ValueError(f"must be at least {LEASE_HEARTBEATS} times `admission_heartbeat_s`")
+        return value
+
+    @field_validator("meter_export")
+    @classmethod
+    def _exported_to_a_file_or_url(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and "://" in value:
+            allow_private = info.data.get("webhook_allow_private", False)
+            try:
+                parse_receiver_url(value, allow_private=allow_private, field="meter_export")
+            except InvalidField as error:
+                raise ValueError(str(error)) from error
+        elif value is not None and not Path(value).is_absolute():
+            raise ValueError("must be a URL or the absolute path of a file")
+        return value
+
+    @field_validator("meter_export_secret")
+    @classmethod
+    def _a_url_needs_a_secret(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        is_url = "://" in (info.data.get("meter_export") or "")
+        if "meter_export" in info.data and (value is not None) != is_url:
+            raise ValueError("must be given exactly if `meter_export` is a URL")
+        if value is not None and not is_secret(value.get_secret_value()):
+            raise ValueError("must be `whsec_` and at least 24 bytes in base64")
         return value
 
     @field_validator("data_dir")

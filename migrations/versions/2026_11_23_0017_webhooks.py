@@ -167,7 +167,7 @@ OWN = "tenant_id = nullif(current_setting('app.tenant_id', true), '')::uuid"
 ALL = "SELECT, INSERT, UPDATE, DELETE"
 GRANTS = {
     "webhook_endpoints": {"app_tenant": ALL, "app_operator": ALL},
-    "outbox_events": {"app_tenant": "SELECT", "app_operator": ALL, "app_writer": "SELECT, INSERT"},
+    "outbox_events": {"app_tenant": "SELECT", "app_operator": ALL},
     "webhook_deliveries": {"app_tenant": "SELECT, UPDATE", "app_operator": ALL},
     "meter_exports": {"app_tenant": "SELECT", "app_operator": ALL},
 }

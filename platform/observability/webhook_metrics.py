@@ -24,6 +24,11 @@ class WebhookMetrics:
             "Age of the oldest event or due delivery that waits.",
             registry=registry,
         )
+        self._oldest_meter_event = Gauge(
+            "loraplex_meter_export_oldest_seconds",
+            "Age of the oldest meter event that was not exported.",
+            registry=registry,
+        )
 
     def attempted(self, result: str, count: int = 1) -> None:
         """Count attempts with one of `RESULTS`."""
@@ -32,3 +37,7 @@ class WebhookMetrics:
     def set_oldest(self, seconds: float) -> None:
         """Set the age of what waits longest."""
         self._oldest.set(seconds)
+
+    def set_oldest_meter_event(self, seconds: float) -> None:
+        """Set the age of the oldest meter event that was not exported."""
+        self._oldest_meter_event.set(seconds)

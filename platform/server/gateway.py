@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -34,6 +35,7 @@ from loraplex.platform.inference.structured_output.compile_checks import Compile
 from loraplex.platform.inference.structured_output.request_analysis import RequestAnalysis
 from loraplex.platform.inference.structured_output.value_validation import ValueValidation
 from loraplex.platform.jobs.housekeeping import Housekeeping
+from loraplex.platform.jobs.meter_export import MeterExport, MeterFile, MeterSink, MeterUrl
 from loraplex.platform.jobs.month_closing import MonthClosing
 from loraplex.platform.jobs.receiver_client import ReceiverClient, ThreadedResolver
 from loraplex.platform.jobs.tenant_erasure import StoredFiles, TenantErasure
@@ -155,10 +157,10 @@ async def _assemble(
     info = resources.info
     write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
     _run_in_background(_housekeeping(settings, dependencies, resources).run(), stack)
-    _run_in_background(_webhook_delivery(settings, dependencies, resources, stack).run(), stack)
     grace = timedelta(hours=settings.invoice_grace_hours)
     _run_in_background(MonthClosing(database=resources.database, grace=grace).run(), stack)
     _start_usage_reconciliation(resources, stack)
+    _start_outbox(settings, dependencies, resources, stack)
     exposition = MetricsExposition(resources.metrics.render)
     return OpenGateway(
         app=await _create_app(settings, dependencies, resources.health, exposition),
@@ -291,17 +293,27 @@ def _housekeeping(
     )
 
 
-def _webhook_delivery(
+def _start_outbox(
     settings: Settings, dependencies: GatewayDependencies, resources: GatewayResources, stack: AsyncExitStack
-) -> WebhookDelivery:
-    resolver = ThreadedResolver(AT_ONCE)
+) -> None:
+    resolver = ThreadedResolver(AT_ONCE + 1)
     stack.callback(resolver.close)
-    return WebhookDelivery(
-        database=resources.database,
-        client=ReceiverClient(resolver, allow_private=settings.webhook_allow_private),
-        secrets=WebhookSecrets(dependencies.derive_key),
-        metrics=resources.metrics.webhooks,
-    )
+    client = ReceiverClient(resolver, allow_private=settings.webhook_allow_private)
+    database, metrics = resources.database, resources.metrics.webhooks
+    secrets = WebhookSecrets(dependencies.derive_key)
+    delivery = WebhookDelivery(database=database, client=client, secrets=secrets, metrics=metrics)
+    _run_in_background(delivery.run(), stack)
+    sink = _meter_sink(settings, client)
+    if sink is not None:
+        _run_in_background(MeterExport(database=database, sink=sink, metrics=metrics).run(), stack)
+
+
+def _meter_sink(settings: Settings, client: ReceiverClient) -> MeterSink | None:
+    if settings.meter_export is None:
+        return None
+    if settings.meter_export_secret is None:
+        return MeterFile(Path(settings.meter_export))
+    return MeterUrl(client, settings.meter_export, settings.meter_export_secret.get_secret_value())
 
 
 def _namespace_of(secret: bytes, tenant_id: UUID) -> bytes:

@@ -8,11 +8,21 @@ from typing import Final
 
 SECRET_PREFIX: Final = "whsec_"
 SECRET_BYTES: Final = 32
+MIN_SECRET_BYTES: Final = 24
 
 
 def new_secret() -> str:
     """Generate a secret: `whsec_` and 256 random bits in base64."""
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
+
+
+def is_secret(text: str) -> bool:
+    """Whether the text is a secret that signs: `whsec_` and at least `MIN_SECRET_BYTES` in base64."""
+    try:
+        key = base64.b64decode(text.removeprefix(SECRET_PREFIX), validate=True)
+    except ValueError:
+        return False
+    return text.startswith(SECRET_PREFIX) and len(key) >= MIN_SECRET_BYTES
 
 
 def signed_headers(

@@ -9,7 +9,8 @@ from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.api_keys.scopes import INFERENCE
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Quota
-from loraplex.tenants.retention import Retention, RetentionRepository, first_id_at
+from loraplex.tenants.outbox.meter_events import WINDOW
+from loraplex.tenants.retention import METER_EVENTS, Retention, RetentionRepository, first_id_at
 
 AUDIT = (
     "INSERT INTO audit_entries (id, at, actor_kind, actor, action, target)"
@@ -54,6 +55,7 @@ async def test_old_records_are_deleted_and_recent_ones_stay(database: Database) 
         "quota_events": 2,
         "idempotency_records": 6,
         "outbox_events": 4,
+        "meter_exports": 0,
         "api_keys": 0,
     }
     assert await sweep(database, 100) == everything
@@ -105,5 +107,21 @@ async def test_a_batch_is_bounded_and_one_sweeps_at_a_time(database: Database) -
     async with database.as_operator() as one, database.as_operator() as two:
         first = await RetentionRepository(one, RETENTION).sweep(6)
         second = await RetentionRepository(two, RETENTION).sweep(6)
-    assert first == {**dict.fromkeys(FILLED, 6), "api_keys": 0} and set(second.values()) == {0}
-    assert await sweep(database, 6) == {**dict.fromkeys(FILLED, 4), "api_keys": 0}
+    assert first == {**dict.fromkeys(FILLED, 6), "meter_exports": 0, "api_keys": 0} and set(
+        second.values()
+    ) == {0}
+    assert await sweep(database, 6) == {**dict.fromkeys(FILLED, 4), "meter_exports": 0, "api_keys": 0}
+
+
+async def test_exported_meter_events_are_kept_longer_than_hours_are_compared(database: Database) -> None:
+    tenant, now = await make_tenant(database), datetime.now(UTC)
+    insert = text(
+        "INSERT INTO meter_exports (tenant_id, hour, meter, sequence, value, sent_at)"
+        " VALUES (:tenant, :hour, 'prompt', 1, 1, :sent_at)"
+    )
+    async with database.as_operator() as session:
+        for days, sent_at in ((61, now), (62, None), (WINDOW.days + 1, now)):
+            values = {"tenant": tenant, "hour": now - timedelta(days=days), "sent_at": sent_at}
+            await session.execute(insert, values)
+    assert (await sweep(database, 100))["meter_exports"] == 1
+    assert METER_EVENTS > WINDOW
