@@ -47,6 +47,7 @@ class ServingConfig:
     total_timeout_s: float | None = 1800.0
     reader_stall_s: float = 60.0
     key_cache_s: float = 1.0
+    known_caller_s: float = 300.0
     idempotency_s: float = 86_400.0
 
 

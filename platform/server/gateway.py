@@ -282,5 +282,6 @@ def _limits(settings: Settings) -> ServingConfig:
         queue_timeout_s=settings.queue_timeout_s,
         total_timeout_s=settings.total_timeout_s,
         reader_stall_s=settings.reader_stall_s,
+        known_caller_s=settings.known_caller_s,
         idempotency_s=settings.idempotency_hours * 3600.0,
     )

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
-from loraplex.tenants.errors import LimitExceeded
+from loraplex.tenants.errors import LimitExceeded, PolicyStale
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.quotas.reservation import (
@@ -19,7 +19,7 @@ from loraplex.tenants.rate_state import RateState
 
 
 class FakeAdmissions:
-    """`AdmissionController`. `refusals` are raised by the next admissions, one each. `before_confirmation`: what
+    """`AdmissionController`. `policy_epoch`: the newest that was published. `refusals` are raised by the next admissions, one each. `before_confirmation`: what
     happens between the provisional admission of a request and its admission.
     """
 
@@ -33,12 +33,14 @@ class FakeAdmissions:
         self.published: list[UUID] = []
         self.explanations: dict[tuple[UUID, str], Explanation] = {}
         self.degraded = False
+        self.policy_epoch = 0
         self.recent: LimitExceeded | None = None
 
     async def admit(
         self, request: ReservationRequest, on_provisional: OnProvisional | None = None
     ) -> Reservation:
         self.asked.append(request)
+        await self.require_policy(request.tenant_id, request.policy_epoch)
         if self.refusals:
             raise self.refusals.pop(0)
         if self.before_confirmation is not None:
@@ -58,6 +60,10 @@ class FakeAdmissions:
 
     def recent_refusal(self, key: AuthenticatedKey, request_id: str) -> LimitExceeded | None:
         return self.recent
+
+    async def require_policy(self, tenant_id: UUID, policy_epoch: int) -> None:
+        if policy_epoch < self.policy_epoch:
+            raise PolicyStale("a newer policy was published")
 
     async def settle(self, admission: Reservation, usage: SettledUsage) -> None:
         self.settled.append((admission, usage))

@@ -10,13 +10,13 @@ from uuid import UUID, uuid4
 import pytest
 from tests.tenants.artificial_time import run, running_loop
 
-from loraplex.tenants.admission.circuit_breaker import FAILURES, CircuitBreaker
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.denial_log import DenialLog
 from loraplex.tenants.admission.local_limiter import LocalLimiter
 from loraplex.tenants.admission.recent_refusals import RecentRefusals
 from loraplex.tenants.admission.reserve import Reserver
 from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.circuit_breaker import FAILURES, CircuitBreaker
 from loraplex.tenants.errors import QuotaUnavailable, ValkeyUnavailable
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.ledger.usage_ledger import Reserved, ReservedUnder
