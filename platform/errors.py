@@ -199,6 +199,8 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     tenants_errors.QuotaExhausted: ErrorRow(429, _QUOTA, "insufficient_quota"),
     tenants_errors.QuotaUnavailable: ErrorRow(503, _SERVER, "quota_unavailable", retry_after_s=2),
     tenants_errors.PolicyStale: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
+    tenants_errors.PriceMissing: ErrorRow(503, _SERVER, "price_missing", retry_after_s=30, repeatable=False),
+    tenants_errors.JournalFull: ErrorRow(507, _SERVER, "storage_full", retry_after_s=60),
     tenants_errors.StoreUnavailable: ErrorRow(503, _SERVER, "store_unavailable", retry_after_s=2),
 }
 
@@ -245,7 +247,9 @@ def describe(error: Exception) -> ClientError:
         return ClientError(row, "The API key is missing, wrong, expired or revoked.")
     if row.status == 500:
         return ClientError(row, f"The server could not complete the request ({row.code}).")
-    if isinstance(error, tenants_errors.StoreUnavailable):
+    if isinstance(error, tenants_errors.StoreUnavailable) and not isinstance(
+        error, tenants_errors.JournalFull
+    ):
         return ClientError(row, "A store that this server depends on does not respond; try again.")
     return ClientError(row, str(error), _param(error))
 

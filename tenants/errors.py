@@ -37,6 +37,7 @@ TenantsError
 │   └── UploadClaimed        its parts are being assembled
 ├── IdempotencyMismatch      the Idempotency-Key was used for another request
 ├── PolicyStale              the caller was read before its tenant, key or limits changed: read it again
+├── PriceMissing             no rate card covers the request in its tenant's currency
 ├── LimitExceeded            a limit forbids the request: names it and its level
 │   ├── RateLimited          trying again later helps
 │   └── QuotaExhausted       nothing helps before the period ends or the limit is raised
@@ -44,6 +45,9 @@ TenantsError
 └── StoreUnavailable         a store is down, overloaded or too slow; the caller may try again
     ├── DatabaseUnavailable
     ├── ValkeyUnavailable
+    ├── JournalFull          this gateway's journal has no room for another request: nothing of it was written
+    ├── JournalUnavailable   this gateway's journal cannot be written or read now
+    │   └── JournalUnreadable  the file is damaged, or written by another release
     └── QuotaUnavailable     what is left of a limit is unknown now: names it and its level
 """
 
@@ -211,6 +215,10 @@ class PolicyStale(TenantsError):
     pass
 
 
+class PriceMissing(TenantsError):
+    pass
+
+
 class LimitExceeded(TenantsError):
     """`limit` is the limit's name, `level` is tenant, key or adapter. `retry_after_s` None: waiting does not help.
 
@@ -258,6 +266,18 @@ class DatabaseUnavailable(StoreUnavailable):
 
 
 class ValkeyUnavailable(StoreUnavailable):
+    pass
+
+
+class JournalFull(StoreUnavailable):
+    pass
+
+
+class JournalUnavailable(StoreUnavailable):
+    pass
+
+
+class JournalUnreadable(JournalUnavailable):
     pass
 
 

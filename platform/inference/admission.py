@@ -140,7 +140,7 @@ class InferenceAdmission:
 
         A caller whose policy is outdated is authenticated again, at most `RENEWALS` times in one request. `still_names` says
         whether the request's model name refers to `model` under the new policy; `ModelMoved` is raised where it does not.
-        Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, and what authentication raises.
+        Raises `LimitExceeded`, `PolicyStale`, `PriceMissing` or `StoreUnavailable` of tenants, and what authentication raises.
         """
         decided = asyncio.get_running_loop().create_future()
 
@@ -192,6 +192,8 @@ class InferenceAdmission:
                 tenant_id=caller.tenant_id,
                 api_key_id=caller.api_key_id,
                 policy_epoch=caller.policy_epoch,
+                tier=caller.tier,
+                adapter_name=model.adapter_name,
                 adapter_id=model.adapter_id,
                 adapter_version=model.version,
                 digest=model.digest,

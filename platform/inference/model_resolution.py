@@ -40,6 +40,11 @@ class ResolvedModel:
     adapter_id: UUID | None = None
     version: int | None = None
 
+    @property
+    def adapter_name(self) -> str | None:
+        """The adapter's name, which chooses its price; None for the base model."""
+        return None if self.adapter is None else self.adapter.partition("@")[0]
+
     def headers(self) -> dict[str, str]:
         """Return `x-loraplex-adapter` and its digest; no headers for the base model."""
         if self.adapter is None or self.digest is None:

@@ -1,7 +1,8 @@
 """Deletes tenants. Invariant: from `begin` on, the name is free and no key works; any process may run the remaining steps, any
 number of times, and `erased_at` is set last.
 
-Kept: the row itself, whose name is free, usage records and totals (numbers), and the audit log for its retention time.
+Kept: the row itself, whose name is free, the usage ledger with its sums and exported meter events (numbers), what its bills need
+(its rate cards and its billing data), and phases of requests and the audit log for their retention times.
 """
 
 from datetime import datetime
@@ -21,21 +22,37 @@ from loraplex.tenants.models import (
     ApiKey,
     Base,
     IdempotencyRecord,
+    OutboxEvent,
     Quota,
     QuotaEvent,
     ReservationRow,
     Tenant,
     Upload,
     UploadPart,
+    WebhookDelivery,
+    WebhookEndpoint,
 )
 
 ERASED_TABLES: Final[tuple[type[Base], ...]] = (
+    *(WebhookDelivery, WebhookEndpoint, OutboxEvent),
     *(IdempotencyRecord, QuotaEvent, UploadPart, Upload, AliasTarget, AdapterAlias, AdapterVersion),
     *(Quota, Adapter, ApiKey, ReservationRow, AdmissionEpoch),
 )
 """Referring tables come before the tables they refer to, so that no cascade is larger than a batch."""
 
-KEPT_TABLES: Final = frozenset({"usage_records", "usage_totals", "audit_entries"})
+KEPT_TABLES: Final = frozenset(
+    {
+        *(
+            "usage_records",
+            "usage_totals",
+            "usage_rollups",
+            "request_rollups",
+            "request_phases",
+            "audit_entries",
+        ),
+        *("rate_cards", "tenant_billing", "meter_exports"),
+    }
+)
 
 
 class TenantDeletions:

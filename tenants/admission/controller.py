@@ -24,7 +24,7 @@ from loraplex.tenants.admission.recording import AdmissionRecorder, MeasuredAdmi
 from loraplex.tenants.admission.reserve import Reserver
 from loraplex.tenants.admission.settlement import SettlementQueue
 from loraplex.tenants.api_keys.keys import AuthenticatedKey
-from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.counters.counters import Counters
@@ -71,7 +71,7 @@ class QuotaAdmissionController:
         self,
         database: Database,
         redis: Valkey,
-        price: Price,
+        prices: PriceBook,
         gateway_id: UUID,
         settings: AdmissionConfig = DEFAULTS,
         *,
@@ -82,7 +82,7 @@ class QuotaAdmissionController:
         """`redis` serves admissions, which wait `settings.valkey_s`, so its own timeouts are longer. `bulk_redis` serves what
         may take long, such as counter rebuilds.
         """
-        self._price, self._gateway_id, self._settings = price, gateway_id, settings
+        self._gateway_id, self._settings = gateway_id, settings
         self._recorder = recorder or AdmissionRecorder()
         self._requests = InFlightReservations()
         self._ledger = ledger = UsageLedger(database)
@@ -118,7 +118,7 @@ class QuotaAdmissionController:
             local_limiter=self._local_limiter,
             denials=self._denials,
             recent_refusals=self._recent_refusals,
-            price=price,
+            prices=prices,
             gateway_id=gateway_id,
             settings=settings,
             report_overdue=self._reaper.overdue.add,
@@ -160,7 +160,7 @@ class QuotaAdmissionController:
         `on_provisional` is called when the counters have admitted the request: work may start. No part of the response
         may be sent before this returns: only then is the reservation in the ledger, and it may still be refused.
 
-        Raises `PolicyStale`, `RateLimited`, `QuotaExhausted`, `QuotaUnavailable`, `DatabaseUnavailable`.
+        Raises `PolicyStale`, `RateLimited`, `QuotaExhausted`, `PriceMissing`, `QuotaUnavailable`, `DatabaseUnavailable`.
         """
         with MeasuredAdmission(self._recorder, on_provisional) as measured:
             if len(self._requests.unsettled) >= self._settings.max_pending_settlements:
@@ -189,7 +189,7 @@ class QuotaAdmissionController:
     async def settle(self, reservation: Reservation, usage: SettledUsage) -> None:
         """Settle a request. Returns when the usage is in the ledger or waits for PostgreSQL. May be repeated."""
         began = time.perf_counter()
-        await self._end(reservation, usage.priced(self._price))
+        await self._end(reservation, usage.priced(reservation.price.price))
         self._recorder.settled(reservation.request.tokens, usage.tokens, time.perf_counter() - began)
 
     async def cancel(self, reservation: Reservation) -> None:
@@ -270,7 +270,7 @@ class AdmissionController(Protocol):
     ) -> Reservation:
         """Reserve. `on_provisional` is called when work may start; no part of the response may be sent before this returns.
 
-        Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, also after `on_provisional`.
+        Raises `LimitExceeded`, `PolicyStale`, `PriceMissing` or `StoreUnavailable` of tenants, also after `on_provisional`.
         """
         ...
 

@@ -19,7 +19,8 @@ from loraplex.tenants.admission.denial_log import DenialLog
 from loraplex.tenants.admission.local_limiter import LocalLimiter
 from loraplex.tenants.admission.recent_refusals import RecentRefusals
 from loraplex.tenants.admission.rejections import degraded_denial, rate_state, refusal, unknown_limits
-from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.billing.price_book import PriceBook
+from loraplex.tenants.billing.pricing import PriceVersion
 from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counter_replies import (
     Admitted,
@@ -72,7 +73,7 @@ class Reserver:
     local_limiter: LocalLimiter
     denials: DenialLog
     recent_refusals: RecentRefusals
-    price: Price
+    prices: PriceBook
     gateway_id: UUID
     settings: AdmissionConfig
     report_overdue: Callable[[UUID], None]
@@ -85,7 +86,7 @@ class Reserver:
         `ledger_breaker` is open; perhaps more than once.
 
         The counters are called twice in a row while the breaker is closed: a closed connection fails at once, and on a busy
-        machine one reply may be late. Raises `PolicyStale`, `LimitExceeded`, `QuotaUnavailable`, `DatabaseUnavailable`.
+        machine one reply may be late. Raises `PolicyStale`, `LimitExceeded`, `PriceMissing`, `QuotaUnavailable`, `DatabaseUnavailable`.
         """
         request = await self._bounded(request)
         if self.breaker.is_open:
@@ -127,8 +128,22 @@ class Reserver:
         return replace(
             request,
             subjects=policy.subjects(request.tenant_id, request.api_key_id, request.adapter_id),
-            amount_nano=self.price.bound_nano(request.prompt_tokens, request.completion_tokens),
+            amount_nano=self.prices.bound_nano(
+                request.tenant_id,
+                request.tier,
+                request.adapter_name,
+                datetime.now(UTC),
+                request.prompt_tokens,
+                request.completion_tokens,
+            ),
         )
+
+    def _price(self, request: ReservationRequest, admitted_at: datetime) -> PriceVersion:
+        """Return the price at the time of admission. A card that began after the bound was taken may exceed what is reserved."""
+        chosen = self.prices.price(request.tenant_id, request.tier, request.adapter_name, admitted_at)
+        if chosen.price.bound_nano(request.prompt_tokens, request.completion_tokens) > request.amount_nano:
+            raise QuotaUnavailable("the price rose while this request was admitted; try again")
+        return chosen
 
     @asynccontextmanager
     async def _cancelled_on_error(self, request: ReservationRequest) -> AsyncIterator[None]:
@@ -161,6 +176,7 @@ class Reserver:
     def _provisional(
         self, request: ReservationRequest, reply: Admitted, on_provisional: OnProvisional | None
     ) -> Reservation:
+        price = self._price(request, reply.at)
         if on_provisional is not None and not self.ledger_breaker.is_open:
             on_provisional()
         self._note_overdue(request.tenant_id, reply.overdue)
@@ -169,6 +185,7 @@ class Reserver:
             day=reply.day,
             month=reply.month,
             admitted_at=reply.at,
+            price=price,
             epoch=reply.epoch,
             rate=rate_state(reply.decisions),
         )
@@ -217,7 +234,7 @@ class Reserver:
             message = "what is left of a day's or month's quota is unknown now; try again"
             raise self._unavailable(request, PERIODIC, message)
         now = datetime.now(UTC)
-        periods = periods_of(now)
+        periods, price = periods_of(now), self._price(request, now)
         asked = request.subjects, request.tokens, request.sequences
         try:
             rate = self.local_limiter.admit(request.id, *asked)
@@ -230,6 +247,7 @@ class Reserver:
             day=periods.day,
             month=periods.month,
             admitted_at=now,
+            price=price,
             rate=rate,
             degraded=True,
         )

@@ -3,6 +3,8 @@ the counters' amounts are rounded up to nano-units, so that a request never cost
 """
 
 from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
 
 from loraplex.tenants.errors import InvalidField
 
@@ -39,6 +41,19 @@ class Price:
     def bound_nano(self, prompt_tokens: int, completion_tokens: int) -> int:
         """The most that so many tokens can cost, in nano-units: nothing is cached."""
         return amount_nano(self.amount_pico(prompt_tokens, 0, completion_tokens))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceVersion:
+    """One version of a rate card, which never changes. `currency`: ISO 4217, in capital letters."""
+
+    id: UUID
+    currency: str
+    price: Price
+
+
+# What the ledger's reservations have, which are released and never priced. XXX is ISO 4217's code for no currency.
+NO_PRICE: Final = PriceVersion(id=UUID(int=0), currency="XXX", price=Price())
 
 
 def amount_nano(pico: int) -> int:

@@ -8,6 +8,8 @@ from typing import Final, LiteralString
 
 from sqlalchemy import text
 
+from loraplex.tenants.ledger.histograms import BUCKETS
+
 STORED_RESERVATION: Final[tuple[LiteralString, ...]] = (
     *(
         "id",
@@ -21,9 +23,14 @@ STORED_RESERVATION: Final[tuple[LiteralString, ...]] = (
     ),
     *("sequences", "day", "month", "admitted_at"),
 )
-STORED_USAGE: Final[tuple[LiteralString, ...]] = (
-    *("outcome", "prompt_tokens", "cached_tokens", "completion_tokens", "amount_pico"),
-)
+STORED_USAGE: Final[dict[LiteralString, LiteralString]] = {
+    "outcome": "outcome",
+    "prompt_tokens": "uncached_tokens + cached_tokens",
+    "cached_tokens": "cached_tokens",
+    "completion_tokens": "completion_tokens",
+    "amount_pico": "amount_pico",
+}
+"""Fields of `SettledUsage`, and where they come from in a row of the ledger."""
 RESERVATION_COLUMNS: Final = """
     SELECT * FROM json_to_recordset(%s::json) AS a (
         id uuid, tenant_id uuid, api_key_id uuid, adapter_id uuid, digest text, gateway_id uuid,
@@ -74,34 +81,91 @@ def _reserve(epochs: LiteralString) -> LiteralString:
 RESERVE: Final = _reserve(SHARED_EPOCHS)
 RESERVE_WITHOUT_EPOCH: Final = _reserve(CURRENT_EPOCHS)
 
-# Rows without an outcome are cancelled: their reservation is removed and no record is written. Epochs are locked before
-# totals, and totals in one order, so that two statements never deadlock.
-SETTLE: Final = """
-WITH given AS MATERIALIZED (
-    SELECT * FROM json_to_recordset(%s::json) AS g (
-        id uuid, tenant_id uuid, api_key_id uuid, adapter_id uuid, adapter_version integer, digest text, outcome text,
-        prompt_tokens bigint, cached_tokens bigint, completion_tokens bigint, amount_pico bigint,
-        day text, month text, admitted_at timestamptz
+# A row's amount as the counters have it: rounded up, and that of a correction down by as much.
+AMOUNT_NANO: Final = "(r.amount_pico + CASE WHEN r.amount_pico < 0 THEN -999 ELSE 999 END) / 1000"
+NO_ID: Final = "'00000000-0000-0000-0000-000000000000'::uuid"
+RECORD_COLUMNS: Final = """
+    id, tenant_id, kind, reverses_id, reason, client_request_id, api_key_id, adapter_id, adapter_version, digest, outcome,
+    uncached_tokens, cached_tokens, completion_tokens, price_version_id, currency, amount_pico, day, month, admitted_at,
+    ttft_ms, duration_ms
+"""
+ADD_TO_ROLLUPS: Final = f"""
+    INSERT INTO usage_rollups AS u (
+        tenant_id, hour, adapter_id, api_key_id, price_version_id, currency, requests, uncached_tokens, cached_tokens,
+        completion_tokens, amount_pico
     )
+    SELECT w.tenant_id, w.hour, w.model_id, w.api_key_id, coalesce(w.price_version_id, {NO_ID}), w.currency,
+        count(*) FILTER (WHERE w.kind = 'usage'), sum(w.uncached_tokens)::bigint, sum(w.cached_tokens)::bigint,
+        sum(w.completion_tokens)::bigint, sum(w.amount_pico)
+    FROM written w GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6
+    ON CONFLICT (tenant_id, hour, adapter_id, api_key_id, price_version_id, currency) DO UPDATE SET
+        requests = u.requests + excluded.requests, uncached_tokens = u.uncached_tokens + excluded.uncached_tokens,
+        cached_tokens = u.cached_tokens + excluded.cached_tokens,
+        completion_tokens = u.completion_tokens + excluded.completion_tokens,
+        amount_pico = u.amount_pico + excluded.amount_pico
+"""
+
+
+def _array(element: LiteralString) -> LiteralString:
+    """An array with one element per bucket; `element` has {index} from 0 and {place} from 1."""
+    elements = [
+        element.replace("{index}", str(index)).replace("{place}", str(index + 1)) for index in range(BUCKETS)
+    ]
+    return f"ARRAY[{', '.join(elements)}]"
+
+
+ADD_BUCKETS: Final = ", ".join(
+    f"{column} = " + _array(f"u.{column}[{{place}}] + excluded.{column}[{{place}}]")
+    for column in ("ttft_buckets", "gap_buckets")
+)
+COUNT_ONCE_MORE: Final = f"""
+    ON CONFLICT (tenant_id, hour, adapter_id, api_key_id, status)
+    DO UPDATE SET requests = u.requests + excluded.requests, {ADD_BUCKETS}
+"""
+COUNT_REQUESTS: Final = f"""
+    INSERT INTO request_rollups AS u (
+        tenant_id, hour, adapter_id, api_key_id, status, requests, ttft_buckets, gap_buckets
+    )
+    SELECT w.tenant_id, w.hour, w.model_id, w.api_key_id, w.outcome, count(*),
+        {_array("count(*) FILTER (WHERE g.ttft_bucket = {index})")},
+        {_array("coalesce(sum(g.gap_buckets[{place}]), 0)::bigint")}
+    FROM written w JOIN given g USING (id) WHERE w.kind = 'usage'
+    GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5 {COUNT_ONCE_MORE}
+"""
+# Rows without an outcome are cancelled: their reservation is removed and no record is written. Epochs are locked before rollups
+# and totals, and each in one order, so that two statements never deadlock.
+SETTLE: Final = f"""
+WITH given AS MATERIALIZED (
+    SELECT DISTINCT ON (g.id) * FROM json_to_recordset(%s::json) AS g (
+        id uuid, tenant_id uuid, kind text, reverses_id uuid, reason text, client_request_id text, api_key_id uuid,
+        adapter_id uuid, adapter_version integer, digest text, outcome text, uncached_tokens bigint, cached_tokens bigint,
+        completion_tokens bigint, price_version_id uuid, currency text, amount_pico bigint, day text, month text,
+        admitted_at timestamptz, ttft_ms integer, duration_ms integer, ttft_bucket integer, gap_buckets bigint[],
+        phases jsonb
+    ) ORDER BY g.id
 ), locked AS MATERIALIZED (
     SELECT e.tenant_id, e.epoch FROM admission_epochs e
     WHERE e.tenant_id IN (SELECT g.tenant_id FROM given g) ORDER BY e.tenant_id FOR SHARE
 ), written AS (
-    INSERT INTO usage_records (
-        request_id, tenant_id, api_key_id, adapter_id, adapter_version, digest, outcome, prompt_tokens, cached_tokens,
-        completion_tokens, amount_pico, day, month, admitted_at
-    )
-    SELECT g.id, g.tenant_id, g.api_key_id, g.adapter_id, g.adapter_version, g.digest, g.outcome, g.prompt_tokens,
-        g.cached_tokens, g.completion_tokens, g.amount_pico, g.day, g.month, g.admitted_at
+    INSERT INTO usage_records AS r ({RECORD_COLUMNS})
+    SELECT g.id, g.tenant_id, g.kind, g.reverses_id, g.reason, g.client_request_id, g.api_key_id, g.adapter_id,
+        g.adapter_version, g.digest, g.outcome, g.uncached_tokens, g.cached_tokens, g.completion_tokens,
+        g.price_version_id, g.currency, g.amount_pico, g.day, g.month, g.admitted_at, g.ttft_ms, g.duration_ms
     FROM given g LEFT JOIN locked l ON l.tenant_id = g.tenant_id
     WHERE g.outcome IS NOT NULL ORDER BY g.id
-    ON CONFLICT (request_id) DO NOTHING
-    RETURNING request_id, tenant_id, api_key_id, adapter_id, prompt_tokens + completion_tokens AS tokens,
-        (amount_pico + 999) / 1000 AS amount_nano, day, month
+    ON CONFLICT (id) DO NOTHING
+    RETURNING id, tenant_id, kind, api_key_id, adapter_id, coalesce(adapter_id, {NO_ID}) AS model_id, price_version_id,
+        currency, outcome, uncached_tokens, cached_tokens, completion_tokens, amount_pico, {AMOUNT_NANO} AS amount_nano,
+        day, month, date_trunc('hour', admitted_at, 'UTC') AS hour
 ), removed AS (
     DELETE FROM reservations r USING given g WHERE r.id = g.id
+), rolled_up AS ({ADD_TO_ROLLUPS}), counted AS ({COUNT_REQUESTS}), phased AS (
+    INSERT INTO request_phases (id, tenant_id, phases)
+    SELECT g.id, g.tenant_id, g.phases FROM written w JOIN given g USING (id) WHERE g.phases IS NOT NULL ORDER BY g.id
+    ON CONFLICT (id) DO NOTHING
 ), sums AS (
-    SELECT w.tenant_id, s.level, s.subject_id, p.period, count(*) AS requests, sum(w.tokens)::bigint AS tokens,
+    SELECT w.tenant_id, s.level, s.subject_id, p.period, count(*) FILTER (WHERE w.kind = 'usage') AS requests,
+        sum(w.uncached_tokens + w.cached_tokens + w.completion_tokens)::bigint AS tokens,
         sum(w.amount_nano)::bigint AS amount_nano
     FROM written w
     CROSS JOIN LATERAL (
@@ -142,11 +206,11 @@ WITH given AS MATERIALIZED (
             >= b.limit_value::numeric * b.unit * h.threshold
     ON CONFLICT DO NOTHING
 )
-SELECT g.id, w.request_id IS NOT NULL, l.epoch
-FROM given g LEFT JOIN written w ON w.request_id = g.id LEFT JOIN locked l ON l.tenant_id = g.tenant_id
+SELECT g.id, w.id IS NOT NULL, l.epoch
+FROM given g LEFT JOIN written w ON w.id = g.id LEFT JOIN locked l ON l.tenant_id = g.tenant_id
 """
 
-OUTCOME: Final = "SELECT outcome FROM usage_records WHERE request_id = %s"
+OUTCOME: Final = "SELECT outcome FROM usage_records WHERE id = %s"
 RENEW: Final = """
 UPDATE reservations SET expires_at = now() + make_interval(secs => %s) WHERE id = ANY(%s)
 RETURNING id
@@ -161,17 +225,18 @@ WHERE r.id = e.id
 RETURNING """ + ", ".join(f"r.{name}" for name in STORED_RESERVATION)
 # A row without an outcome is an open request.
 KNOWN: Final = f"""
-SELECT request_id, {", ".join(STORED_USAGE)} FROM usage_records WHERE request_id = ANY(%s)
+SELECT id, {", ".join(STORED_USAGE.values())} FROM usage_records WHERE id = ANY(%s)
 UNION ALL SELECT id, {", ".join("NULL" for _ in STORED_USAGE)} FROM reservations WHERE id = ANY(%s)
 """
 # What the counters should have settled at a moment that has just passed: totals less the records of requests that were open
 # then or admitted later. Ids contain their gateway's time, so the index finds the later ones. The last column: whether one of
-# them has a time that is still in the future, from a clock that is ahead.
-SETTLED: Final = """
+# them has a time that is still in the future, from a clock that is ahead. The least of all these ids spares older partitions.
+SETTLED: Final = f"""
 WITH later AS MATERIALIZED (
-    SELECT r.day, r.month, r.admitted_at, r.prompt_tokens + r.completion_tokens AS tokens, (r.amount_pico + 999) / 1000 AS amount_nano
+    SELECT r.day, r.month, r.admitted_at, r.uncached_tokens + r.cached_tokens + r.completion_tokens AS tokens,
+        {AMOUNT_NANO} AS amount_nano
     FROM usage_records r
-    WHERE r.tenant_id = %s AND (r.request_id = ANY(%s) OR (r.request_id >= %s AND r.admitted_at > %s))
+    WHERE r.tenant_id = %s AND r.id >= %s AND (r.id = ANY(%s) OR (r.id >= %s AND r.admitted_at > %s))
 )
 SELECT e.epoch, p.period,
     (coalesce(u.tokens, 0) - coalesce(sum(l.tokens), 0))::bigint,

@@ -14,18 +14,22 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import select
 
+from loraplex.tenants.billing.pricing import NO_PRICE
 from loraplex.tenants.counters.counter_replies import PeriodUse, SettledUse
 from loraplex.tenants.counters.snapshot import CounterSnapshot, PeriodTotal
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantNotFound
 from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.ledger import statements
+from loraplex.tenants.ledger.histograms import TTFT_BOUNDS_MS, bucket_of
 from loraplex.tenants.ledger.write_batching import WriteBatcher
 from loraplex.tenants.ledger.writer_connection import WriterConnection
 from loraplex.tenants.models import ReservationRow, Tenant, UsageTotal
 from loraplex.tenants.quotas.periods import periods_around
 from loraplex.tenants.quotas.policies import ROWS_AT_ONCE, TenantPolicy, policy_of, policy_rows
 from loraplex.tenants.quotas.reservation import (
+    NO_REQUEST_ID,
+    UNKNOWN_TIMINGS,
     UNKNOWN_USAGE,
     Reservation,
     ReservationRequest,
@@ -130,10 +134,20 @@ class UsageLedger:
         or it has records of a clock that is ahead.
         """
         first_id = uuid7_from(counted.at - CLOCKS_APART)
+        least_id = min([first_id, *counted.open])
         periods = [use.period for use in counted.uses]
         rows = await self._general.fetch(
             statements.SETTLED,
-            *(tenant_id, [*counted.open], first_id, counted.at, counted.at + AHEAD, periods, tenant_id),
+            *(
+                tenant_id,
+                least_id,
+                [*counted.open],
+                first_id,
+                counted.at,
+                counted.at + AHEAD,
+                periods,
+                tenant_id,
+            ),
         )
         if not rows or rows[0][-1] or rows[1][-1]:
             return None
@@ -239,22 +253,33 @@ def reservation_row(reservation: Reservation, gateway_id: UUID, lease_s: float) 
 
 def usage_row(reservation: Reservation, usage: SettledUsage) -> Row:
     """An ended request as `SETTLE` reads it. Without an outcome, its reservation is removed and no record is written."""
-    request = reservation.request
+    request, timings = reservation.request, usage.timings or UNKNOWN_TIMINGS
     return {
         "id": request.id,
         "tenant_id": request.tenant_id,
+        "kind": "usage",
+        "reverses_id": None,
+        "reason": None,
+        "client_request_id": None if request.request_id == NO_REQUEST_ID else request.request_id,
         "api_key_id": request.api_key_id,
         "adapter_id": request.adapter_id,
         "adapter_version": request.adapter_version,
         "digest": request.digest,
         "outcome": usage.outcome,
-        "prompt_tokens": usage.prompt_tokens,
+        "uncached_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cached_tokens": usage.cached_tokens,
         "completion_tokens": usage.completion_tokens,
+        "price_version_id": None if reservation.price == NO_PRICE else reservation.price.id,
+        "currency": reservation.price.currency,
         "amount_pico": usage.amount_pico,
         "day": reservation.day,
         "month": reservation.month,
         "admitted_at": reservation.admitted_at,
+        "ttft_ms": timings.ttft_ms,
+        "duration_ms": timings.duration_ms,
+        "ttft_bucket": None if timings.ttft_ms is None else bucket_of(TTFT_BOUNDS_MS, timings.ttft_ms),
+        "gap_buckets": timings.gap_buckets,
+        "phases": timings.phases or None,
     }
 
 
@@ -262,7 +287,7 @@ def stored_reservation(values: Sequence[Any]) -> Reservation:
     """An open reservation, from its columns in the order of `STORED_RESERVATION`."""
     row = dict(zip(statements.STORED_RESERVATION, values, strict=True))
     periods = {name: row.pop(name) for name in ("day", "month", "admitted_at")}
-    return Reservation(request=ReservationRequest(**row), **periods)
+    return Reservation(request=ReservationRequest(**row), price=NO_PRICE, **periods)
 
 
 def stored_usage(values: Sequence[Any]) -> SettledUsage:

@@ -14,24 +14,44 @@ from loraplex.tenants.models.adapters import (
     UploadPart,
 )
 from loraplex.tenants.models.base import Base
+from loraplex.tenants.models.billing import PriceEpoch, PriceVersion, RateCard, TenantBilling
 from loraplex.tenants.models.quotas import (
-    LEVELS,
     LIMIT_COLUMNS,
-    OUTCOMES,
     AdmissionEpoch,
     Gateway,
     Quota,
     QuotaEvent,
     ReservationRow,
-    UsageRecord,
-    UsageTotal,
 )
 from loraplex.tenants.models.records import AuditEntry, IdempotencyRecord
+from loraplex.tenants.models.usage import (
+    LEVELS,
+    NO_ID,
+    OUTCOMES,
+    RequestPhases,
+    RequestRollup,
+    UsageRecord,
+    UsageRollup,
+    UsageTotal,
+)
+from loraplex.tenants.models.webhooks import (
+    DELIVERY_STATES,
+    EVENT_TYPES,
+    METERS,
+    MeterExport,
+    OutboxEvent,
+    WebhookDelivery,
+    WebhookEndpoint,
+)
 
 __all__ = [
+    "DELIVERY_STATES",
     "ENVIRONMENTS",
+    "EVENT_TYPES",
     "LEVELS",
     "LIMIT_COLUMNS",
+    "METERS",
+    "NO_ID",
     "OUTCOMES",
     "TOOL_STYLES",
     "UPLOAD_FILES",
@@ -47,12 +67,23 @@ __all__ = [
     "Base",
     "Gateway",
     "IdempotencyRecord",
+    "MeterExport",
+    "OutboxEvent",
+    "PriceEpoch",
+    "PriceVersion",
     "Quota",
     "QuotaEvent",
+    "RateCard",
+    "RequestPhases",
+    "RequestRollup",
     "ReservationRow",
     "Tenant",
+    "TenantBilling",
     "Upload",
     "UploadPart",
     "UsageRecord",
+    "UsageRollup",
     "UsageTotal",
+    "WebhookDelivery",
+    "WebhookEndpoint",
 ]

@@ -1,6 +1,4 @@
-"""Limits, reservations and usage. Invariant: usage is written once per request and never changed; totals are the sums of the
-usage rows, written in the same transaction.
-"""
+"""Limits, open reservations, crossed thresholds and live gateways."""
 
 from datetime import datetime
 from uuid import UUID, uuid4
@@ -10,8 +8,8 @@ from sqlalchemy.dialects.postgresql import CHAR
 from sqlalchemy.orm import Mapped, mapped_column
 
 from loraplex.tenants.models.base import Base, BigInt, Revision, one_of
+from loraplex.tenants.models.usage import LEVELS
 
-LEVELS = ("tenant", "key", "adapter")
 LIMIT_COLUMNS = (
     "requests_per_minute",
     "tokens_per_minute",
@@ -24,8 +22,6 @@ LIMIT_COLUMNS = (
     "max_adapter_bytes",
     "max_keys",
 )
-OUTCOMES = ("completed", "aborted", "failed", "unknown")
-PERIOD = r"^(d:\d{4}-\d{2}-\d{2}|m:\d{4}-\d{2})$"
 
 
 class Quota(Base):
@@ -103,62 +99,6 @@ class ReservationRow(Base):
     admitted_at: Mapped[datetime] = mapped_column(server_default=func.now())
     expires_at: Mapped[datetime]
     sequences: Mapped[int] = mapped_column(server_default="1")
-
-
-class UsageRecord(Base):
-    """The usage of one request. `amount_pico` is tokens times micro-units per million tokens: exact, never rounded.
-
-    `prompt_tokens` includes `cached_tokens`. It outlives keys and adapters, so it names them without a foreign key.
-    """
-
-    __tablename__ = "usage_records"
-    __table_args__ = (
-        Index("ix_usage_records_tenant_id_request_id", "tenant_id", "request_id"),
-        CheckConstraint(one_of("outcome", OUTCOMES), name="outcome"),
-        CheckConstraint(
-            "prompt_tokens >= cached_tokens AND cached_tokens >= 0 AND completion_tokens >= 0"
-            " AND amount_pico >= 0",
-            name="amounts",
-        ),
-        CheckConstraint(f"day ~ '{PERIOD}' AND month ~ '{PERIOD}'", name="periods"),
-    )
-
-    request_id: Mapped[UUID] = mapped_column(primary_key=True)
-    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"))
-    api_key_id: Mapped[UUID]
-    adapter_id: Mapped[UUID | None]
-    adapter_version: Mapped[int | None]
-    digest: Mapped[str | None] = mapped_column(CHAR(64))
-    outcome: Mapped[str]
-    prompt_tokens: Mapped[BigInt]
-    cached_tokens: Mapped[BigInt]
-    completion_tokens: Mapped[BigInt]
-    amount_pico: Mapped[BigInt]
-    day: Mapped[str]
-    month: Mapped[str]
-    admitted_at: Mapped[datetime]
-    settled_at: Mapped[datetime] = mapped_column(server_default=func.now())
-
-
-class UsageTotal(Base):
-    """The sum of the usage records of one level's subject in one period, from which counters are rebuilt.
-
-    `amount_nano` sums each record's amount rounded up to nano-units, as the counters do.
-    """
-
-    __tablename__ = "usage_totals"
-    __table_args__ = (
-        CheckConstraint(one_of("level", LEVELS), name="level"),
-        CheckConstraint(f"period ~ '{PERIOD}'", name="period"),
-    )
-
-    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
-    level: Mapped[str] = mapped_column(primary_key=True)
-    subject_id: Mapped[UUID] = mapped_column(primary_key=True)
-    period: Mapped[str] = mapped_column(primary_key=True)
-    requests: Mapped[BigInt]
-    tokens: Mapped[BigInt]
-    amount_nano: Mapped[BigInt]
 
 
 class QuotaEvent(Base):

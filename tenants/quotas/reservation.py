@@ -4,14 +4,15 @@ Invariant: a reservation carries all that its settlement needs. Amounts are in n
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, Literal, TypeAlias
-from uuid import UUID, uuid5
+from uuid import UUID
 
-from loraplex.tenants.billing.pricing import Price, amount_nano
+from loraplex.tenants.billing.pricing import Price, PriceVersion, amount_nano
 from loraplex.tenants.errors import InvalidField
+from loraplex.tenants.ids import uuid7_derived
 from loraplex.tenants.quotas.limits import MAX_INTEGER, Subject
 from loraplex.tenants.rate_state import RateState
 
@@ -19,6 +20,7 @@ REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 LEVELS: Final = ((), ("tenant", "key"), ("tenant", "key", "adapter"))
 LATE: Final = "late"
 NO_REQUEST_ID: Final = "-"
+NO_TIER: Final = "-"
 NO_RATES: Final = RateState()
 
 Outcome = Literal["completed", "aborted", "failed", "unknown"]
@@ -38,8 +40,9 @@ class ReservationRequest:
 
     Token counts and `amount_nano` are upper bounds of what it uses; `sequences`, its prompts times `n`, run at the same time.
     A denial is explained by `request_id`, which the client knows. `subjects`: the tenant, the key and, unless it is for the
-    base model, the adapter, in this order, with their limits. Admission adds `subjects` and `amount_nano`. The ledger stores
-    neither `subjects`, `request_id` nor `policy_epoch`, which only an admission needs. Raises `InvalidField`.
+    base model, the adapter, in this order, with their limits. Admission adds `subjects` and `amount_nano`. `tier`, the tenant's,
+    and `adapter_name`, None for the base model, choose the price. The ledger stores neither `subjects`, `request_id`, `tier`,
+    `adapter_name` nor `policy_epoch`, which only an admission needs. Raises `InvalidField`.
     """
 
     id: UUID
@@ -50,6 +53,8 @@ class ReservationRequest:
     digest: str | None = None
     request_id: str = NO_REQUEST_ID
     policy_epoch: int = 0
+    tier: str = NO_TIER
+    adapter_name: str | None = None
     prompt_tokens: int
     completion_tokens: int
     sequences: int = 1
@@ -73,7 +78,7 @@ class ReservationRequest:
 class Reservation:
     """An admitted request, the periods (`day`, `month`) and the epoch of its admission.
 
-    `epoch`: that of the counters that admitted it; None where it is unknown. `degraded`: admitted by this gateway's share of
+    `price`: the one in force at `admitted_at`, by which it is settled; `NO_PRICE` of those read back from the ledger. `epoch`: that of the counters that admitted it; None where it is unknown. `degraded`: admitted by this gateway's share of
     the limits, without the counters.
     """
 
@@ -81,6 +86,7 @@ class Reservation:
     day: str
     month: str
     admitted_at: datetime
+    price: PriceVersion
     epoch: int | None = None
     rate: RateState = NO_RATES
     degraded: bool = False
@@ -97,7 +103,21 @@ class Reservation:
 
     def late(self) -> "Reservation":
         """The reservation for usage that arrives after this one was given up; its id is always the same."""
-        return replace(self, request=replace(self.request, id=uuid5(self.id, LATE)))
+        return replace(self, request=replace(self.request, id=uuid7_derived(self.id, LATE)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimings:
+    """When what of a request happened, in milliseconds; None where it is unknown.
+
+    `ttft_ms`: until the first token was sent. `phases`: start, from the request's arrival, and duration by name.
+    `gap_buckets`: the times between two tokens, counted by `GAP_BOUNDS_MS` of `tenants/ledger/histograms.py`.
+    """
+
+    ttft_ms: int | None = None
+    duration_ms: int | None = None
+    phases: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    gap_buckets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +132,7 @@ class SettledUsage:
     cached_tokens: int = 0
     completion_tokens: int = 0
     amount_pico: int = 0
+    timings: RequestTimings | None = None
 
     def __post_init__(self) -> None:
         if not (0 <= self.cached_tokens <= self.prompt_tokens and self.completion_tokens >= 0):
@@ -135,4 +156,5 @@ class SettledUsage:
 
 
 NOTHING_USED: Final = SettledUsage(outcome=None)
+UNKNOWN_TIMINGS: Final = RequestTimings()
 UNKNOWN_USAGE: Final = SettledUsage(outcome="unknown")

@@ -13,6 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
 
+from tests.tenants.billing.fixed_prices import fixed_prices
+
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
@@ -201,7 +203,7 @@ async def opened_stores() -> AsyncIterator[tuple[Database, QuotaAdmissionControl
             fast = open_valkey(services.redis_url)
             bulk_redis = open_valkey(services.redis_url)
             admissions = QuotaAdmissionController(
-                database, fast, PRICE, uuid4(), settings, bulk_redis=bulk_redis
+                database, fast, fixed_prices(PRICE), uuid4(), settings, bulk_redis=bulk_redis
             )
             upkeep = asyncio.create_task(admissions.run())
             try:

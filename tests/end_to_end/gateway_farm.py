@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 
 import msgspec
 import uvicorn
+from tests.tenants.billing.fixed_prices import fixed_prices
 
 from loraplex.adapters.limits import UploadConfig
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
@@ -75,7 +76,7 @@ async def serve(plan: FarmPlan, listener: socket.socket) -> None:
     fast = open_valkey(plan.valkey_url, command_s=max(plan.valkey_s, ANSWER_SECONDS))
     bulk_redis = open_valkey(plan.valkey_url)
     admissions = QuotaAdmissionController(
-        database, fast, price_of(plan), uuid4(), settings_of(plan), bulk_redis=bulk_redis
+        database, fast, fixed_prices(price_of(plan)), uuid4(), settings_of(plan), bulk_redis=bulk_redis
     )
     upkeep = asyncio.create_task(admissions.run())
     app = create_app(services(plan, database, admissions))

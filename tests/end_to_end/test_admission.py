@@ -22,6 +22,7 @@ import pytest
 import redis
 from tests.end_to_end.gateway_farm import MODEL, FarmGateway, FarmPlan, price_of
 from tests.tenants.admission.gateways import limited_subjects
+from tests.tenants.billing.fixed_prices import fixed_prices
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.bench.client import CompletionRequest, StreamRecord, stream_completion
@@ -66,7 +67,7 @@ BOUND = (
 SCRIPT = FakeScript(token_interval_s=0.01, cached_tokens=2)
 OPEN_AND_SETTLED = """
 SELECT coalesce(sum(used), 0)::bigint, coalesce(sum(nano), 0)::bigint FROM (
-    SELECT prompt_tokens + completion_tokens AS used, (amount_pico + 999) / 1000 AS nano
+    SELECT uncached_tokens + cached_tokens + completion_tokens AS used, (amount_pico + 999) / 1000 AS nano
     FROM usage_records WHERE tenant_id = %(tenant)s AND (%(key)s::uuid IS NULL OR api_key_id = %(key)s)
     UNION ALL
     SELECT prompt_tokens + completion_tokens, amount_nano
@@ -74,7 +75,8 @@ SELECT coalesce(sum(used), 0)::bigint, coalesce(sum(nano), 0)::bigint FROM (
 ) both_of_them
 """
 RECORDS = """
-SELECT api_key_id, outcome, prompt_tokens + completion_tokens, (amount_pico + 999) / 1000, admitted_at, settled_at
+SELECT api_key_id, outcome, uncached_tokens + cached_tokens + completion_tokens, (amount_pico + 999) / 1000, admitted_at,
+    settled_at
 FROM usage_records WHERE tenant_id = %s ORDER BY admitted_at
 """
 
@@ -258,7 +260,7 @@ async def ready(gateways: Sequence[FarmGateway]) -> None:
 async def counted(database: Database, plan: FarmPlan, tenant_id: UUID) -> list[LimitUse]:
     """Usage by Valkey's counters, once the last settlement has reached them."""
     client = open_valkey(plan.valkey_url)
-    admissions = QuotaAdmissionController(database, client, price_of(plan), uuid4())
+    admissions = QuotaAdmissionController(database, client, fixed_prices(price_of(plan)), uuid4())
     subjects = await limited_subjects(admissions, tenant_id)
     async with asyncio.timeout(60):
         uses = await admissions.quotas(tenant_id, subjects)

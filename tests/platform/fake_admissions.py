@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from loraplex.tenants.api_keys.keys import AuthenticatedKey
+from loraplex.tenants.billing.pricing import NO_PRICE
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.errors import LimitExceeded, PolicyStale
 from loraplex.tenants.quotas.limits import Subject
@@ -54,6 +55,7 @@ class FakeAdmissions:
             day=periods.day,
             month=periods.month,
             admitted_at=now,
+            price=NO_PRICE,
             rate=self.rate,
             degraded=self.degraded,
         )

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.parametrize("postgres_major", POSTGRES_MAJORS, indirect
 UNGUARDED = """
     SELECT c.relname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
     WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p', 'm', 'v') AND a.attname = 'tenant_id'
-    AND NOT (c.relrowsecurity AND c.relforcerowsecurity AND EXISTS (
+    AND NOT c.relispartition AND NOT (c.relrowsecurity AND c.relforcerowsecurity AND EXISTS (
         SELECT FROM pg_policy p WHERE p.polrelid = c.oid AND pg_get_expr(p.polqual, c.oid) LIKE '%app.tenant_id%'
         AND p.polroles = ARRAY['app_tenant'::regrole::oid]
     ))
@@ -31,6 +31,15 @@ OPEN_TO_ALL = """
     SELECT p.polname FROM pg_policy p JOIN pg_class c ON c.oid = p.polrelid
     WHERE 0 = ANY (p.polroles) OR 'app_tenant'::regrole = ANY (p.polroles)
     AND coalesce(pg_get_expr(p.polqual, c.oid), pg_get_expr(p.polwithcheck, c.oid)) NOT LIKE '%app.tenant_id%'
+"""
+# A statement on a partition itself passes by the policies of its table: only rights to none keep every role away.
+REACHABLE_PARTITIONS = """
+    SELECT c.relname FROM pg_class c
+    WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' AND c.relispartition
+    AND NOT (c.relrowsecurity AND c.relforcerowsecurity AND NOT EXISTS (
+        SELECT FROM pg_roles r WHERE r.rolname LIKE 'app\\_%' AND NOT r.rolsuper
+        AND has_table_privilege(r.rolname, c.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE')
+    ) AND NOT EXISTS (SELECT FROM pg_policy p WHERE p.polrelid = c.oid))
 """
 PUBLIC_RIGHTS = """
     SELECT table_name FROM information_schema.role_table_grants WHERE grantee = 'PUBLIC' AND table_schema = 'public'
@@ -42,12 +51,17 @@ def test_every_table_of_tenants_is_forced(database_url: str) -> None:
         assert connection.execute(UNGUARDED).fetchall() == []
         assert connection.execute(OPEN_TO_ALL).fetchall() == []
         assert connection.execute(PUBLIC_RIGHTS).fetchall() == []
+        assert connection.execute(REACHABLE_PARTITIONS).fetchall() == []
 
 
 def test_the_query_finds_a_table_that_is_not(database_url: str) -> None:
     with psycopg.connect(database_url) as connection:
         connection.execute("CREATE TABLE leak (tenant_id uuid)")
         assert connection.execute(UNGUARDED).fetchall() == [("leak",)]
+        connection.execute("GRANT SELECT ON usage_records_default TO app_tenant")
+        connection.execute("ALTER TABLE request_phases_default NO FORCE ROW LEVEL SECURITY")
+        found = connection.execute(REACHABLE_PARTITIONS).fetchall()
+        assert sorted(found) == [("request_phases_default",), ("usage_records_default",)]
 
 
 async def two_tenants(database: Database) -> tuple[UUID, UUID]:
@@ -77,7 +91,7 @@ async def test_without_a_tenant_there_are_no_rows(database: Database) -> None:
     await two_tenants(database)
     async with database._transaction("app_tenant", "") as session:
         for table in Base.metadata.tables:
-            if table not in ("gateways", "admission_epochs"):
+            if table not in ("gateways", "admission_epochs", "price_epochs"):
                 columns = "id" if table == "api_keys" else "*"
                 found = await session.execute(text(f"SELECT {columns} FROM {table}"))
                 assert found.all() == [], table
@@ -102,10 +116,20 @@ async def test_a_role_ends_with_its_transaction(database: Database) -> None:
         "UPDATE tenants SET weight = 1000",
         "UPDATE api_keys SET secret_sha256 = ''",
         "DELETE FROM usage_records",
+        "UPDATE usage_records SET amount_pico = 0",
+        "SELECT * FROM usage_records_default",
+        "SELECT * FROM request_phases_default",
+        "INSERT INTO usage_rollups SELECT FROM usage_rollups",
+        "SELECT drop_usage_partition('usage_records', 24)",
+        "SELECT add_usage_partition('usage_records', now())",
         "INSERT INTO usage_totals SELECT FROM usage_totals",
         "UPDATE audit_entries SET action = ''",
         "DELETE FROM audit_entries",
         "SELECT * FROM gateways",
+        "SELECT * FROM price_epochs",
+        "INSERT INTO rate_cards SELECT FROM rate_cards",
+        "UPDATE price_versions SET effective = 'empty'",
+        "UPDATE tenant_billing SET tax_rate_ppm = 0",
         "UPDATE alias_targets SET weight = 1",
         "CREATE TABLE mine (x int)",
     ],

@@ -33,9 +33,9 @@ from loraplex.tenants.valkey import Valkey, open_valkey, tenant_key
 
 DIGEST = "a" * 64
 USAGE = (
-    "INSERT INTO usage_records (request_id, tenant_id, api_key_id, outcome, prompt_tokens, cached_tokens,"
-    " completion_tokens, amount_pico, day, month, admitted_at) VALUES (gen_random_uuid(), :tenant, :tenant,"
-    " 'completed', 5, 0, 7, 12, 'd:2026-11-21', 'm:2026-11', now())"
+    "INSERT INTO usage_records (id, tenant_id, api_key_id, outcome, uncached_tokens, cached_tokens,"
+    " completion_tokens, currency, amount_pico, day, month, admitted_at) VALUES (gen_random_uuid(), :tenant, :tenant,"
+    " 'completed', 5, 0, 7, 'USD', 12, 'd:2026-11-21', 'm:2026-11', now())"
 )
 RESERVATION = (
     "INSERT INTO reservations (id, tenant_id, api_key_id, gateway_id, prompt_tokens, completion_tokens, amount_nano,"

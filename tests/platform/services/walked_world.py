@@ -24,6 +24,7 @@ from psycopg import sql
 from psycopg.rows import tuple_row
 from tests.conftest import EMPTY
 from tests.platform.api.tenant.upload_server import UploadHome
+from tests.tenants.billing.fixed_prices import fixed_prices
 from typer.testing import CliRunner
 
 from loraplex.adapters.uploads.service import Lifecycle, Uploads
@@ -201,9 +202,7 @@ async def open_world(
     `lifecycle` None: versions stay as they are registered.
     """
     database, valkey = Database(database_url, pool_size=3), open_valkey(valkey_url)
-    admissions = QuotaAdmissionController(
-        database, valkey, Price(prompt=0, cached_prompt=0, completion=0), uuid4(), AdmissionConfig()
-    )
+    admissions = QuotaAdmissionController(database, valkey, fixed_prices(Price()), uuid4(), AdmissionConfig())
     home = UploadHome(database, folder)
     uploads = home.uploads
     if lifecycle is not None:

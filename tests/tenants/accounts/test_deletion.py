@@ -38,10 +38,24 @@ ROWS = """
     INSERT INTO audit_entries (id, tenant_id, actor_kind, actor, action, target)
         VALUES (gen_random_uuid(), %(tenant)s, 'key', 'k', 'key.create', 'keys/k');
     INSERT INTO admission_epochs VALUES (%(tenant)s, 1);
-    INSERT INTO usage_records (request_id, tenant_id, api_key_id, outcome, prompt_tokens, cached_tokens,
-        completion_tokens, amount_pico, day, month, admitted_at)
-    VALUES (gen_random_uuid(), %(tenant)s, %(tenant)s, 'completed', 5, 0, 7, 12, 'd:2026-11-21', 'm:2026-11', now());
+    INSERT INTO usage_records (id, tenant_id, api_key_id, outcome, uncached_tokens, cached_tokens,
+        completion_tokens, currency, amount_pico, day, month, admitted_at)
+    VALUES (gen_random_uuid(), %(tenant)s, %(tenant)s, 'completed', 5, 0, 7, 'USD', 12, 'd:2026-11-21', 'm:2026-11', now());
+    INSERT INTO usage_rollups
+        VALUES (%(tenant)s, '2026-11-21T10:00Z', %(tenant)s, %(tenant)s, %(tenant)s, 'USD', 1, 5, 0, 7, 12);
+    INSERT INTO request_rollups VALUES (%(tenant)s, '2026-11-21T10:00Z', %(tenant)s, %(tenant)s, 'completed', 1,
+        array_fill(0, ARRAY[16]), array_fill(0, ARRAY[16]));
+    INSERT INTO request_phases VALUES (gen_random_uuid(), %(tenant)s, '{"queue": [0, 5]}');
     INSERT INTO usage_totals VALUES (%(tenant)s, 'tenant', %(tenant)s, 'd:2026-11-21', 1, 12, 1);
+    INSERT INTO webhook_endpoints (id, tenant_id, url, events, sealed_secret)
+        SELECT gen_random_uuid(), %(tenant)s, 'https://example.com', ARRAY['adapter.ready'], '' FROM generate_series(1, 2);
+    INSERT INTO webhook_deliveries (tenant_id, event_id, endpoint_id, attempts_left, expires_at)
+        SELECT %(tenant)s, v.id, e.id, 1, now() FROM outbox_events v, webhook_endpoints e
+        WHERE v.tenant_id = %(tenant)s AND e.tenant_id = %(tenant)s LIMIT 1;
+    INSERT INTO meter_exports (tenant_id, hour, meter, sequence, value)
+        VALUES (%(tenant)s, '2026-11-21T10:00Z', 'prompt', 1, 5);
+    INSERT INTO rate_cards (scope, tenant_id, currency) VALUES ('tenant', %(tenant)s, 'USD');
+    INSERT INTO tenant_billing (tenant_id, currency) VALUES (%(tenant)s, 'USD');
 """
 
 

@@ -13,6 +13,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 from redis.asyncio import Redis
 from sqlalchemy import text
+from tests.tenants.billing.fixed_prices import fixed_prices
 from tests.tenants.counters.limited_tenant import age
 from tests.tenants.registry_records import make_tenant
 
@@ -54,7 +55,7 @@ class TenantWithGateways:
     ) -> AsyncIterator[QuotaAdmissionController]:
         redis = open_valkey(self.valkey_url, command_s=max(settings.valkey_s, ANSWER_SECONDS))
         admissions = QuotaAdmissionController(
-            self.database, redis, PRICE, uuid4(), settings, clock=clock, recorder=recorder
+            self.database, redis, fixed_prices(PRICE), uuid4(), settings, clock=clock, recorder=recorder
         )
         try:
             yield admissions
@@ -200,11 +201,11 @@ TOTALS = """
     WHERE tenant_id = %(tenant)s AND level = 'tenant'
 """
 SUMS = """
-    SELECT day AS period, sum(prompt_tokens + completion_tokens)::bigint AS tokens,
+    SELECT day AS period, sum(uncached_tokens + cached_tokens + completion_tokens)::bigint AS tokens,
         sum((amount_pico + 999) / 1000)::bigint AS amount_nano, count(*) AS requests
     FROM usage_records WHERE tenant_id = %(tenant)s GROUP BY day
     UNION ALL
-    SELECT month, sum(prompt_tokens + completion_tokens)::bigint, sum((amount_pico + 999) / 1000)::bigint, count(*)
+    SELECT month, sum(uncached_tokens + cached_tokens + completion_tokens)::bigint, sum((amount_pico + 999) / 1000)::bigint, count(*)
     FROM usage_records WHERE tenant_id = %(tenant)s GROUP BY month
 """
 

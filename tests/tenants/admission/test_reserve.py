@@ -1,26 +1,32 @@
-"""How long an admission waits for a Valkey that does not reply, on an artificial clock."""
+"""What an admission reserves at which price, and how long it waits for a Valkey that does not reply, on an artificial clock."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from tests.tenants.artificial_time import run, running_loop
+from tests.tenants.billing.fixed_prices import EVER, fixed_prices, fixed_version
 
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.denial_log import DenialLog
 from loraplex.tenants.admission.local_limiter import LocalLimiter
 from loraplex.tenants.admission.recent_refusals import RecentRefusals
 from loraplex.tenants.admission.reserve import Reserver
+from loraplex.tenants.billing.price_book import PriceBook
+from loraplex.tenants.billing.price_table import CardKey, CardVersions, PriceTable
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.circuit_breaker import FAILURES, CircuitBreaker
-from loraplex.tenants.errors import QuotaUnavailable, ValkeyUnavailable
+from loraplex.tenants.counters.counter_replies import Admitted
+from loraplex.tenants.errors import PriceMissing, QuotaUnavailable, ValkeyUnavailable
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.ledger.usage_ledger import Reserved, ReservedUnder
 from loraplex.tenants.quotas.limits import QuotaLimits
+from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.quotas.policies import TenantPolicy
 from loraplex.tenants.quotas.reservation import Reservation, ReservationRequest
 
@@ -50,6 +56,10 @@ class StubStores:
     respond: Callable[[ReservationRequest], Awaitable[Any]]
     limits: QuotaLimits = field(default_factory=QuotaLimits)
     calls: int = 0
+    cancelled: list[UUID] = field(default_factory=list)
+
+    async def cancel(self, tenant_id: UUID, request_id: UUID) -> None:
+        self.cancelled.append(request_id)
 
     async def reserve(self, request: ReservationRequest) -> Any:
         self.calls += 1
@@ -61,8 +71,8 @@ class StubStores:
     async def of(self, tenant_id: UUID, policy_epoch: int) -> TenantPolicy:
         return TenantPolicy(policy_epoch, self.limits)
 
-    def reserver(self) -> Reserver:
-        stores: Any = SimpleNamespace(reserve=self.reserve, of=self.of)
+    def reserver(self, prices: PriceBook | None = None) -> Reserver:
+        stores: Any = SimpleNamespace(reserve=self.reserve, of=self.of, cancel=self.cancel)
         ledger: Any = SimpleNamespace(reserve=self.store)
         return Reserver(
             ledger=ledger,
@@ -74,7 +84,7 @@ class StubStores:
             denials=DenialLog(),
             recent_refusals=RecentRefusals(running_loop().time),
             local_limiter=LocalLimiter(running_loop().time),
-            price=Price(prompt=0, cached_prompt=0, completion=0),
+            prices=prices or fixed_prices(Price()),
             gateway_id=uuid4(),
             settings=AdmissionConfig(),
             report_overdue=lambda _: None,
@@ -117,3 +127,51 @@ def test_no_admission_waits_longer_than_the_bound(
     assert max(waits) <= 0.9 * BOUND_S + 1e-6
     # Only calls that were waiting when the third failed, and their second attempts; no later call.
     assert sum(wait > 0 for wait in waits) <= CALLERS and stores.calls < CALLERS + FAILURES
+
+
+def admitted_at(at: datetime) -> Callable[[ReservationRequest], Awaitable[Admitted]]:
+    """Counters that admit everything, by a clock of their own."""
+
+    async def admit(_: ReservationRequest) -> Admitted:
+        periods = periods_of(at)
+        return Admitted(
+            epoch=1, at=at, day=periods.day, month=periods.month, decisions=(), overdue=0, repeated=False
+        )
+
+    return admit
+
+
+def price_rises(at: datetime) -> PriceBook:
+    versions = fixed_version(Price(prompt=1_000)), fixed_version(Price(prompt=2_000))
+    card = CardVersions((EVER, at), versions)
+    return PriceBook(PriceTable(cards={CardKey(None, None, None, "USD"): card}, default_currency="USD"))
+
+
+async def reserved(stores: StubStores, prices: PriceBook, asked: ReservationRequest) -> Reservation:
+    return await stores.reserver(prices).reserve(asked)
+
+
+@pytest.mark.parametrize(("after", "price"), [(-timedelta(microseconds=1), 1_000), (timedelta(0), 2_000)])
+def test_the_counters_clock_chooses_the_price_and_the_dearest_near_is_reserved(
+    after: timedelta, price: int
+) -> None:
+    rises = datetime.now(UTC)
+    reservation = run(reserved(StubStores(admitted_at(rises + after)), price_rises(rises), request()))
+    assert reservation.price.price.prompt == price
+    assert reservation.request.amount_nano == 2
+
+
+def test_a_price_above_what_is_reserved_is_refused() -> None:
+    """A counters' clock that is far ahead may meet a price that the bound does not include."""
+    rises = datetime.now(UTC) + timedelta(hours=1)
+    stores, asked = StubStores(admitted_at(rises)), request()
+    with pytest.raises(QuotaUnavailable, match="the price rose"):
+        run(reserved(stores, price_rises(rises), asked))
+    assert stores.cancelled == [asked.id]
+
+
+def test_without_a_card_in_its_currency_a_request_is_refused_before_the_counters() -> None:
+    stores = StubStores(admitted_at(datetime.now(UTC)))
+    with pytest.raises(PriceMissing, match="no price in EUR"):
+        run(reserved(stores, PriceBook(PriceTable(default_currency="EUR")), request()))
+    assert stores.calls == 0

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from loraplex.tenants.billing.pricing import MAX_PRICE, Price, amount_nano
 from loraplex.tenants.errors import InvalidField
+from loraplex.tenants.models import billing
 
 TOKENS = st.integers(0, 10**8)
 
@@ -50,3 +51,7 @@ def test_refused_prices(field: str, price: dict[str, int]) -> None:
     with pytest.raises(InvalidField) as raised:
         Price(**price)
     assert raised.value.field == field
+
+
+def test_the_tables_bound_prices_likewise() -> None:
+    assert billing.MAX_PRICE == MAX_PRICE

@@ -5,7 +5,7 @@ from uuid import UUID, uuid4
 
 from redis.asyncio import Redis
 
-from loraplex.tenants.billing.pricing import PICO_PER_NANO
+from loraplex.tenants.billing.pricing import NO_PRICE, PICO_PER_NANO
 from loraplex.tenants.counters.counter_replies import Admitted, CounterReply, Decision, Denied, LimitUse
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.counters.snapshot import CounterSnapshot
@@ -83,7 +83,12 @@ async def deny(counters: Counters, request: ReservationRequest) -> Denied:
 
 def reserved_of(request: ReservationRequest, admitted: Admitted, epoch: int | None = None) -> Reservation:
     return Reservation(
-        request=request, day=admitted.day, month=admitted.month, admitted_at=admitted.at, epoch=epoch
+        request=request,
+        day=admitted.day,
+        month=admitted.month,
+        admitted_at=admitted.at,
+        price=NO_PRICE,
+        epoch=epoch,
     )
 
 

@@ -6,12 +6,13 @@ from uuid import uuid4
 
 from tests.tenants.counters.limited_tenant import LimitedTenant
 
+from loraplex.tenants.billing.pricing import NO_PRICE
 from loraplex.tenants.ledger.statements import RESERVE, RESERVE_WITHOUT_EPOCH, SETTLE
 from loraplex.tenants.ledger.usage_ledger import reservation_row, usage_row
 from loraplex.tenants.quotas.reservation import Reservation, SettledUsage
 
 RESERVATION = Reservation(
-    request=LimitedTenant().request(), day="d", month="m", admitted_at=datetime.now(UTC)
+    request=LimitedTenant().request(), day="d", month="m", admitted_at=datetime.now(UTC), price=NO_PRICE
 )
 COLUMNS = re.compile(r"json_to_recordset\(%s::json\) AS \w+ \((.*?)\)", re.DOTALL)
 

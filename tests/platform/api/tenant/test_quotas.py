@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 from sqlalchemy import select
+from tests.tenants.billing.fixed_prices import fixed_prices
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.tenant_limiter import AT_ONCE
@@ -38,7 +39,7 @@ async def limited(
 ) -> AsyncIterator[tuple[Any, httpx.AsyncClient]]:
     """A gateway that counts, and a client with the admin key of its tenant `acme`, which has `limits`."""
     client = open_valkey(valkey_url)
-    admissions = QuotaAdmissionController(database, client, PRICE, uuid4())
+    admissions = QuotaAdmissionController(database, client, fixed_prices(PRICE), uuid4())
     gateway = await start_gateway(script, admissions=admissions)
     gateway.key = await gateway.tenant("boss", ("tenant:admin",))
     async with database.as_operator() as session:
@@ -55,7 +56,7 @@ async def usage_records(database: Database) -> list[tuple[str, int, int, int]]:
     """Outcome, prompt, cached and completion tokens of every settled request."""
     columns = (
         UsageRecord.outcome,
-        UsageRecord.prompt_tokens,
+        UsageRecord.uncached_tokens + UsageRecord.cached_tokens,
         UsageRecord.cached_tokens,
         UsageRecord.completion_tokens,
     )

@@ -1,0 +1,140 @@
+"""Which price applies to a request: all rate cards and the tenants' currencies at one moment, in memory.
+
+Invariant: the most specific card that has begun decides: of the adapter, then of its tenant, of the tier, for all. A version
+applies from its start, inclusive, until that of the next version of its card.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from loraplex.tenants.billing.pricing import PriceVersion
+from loraplex.tenants.errors import PriceMissing
+
+# An upper bound allows for the counters' clock, which decides when a request is admitted, and for the wait until then.
+NEAR: Final = timedelta(seconds=60)
+
+
+class CardKey(NamedTuple):
+    """What a rate card applies to: all, one tier, one tenant, or one adapter of a tenant by its name; in one currency."""
+
+    tier: str | None
+    tenant_id: UUID | None
+    adapter_name: str | None
+    currency: str
+
+
+@dataclass(frozen=True, slots=True)
+class CardVersions:
+    """The versions of one card in the order of their starts."""
+
+    starts: tuple[datetime, ...]
+    versions: tuple[PriceVersion, ...]
+
+    def at(self, time: datetime) -> PriceVersion | None:
+        """The version in force; None before the first."""
+        begun = bisect_right(self.starts, time)
+        return self.versions[begun - 1] if begun else None
+
+    def starts_within(self, after: datetime, until: datetime) -> tuple[datetime, ...]:
+        """The starts later than `after`, until `until` inclusive."""
+        return self.starts[bisect_right(self.starts, after) : bisect_right(self.starts, until)]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantCurrency:
+    """The currency of a tenant, and the one that replaces it at a month's begin."""
+
+    currency: str
+    next_currency: str | None = None
+    changes_at: datetime | None = None
+
+    def at(self, time: datetime) -> str:
+        """The currency in force."""
+        if self.next_currency is not None and self.changes_at is not None and time >= self.changes_at:
+            return self.next_currency
+        return self.currency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceTable:
+    """All cards, and the currencies of tenants that have one of their own; others have `default_currency`."""
+
+    cards: Mapping[CardKey, CardVersions] = field(default_factory=dict)
+    currencies: Mapping[UUID, TenantCurrency] = field(default_factory=dict)
+    default_currency: str
+
+    def currency(self, tenant_id: UUID, at: datetime) -> str:
+        """The currency that the tenant is charged in."""
+        own = self.currencies.get(tenant_id)
+        return self.default_currency if own is None else own.at(at)
+
+    def price(self, tenant_id: UUID, tier: str, adapter_name: str | None, at: datetime) -> PriceVersion:
+        """The price of a request that is admitted at that time. Raises `PriceMissing`."""
+        found = self._find(tenant_id, tier, adapter_name, at)
+        if found is None:
+            raise self._missing(tenant_id, tier, at)
+        return found
+
+    def bound_nano(
+        self,
+        tenant_id: UUID,
+        tier: str,
+        adapter_name: str | None,
+        at: datetime,
+        prompt_tokens: int,
+        completion_tokens: int,
+    ) -> int:
+        """The most that a request costs which is admitted at most `NEAR` before or after that time, in nano-units.
+
+        Raises `PriceMissing` if it has no price at all of that time.
+        """
+        moments = self._moments(tenant_id, tier, adapter_name, at)
+        found = {self._find(tenant_id, tier, adapter_name, moment) for moment in moments}
+        bounds = [
+            each.price.bound_nano(prompt_tokens, completion_tokens) for each in found if each is not None
+        ]
+        if not bounds:
+            raise self._missing(tenant_id, tier, at)
+        return max(bounds)
+
+    def _moments(self, tenant_id: UUID, tier: str, adapter_name: str | None, at: datetime) -> set[datetime]:
+        """The first moment near `at`, and each at which the price may change until the last."""
+        first, last = at - NEAR, at + NEAR
+        moments = {first}
+        own = self.currencies.get(tenant_id)
+        if own is not None and own.changes_at is not None and first < own.changes_at <= last:
+            moments.add(own.changes_at)
+        for currency in {self.currency(tenant_id, first), self.currency(tenant_id, last)}:
+            for card in self._cards(tenant_id, tier, adapter_name, currency):
+                moments.update(card.starts_within(first, last))
+        return moments
+
+    def _find(
+        self, tenant_id: UUID, tier: str, adapter_name: str | None, at: datetime
+    ) -> PriceVersion | None:
+        cards = self._cards(tenant_id, tier, adapter_name, self.currency(tenant_id, at))
+        return next((version for card in cards if (version := card.at(at)) is not None), None)
+
+    def _cards(
+        self, tenant_id: UUID, tier: str, adapter_name: str | None, currency: str
+    ) -> Iterator[CardVersions]:
+        """The cards that cover such a request, the most specific first."""
+        for key in (
+            CardKey(None, tenant_id, adapter_name, currency),
+            CardKey(None, tenant_id, None, currency),
+            CardKey(tier, None, None, currency),
+            CardKey(None, None, None, currency),
+        ):
+            card = self.cards.get(key)
+            if card is not None:
+                yield card
+
+    def _missing(self, tenant_id: UUID, tier: str, at: datetime) -> PriceMissing:
+        currency = self.currency(tenant_id, at)
+        return PriceMissing(
+            f"there is no price in {currency}: no rate card in {currency} covers the tenant {tenant_id}, its tier {tier}, or all"
+        )

@@ -1,0 +1,358 @@
+"""The SQLite file of a journal: its format, its transactions and the room in it. One thread at a time uses it.
+
+Invariant: what a returned write contains survives a crash of the machine. Before an admission is written, the file has pages
+on the disk for the last progress and the end of every open request (https://www.sqlite.org/wal.html).
+"""
+
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias
+
+from loraplex.tenants.errors import JournalFull, JournalUnreadable
+from loraplex.tenants.ledger.journal_records import (
+    DeadLetter,
+    JournalRecord,
+    OpenRequest,
+    read_record,
+    read_reservation,
+    read_usage,
+)
+
+FORMAT: Final = 1
+PAGE_BYTES: Final = 4096
+FRAME_BYTES: Final = PAGE_BYTES + 24
+# The end of a request and its last progress, as text.
+OPEN_REQUEST_BYTES: Final = 1024 + 512
+# Pages that a write may take besides those of its rows: splits, lists of free pages, rejections.
+SPARE_PAGES: Final = 128
+# Positions that one transaction forgets, which bounds the pages it changes.
+FORGET_STEP: Final = 256
+MAX_REASON: Final = 500
+
+# The write-ahead log is checkpointed after callers have their answer. No other process reads the file: the index of the
+# log is in memory.
+PRAGMAS: Final = (
+    "PRAGMA locking_mode = EXCLUSIVE",
+    f"PRAGMA page_size = {PAGE_BYTES}",
+    "PRAGMA auto_vacuum = INCREMENTAL",
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = FULL",
+    "PRAGMA wal_autocheckpoint = 0",
+    "PRAGMA secure_delete = OFF",
+)
+SCHEMA: Final = (
+    "CREATE TABLE admissions (position INTEGER PRIMARY KEY, reservation TEXT NOT NULL)",
+    "CREATE TABLE progress (admission INTEGER PRIMARY KEY, usage TEXT NOT NULL)",
+    "CREATE TABLE ends (position INTEGER PRIMARY KEY, admission INTEGER NOT NULL, usage TEXT NOT NULL)",
+    "CREATE TABLE rejections (position INTEGER PRIMARY KEY, reason TEXT NOT NULL, rejected_at TEXT NOT NULL)",
+    "CREATE TABLE state (shipped INTEGER NOT NULL)",
+    "CREATE TABLE reserve (bytes BLOB)",
+    "INSERT INTO state VALUES (0)",
+    f"PRAGMA user_version = {FORMAT}",
+)
+LAST_POSITION: Final = """
+SELECT max(shipped, (SELECT coalesce(max(position), 0) FROM admissions), (SELECT coalesce(max(position), 0) FROM ends)), shipped
+FROM state
+"""
+UNSHIPPED: Final = """
+SELECT position, reservation, NULL FROM admissions WHERE position > ?1
+UNION ALL
+SELECT e.position, a.reservation, e.usage FROM ends e JOIN admissions a ON a.position = e.admission WHERE e.position > ?1
+ORDER BY 1 LIMIT ?2
+"""
+OPEN_REQUESTS: Final = """
+SELECT a.position, a.reservation, p.usage FROM admissions a LEFT JOIN progress p ON p.admission = a.position
+WHERE a.position NOT IN (SELECT admission FROM ends) ORDER BY a.position
+"""
+DEAD_LETTERS: Final = """
+SELECT r.position, a.reservation, NULL, r.reason, r.rejected_at FROM rejections r JOIN admissions a ON a.position = r.position
+UNION ALL
+SELECT r.position, a.reservation, e.usage, r.reason, r.rejected_at
+FROM rejections r JOIN ends e ON e.position = r.position JOIN admissions a ON a.position = e.admission
+ORDER BY 1
+"""
+# Requests whose end was shipped and not rejected.
+FORGOTTEN: Final = """
+SELECT admission FROM ends
+WHERE position > ?1 AND position <= ?2 AND position NOT IN (SELECT position FROM rejections)
+"""
+FORGET: Final = (
+    f"DELETE FROM progress WHERE admission IN ({FORGOTTEN})",
+    f"DELETE FROM rejections WHERE position IN ({FORGOTTEN})",
+    f"DELETE FROM admissions WHERE position IN ({FORGOTTEN})",
+    """
+    DELETE FROM ends
+    WHERE position > ?1 AND position <= ?2 AND position NOT IN (SELECT position FROM rejections)
+    """,
+    "UPDATE state SET shipped = ?2 WHERE shipped = ?1",
+)
+
+Row: TypeAlias = tuple[Any, ...]
+
+
+class Cursor(Protocol):
+    """The rows of one statement."""
+
+    def fetchall(self) -> list[Any]: ...
+
+
+class Connection(Protocol):
+    """A connection in autocommit mode, as `sqlite3.Connection`; raises `sqlite3.Error`."""
+
+    @property
+    def in_transaction(self) -> bool: ...
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Cursor: ...
+
+    def close(self) -> None: ...
+
+
+Connect: TypeAlias = Callable[[Path], Connection]
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open a file in autocommit mode, for whichever thread uses it."""
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalConfig:
+    """Sizes of a journal. The file and its write-ahead log have `base_pages` each from the start, and the file grows by
+    `growth_pages`. `min_free_bytes`: of the disk, below which nothing is admitted.
+    """
+
+    max_bytes: int
+    base_pages: int = 2048
+    growth_pages: int = 256
+    checkpoint_pages: int = 512
+    min_free_bytes: int = 64 << 20
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of the write-ahead log."""
+        return self.base_pages * FRAME_BYTES
+
+    @property
+    def max_pages(self) -> int:
+        """Pages of the file itself."""
+        return (self.max_bytes - self.log_bytes) // PAGE_BYTES
+
+
+@dataclass(slots=True)
+class JournalRows:
+    """The rows of one transaction: (position, reservation), (position, admission, usage), (admission, usage) and so on."""
+
+    admissions: list[Row] = field(default_factory=list)
+    replaced: list[Row] = field(default_factory=list)
+    ends: list[Row] = field(default_factory=list)
+    progress: list[Row] = field(default_factory=list)
+    rejections: list[Row] = field(default_factory=list)
+
+    def statements(self) -> list[tuple[str, list[Row]]]:
+        """One statement per table: each costs a change between threads, and so does not run per row."""
+        return [
+            ("DELETE FROM admissions WHERE position IN (VALUES {rows})", self.replaced),
+            ("INSERT INTO admissions VALUES {rows}", self.admissions),
+            ("INSERT INTO ends VALUES {rows}", self.ends),
+            ("INSERT OR REPLACE INTO progress VALUES {rows}", self.progress),
+            ("INSERT OR REPLACE INTO rejections VALUES {rows}", self.rejections),
+        ]
+
+    @property
+    def pages(self) -> int:
+        """An upper bound of the new pages that the rows take."""
+        tables = (self.admissions, self.ends, self.progress, self.rejections)
+        texts = sum(len(value) for rows in tables for row in rows for value in row if isinstance(value, str))
+        return 2 + pages_of(texts)
+
+
+def pages_of(size: int) -> int:
+    """Pages for so many bytes of text; a row may leave a part of its page empty."""
+    return -(-size * 5 // (4 * PAGE_BYTES))
+
+
+class JournalFile:
+    """An open file. Every method raises `sqlite3.Error` if the disk fails; then nothing of its call is in the file, or it is
+    decided when the file is opened again.
+    """
+
+    def __init__(self, path: Path, config: JournalConfig, connect: Connect = connect) -> None:
+        self._path = path
+        self._config = config
+        self._connection = connect(path)
+        self._unwritten_pages = 0
+        try:
+            is_new = self._is_new()
+            for pragma in PRAGMAS:
+                self._execute(pragma)
+            if is_new:
+                self._create()
+            self._execute("DELETE FROM reserve")
+            self.checkpoint()
+            self.position, self.shipped = self._execute(LAST_POSITION)[0]
+            self._measure()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file; its log is emptied."""
+        self._connection.close()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on the disk, those of the write-ahead log included."""
+        return self._pages * PAGE_BYTES + self._config.log_bytes
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether no request is open, unshipped or rejected."""
+        return not self._execute("SELECT 1 FROM admissions LIMIT 1")
+
+    def check(self) -> None:
+        """Read the whole file. Raises `JournalUnreadable` if any page or row of it is damaged."""
+        (result,) = self._execute("PRAGMA quick_check(1)")[0]
+        if result != "ok":
+            raise JournalUnreadable(f"SQLite finds it damaged: {result}")
+        self.open_requests()
+        self.unshipped(-1)
+        self.dead_letters()
+
+    def unshipped(self, limit: int) -> list[JournalRecord]:
+        """Records that PostgreSQL does not have, in the order of writing; all with a negative `limit`."""
+        return [read_record(*row) for row in self._execute(UNSHIPPED, self.shipped, limit)]
+
+    def open_requests(self) -> list[tuple[int, OpenRequest]]:
+        """Requests without an end and their positions, in the order of admission."""
+        return [
+            (position, OpenRequest(read_reservation(reservation), read_usage(usage)))
+            for position, reservation, usage in self._execute(OPEN_REQUESTS)
+        ]
+
+    def dead_letters(self) -> list[DeadLetter]:
+        """Rejected records, in the order of writing."""
+        return [
+            DeadLetter(read_record(position, reservation, usage), reason, datetime.fromisoformat(at))
+            for position, reservation, usage, reason, at in self._execute(DEAD_LETTERS)
+        ]
+
+    def count_dead_letters(self) -> int:
+        """How many records are rejected."""
+        count: int = self._execute("SELECT count(*) FROM rejections")[0][0]
+        return count
+
+    def write(self, rows: JournalRows) -> None:
+        """Write rows in one transaction."""
+        with self._transaction():
+            for sql, values in rows.statements():
+                if values:
+                    row = f"({', '.join('?' * len(values[0]))})"
+                    self._execute(
+                        sql.format(rows=", ".join([row] * len(values))), *(v for each in values for v in each)
+                    )
+        self._free_pages -= rows.pages
+        self._unwritten_pages += rows.pages + sum(len(values) for _, values in rows.statements())
+
+    def reject(self, position: int, reason: str) -> None:
+        """Keep a record that PostgreSQL rejected; `forget` leaves it."""
+        text = reason[:MAX_REASON].encode(errors="replace").decode()
+        self.write(JournalRows(rejections=[(position, text, datetime.now(UTC).isoformat())]))
+
+    def forget(self, position: int) -> None:
+        """Delete what ended and is in PostgreSQL up to this position."""
+        while self.shipped < position:
+            step = min(position, self.shipped + FORGET_STEP)
+            with self._transaction():
+                for statement in FORGET:
+                    self._execute(statement, self.shipped, step)
+            self.shipped = step
+            self._unwritten_pages += FORGET_STEP
+            self.checkpoint_if_due()
+
+    def make_room(self, open_requests: int, rows: JournalRows) -> None:
+        """Ensure pages on the disk for these rows, and for the end of so many requests. Raises `JournalFull`."""
+        if shutil.disk_usage(self._path.parent).free < self._config.min_free_bytes:
+            raise JournalFull(
+                f"the disk of this server's usage journal has less than {self._config.min_free_bytes} bytes free"
+            )
+        needed = self._needed(open_requests, rows)
+        if self._free_pages < needed:
+            self._measure()
+        if self._free_pages < needed:
+            self._grow(max(needed - self._free_pages, self._config.growth_pages))
+
+    def shrink(self, open_requests: int) -> bool:
+        """Return some of the free pages to the disk. False: no more than the reserve is left."""
+        self._measure()
+        spare = self._free_pages - self._needed(open_requests, JournalRows()) - 2 * self._config.growth_pages
+        pages = min(spare, self._pages - self._config.base_pages, self._config.growth_pages)
+        if pages <= 0:
+            return False
+        self._execute(f"PRAGMA incremental_vacuum({pages})")
+        self.checkpoint()
+        self._measure()
+        return True
+
+    def checkpoint_if_due(self) -> None:
+        """Copy the write-ahead log into the file before the log could grow beyond its size."""
+        if self._unwritten_pages >= self._config.checkpoint_pages:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Copy the write-ahead log into the file; the next write begins at the start of the log."""
+        self._execute("PRAGMA wal_checkpoint(PASSIVE)")
+        self._unwritten_pages = 0
+
+    def _needed(self, open_requests: int, rows: JournalRows) -> int:
+        return SPARE_PAGES + rows.pages + pages_of(open_requests * OPEN_REQUEST_BYTES)
+
+    def _grow(self, pages: int) -> None:
+        """Write pages to the disk and free them within the file, so that later writes need no new ones."""
+        pages = max(pages, self._config.base_pages - self._pages)
+        if self._pages + pages > self._config.max_pages:
+            raise JournalFull(f"this server's usage journal has reached {self._config.max_bytes} bytes")
+        self.checkpoint()
+        try:
+            self._execute("INSERT INTO reserve VALUES (zeroblob(?))", pages * PAGE_BYTES)
+            self.checkpoint()
+        except sqlite3.OperationalError as error:
+            self._execute("DELETE FROM reserve")
+            self._execute(f"PRAGMA incremental_vacuum({pages})")
+            self._measure()
+            raise JournalFull(f"the disk of this server's usage journal is full: {error}") from error
+        self._execute("DELETE FROM reserve")
+        self._measure()
+
+    def _measure(self) -> None:
+        self._pages: int = self._execute("PRAGMA page_count")[0][0]
+        self._free_pages: int = self._execute("PRAGMA freelist_count")[0][0]
+
+    def _is_new(self) -> bool:
+        version = self._execute("PRAGMA user_version")[0][0]
+        if version not in (0, FORMAT):
+            raise JournalUnreadable(f"it has format {version}, and this release reads format {FORMAT}")
+        return bool(version == 0)
+
+    def _create(self) -> None:
+        with self._transaction():
+            for statement in SCHEMA:
+                self._execute(statement)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._execute("ROLLBACK")
+            raise
+
+    def _execute(self, sql: str, *parameters: Any) -> list[Any]:
+        return self._connection.execute(sql, parameters).fetchall()

@@ -1,0 +1,88 @@
+"""What a journal contains: admissions, ends, open requests and rejected records, and their text.
+
+Invariant: a record that was read equals the one that was written, less what only an admission needs (`subjects`, `rate`).
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final, TypeAlias
+
+import msgspec
+
+from loraplex.tenants.errors import JournalUnreadable
+from loraplex.tenants.quotas.reservation import NO_RATES, NOTHING_USED, Reservation, SettledUsage
+
+_ENCODER: Final = msgspec.json.Encoder()
+_RESERVATIONS: Final = msgspec.json.Decoder(Reservation)
+_USAGES: Final = msgspec.json.Decoder(SettledUsage)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request was admitted. Positions rise in the order of writing."""
+
+    position: int
+    reservation: Reservation
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An admitted request ended; the outcome of `usage` is None if it was cancelled."""
+
+    position: int
+    reservation: Reservation
+    usage: SettledUsage
+
+
+JournalRecord: TypeAlias = Admitted | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A request without an end. `usage`: its last progress; nothing used where there was none."""
+
+    reservation: Reservation
+    usage: SettledUsage
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record that PostgreSQL rejected, and why. It stays in the journal until an operator has dealt with it."""
+
+    record: JournalRecord
+    reason: str
+    rejected_at: datetime
+
+
+def reservation_text(reservation: Reservation) -> str:
+    """A reservation as JSON, without what only its admission needed."""
+    request = replace(reservation.request, subjects=())
+    return _ENCODER.encode(replace(reservation, rate=NO_RATES, request=request)).decode()
+
+
+def usage_text(usage: SettledUsage) -> str:
+    """Usage as JSON."""
+    return _ENCODER.encode(usage).decode()
+
+
+def read_reservation(text: str) -> Reservation:
+    """Decode a reservation. Raises `JournalUnreadable`."""
+    try:
+        return _RESERVATIONS.decode(text)
+    except msgspec.DecodeError as error:
+        raise JournalUnreadable(f"a reservation cannot be read: {error}") from error
+
+
+def read_usage(text: str | None) -> SettledUsage:
+    """Decode usage; without a text, nothing was used. Raises `JournalUnreadable`."""
+    try:
+        return NOTHING_USED if text is None else _USAGES.decode(text)
+    except msgspec.DecodeError as error:
+        raise JournalUnreadable(f"the usage of a request cannot be read: {error}") from error
+
+
+def read_record(position: int, reservation: str, usage: str | None) -> JournalRecord:
+    """Decode an admission or, with usage, an end. Raises `JournalUnreadable`."""
+    if usage is None:
+        return Admitted(position, read_reservation(reservation))
+    return Ended(position, read_reservation(reservation), read_usage(usage))

@@ -1,0 +1,150 @@
+"""The usage ledger, its rollups and totals, and the phases of requests. Invariant: a row of the ledger is written once per
+request and never changed; rollups and totals are its sums, written in the same transaction.
+"""
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import CHAR, BigInteger, CheckConstraint, ForeignKey, Index, Numeric, func
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.orm import Mapped, mapped_column
+
+from loraplex.tenants.models.base import Base, BigInt, one_of
+
+LEVELS = ("tenant", "key", "adapter")
+OUTCOMES = ("completed", "aborted", "failed", "unknown")
+KINDS = ("usage", "correction")
+PERIOD = r"^(d:\d{4}-\d{2}-\d{2}|m:\d{4}-\d{2})$"
+NO_ID: Final = UUID(int=0)
+"""In a rollup: the base model as `adapter_id`, and rows from before rate cards as `price_version_id`."""
+
+
+class UsageRecord(Base):
+    """One row of the ledger: the usage of a request in disjoint token classes, or a correction of such a row.
+
+    `id` is a UUIDv7, from which the month of the partition follows; `client_request_id` is the client's `x-request-id`.
+    `amount_pico` is tokens times micro-units per million tokens: exact, never rounded. A correction names what it reverses
+    and has its negative tokens and amount. `price_version_id` is null for rows from before rate cards. A row outlives keys
+    and adapters, so it names them without a foreign key.
+    """
+
+    __tablename__ = "usage_records"
+    __table_args__ = (
+        Index("ix_usage_records_tenant_id_id", "tenant_id", "id"),
+        Index("ix_usage_records_tenant_id_client_request_id", "tenant_id", "client_request_id"),
+        CheckConstraint(one_of("kind", KINDS), name="kind"),
+        CheckConstraint(
+            "num_nonnulls(reverses_id, reason) = CASE kind WHEN 'correction' THEN 2 ELSE 0 END",
+            name="correction",
+        ),
+        CheckConstraint(one_of("outcome", OUTCOMES), name="outcome"),
+        CheckConstraint(
+            "kind = 'correction'"
+            " OR uncached_tokens >= 0 AND cached_tokens >= 0 AND completion_tokens >= 0 AND amount_pico >= 0",
+            name="amounts",
+        ),
+        CheckConstraint(f"day ~ '{PERIOD}' AND month ~ '{PERIOD}'", name="periods"),
+        {"postgresql_partition_by": "RANGE (id)"},
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"))
+    kind: Mapped[str] = mapped_column(server_default="usage")
+    reverses_id: Mapped[UUID | None]
+    reason: Mapped[str | None]
+    client_request_id: Mapped[str | None]
+    api_key_id: Mapped[UUID]
+    adapter_id: Mapped[UUID | None]
+    adapter_version: Mapped[int | None]
+    digest: Mapped[str | None] = mapped_column(CHAR(64))
+    outcome: Mapped[str]
+    uncached_tokens: Mapped[BigInt]
+    cached_tokens: Mapped[BigInt]
+    completion_tokens: Mapped[BigInt]
+    price_version_id: Mapped[UUID | None]
+    currency: Mapped[str] = mapped_column(CHAR(3))
+    amount_pico: Mapped[BigInt]
+    day: Mapped[str]
+    month: Mapped[str]
+    admitted_at: Mapped[datetime]
+    settled_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    ttft_ms: Mapped[int | None]
+    duration_ms: Mapped[int | None]
+
+
+class UsageRollup(Base):
+    """The sum of the ledger's rows whose request was admitted in one hour (UTC); `requests` counts rows that are no
+    corrections. `NO_ID`: the base model, or no price version.
+    """
+
+    __tablename__ = "usage_rollups"
+
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
+    hour: Mapped[datetime] = mapped_column(primary_key=True)
+    adapter_id: Mapped[UUID] = mapped_column(primary_key=True)
+    api_key_id: Mapped[UUID] = mapped_column(primary_key=True)
+    price_version_id: Mapped[UUID] = mapped_column(primary_key=True)
+    currency: Mapped[str] = mapped_column(CHAR(3), primary_key=True)
+    requests: Mapped[BigInt]
+    uncached_tokens: Mapped[BigInt]
+    cached_tokens: Mapped[BigInt]
+    completion_tokens: Mapped[BigInt]
+    amount_pico: Mapped[Decimal] = mapped_column(Numeric(38, 0))
+
+
+class RequestRollup(Base):
+    """The requests of one hour (UTC) by status: an outcome, or `refused_` and an error code.
+
+    `ttft_buckets` counts their times to the first token, `gap_buckets` the times between two tokens, by the bounds of
+    `tenants/ledger/histograms.py`.
+    """
+
+    __tablename__ = "request_rollups"
+    __table_args__ = (
+        CheckConstraint("cardinality(ttft_buckets) = 16 AND cardinality(gap_buckets) = 16", name="buckets"),
+    )
+
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
+    hour: Mapped[datetime] = mapped_column(primary_key=True)
+    adapter_id: Mapped[UUID] = mapped_column(primary_key=True)
+    api_key_id: Mapped[UUID] = mapped_column(primary_key=True)
+    status: Mapped[str] = mapped_column(primary_key=True)
+    requests: Mapped[BigInt]
+    ttft_buckets: Mapped[list[int]] = mapped_column(ARRAY(BigInteger))
+    gap_buckets: Mapped[list[int]] = mapped_column(ARRAY(BigInteger))
+
+
+class RequestPhases(Base):
+    """The phases of one request by name: `[start_ms, duration_ms]` each, from its arrival. Retention is shorter than that of
+    the ledger, whose row has the same `id`.
+    """
+
+    __tablename__ = "request_phases"
+    __table_args__ = {"postgresql_partition_by": "RANGE (id)"}  # noqa: RUF012 - the mapper reads it once
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    tenant_id: Mapped[UUID]
+    phases: Mapped[dict[str, Any]]
+
+
+class UsageTotal(Base):
+    """The sum of the usage records of one level's subject in one period, from which counters are rebuilt.
+
+    `amount_nano` sums each record's amount rounded up to nano-units, as the counters do.
+    """
+
+    __tablename__ = "usage_totals"
+    __table_args__ = (
+        CheckConstraint(one_of("level", LEVELS), name="level"),
+        CheckConstraint(f"period ~ '{PERIOD}'", name="period"),
+    )
+
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
+    level: Mapped[str] = mapped_column(primary_key=True)
+    subject_id: Mapped[UUID] = mapped_column(primary_key=True)
+    period: Mapped[str] = mapped_column(primary_key=True)
+    requests: Mapped[BigInt]
+    tokens: Mapped[BigInt]
+    amount_nano: Mapped[BigInt]

@@ -1,0 +1,64 @@
+"""The types of events and the data of each, as receivers get them. Invariant: no data contains a secret, and a field of a
+version of a type is never renamed or removed.
+"""
+
+from typing import ClassVar, Final, TypeAlias
+from uuid import UUID
+
+import msgspec
+
+VERSION: Final = 1
+"""The version of every type's data. A change that a receiver would notice takes the next one."""
+
+
+class QuotaThreshold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The use of a budget crossed `threshold` percent of its `limit`. Both numbers are tokens, or micro-units of money.
+
+    `name`: the public id of the key, or the name of the adapter; null for the tenant itself.
+    """
+
+    level: str
+    name: str | None
+    limit_name: str
+    period: str
+    threshold: int
+    used: int
+    limit: int
+
+
+class AdapterState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A version of an adapter is now ready, rejected or quarantined. `digest` is null before validation."""
+
+    adapter: str
+    version: int
+    digest: str | None
+    state: str
+    previous_state: str
+
+
+class InvoiceFinalized(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An invoice has its number and never changes again. `month` as `2026-10`; `total_micro` in micro-units of `currency`."""
+
+    TYPE: ClassVar[str] = "invoice.finalized"
+
+    invoice_id: UUID
+    number: str
+    month: str
+    currency: str
+    total_micro: int
+
+    @property
+    def subject(self) -> str:
+        """What the event is about: one invoice is finalized once."""
+        return str(self.invoice_id)
+
+
+EventData: TypeAlias = QuotaThreshold | AdapterState | InvoiceFinalized
+DATA_TYPES: Final[dict[str, type[EventData]]] = {
+    "quota.threshold": QuotaThreshold,
+    "adapter.ready": AdapterState,
+    "adapter.rejected": AdapterState,
+    "adapter.quarantined": AdapterState,
+    InvoiceFinalized.TYPE: InvoiceFinalized,
+}
+"""Every type of event with its data. Triggers write those of quotas and adapters."""
