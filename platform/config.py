@@ -38,6 +38,7 @@ PLAIN_HTTP = (
 )
 LEASE_HEARTBEATS = 3
 BODIES_BUFFERED = 4
+MIN_GRACE_S = 30.0
 
 
 def _url(name: str) -> AliasChoices:
@@ -134,7 +135,8 @@ class Settings(BaseSettings):
     engine_start_timeout_s: float = Field(default=1800.0, gt=0, le=86_400)
     engine_hang_timeout_s: float = Field(default=120.0, gt=0, le=3600)
     ready_stall_s: float = Field(default=20.0, gt=0, le=3600)
-    database_grace_s: float = Field(default=30.0, ge=0, le=86_400)
+    known_caller_s: float = Field(default=300.0, ge=0, le=86_400)
+    database_grace_s: float | None = Field(default=None, ge=0, le=86_400)
     metrics_adapter_names: bool = False
     engine_unresponsive_s: float = Field(default=30.0, gt=0, le=3600)
     audit_retention_days: int = Field(default=365, ge=2, le=3650)
@@ -251,6 +253,13 @@ class Settings(BaseSettings):
         except ValueError:
             loopback = self.host == "localhost"
         return self.role != "engine" and not loopback and not self.trusted_proxies
+
+    @property
+    def readiness_grace_s(self) -> float:
+        """How long PostgreSQL may be away before this gateway is not ready: by default as long as known callers are served."""
+        if self.database_grace_s is None:
+            return max(self.known_caller_s, MIN_GRACE_S)
+        return self.database_grace_s
 
     @property
     def default_limits(self) -> DefaultLimits:

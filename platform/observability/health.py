@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 from fastapi import APIRouter
@@ -16,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines.pool import EnginePool, ManagedEngine
 from loraplex.platform.observability.metrics import Metrics
+from loraplex.tenants.single_flight import SingleFlight
 
 Ping = Callable[[], Awaitable[None]]
 
@@ -45,6 +47,7 @@ class Health:
     metrics: Metrics
     stall_s: float = 20.0
     clock: Callable[[], float] = time.monotonic
+    pings: SingleFlight[None] = field(default_factory=SingleFlight[None])
     draining: bool = False
     down: dict[str, float] = field(default_factory=dict)
 
@@ -74,8 +77,9 @@ class Health:
 
     async def _check_one(self, name: str, ping: Ping) -> None:
         try:
+            # As a task of its own: a driver may take seconds to cancel what a silent server was asked.
             async with asyncio.timeout(DEPENDENCY_TIMEOUT_S):
-                await ping()
+                await self.pings.run(name, partial(_run, ping))
         except Exception as error:  # noqa: BLE001 - any error of a client library means that the dependency is down
             if name not in self.down:
                 structlog.get_logger("loraplex.health").warning(
@@ -103,6 +107,10 @@ class Health:
         if stats.running + stats.waiting > 0 and stats.heartbeat_age_s > self.stall_s:
             return f"the engine has work and completed no step for {stats.heartbeat_age_s:.0f} s"
         return None
+
+
+async def _run(ping: Ping) -> None:
+    await ping()
 
 
 def health_router(health: Health) -> APIRouter:

@@ -320,7 +320,9 @@ def _namespace_of(secret: bytes, tenant_id: UUID) -> bytes:
     return tenant_namespace(secret, str(tenant_id))
 
 
-def _currency_of(prices: PriceBook, tenant_id: UUID) -> str:
+def _currency_of(prices: PriceBook, tenant_id: UUID | None) -> str:
+    if tenant_id is None:
+        return prices.default_currency
     return prices.currency(tenant_id, datetime.now(UTC))
 
 
@@ -336,6 +338,7 @@ def _limits(settings: Settings) -> ServingConfig:
         queue_timeout_s=settings.queue_timeout_s,
         total_timeout_s=settings.total_timeout_s,
         reader_stall_s=settings.reader_stall_s,
+        known_caller_s=settings.known_caller_s,
         idempotency_s=settings.idempotency_hours * 3600.0,
         webhook_allow_private=settings.webhook_allow_private,
     )

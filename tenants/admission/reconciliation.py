@@ -9,10 +9,10 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.admission.in_flight import InFlightReservations
 from loraplex.tenants.billing.pricing import PICO_PER_NANO
+from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counter_replies import PeriodUse
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import StoreUnavailable

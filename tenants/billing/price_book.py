@@ -44,6 +44,11 @@ class PriceBook:
             epoch = await _epoch(session)
             return cls(await load_table(session), epoch)
 
+    @property
+    def default_currency(self) -> str:
+        """The currency of tenants without one of their own."""
+        return self._table.default_currency
+
     def currency(self, tenant_id: UUID, at: datetime) -> str:
         """The currency that the tenant is charged in."""
         return self._table.currency(tenant_id, at)

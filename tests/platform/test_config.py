@@ -130,6 +130,16 @@ def test_the_meter_export_goes_to_a_file_or_signed_to_a_url() -> None:
             load_settings(flags)
 
 
+@pytest.mark.parametrize(
+    ("flags", "grace_s"),
+    [({}, 300), ({"known_caller_s": 600}, 600), ({"known_caller_s": 0}, 30), ({"database_grace_s": 5}, 5)],
+)
+def test_a_gateway_is_ready_without_postgresql_as_long_as_it_serves_known_callers(
+    flags: dict[str, object], grace_s: float
+) -> None:
+    assert load_settings(flags).readiness_grace_s == grace_s
+
+
 def test_frozen() -> None:
     with pytest.raises(ValidationError):
         load_settings().port = 1

@@ -29,5 +29,5 @@ def operator_router(
     router.include_router(rate_cards_router(endpoint, authenticator))
     router.include_router(engine_router(dependencies, authenticator))
     router.include_router(audit_router(endpoint, authenticator))
-    router.include_router(usage_router(endpoint, authenticator, dependencies.currency))
+    router.include_router(usage_router(endpoint, authenticator, dependencies.currency_of))
     return router

@@ -45,7 +45,7 @@ def tenant_router(
     router.include_router(
         quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency_of)
     )
-    router.include_router(usage_router(endpoint, authenticator, dependencies.currency))
+    router.include_router(usage_router(endpoint, authenticator, dependencies.currency_of))
     rules = WebhookRules(WebhookSecrets(dependencies.derive_key), dependencies.config.webhook_allow_private)
     router.include_router(webhooks_router(endpoint, authenticator, rules))
     return router

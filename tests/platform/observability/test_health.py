@@ -26,6 +26,14 @@ async def hangs() -> None:
     await asyncio.sleep(60)
 
 
+async def ignores_cancellation() -> None:
+    """As a driver that waits for a silent server to confirm a cancellation."""
+    try:
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(60)
+
+
 @pytest.fixture
 def engines() -> list[Managed]:
     return [Managed(), Managed()]
@@ -57,7 +65,7 @@ async def test_ready(health: Health) -> None:
     assert b'loraplex_dependency_up{dependency="valkey"} 1.0' in health.metrics.render()
 
 
-@pytest.mark.parametrize("ping", [refuses, hangs])
+@pytest.mark.parametrize("ping", [refuses, hangs, ignores_cancellation])
 async def test_valkey_away_is_a_field_and_a_metric(
     health: Health, ping: health_module.Ping, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,8 +127,8 @@ class BillingMachine(RuleBasedStateMachine):
                 if dies:
                     raise ZeroDivisionError
 
-        async def both() -> list[Any]:
-            return await asyncio.gather(once(fail), once(False), return_exceptions=True)
+        async def both() -> list[BaseException | None]:
+            return [*await asyncio.gather(once(fail), once(False), return_exceptions=True)]
 
         for error in self.run(both()):
             assert error is None or isinstance(error, NothingToBill | ZeroDivisionError), error
