@@ -34,8 +34,8 @@ LOG = structlog.get_logger("loraplex.journal")
 class Journal:
     """A journal. Methods raise `JournalUnavailable` while its disk fails; then their record is not written."""
 
-    def __init__(self, gateway_id: UUID, lock: JournalLock, commits: JournalCommits) -> None:
-        self.gateway_id = gateway_id
+    def __init__(self, lock: JournalLock, commits: JournalCommits) -> None:
+        self.gateway_id = lock.gateway_id
         self._lock = lock
         self._commits = commits
         self._writer = JournalWriter(commits)
@@ -55,39 +55,29 @@ class Journal:
     ) -> Self:
         """Create a gateway's journal, or open it. Raises `JournalUnavailable`, also if another process has it."""
         prepare(folder)
-        try:
-            lock = JournalLock.take(folder, gateway_id)
-        except OSError as error:
-            raise JournalUnavailable(f"the usage journal cannot be locked: {error}") from error
+        lock = JournalLock.take(folder, gateway_id)
         if lock is None:
             raise JournalUnavailable(f"another process has the usage journal of gateway {gateway_id}")
-        return await cls.open_locked(
-            gateway_id, lock, JournalConfig(max_bytes=max_bytes), connect=connect, recorder=recorder
-        )
+        try:
+            return await cls.open_locked(
+                lock, JournalConfig(max_bytes=max_bytes), connect=connect, recorder=recorder
+            )
+        except JournalUnavailable:
+            lock.release()
+            raise
 
     @classmethod
     async def open_locked(
         cls,
-        gateway_id: UUID,
         lock: JournalLock,
         config: JournalConfig,
         *,
         connect: Connect = connect,
         recorder: JournalRecorder = NO_RECORDER,
     ) -> Self:
-        """Open a journal whose lock is taken, and read all of it. Raises `JournalUnavailable`, and releases the lock, but
-        leaves it to the caller with `JournalUnreadable`.
-        """
-        commits = JournalCommits(lambda: JournalFile(lock.path, config, connect), recorder)
-        journal = cls(gateway_id, lock, commits)
-        try:
-            lock.create()
-            await journal._writer.start()
-        except JournalUnreadable:
-            raise
-        except (OSError, JournalUnavailable) as error:
-            lock.release()
-            raise JournalUnavailable(f"the usage journal cannot be opened: {error}") from error
+        """Open a journal whose lock is taken, and read all of it. Raises `JournalUnavailable` and leaves the lock."""
+        journal = cls(lock, JournalCommits(lambda: JournalFile(lock.path, config, connect), recorder))
+        await journal._writer.start()
         return journal
 
     @property
@@ -198,15 +188,18 @@ async def left_behind(
     """
     prepare(folder)
     config = JournalConfig(max_bytes=max_bytes)
-    for gateway_id, lock in ended_gateways(folder):
+    for lock in ended_gateways(folder):
         try:
-            journal = await Journal.open_locked(gateway_id, lock, config, connect=connect, recorder=recorder)
+            journal = await Journal.open_locked(lock, config, connect=connect, recorder=recorder)
         except JournalUnreadable as error:
             aside = lock.move_aside()
             recorder.moved_aside()
             LOG.error("journal_moved_aside", file=str(aside), error=str(error))
-            continue
-        yield journal
+        except JournalUnavailable:
+            lock.release()
+            raise
+        else:
+            yield journal
 
 
 def _ignore(written: asyncio.Future[Any]) -> None:

@@ -24,6 +24,8 @@ AGE_STEP_S: Final = 1.0
 DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 # Errors of one row or statement. Others mean that the disk or the file fails.
 OF_A_ROW: Final = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError)
+# The size of an admission, with a margin, when there is none to measure.
+ANOTHER: Final = JournalRows(admissions=[(0, " " * 2048)])
 LOG = structlog.get_logger("loraplex.journal")
 
 
@@ -132,7 +134,7 @@ class JournalCommits:
                 self._open = {request.reservation.id: position for position, request in file.open_requests()}
                 self.position = file.position
                 with suppress(JournalFull):
-                    self._make_room(file, 1, JournalRows())
+                    self._make_room(file, 1, ANOTHER)
                 self._note(file)
         except JournalUnreadable:
             self.close()
@@ -178,7 +180,7 @@ class JournalCommits:
                 self.has_spare_pages = file.shrink(len(self._open))
             self.bytes = file.bytes
             if self.full is not None:
-                self._make_room(file, 1, JournalRows())
+                self._make_room(file, 1, ANOTHER)
 
     def oldest_unshipped_s(self) -> float:
         """Age of the oldest record that is not in PostgreSQL; 0 without one."""
@@ -222,12 +224,12 @@ class JournalCommits:
                 self._open[id] = position
 
     def _make_room(self, file: JournalFile, admissions: int, rows: JournalRows) -> None:
-        self.full = None
         try:
             file.make_room(len(self._open) + admissions, rows)
         except JournalFull as error:
             self.full = error
             raise
+        self.full = None
 
     @contextmanager
     def _disk(self) -> Iterator[JournalFile]:
@@ -239,12 +241,12 @@ class JournalCommits:
             yield self._file
         except OF_A_ROW:
             raise
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, OSError) as error:
             self._recorder.failed()
             LOG.error("journal_unavailable", error=str(error))
             self.close()
-            damaged = error.sqlite_errorcode & 0xFF in DAMAGED
-            kind = JournalUnreadable if damaged else JournalUnavailable
+            code = error.sqlite_errorcode if isinstance(error, sqlite3.DatabaseError) else 0
+            kind = JournalUnreadable if code & 0xFF in DAMAGED else JournalUnavailable
             raise kind(f"this server's usage journal cannot be used: {error}") from error
 
     def _decide(self, file: JournalFile) -> None:

@@ -31,6 +31,7 @@ OPEN_REQUEST_BYTES: Final = 1024 + 512
 # Positions that one transaction forgets, which bounds the pages it changes.
 FORGET_STEP: Final = 256
 MAX_REASON: Final = 500
+ROWS_AT_ONCE: Final = 1000
 
 # No other process reads the file: the index of the log is in memory.
 EXCLUSIVE: Final = "PRAGMA locking_mode = EXCLUSIVE"
@@ -40,6 +41,7 @@ PRAGMAS: Final = (
     "PRAGMA auto_vacuum = INCREMENTAL",
     "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = FULL",
+    "PRAGMA fullfsync = ON",
     "PRAGMA wal_autocheckpoint = 0",
     "PRAGMA secure_delete = OFF",
 )
@@ -57,7 +59,7 @@ LAST_POSITION: Final = """
 SELECT max(shipped, (SELECT coalesce(max(position), 0) FROM admissions), (SELECT coalesce(max(position), 0) FROM ends)), shipped
 FROM state
 """
-UNSHIPPED: Final = """
+RECORDS: Final = """
 SELECT position, reservation, NULL FROM admissions WHERE position > ?1
 UNION ALL
 SELECT e.position, a.reservation, e.usage FROM ends e JOIN admissions a ON a.position = e.admission WHERE e.position > ?1
@@ -136,16 +138,6 @@ class JournalConfig:
     spare_pages: int = 128
     min_free_bytes: int = 64 << 20
 
-    @property
-    def log_bytes(self) -> int:
-        """Bytes of the write-ahead log."""
-        return self.base_pages * FRAME_BYTES
-
-    @property
-    def max_pages(self) -> int:
-        """Pages of the file itself."""
-        return (self.max_bytes - self.log_bytes) // PAGE_BYTES
-
 
 @dataclass(slots=True)
 class JournalRows:
@@ -187,6 +179,7 @@ class JournalFile:
 
     def __init__(self, path: Path, config: JournalConfig, connect: Connect = connect) -> None:
         self._path = path
+        self._log = Path(f"{path}-wal")
         self._config = config
         self._connection = connect(path)
         self._unwritten_pages = 0
@@ -196,6 +189,7 @@ class JournalFile:
             is_new = self._is_new()
             for pragma in PRAGMAS:
                 self._execute(pragma)
+            self._execute(f"PRAGMA journal_size_limit = {config.base_pages * FRAME_BYTES}")
             if is_new:
                 self._create()
             self.checkpoint()
@@ -213,7 +207,7 @@ class JournalFile:
     @property
     def bytes(self) -> int:
         """Bytes on the disk, those of the write-ahead log included."""
-        return self._pages * PAGE_BYTES + self._config.log_bytes
+        return self._pages * PAGE_BYTES + self._log_bytes
 
     @property
     def is_drained(self) -> bool:
@@ -226,12 +220,14 @@ class JournalFile:
         if result != "ok":
             raise JournalUnreadable(f"SQLite finds it damaged: {result}")
         self.open_requests()
-        self.unshipped(-1)
         self.dead_letters()
+        position = self.shipped
+        while records := self._records(position, ROWS_AT_ONCE):
+            position = records[-1].position
 
     def unshipped(self, limit: int) -> list[JournalRecord]:
-        """Records that PostgreSQL does not have, in the order of writing; all with a negative `limit`."""
-        return [read_record(*row) for row in self._execute(UNSHIPPED, self.shipped, limit)]
+        """The oldest records that PostgreSQL does not have, in the order of writing."""
+        return self._records(self.shipped, limit)
 
     def open_requests(self) -> list[tuple[int, OpenRequest]]:
         """Requests without an end and their positions, in the order of admission."""
@@ -286,7 +282,9 @@ class JournalFile:
             raise JournalFull(
                 f"the disk of this server's usage journal has less than {self._config.min_free_bytes} bytes free; try again later"
             )
-        self._execute("DELETE FROM reserve")
+        if not self._has_log:
+            self._execute("DELETE FROM reserve")
+            self._measure()
         if not self._has_log and self._free_pages:
             self._extend_log()
         if self._pages < self._config.base_pages:
@@ -320,6 +318,16 @@ class JournalFile:
         self._execute("PRAGMA wal_checkpoint(PASSIVE)")
         self._unwritten_pages = 0
 
+    @property
+    def _log_bytes(self) -> int:
+        try:
+            return self._log.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _records(self, after: int, limit: int) -> list[JournalRecord]:
+        return [read_record(*row) for row in self._execute(RECORDS, after, limit)]
+
     def _needed(self, open_requests: int, rows: JournalRows) -> int:
         return self._config.spare_pages + rows.pages + pages_of(open_requests * OPEN_REQUEST_BYTES)
 
@@ -337,14 +345,16 @@ class JournalFile:
 
     def _grow(self, pages: int) -> None:
         """Write new pages to the disk and free them within the file. The log has room to undo this."""
-        if self._pages + pages > self._config.max_pages:
+        # Free pages are filled before new ones, and all of them pass through the log.
+        filled = self._free_pages + pages
+        log = max(self._log_bytes, filled * FRAME_BYTES)
+        if (self._pages + pages) * PAGE_BYTES + log > self._config.max_bytes:
             raise JournalFull(
                 f"this server's usage journal has reached {self._config.max_bytes} bytes; try again later"
             )
         self.checkpoint()
         with self._full_disk(self._pages):
-            # Free pages are filled before new ones.
-            self._fill(self._free_pages + pages)
+            self._fill(filled)
             self.checkpoint()
 
     def _fill(self, pages: int) -> None:
@@ -367,7 +377,9 @@ class JournalFile:
                 self._execute(f"PRAGMA incremental_vacuum({self._pages - pages})")
             self.checkpoint()
             self._measure()
-            raise JournalFull("the disk of this server's usage journal is full; try again later") from error
+            raise JournalFull(
+                f"the disk of this server's usage journal has no room ({error}); try again later"
+            ) from error
 
     def _count_dead_letters(self) -> None:
         self.dead_letter_count: int = self._execute("SELECT count(*) FROM rejections")[0][0]

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+import structlog
+
 from loraplex.tenants.ledger.journal_commits import JournalCommits, Write
 from loraplex.tenants.ledger.journal_file import JournalFile
 
@@ -18,6 +20,7 @@ MAX_ROWS: Final = 256
 FULL_RETRY_S: Final = 1.0
 # Between two steps that return free pages to the disk.
 SHRINK_PAUSE_S: Final = 0.02
+LOG = structlog.get_logger("loraplex.journal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,13 @@ class JournalWriter:
                     self._commits.close()
                     self._answer([(each.future, None)])
                     return
+            self._maintain()
+
+    def _maintain(self) -> None:
+        try:
             self._commits.maintain(is_idle=self._commands.empty())
+        except Exception:
+            LOG.exception("journal_maintenance_failed")
 
     def _next(self) -> list[Waiting]:
         """Wait for commands; an empty list when it is time for maintenance."""

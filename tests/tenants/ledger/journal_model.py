@@ -34,7 +34,7 @@ def content_of(commits: JournalCommits) -> JournalContent:
     def read(file: JournalFile) -> JournalContent:
         letters: list[DeadLetter] = file.dead_letters()
         return JournalContent(
-            unshipped=file.unshipped(-1),
+            unshipped=file.unshipped(1000),
             open_requests=[request for _, request in file.open_requests()],
             rejected=[letter.record for letter in letters],
         )
