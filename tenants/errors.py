@@ -19,7 +19,8 @@ TenantsError
 │   ├── VersionNotFound
 │   ├── AliasNotFound
 │   ├── UploadNotFound
-│   └── RefusalNotFound      no limit refused a request of this id recently
+│   ├── RefusalNotFound      no limit refused a request of this id recently
+│   └── RequestNotFound      the ledger has no request of this id
 ├── Conflict                 the present state forbids the change
 │   ├── NameTaken
 │   ├── VersionNotReady
@@ -34,7 +35,8 @@ TenantsError
 │   ├── StoredResponseUnreadable  the stored response was encrypted with another server secret
 │   ├── KeyEnded             the key is revoked or expired: nothing of it may change
 │   ├── UploadEnded          it was completed, aborted, or has expired
-│   └── UploadClaimed        its parts are being assembled
+│   ├── UploadClaimed        its parts are being assembled
+│   └── AlreadyCorrected     the usage of the request was taken back before
 ├── IdempotencyMismatch      the Idempotency-Key was used for another request
 ├── PolicyStale              the caller was read before its tenant, key or limits changed: read it again
 ├── PriceMissing             no rate card covers the request in its tenant's currency
@@ -143,6 +145,10 @@ class RefusalNotFound(NotFound):
     pass
 
 
+class RequestNotFound(NotFound):
+    pass
+
+
 class Conflict(TenantsError):
     pass
 
@@ -200,6 +206,10 @@ class IdempotencyInUse(Conflict):
 
 
 class StoredResponseUnreadable(Conflict):
+    pass
+
+
+class AlreadyCorrected(Conflict):
     pass
 
 

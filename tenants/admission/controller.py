@@ -238,6 +238,15 @@ class QuotaAdmissionController:
         except StoreUnavailable as error:
             LOG.warning("a policy could not be published", tenant=str(tenant_id), reason=str(error))
 
+    async def recount(self, tenant_id: UUID) -> None:
+        """Rebuild the tenant's counters from the ledger, after a correction. Where that fails, reconciliation finds the
+        difference later.
+        """
+        try:
+            await self._counter_rebuild.rebuild(tenant_id)
+        except StoreUnavailable as error:
+            LOG.warning("the counters wait for a correction", tenant=str(tenant_id), reason=str(error))
+
     async def run(self) -> None:
         """Run the background tasks until cancelled."""
         await self.maintenance.run()
@@ -287,6 +296,10 @@ class AdmissionController(Protocol):
 
     async def cancel(self, reservation: Reservation) -> None:
         """Cancel the reservation: nothing was used."""
+        ...
+
+    async def recount(self, tenant_id: UUID) -> None:
+        """Count the tenant's use again from the ledger, after a correction."""
         ...
 
     async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:

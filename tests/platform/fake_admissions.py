@@ -37,6 +37,7 @@ class FakeAdmissions:
         self.degraded = False
         self.recent: LimitExceeded | None = None
         self.refused: list[Refused] = []
+        self.recounted: list[UUID] = []
 
     async def admit(
         self, request: ReservationRequest, on_provisional: OnProvisional | None = None
@@ -71,6 +72,9 @@ class FakeAdmissions:
 
     async def cancel(self, admission: Reservation) -> None:
         self.cancelled.append(admission)
+
+    async def recount(self, tenant_id: UUID) -> None:
+        self.recounted.append(tenant_id)
 
     async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:
         return []

@@ -64,6 +64,7 @@ SCOPES: Final = {
     "PATCH /operator/v1/tenants/{tenant_id}/quotas": OPERATOR,
     "GET /operator/v1/engine": OPERATOR,
     "GET /operator/v1/audit": OPERATOR,
+    "POST /operator/v1/usage/corrections": OPERATOR,
 }
 DOCUMENTATION: Final = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
 
