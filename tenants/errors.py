@@ -45,7 +45,8 @@ TenantsError
 │   ├── MonthNotOver         an invoice becomes final only after its month
 │   ├── NothingToBill        the month has no usage, no adjustments and no minimum
 │   ├── InvoiceStateForbids  the invoice is in a state that forbids the step
-│   └── UsageIncomplete      the ledger's rows do not add up to the invoice: some are deleted
+│   ├── UsageIncomplete      the ledger's rows do not add up to the invoice: some are deleted
+│   └── AlreadyCorrected     the usage of the request was taken back before
 ├── IdempotencyMismatch      the Idempotency-Key was used for another request
 ├── PolicyStale              the caller was read before its tenant, key or limits changed: read it again
 ├── PriceMissing             no rate card covers the request in its tenant's currency
@@ -255,6 +256,10 @@ class DeliveryPending(Conflict):
 
 
 class WebhookSecretUnreadable(Conflict):
+    pass
+
+
+class AlreadyCorrected(Conflict):
     pass
 
 

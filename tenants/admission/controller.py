@@ -252,6 +252,15 @@ class QuotaAdmissionController:
         if newest > policy_epoch:
             raise PolicyStale(f"the caller's policy is older than epoch {newest}")
 
+    async def recount(self, tenant_id: UUID) -> None:
+        """Rebuild the tenant's counters from the ledger, after a correction. Where that fails, reconciliation finds the
+        difference later.
+        """
+        try:
+            await self._counter_rebuild.rebuild(tenant_id)
+        except StoreUnavailable as error:
+            LOG.warning("the counters wait for a correction", tenant=str(tenant_id), reason=str(error))
+
     async def run(self) -> None:
         """Run the background tasks until cancelled."""
         await self.maintenance.run()
@@ -305,6 +314,10 @@ class AdmissionController(Protocol):
 
     async def cancel(self, reservation: Reservation) -> None:
         """Cancel the reservation: nothing was used."""
+        ...
+
+    async def recount(self, tenant_id: UUID) -> None:
+        """Count the tenant's use again from the ledger, after a correction."""
         ...
 
     async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:

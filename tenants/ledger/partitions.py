@@ -1,6 +1,7 @@
 """Partitions of the ledger (one per month, UTC) and of request phases (one per day): made ahead, dropped after their retention.
 
-Invariant: one partition per transaction, which waits at most `LOCK_MS` for each lock; so no writer waits longer for it.
+Invariant: one partition per transaction and gateway at a time, which waits at most `LOCK_MS` for each lock; so no writer waits
+longer for it.
 """
 
 from collections.abc import Iterator
@@ -22,13 +23,12 @@ PHASES: Final = "request_phases"
 MONTHS_AHEAD: Final = 2
 DAYS_AHEAD: Final = 7
 LOCK_MS: Final = 50
+ALONE: Final = text("SELECT pg_try_advisory_xact_lock(hashtextextended('loraplex partitions', 0))")
 SHORT_LOCKS: Final = text("SELECT set_config('lock_timeout', :timeout, true)")
 ADD: Final = text("SELECT add_usage_partition(:parent, CAST(:at AS timestamptz))")
 DROP: Final = text("SELECT drop_usage_partition(:parent, :keep)")
 REASONS: Final[dict[type[object], str]] = {
     psycopg.errors.LockNotAvailable: "its table is busy",
-    psycopg.errors.DuplicateTable: "another gateway makes it",
-    psycopg.errors.UniqueViolation: "another gateway makes it",
     psycopg.errors.CheckViolation: "the default partition has its rows already, and they stay there",
 }
 LOG = structlog.get_logger("loraplex.partitions")
@@ -59,7 +59,7 @@ class LedgerPartitions:
             (LEDGER, self._retention.ledger_months),
             (PHASES, self._retention.phases_days),
         ):
-            while (name := await self._run(DROP, parent=parent, keep=keep)) is not None:
+            while (name := await self.drop_oldest(parent, keep)) is not None:
                 dropped.append(name)
         made = []
         for parent, at in _ahead(now or datetime.now(UTC)):
@@ -67,10 +67,18 @@ class LedgerPartitions:
             made += [] if name is None else [name]
         return dropped, made
 
+    async def drop_oldest(self, parent: str, keep: int) -> str | None:
+        """Drop the oldest partition that is older than `keep` months or days; return its name, None if there is none or the
+        table is busy. Raises `DatabaseUnavailable`.
+        """
+        return await self._run(DROP, parent=parent, keep=keep)
+
     async def _run(self, statement: TextClause, **parameters: object) -> str | None:
         """Change one partition; return its name, None where there was nothing to change or it must wait."""
         try:
             async with self._database.as_operator() as session:
+                if not await session.scalar(ALONE):
+                    return None
                 await session.execute(SHORT_LOCKS, {"timeout": f"{LOCK_MS}ms"})
                 name: str | None = await session.scalar(statement, parameters)
                 return name

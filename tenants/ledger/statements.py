@@ -206,7 +206,7 @@ WITH given AS MATERIALIZED (
             >= b.limit_value::numeric * b.unit * h.threshold
     ON CONFLICT DO NOTHING
 )
-SELECT g.id, w.id IS NOT NULL, l.epoch
+SELECT g.id, w.id IS NOT NULL AS written, l.epoch
 FROM given g LEFT JOIN written w ON w.id = g.id LEFT JOIN locked l ON l.tenant_id = g.tenant_id
 """
 

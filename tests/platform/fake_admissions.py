@@ -38,6 +38,7 @@ class FakeAdmissions:
         self.policy_epoch = 0
         self.recent: LimitExceeded | None = None
         self.refused: list[Refused] = []
+        self.recounted: list[UUID] = []
 
     async def admit(
         self, request: ReservationRequest, on_provisional: OnProvisional | None = None
@@ -77,6 +78,9 @@ class FakeAdmissions:
 
     async def cancel(self, admission: Reservation) -> None:
         self.cancelled.append(admission)
+
+    async def recount(self, tenant_id: UUID) -> None:
+        self.recounted.append(tenant_id)
 
     async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:
         return []

@@ -1,17 +1,30 @@
 """The rows of the walk for tenants, keys and limits."""
 
+from dataclasses import replace
 from typing import Final
 
-from tests.platform.services.use_case import UseCase
+from tests.platform.services.use_case import UseCase, Way
 from tests.platform.services.walked_world import NO_ID, Outcome, World
+from tests.tenants.ledger.test_settle import AT, reservation, usage
 from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched, end
 
-from loraplex.platform.services import api_keys, quotas, rate_cards, tenant_billing, tenants, webhooks
+from loraplex.platform.services import (
+    api_keys,
+    quotas,
+    rate_cards,
+    tenant_billing,
+    tenants,
+    usage_corrections,
+    webhooks,
+)
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.ids import uuid7_from
+from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.registry.adapters import AdapterRepository
 
 NO_KEY: Final = "nonesuchnone"
+USED: Final = uuid7_from(AT)
 
 
 async def _create_with_limit(world: World) -> Outcome:
@@ -28,6 +41,18 @@ async def _suspend(world: World) -> None:
 async def _add_adapter(world: World) -> None:
     async with world.database.as_tenant(world.tenant_id) as session:
         await AdapterRepository(session, world.tenant_id).get_or_create("support")
+
+
+async def _use(world: World) -> None:
+    ledger = UsageLedger(world.database)
+    admitted = reservation(world.tenant_id)
+    await ledger.settle(replace(admitted, request=replace(admitted.request, id=USED)), usage())
+    await ledger.close()
+
+
+def _correct(request_id: object) -> Way:
+    body = {"request_id": str(request_id), "reason": "the engine was broken"}
+    return lambda world: world.operator("POST", "/usage/corrections", body)
 
 
 TENANTS: Final = (
@@ -264,5 +289,14 @@ WEBHOOKS: Final = (
         given=_add_dead_delivery,
         http=_replay,
         refused_http=lambda world: _of_webhook(world, "POST", f"/deliveries/{NO_ID}/replay"),
+    ),
+)
+USAGE: Final = (
+    UseCase(
+        function=usage_corrections.reverse,
+        entries=("usage.correct",),
+        given=_use,
+        http=_correct(USED),
+        refused_http=_correct(NO_ID),
     ),
 )
