@@ -4,6 +4,7 @@ Invariant: a price comes from one table as a whole. While PostgreSQL cannot be r
 """
 
 import asyncio
+import time
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -35,6 +36,7 @@ class PriceBook:
     def __init__(self, table: PriceTable, epoch: int = 0) -> None:
         self._table = table
         self._epoch = epoch
+        self._compared_at = time.monotonic()
 
     @classmethod
     async def open(cls, database: Database) -> "PriceBook":
@@ -48,6 +50,11 @@ class PriceBook:
     def default_currency(self) -> str:
         """The currency of tenants without one of their own."""
         return self._table.default_currency
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since these prices were last known to be the newest."""
+        return time.monotonic() - self._compared_at
 
     def currency(self, tenant_id: UUID, at: datetime) -> str:
         """The currency that the tenant is charged in."""
@@ -71,11 +78,13 @@ class PriceBook:
 
     async def reload(self, database: Database) -> None:
         """Read the prices again if they have changed. Raises `DatabaseUnavailable`."""
+        began = time.monotonic()
         async with database.as_writer() as session:
             epoch = await _epoch(session)
             if epoch != self._epoch:
                 self._table = await load_table(session)
                 self._epoch = epoch
+        self._compared_at = began
 
     async def run(self, database: Database, every_s: float = RELOAD_S) -> None:
         """Reload again and again until cancelled."""
