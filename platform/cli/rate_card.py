@@ -15,6 +15,7 @@ from loraplex.platform.cli.command_context import command_unit_of_work, open_dat
 from loraplex.platform.cli.output import print_document, print_rows
 from loraplex.platform.services import rate_cards
 from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.billing.preview import RatedTotal, RatedUsage, totals
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.billing.rate_cards import CardVersion, RateCards
@@ -42,9 +43,11 @@ Completion = Annotated[int, typer.Option(min=0, help="The same for response toke
 EffectiveFrom = Annotated[
     str | None, typer.Option(help="When it begins, such as 2030-01-31T12:00:00Z. Default: now.")
 ]
+Month = Annotated[str | None, typer.Option(help="YYYY-MM, in UTC. Default: last month.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 COLUMNS = ("currency", "applies_to", "effective_from", "prompt", "cached_prompt", "completion")
+PREVIEW_COLUMNS = ("name", "currency", "billed_pico", "draft_pico")
 
 
 @app.command()
@@ -89,6 +92,51 @@ def list_rate_cards(tenant: TenantName = None, data_dir: DataDir = None, as_json
         print_rows(documents, as_json, COLUMNS)
 
     run_command(work())
+
+
+@app.command()
+def preview(
+    currency: Currency,
+    prompt: Prompt,
+    completion: Completion,
+    cached_prompt: CachedPrompt = None,
+    tier: Tier = None,
+    tenant: TenantName = None,
+    adapter: AdapterName = None,
+    month: Month = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rate a month's usage of every tenant under a draft of a card, without writing anything.
+
+    The draft is taken to be in force all month; it prices what it covers, unless a more specific card did.
+    """
+    check_scope(tier, tenant, adapter)
+
+    async def work() -> None:
+        price = price_of(prompt, cached_prompt, completion)
+        async with open_database(data_dir) as database, database.as_operator() as session:
+            key = await card_key(session, currency, tier, tenant, adapter)
+            found = await rate_cards.preview(session, key, price, month)
+        rated = [
+            {"tenant_id": str(each.tenant_id), "name": each.name, **amounts(each)} for each in found.rated
+        ]
+        sums = [amounts(each) for each in totals(found.rated)]
+        if as_json:
+            print_document({"month": found.month, "data": rated, "totals": sums}, as_json)
+        else:
+            print_rows([*rated, *({"name": "total", **each} for each in sums)], as_json, PREVIEW_COLUMNS)
+
+    run_command(work())
+
+
+def amounts(rated: RatedUsage | RatedTotal) -> dict[str, str]:
+    """Return the amounts in pico-units, as decimal texts."""
+    return {
+        "currency": rated.currency,
+        "billed_pico": str(rated.billed_pico),
+        "draft_pico": str(rated.draft_pico),
+    }
 
 
 def check_scope(tier: str | None, tenant: str | None, adapter: str | None) -> None:

@@ -5,9 +5,12 @@ from uuid import UUID
 
 from pydantic import Field, model_validator
 
+from loraplex.platform.api.management.pagination import Listing
 from loraplex.platform.api.management.request_bodies import RequestModel, Time
 from loraplex.platform.api.management.responses import ResponseModel, UtcTime
 from loraplex.platform.api.management.sorting import SortOrder, by_id
+from loraplex.platform.services.rate_cards import MONTH
+from loraplex.tenants.billing.preview import RatedTotal, RatedUsage
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import MAX_PRICE, Price
 from loraplex.tenants.billing.rate_cards import CardVersion
@@ -15,6 +18,11 @@ from loraplex.tenants.models.billing import CURRENCY
 from loraplex.tenants.names import ADAPTER_NAME, TENANT_NAME
 
 BY_ID: Final[SortOrder[CardVersion, UUID]] = by_id(lambda version: version.id)
+BY_TENANT: Final[SortOrder[RatedUsage, tuple[UUID, str]]] = SortOrder(
+    lambda rated: (rated.tenant_id, rated.currency),
+    lambda key: (str(key[0]), key[1]),
+    lambda position: (UUID(str(position[0])), str(position[1])),
+)
 Currency = Annotated[str, Field(pattern=CURRENCY)]
 PriceField = Annotated[int, Field(ge=0, le=MAX_PRICE)]
 SCOPES: Final = "all: true, tier, tenant_id, or tenant_id with adapter"
@@ -67,6 +75,12 @@ class NewRateCardBody(DraftCardBody):
     effective_from: Time | None = None
 
 
+class PreviewBody(DraftCardBody):
+    """A draft, and the month to rate (UTC); without `month`, or with null, the last one that has ended."""
+
+    month: Annotated[str | None, Field(pattern=f"^{MONTH}$")] = None
+
+
 class AllScope(ResponseModel):
     all: Literal[True] = True
 
@@ -109,6 +123,49 @@ class RateCardDocument(ResponseModel):
     effective_from: UtcTime
     effective_to: UtcTime | None
     created_at: UtcTime
+
+
+class RatedUsageDocument(ResponseModel):
+    """A tenant's usage of the month in one currency. Amounts in pico-units of the currency, as decimal texts."""
+
+    tenant_id: UUID
+    name: str
+    currency: str
+    billed_pico: str
+    draft_pico: str
+
+
+class RatedTotalDocument(ResponseModel):
+    """The usage of all tenants in one currency."""
+
+    currency: str
+    billed_pico: str
+    draft_pico: str
+
+
+class PreviewDocument(Listing[RatedUsageDocument]):
+    """Every tenant with usage in the month, by id: as it was billed, and as if the draft had been in force all month. The draft
+    prices what it covers unless a more specific card did. `totals` are those of all pages.
+    """
+
+    month: str
+    totals: list[RatedTotalDocument]
+
+
+def rated_response(rated: RatedUsage) -> RatedUsageDocument:
+    return RatedUsageDocument(
+        tenant_id=rated.tenant_id,
+        name=rated.name,
+        currency=rated.currency,
+        billed_pico=str(rated.billed_pico),
+        draft_pico=str(rated.draft_pico),
+    )
+
+
+def total_response(total: RatedTotal) -> RatedTotalDocument:
+    return RatedTotalDocument(
+        currency=total.currency, billed_pico=str(total.billed_pico), draft_pico=str(total.draft_pico)
+    )
 
 
 def rate_card_response(version: CardVersion) -> RateCardDocument:

@@ -71,3 +71,12 @@ def test_wrong_arguments_are_refused(arguments: tuple[str, ...], code: int, mess
     result = run("create", *PRICES, *arguments)
     assert result.exit_code == code and message in result.output
     assert json.loads(run("list", "--json").stdout) == []
+
+
+def test_a_preview_names_its_month_and_writes_nothing() -> None:
+    empty = run("preview", *PRICES, "--month", "2026-10", "--json")
+    assert json.loads(empty.stdout) == {"month": "2026-10", "data": [], "totals": []}
+    assert "billed_pico" in run("preview", *PRICES).stdout
+    refused = run("preview", *PRICES, "--month", "2026-13")
+    assert refused.exit_code == 2 and "such as 2026-10" in refused.output
+    assert json.loads(run("list", "--json").stdout) == []

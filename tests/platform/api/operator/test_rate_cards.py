@@ -2,7 +2,13 @@
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
+
+from sqlalchemy import insert
+
+from loraplex.tenants.database import Database
+from loraplex.tenants.models import UsageRollup
+from loraplex.tenants.models.usage import NO_ID
 
 PRICES = {"prompt": 150_000, "cached_prompt": 75_000, "completion": 600_000}
 ALL = {"scope": {"all": True}, "currency": "USD", "prices": PRICES}
@@ -136,3 +142,51 @@ async def test_a_tenant_reads_the_cards_that_cover_it(operator: Any) -> None:
     assert (no_scope.status_code, no_scope.json()["error"]["code"]) == (403, "insufficient_scope")
     with_it = await operator.gateway.tenant("reader", ("billing:read",))
     assert (await operator.as_tenant("GET", url, with_it)).json()["data"] == mine[:1]
+
+
+async def test_a_preview_rates_last_month_and_writes_nothing(operator: Any, database: Database) -> None:
+    this_month = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    last_month = this_month - timedelta(hours=1)
+    ids = sorted([(await operator.tenant(name))[0].rpartition("/")[2] for name in ("harbor", "island")])
+    async with database.as_writer() as session:
+        for tenant_id, tokens, hour in (
+            (ids[0], 10, last_month),
+            (ids[1], 20, last_month),
+            (ids[1], 40, this_month),
+        ):
+            await session.execute(
+                insert(UsageRollup).values(
+                    tenant_id=UUID(tenant_id),
+                    hour=hour,
+                    adapter_id=NO_ID,
+                    api_key_id=NO_ID,
+                    price_version_id=NO_ID,
+                    currency="USD",
+                    requests=1,
+                    uncached_tokens=tokens,
+                    cached_tokens=0,
+                    completion_tokens=1,
+                    amount_pico=tokens,
+                )
+            )
+    draft = {**ALL, "prices": {"prompt": 2, "cached_prompt": 1, "completion": 5}}
+    document = (await operator.post("/rate-cards/preview", draft)).json()
+    assert document["month"] == last_month.strftime("%Y-%m") and document["next_cursor"] is None
+    assert [(each["tenant_id"], each["billed_pico"], each["draft_pico"]) for each in document["data"]] == [
+        (ids[0], "10", "25"),
+        (ids[1], "20", "45"),
+    ]
+    assert document["totals"] == [{"currency": "USD", "billed_pico": "30", "draft_pico": "70"}]
+    one = {**draft, "scope": {"tenant_id": ids[1]}, "month": this_month.strftime("%Y-%m")}
+    assert (await operator.post("/rate-cards/preview", one)).json()["totals"][0]["draft_pico"] == "85"
+    first = (await operator.post("/rate-cards/preview?limit=1", draft)).json()
+    rest = (await operator.post(f"/rate-cards/preview?cursor={first['next_cursor']}", draft)).json()
+    assert first["data"] + rest["data"] == document["data"] and first["totals"] == document["totals"]
+    assert (await operator.get("/rate-cards")).json()["data"] == []
+    assert (await operator.get("/audit?action=rate-card.create")).json()["data"] == []
+
+
+async def test_an_invalid_month_is_refused(operator: Any) -> None:
+    for month in ("2026-13", "2026-1", "26-01", "0000-01", 202610):
+        response = await operator.post("/rate-cards/preview", {**ALL, "month": month})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "month"), month
