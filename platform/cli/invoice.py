@@ -14,13 +14,14 @@ from loraplex.platform.cli.command_context import (
     run_command,
 )
 from loraplex.platform.cli.output import print_document, print_rows
-from loraplex.platform.services import invoice_export, invoices
+from loraplex.platform.services import invoices
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.invoices.currencies import decimal_text, minor_digits
 from loraplex.tenants.invoices.document import invoice_document
 from loraplex.tenants.invoices.invoices import InvoiceDetails, InvoiceRepository
 from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.invoices.rows import export_invoice
 from loraplex.tenants.invoices.verification import verify_export
 from loraplex.tenants.models import Invoice
 
@@ -125,7 +126,7 @@ def export(invoice_id: InvoiceId, folder: Folder, data_dir: DataDir = None) -> N
 
     async def work() -> None:
         async with open_database(data_dir) as database, database.as_operator() as session:
-            await invoice_export.export(session, invoice_id, folder)
+            await export_invoice(session, invoice_id, folder)
 
     run_command(work())
 

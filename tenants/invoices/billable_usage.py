@@ -5,6 +5,7 @@ count, nor do drafts.
 """
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -33,7 +34,7 @@ class BillableUsage:
         Of usage from before rate cards only that of months from the tenant's first invoice on: the rest was billed elsewhere.
         """
         rollup = UsageRollup
-        of_month = func.to_char(func.timezone("UTC", rollup.hour), "YYYY-MM")
+        of_month = func.date_trunc("month", rollup.hour, "UTC")
         group = (rollup.currency, of_month, rollup.adapter_id, rollup.price_version_id)
         amounts = (rollup.uncached_tokens, rollup.cached_tokens, rollup.completion_tokens, rollup.amount_pico)
         first = min(month, await self._first_invoiced() or month)
@@ -87,11 +88,11 @@ async def prices_of(session: AsyncSession, ids: Iterable[UUID]) -> Mapping[UUID,
     }
 
 
-def _usage_sum(month: str, adapter_id: UUID, price_version_id: UUID, *amounts: Any) -> UsageSum:
+def _usage_sum(month: datetime, adapter_id: UUID, price_version_id: UUID, *amounts: Any) -> UsageSum:
     # Sums are numeric: exact integers, of any size.
     uncached, cached, completion, pico = map(int, amounts)
     return UsageSum(
-        month=Month.parse(month),
+        month=Month.of(month),
         adapter_id=None if adapter_id == NO_ID else adapter_id,
         price_version_id=None if price_version_id == NO_ID else price_version_id,
         uncached_tokens=uncached,

@@ -6,6 +6,7 @@ Invariant: the rows add up to its lines exactly, or `UsageIncomplete` is raised:
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
@@ -13,10 +14,10 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.billing.pricing import Price
-from loraplex.tenants.errors import InvoiceStateForbids, UsageIncomplete
+from loraplex.tenants.errors import InvalidField, InvoiceStateForbids, UsageIncomplete
 from loraplex.tenants.ids import uuid7_from
-from loraplex.tenants.invoices.export import PricePeriod, UsageRow
-from loraplex.tenants.invoices.invoices import InvoiceDetails
+from loraplex.tenants.invoices.export import PricePeriod, UsageRow, write_export
+from loraplex.tenants.invoices.invoices import InvoiceDetails, InvoiceRepository
 from loraplex.tenants.invoices.lines import Charge, InvoiceLine, LineKey, UsageSum, charges_of
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.models import PriceVersion, UsageRecord
@@ -31,6 +32,22 @@ _AMOUNTS: Final = (
     *(UsageRecord.uncached_tokens, UsageRecord.cached_tokens, UsageRecord.completion_tokens),
     UsageRecord.amount_pico,
 )
+
+
+async def export_invoice(session: AsyncSession, invoice_id: UUID, folder: Path) -> None:
+    """Write a final invoice with all that recomputes it into a new folder, in a session of an operator.
+
+    Raises `InvoiceNotFound`, `InvoiceStateForbids` for a draft, `UsageIncomplete` where rows of its months are deleted, and
+    `InvalidField` for a folder that cannot be made.
+    """
+    repository = InvoiceRepository(session)
+    invoice = await repository.details(await repository.by_id(invoice_id))
+    found = InvoiceRows(invoice=invoice, session=session)
+    await found.load()
+    try:
+        await write_export(folder, invoice, found.prices, found.billed, found.rows())
+    except OSError as error:
+        raise InvalidField("folder", f"{folder} cannot be written: {error.strerror}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,13 @@ from tests.platform.services.test_invoices import FEBRUARY, JANUARY, MILLION, fi
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 from tests.tenants.registry_records import add
 
-from loraplex.platform.services import invoice_export, invoices
+from loraplex.platform.services import invoices
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvoiceStateForbids, UsageIncomplete
 from loraplex.tenants.invoices.export import DIGESTS, INVOICE, USAGE
+from loraplex.tenants.invoices.rows import export_invoice
 from loraplex.tenants.invoices.verification import verify_export
 from loraplex.tenants.registry.adapters import AdapterRepository
 
@@ -25,7 +26,7 @@ CHANGES = 200
 
 async def export(database: Database, invoice_id: UUID, folder: Path) -> Path:
     async with database.as_operator() as session:
-        await invoice_export.export(session, invoice_id, folder)
+        await export_invoice(session, invoice_id, folder)
     return folder
 
 
