@@ -83,8 +83,10 @@ class MeterUrl:
 
 
 @dataclass(slots=True, kw_only=True)
-class MeterExport:
-    """The export of one gateway; `run` runs until it is cancelled. One of several gateways exports at a time."""
+class MeterExporter:
+    """The export of one gateway; `run` runs until it is cancelled. One of several gateways exports at a time: the transaction
+    that sends a batch has a lock, so it lasts as long as one message at most.
+    """
 
     database: Database
     sink: MeterSink

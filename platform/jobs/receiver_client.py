@@ -85,7 +85,7 @@ class ReceiverClient:
                 return await self._post_to(checked[:MAX_ADDRESSES], target, headers, body)
         except (TimeoutError, httpx.TimeoutException):
             return SendResult(None, "timeout")
-        except httpx.TransportError:
+        except (httpx.TransportError, OSError):
             return SendResult(None, "connection_failed")
 
     def _is_allowed(self, address: Address) -> bool:

@@ -26,6 +26,8 @@ AT_ONCE: Final = 32
 PER_TENANT: Final = 4
 """Attempts of a gateway at once: of all tenants, and of one."""
 POLL_S: Final = 1.0
+RETRY_S: Final = 10.0
+"""The wait after an error of the job itself, as while PostgreSQL is away."""
 DELAYS_S: Final = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
 """The wait after each failed attempt but the last, as Standard Webhooks recommends: 10 attempts in 75 hours."""
 JITTER: Final = 0.2
@@ -33,7 +35,7 @@ JITTER: Final = 0.2
 
 
 @dataclass(slots=True, kw_only=True)
-class WebhookDelivery:
+class WebhookDispatcher:
     """The delivery of one gateway; `run` runs until it is cancelled. What it has claimed then is repeated after its lease."""
 
     database: Database
@@ -41,6 +43,7 @@ class WebhookDelivery:
     secrets: WebhookSecrets
     metrics: WebhookMetrics
     poll_s: float = POLL_S
+    retry_s: float = RETRY_S
     _running: Counter[UUID] = field(default_factory=Counter)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _log: structlog.stdlib.BoundLogger = field(
@@ -50,8 +53,15 @@ class WebhookDelivery:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as attempts:
             while True:
-                for attempt in await self._claim():
-                    attempts.create_task(self._attempt(attempt))
+                try:
+                    for attempt in await self._claim():
+                        attempts.create_task(self._attempt(attempt))
+                except TenantsError as error:
+                    self._log.warning("tried again later", work="webhooks", error=str(error)[:200])
+                    await asyncio.sleep(self.retry_s)
+                except Exception:  # noqa: BLE001 - logged; a defect must not end the job
+                    self._log.exception("webhooks failed")
+                    await asyncio.sleep(self.retry_s)
                 await self._pause()
 
     async def _pause(self) -> None:
@@ -64,17 +74,15 @@ class WebhookDelivery:
             return
 
     async def _claim(self) -> list[Attempt]:
-        try:
-            async with self.database.as_operator() as session:
-                deliveries = Deliveries(session)
-                await deliveries.dispatch()
-                self.metrics.attempted("dead", await deliveries.give_up())
-                self.metrics.set_oldest(await deliveries.oldest_s())
-                slots = AT_ONCE - self._running.total()
-                claimed = await deliveries.claim(slots, PER_TENANT, self._running)
-        except TenantsError as error:
-            self._log.warning("tried again later", work="webhooks", error=str(error)[:200])
-            return []
+        """Raises `StoreUnavailable`."""
+        async with self.database.as_operator() as session:
+            deliveries = Deliveries(session)
+            await deliveries.dispatch()
+            given_up = await deliveries.give_up()
+            self.metrics.set_oldest(await deliveries.oldest_s())
+            slots = AT_ONCE - self._running.total()
+            claimed = await deliveries.claim(slots, PER_TENANT, self._running)
+        self.metrics.attempted("dead", given_up)
         self._running.update(attempt.tenant_id for attempt in claimed)
         return claimed
 

@@ -35,12 +35,12 @@ from loraplex.platform.inference.structured_output.compile_checks import Compile
 from loraplex.platform.inference.structured_output.request_analysis import RequestAnalysis
 from loraplex.platform.inference.structured_output.value_validation import ValueValidation
 from loraplex.platform.jobs.housekeeping import Housekeeping
-from loraplex.platform.jobs.meter_export import MeterExport, MeterFile, MeterSink, MeterUrl
+from loraplex.platform.jobs.meter_export import MeterExporter, MeterFile, MeterSink, MeterUrl
 from loraplex.platform.jobs.month_closing import MonthClosing
 from loraplex.platform.jobs.receiver_client import ReceiverClient, ThreadedResolver
 from loraplex.platform.jobs.tenant_erasure import StoredFiles, TenantErasure
 from loraplex.platform.jobs.usage_reconciliation import UsageReconciliation
-from loraplex.platform.jobs.webhook_delivery import AT_ONCE, WebhookDelivery
+from loraplex.platform.jobs.webhook_delivery import AT_ONCE, WebhookDispatcher
 from loraplex.platform.observability.exposition import MetricsExposition, metrics_router
 from loraplex.platform.observability.health import Health, health_router
 from loraplex.platform.observability.metrics import Metrics
@@ -301,11 +301,11 @@ def _start_outbox(
     client = ReceiverClient(resolver, allow_private=settings.webhook_allow_private)
     database, metrics = resources.database, resources.metrics.webhooks
     secrets = WebhookSecrets(dependencies.derive_key)
-    delivery = WebhookDelivery(database=database, client=client, secrets=secrets, metrics=metrics)
+    delivery = WebhookDispatcher(database=database, client=client, secrets=secrets, metrics=metrics)
     _run_in_background(delivery.run(), stack)
     sink = _meter_sink(settings, client)
     if sink is not None:
-        _run_in_background(MeterExport(database=database, sink=sink, metrics=metrics).run(), stack)
+        _run_in_background(MeterExporter(database=database, sink=sink, metrics=metrics).run(), stack)
 
 
 def _meter_sink(settings: Settings, client: ReceiverClient) -> MeterSink | None:

@@ -17,7 +17,7 @@ MAX_PORT: Final = 65_535
 SCHEME_PORTS: Final = {"https": 443, "http": 80}
 # Without user, fragment, backslash or any character that two parsers could read differently.
 _URL: Final = re.compile(
-    r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::(?P<port>[1-9][0-9]{0,4}))?"
+    r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\])(?::(?P<port>[1-9][0-9]{0,4}))?"
     r"(?P<path>(?:/[A-Za-z0-9!$%&'()*+,./:;=?@_~-]*)?)"
 )
 # The registries of IANA for special-purpose addresses, the deprecated 6to4 relays (RFC 7526), multicast and reserved.

@@ -131,6 +131,10 @@ async def test_a_role_ends_with_its_transaction(database: Database) -> None:
         "UPDATE price_versions SET effective = 'empty'",
         "UPDATE tenant_billing SET tax_rate_ppm = 0",
         "UPDATE alias_targets SET weight = 1",
+        "UPDATE outbox_events SET data = '{}'",
+        "UPDATE webhook_deliveries SET event_id = endpoint_id",
+        "DELETE FROM webhook_deliveries",
+        "UPDATE meter_exports SET value = 1",
         "CREATE TABLE mine (x int)",
     ],
 )

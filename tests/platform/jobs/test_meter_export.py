@@ -18,7 +18,7 @@ from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.jobs.meter_export import (
     MAX_LINE_BYTES,
-    MeterExport,
+    MeterExporter,
     MeterFile,
     MeterSink,
     MeterUrl,
@@ -34,8 +34,10 @@ TEN = datetime(2026, 11, 23, 10, tzinfo=UTC)
 NOW = TEN + timedelta(hours=1, minutes=10)
 
 
-def export(database: Database, sink: MeterSink) -> MeterExport:
-    return MeterExport(database=database, sink=sink, metrics=WebhookMetrics(CollectorRegistry()), poll_s=0.01)
+def export(database: Database, sink: MeterSink) -> MeterExporter:
+    return MeterExporter(
+        database=database, sink=sink, metrics=WebhookMetrics(CollectorRegistry()), poll_s=0.01
+    )
 
 
 def events(first: int, count: int) -> list[MeterEvent]:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 from prometheus_client import CollectorRegistry
 from sqlalchemy import select, text
+from sqlalchemy.ext.asyncio import AsyncSession
 from standardwebhooks import Webhook
 from tests.platform.jobs.receiver import LOCAL, OK, FakeResolver, fixed, receiving
 from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched
@@ -22,7 +23,7 @@ from loraplex.platform.jobs.webhook_delivery import (
     DELAYS_S,
     JITTER,
     PER_TENANT,
-    WebhookDelivery,
+    WebhookDispatcher,
     delay_after,
     message,
 )
@@ -34,8 +35,8 @@ from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.platform.services.webhook_secrets import WebhookSecrets
 from loraplex.platform.services.webhooks import IssuedWebhook, WebhookRules
 from loraplex.tenants.database import Database
-from loraplex.tenants.models import EVENT_TYPES, OutboxEvent
-from loraplex.tenants.models import WebhookDelivery as DeliveryRow
+from loraplex.tenants.errors import DatabaseUnavailable
+from loraplex.tenants.models import EVENT_TYPES, OutboxEvent, WebhookDelivery
 from loraplex.tenants.outbox.deliveries import MAX_ATTEMPTS, Deliveries
 from loraplex.tenants.outbox.events import InvoiceFinalized
 
@@ -48,12 +49,13 @@ class Gateway:
 
     def __init__(self, database: Database, client: Any = None, secrets: WebhookSecrets = SECRETS) -> None:
         self.registry = CollectorRegistry()
-        self.job = WebhookDelivery(
+        self.job = WebhookDispatcher(
             database=database,
             client=client or ReceiverClient(FakeResolver([[LOCAL]]), allow_private=True, total_s=60.0),
             secrets=secrets,
             metrics=WebhookMetrics(self.registry),
             poll_s=0.01,
+            retry_s=0.01,
         )
 
     def count(self, result: str) -> float:
@@ -83,9 +85,9 @@ async def create(database: Database, tenant_id: UUID, url: str) -> IssuedWebhook
         return await webhooks.create(uow, RULES, tenant_id, url, EVENT_TYPES)
 
 
-async def rows(database: Database) -> list[DeliveryRow]:
+async def rows(database: Database) -> list[WebhookDelivery]:
     async with database.as_operator() as session:
-        return [*await session.scalars(select(DeliveryRow).order_by(DeliveryRow.created_at))]
+        return [*await session.scalars(select(WebhookDelivery).order_by(WebhookDelivery.created_at))]
 
 
 async def make_due(database: Database) -> None:
@@ -241,6 +243,25 @@ async def test_a_defect_met_by_one_delivery_ends_neither_the_job_nor_the_deliver
         await make_due(database)
         await until(lambda: gateway.count("delivered") == 1)
     assert received[0] == received[1]
+
+
+async def test_errors_of_the_database_and_defects_of_the_job_are_survived(database: Database) -> None:
+    failures: list[Exception] = [DatabaseUnavailable("away"), RuntimeError("a defect")]
+
+    class Failing(Database):
+        def as_operator(self) -> AbstractAsyncContextManager[AsyncSession]:
+            if failures:
+                raise failures.pop()
+            return super().as_operator()
+
+    tenant_id = await make_tenant(database)
+    failing = Failing(database.url)
+    async with receiving(fixed(OK)) as receiver:
+        await create(database, tenant_id, f"http://hooks.example:{receiver.port}/")
+        await add_event(database, tenant_id)
+        async with Gateway(failing).running() as gateway:
+            await until(lambda: gateway.count("delivered") == 1)
+    await failing.close()
 
 
 async def test_nothing_is_sent_with_a_secret_that_cannot_be_read(database: Database) -> None:

@@ -43,7 +43,13 @@ WRONG = (
     *("https://user:password@example.com/", "https://example.com/#part", "https://example.com\\@10.0.0.1/"),
     *("https://exa mple.com/", "https://example.com/\n", "https://bücher.example/", "https://example.com:0/"),
     *("https://example.com:65536/", "https://example.com:22/", "https://example.com:80/", "https://[::g]/"),
-    *("https://[1.2.3]/", "https://[::1%25eth0]/", "HTTPS://example.com/", "https://example.com?x=1"),
+    *(
+        "https://[1.2.3]/",
+        "https://[::1%25eth0]/",
+        "HTTPS://example.com/",
+        "https://example.com?x=1",
+        "https://.example.com/",
+    ),
     "https://example.com/" + "a" * MAX_URL_LENGTH,
 )
 
