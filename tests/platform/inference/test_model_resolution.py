@@ -39,14 +39,18 @@ class LosableDatabase(Database):
             yield session
 
 
+def dependencies_of(database: Database) -> Any:
+    return SimpleNamespace(
+        database=database, served_model_name="base", config=ServingConfig(known_caller_s=KNOWN_S)
+    )
+
+
 class World:
     """One gateway's models, and a caller whose tenant has the adapter `pirate`."""
 
     def __init__(self, database: LosableDatabase, caller: Caller) -> None:
         self.database, self.caller, self.clock = database, caller, Clock()
-        self.dependencies: Any = SimpleNamespace(
-            database=database, served_model_name="base", config=ServingConfig(known_caller_s=KNOWN_S)
-        )
+        self.dependencies = dependencies_of(database)
         self.models = KnownModels(self.dependencies, self.clock)
 
     async def listed(self) -> list[str]:
