@@ -150,9 +150,16 @@ class Database:
             LOG.warning("PostgreSQL is away; only callers that were read recently are served")
 
     async def ping(self) -> None:
-        """Close the breaker if PostgreSQL answers. Raises `DatabaseUnavailable` if not."""
-        async with self.as_writer() as session:
-            await session.execute(text("SELECT 1"))
+        """Close the breaker if PostgreSQL answers. Raises `DatabaseUnavailable` if not.
+
+        A ping that fails, or is given up by its caller, counts as a failure: so requests need not find out by waiting.
+        """
+        try:
+            async with self.as_writer() as session:
+                await session.execute(text("SELECT 1"))
+        except BaseException:
+            self._failed()
+            raise
         if self.breaker.is_open:
             LOG.warning("PostgreSQL is available again")
         self.breaker.close()

@@ -6,9 +6,9 @@ does not depend on the engine.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 
 import structlog
 from fastapi import APIRouter
@@ -19,7 +19,7 @@ from loraplex.platform.engines.pool import EnginePool, ManagedEngine
 from loraplex.platform.observability.metrics import Metrics
 from loraplex.tenants.single_flight import SingleFlight
 
-Ping = Callable[[], Awaitable[None]]
+Ping = Callable[[], Coroutine[Any, Any, None]]
 
 DEPENDENCY_INTERVAL_S = 1.0
 DEPENDENCY_TIMEOUT_S = 2.0
@@ -79,7 +79,7 @@ class Health:
         try:
             # As a task of its own: a driver may take seconds to cancel what a silent server was asked.
             async with asyncio.timeout(DEPENDENCY_TIMEOUT_S):
-                await self.pings.run(name, partial(_run, ping))
+                await self.pings.run(name, ping)
         except Exception as error:  # noqa: BLE001 - any error of a client library means that the dependency is down
             if name not in self.down:
                 structlog.get_logger("loraplex.health").warning(
@@ -107,10 +107,6 @@ class Health:
         if stats.running + stats.waiting > 0 and stats.heartbeat_age_s > self.stall_s:
             return f"the engine has work and completed no step for {stats.heartbeat_age_s:.0f} s"
         return None
-
-
-async def _run(ping: Ping) -> None:
-    await ping()
 
 
 def health_router(health: Health) -> APIRouter:

@@ -7,12 +7,15 @@ from typing import Any
 import httpx
 import pytest
 from tests.platform.api.conftest import Gateway
+from tests.platform.api.openai.test_moved_models import controller
 from tests.platform.auth.authentication import make_key
 from tests.platform.database_proxy import DatabaseProxy, Loss, proxied
 
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.tenants import database as database_module
+from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.key_format import generate_key
+from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 
 DIGEST = "a" * 64
@@ -124,3 +127,35 @@ async def test_models_that_were_not_listed_are_503(served: Served) -> None:
         assert (await served.get("/v1/models")).status_code == 503
         assert (await served.get("/v1/models/pirate")).status_code == 200
         assert (await served.get("/v1/models/demo/base")).status_code == 200
+
+
+@pytest.mark.parametrize("change", ["revoke", "suspend"])
+async def test_what_another_gateway_published_ends_service_here(
+    start_gateway: Any, database: Database, valkey_url: str, change: str
+) -> None:
+    """With the counters of a real Valkey. Requests with an adapter and without, with admission and without."""
+    async with proxied(database.url) as proxy:
+        through = Database(proxy.url)
+        async with controller(through, valkey_url) as here, controller(database, valkey_url) as elsewhere:
+            gateway = await start_gateway(other=through, limits=ALWAYS_LOOKED_UP, admissions=here)
+            gateway.database = database
+            gateway.key = await gateway.tenant("acme")
+            await gateway.adapter("acme", "pirate", DIGEST)
+            served = Served(gateway, proxy, through, "")
+            names = await served.everything()
+            assert names == dict.fromkeys(names, 200)
+            async with proxy.lost("refused"):
+                tokenize: Any = {"model": "pirate", "messages": MESSAGES}
+                assert (await gateway.post("/v1/tokenize", tokenize)).status_code == 200
+                async with database.as_operator() as session:
+                    tenant = await TenantRepository(session).get("acme")
+                    if change == "suspend":
+                        await TenantRepository(session).suspend("acme")
+                    else:
+                        await KeyRepository(session).revoke(tenant.id, gateway.key.split("_")[2])
+                await elsewhere.publish(tenant.id)
+                assert await served.everything() == dict.fromkeys(names, 503)
+            await through.ping()
+            ended = 403 if change == "suspend" else 401
+            assert await served.everything() == dict.fromkeys(names, ended)
+        await through.close()
