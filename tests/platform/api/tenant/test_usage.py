@@ -15,6 +15,7 @@ from tests.tenants.ledger.stored_usage import Used, UsingTenant, make_tenant, se
 from loraplex.platform.api.schemas import usage_report
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
+from loraplex.tenants.ids import uuid7_derived
 from loraplex.tenants.ledger import request_log
 
 FIRST = datetime(2026, 10, 31, 22, 30, tzinfo=UTC)
@@ -251,6 +252,23 @@ async def test_of_several_requests_with_one_id_of_the_client_the_newest_is_found
     reader.settle(reader.used(client_request_id="again"))
     (newest,) = reader.settle(reader.used(1, client_request_id="again"))
     assert (await reader.ok("requests/again"))["id"] == str(newest)
+
+
+async def test_a_correction_is_listed_and_names_what_it_reverses(reader: Reader) -> None:
+    (settled,) = reader.settle(reader.used(client_request_id="mine"))
+    taken_back = {"uncached": -10, "cached": -4, "completion": -6}
+    correction = reader.used(
+        client_request_id="mine", reverses_id=settled, id=uuid7_derived(settled, "correction"), **taken_back
+    )
+    reader.settle(correction)
+    rows = {row["id"]: row for row in (await reader.ok("requests"))["data"]}
+    assert len(rows) == 2 and rows[str(settled)].keys() == REQUEST
+    row = rows[str(correction.id)]
+    assert (row["reverses_id"], row["reason"], row["prompt_tokens"]) == (str(settled), "a mistake", -14)
+    assert await reader.ok("requests/mine") == rows[str(settled)]
+    assert await reader.ok(f"requests/{correction.id}") == row
+    totals = (await reader.ok("usage"))["totals"]
+    assert (totals["requests"], totals["prompt_tokens"], totals["amount_pico"]) == (1, 0, "0")
 
 
 async def test_requests_are_filtered(reader: Reader) -> None:
