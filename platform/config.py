@@ -135,6 +135,8 @@ class Settings(BaseSettings):
     engine_unresponsive_s: float = Field(default=30.0, gt=0, le=3600)
     audit_retention_days: int = Field(default=365, ge=2, le=3650)
     quota_event_retention_days: int = Field(default=400, ge=1, le=3650)
+    ledger_retention_months: int = Field(default=24, ge=2, le=240)
+    phases_retention_days: int = Field(default=14, ge=1, le=366)
     idempotency_hours: int = Field(default=24, ge=1, le=168)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     fake_engine: Path | None = Field(

@@ -32,6 +32,8 @@ POOL_WAIT_SECONDS = 5
 ROLES = ("app_tenant", "app_operator", "app_writer")
 # Both settings end with the transaction, so a pooled connection keeps neither.
 TAKE_ROLE = text("SELECT set_config('role', :role, true), set_config('app.tenant_id', :tenant_id, true)")
+SET_ROLE = text("SELECT set_config('role', :role, true)")
+CURRENT_ROLE = text("SELECT current_setting('role')")
 BYPASSES = text("SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user")
 
 
@@ -140,6 +142,15 @@ class Database:
 
     async def close(self) -> None:
         await self._engine.dispose()
+
+
+@asynccontextmanager
+async def writing(session: AsyncSession) -> AsyncIterator[None]:
+    """Run the statements of the block as `app_writer`, within the session's transaction; then its role is back."""
+    role = await session.scalar(CURRENT_ROLE)
+    await session.execute(SET_ROLE, {"role": "app_writer"})
+    yield
+    await session.execute(SET_ROLE, {"role": role})
 
 
 def first_line(error: Exception) -> str:

@@ -36,7 +36,8 @@ TenantsError
 │   ├── StoredResponseUnreadable  the stored response was encrypted with another server secret
 │   ├── KeyEnded             the key is revoked or expired: nothing of it may change
 │   ├── UploadEnded          it was completed, aborted, or has expired
-│   └── UploadClaimed        its parts are being assembled
+│   ├── UploadClaimed        its parts are being assembled
+│   └── AlreadyCorrected     the usage of the request was taken back before
 ├── IdempotencyMismatch      the Idempotency-Key was used for another request
 ├── PolicyStale              the caller was read before its tenant, key or limits changed: read it again
 ├── PriceMissing             no rate card covers the request in its tenant's currency
@@ -210,6 +211,10 @@ class IdempotencyInUse(Conflict):
 
 
 class StoredResponseUnreadable(Conflict):
+    pass
+
+
+class AlreadyCorrected(Conflict):
     pass
 
 

@@ -101,6 +101,8 @@ class InferencePipeline:
             except BaseException as error:
                 await generation.close(error, charged=not request.gave_way)
                 raise
+            finally:
+                context.is_recorded = generation.is_recorded
         return generation
 
     async def _admit(
@@ -113,6 +115,7 @@ class InferencePipeline:
     ) -> Generation:
         """Admit the request once its sizes are known; only then build its grammar and submit it to the engine."""
         model = await self._resolve(context, values)
+        context.adapter_id = model.adapter_id
         context.headers.update(model.headers())
         values = values.with_defaults(model.defaults)
         prompts = await self.prompt_ids(values, model, context.caller.tenant_id)

@@ -57,6 +57,7 @@ from loraplex.tenants.api_keys.last_used import writing_use
 from loraplex.tenants.api_keys.networks import parse_network
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField
+from loraplex.tenants.ledger.partitions import LedgerPartitions, LedgerRetention
 from loraplex.tenants.retention import Retention
 
 OnStage = Callable[[str], None]
@@ -271,7 +272,15 @@ def _housekeeping(
         audit=timedelta(days=settings.audit_retention_days),
         quota_events=timedelta(days=settings.quota_event_retention_days),
     )
-    return Housekeeping(database=dependencies.database, erasure=erasure, retention=retention)
+    ledger_retention = LedgerRetention(
+        ledger_months=settings.ledger_retention_months, phases_days=settings.phases_retention_days
+    )
+    return Housekeeping(
+        database=dependencies.database,
+        erasure=erasure,
+        retention=retention,
+        partitions=LedgerPartitions(dependencies.database, ledger_retention),
+    )
 
 
 def _namespace_of(secret: bytes, tenant_id: UUID) -> bytes:

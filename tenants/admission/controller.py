@@ -35,6 +35,7 @@ from loraplex.tenants.errors import (
     StoreUnavailable,
     ValkeyUnavailable,
 )
+from loraplex.tenants.ledger.refusal_counts import RefusalCounts, Refused
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.policies import Policies
@@ -85,6 +86,7 @@ class QuotaAdmissionController:
         self._recorder = recorder or AdmissionRecorder()
         self._requests = InFlightReservations()
         self._ledger = ledger = UsageLedger(database)
+        self._refusal_counts = RefusalCounts(ledger.count_refusals)
         self._counters = counters = Counters(
             redis, bulk_redis, lease_s=settings.lease_s, command_s=settings.valkey_s
         )
@@ -132,6 +134,7 @@ class QuotaAdmissionController:
             settlements=self._settlements,
             reaper=self._reaper,
             reconciliation=self._reconciliation,
+            refusal_counts=self._refusal_counts,
             gateway_id=gateway_id,
             settings=settings,
         )
@@ -190,6 +193,10 @@ class QuotaAdmissionController:
         self._recorder.refused(error, time.perf_counter() - began)
         return error
 
+    def count_refusal(self, refused: Refused) -> None:
+        """Count a request that was refused, for its tenant's overview."""
+        self._refusal_counts.add(refused)
+
     async def settle(self, reservation: Reservation, usage: SettledUsage) -> None:
         """Settle a request. Returns when the usage is in the ledger or waits for PostgreSQL. May be repeated."""
         began = time.perf_counter()
@@ -236,6 +243,15 @@ class QuotaAdmissionController:
         except StoreUnavailable as error:
             LOG.warning("a policy could not be published", tenant=str(tenant_id), reason=str(error))
 
+    async def recount(self, tenant_id: UUID) -> None:
+        """Rebuild the tenant's counters from the ledger, after a correction. Where that fails, reconciliation finds the
+        difference later.
+        """
+        try:
+            await self._counter_rebuild.rebuild(tenant_id)
+        except StoreUnavailable as error:
+            LOG.warning("the counters wait for a correction", tenant=str(tenant_id), reason=str(error))
+
     async def run(self) -> None:
         """Run the background tasks until cancelled."""
         await self.maintenance.run()
@@ -244,6 +260,7 @@ class QuotaAdmissionController:
         """Retry what waits for PostgreSQL for a few seconds, then remove this gateway."""
         try:
             await self._settlements.finish()
+            await self._refusal_counts.flush()
             await self._ledger.remove_gateway(self._gateway_id, FORGOTTEN_GATEWAY_SECONDS)
         except StoreUnavailable as error:
             LOG.warning("the gateway could not be removed from PostgreSQL", reason=str(error))
@@ -274,12 +291,20 @@ class AdmissionController(Protocol):
         """Return the error of a request that would certainly be refused, as an earlier one of its caller; None otherwise."""
         ...
 
+    def count_refusal(self, refused: Refused) -> None:
+        """Count a request that was refused and has no record in the ledger."""
+        ...
+
     async def settle(self, reservation: Reservation, usage: SettledUsage) -> None:
         """Replace the reservation by the usage. Usage is never lost; may be repeated."""
         ...
 
     async def cancel(self, reservation: Reservation) -> None:
         """Cancel the reservation: nothing was used."""
+        ...
+
+    async def recount(self, tenant_id: UUID) -> None:
+        """Count the tenant's use again from the ledger, after a correction."""
         ...
 
     async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:

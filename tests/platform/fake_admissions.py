@@ -8,6 +8,7 @@ from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.billing.pricing import NO_PRICE
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.errors import LimitExceeded
+from loraplex.tenants.ledger.refusal_counts import Refused
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.quotas.reservation import (
@@ -35,6 +36,8 @@ class FakeAdmissions:
         self.explanations: dict[tuple[UUID, str], Explanation] = {}
         self.degraded = False
         self.recent: LimitExceeded | None = None
+        self.refused: list[Refused] = []
+        self.recounted: list[UUID] = []
 
     async def admit(
         self, request: ReservationRequest, on_provisional: OnProvisional | None = None
@@ -61,11 +64,17 @@ class FakeAdmissions:
     def recent_refusal(self, key: AuthenticatedKey, request_id: str) -> LimitExceeded | None:
         return self.recent
 
+    def count_refusal(self, refused: Refused) -> None:
+        self.refused.append(refused)
+
     async def settle(self, admission: Reservation, usage: SettledUsage) -> None:
         self.settled.append((admission, usage))
 
     async def cancel(self, admission: Reservation) -> None:
         self.cancelled.append(admission)
+
+    async def recount(self, tenant_id: UUID) -> None:
+        self.recounted.append(tenant_id)
 
     async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:
         return []

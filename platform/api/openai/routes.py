@@ -44,6 +44,7 @@ from loraplex.platform.parameters.request_models import (
     TokenizeRequest,
 )
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
+from loraplex.tenants.ledger.refusal_counts import Refused
 
 T = TypeVar("T")
 Collect: TypeAlias = Callable[[ResponseHead, Generation, TokenText], Awaitable[ChatCompletion | Completion]]
@@ -79,13 +80,14 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
 
     async def generate(request: Request, caller: Caller, endpoint: GenerationEndpoint) -> Response:
         context = context_of(request, caller)
-        inference.repeat_refusal(context)
         try:
+            inference.repeat_refusal(context)
             return await _generate(dependencies, inference, request, context, endpoint)
         except Exception as error:
             if _needs_no_admission(error):
                 async with transactions.slot(caller.tenant_id):
                     await context.confirm()
+            _count_refusal(dependencies, context, error)
             raise
 
     @router.post(
@@ -138,6 +140,19 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
 def _needs_no_admission(error: Exception) -> bool:
     """Whether the error may precede admission: then the key was not yet checked against the current policy."""
     return describe(error).row.status in UNADMITTED
+
+
+def _count_refusal(dependencies: GatewayDependencies, context: RequestContext, error: Exception) -> None:
+    """Count a request that ended without a record in the ledger, unless its client left."""
+    if context.is_recorded or isinstance(error, ClientGone):
+        return
+    refused = Refused(
+        tenant_id=context.caller.tenant_id,
+        api_key_id=context.caller.api_key_id,
+        adapter_id=context.adapter_id,
+        code=describe(error).row.code,
+    )
+    dependencies.admission_controller.count_refusal(refused)
 
 
 async def _read_body(

@@ -69,6 +69,7 @@ SCOPES: Final = {
     "GET /operator/v1/engine": OPERATOR,
     "GET /operator/v1/audit": OPERATOR,
     "GET /operator/v1/usage": OPERATOR,
+    "POST /operator/v1/usage/corrections": OPERATOR,
 }
 DOCUMENTATION: Final = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
 

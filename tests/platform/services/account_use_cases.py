@@ -1,16 +1,21 @@
 """The rows of the walk for tenants, keys and limits."""
 
+from dataclasses import replace
 from typing import Final
 
-from tests.platform.services.use_case import UseCase
+from tests.platform.services.use_case import UseCase, Way
 from tests.platform.services.walked_world import NO_ID, Outcome, World
+from tests.tenants.ledger.test_settle import AT, reservation, usage
 
-from loraplex.platform.services import api_keys, quotas, tenants
+from loraplex.platform.services import api_keys, quotas, tenants, usage_corrections
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.ids import uuid7_from
+from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.registry.adapters import AdapterRepository
 
 NO_KEY: Final = "nonesuchnone"
+USED: Final = uuid7_from(AT)
 
 
 async def _create_with_limit(world: World) -> Outcome:
@@ -27,6 +32,18 @@ async def _suspend(world: World) -> None:
 async def _add_adapter(world: World) -> None:
     async with world.database.as_tenant(world.tenant_id) as session:
         await AdapterRepository(session, world.tenant_id).get_or_create("support")
+
+
+async def _use(world: World) -> None:
+    ledger = UsageLedger(world.database)
+    admitted = reservation(world.tenant_id)
+    await ledger.settle(replace(admitted, request=replace(admitted.request, id=USED)), usage())
+    await ledger.close()
+
+
+def _correct(request_id: object) -> Way:
+    body = {"request_id": str(request_id), "reason": "the engine was broken"}
+    return lambda world: world.operator("POST", "/usage/corrections", body)
 
 
 TENANTS: Final = (
@@ -154,5 +171,15 @@ LIMITS: Final = (
             "PUT", "/adapters/support/quotas", {"tokens_per_day": 5}, if_match="1"
         ),
         refused_http=lambda world: world.tenant("PUT", "/adapters/nonesuch/quotas", {}, if_match="1"),
+    ),
+)
+
+USAGE: Final = (
+    UseCase(
+        function=usage_corrections.reverse,
+        entries=("usage.correct",),
+        given=_use,
+        http=_correct(USED),
+        refused_http=_correct(NO_ID),
     ),
 )

@@ -29,7 +29,7 @@ from loraplex.platform.services.unit_of_work import UnitOfWork
 
 # Both register a version, which needs a server that validates it: see `test_push_ways.py`.
 WALKED_BY_PUSHES: Final = {uploads.complete_upload, uploads.submit_folder}
-ALL = (*accounts.TENANTS, *accounts.KEYS, *accounts.LIMITS, *of_adapters.ALL)
+ALL = (*accounts.TENANTS, *accounts.KEYS, *accounts.LIMITS, *accounts.USAGE, *of_adapters.ALL)
 
 
 @pytest.fixture

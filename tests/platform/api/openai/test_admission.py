@@ -158,6 +158,30 @@ async def test_refusals(
     # Nothing was done for it.
     assert gateway.compile_checks.checked == [] and gateway.engine.requests == []
     assert gateway.admissions.settled == gateway.admissions.cancelled == []
+    assert [(each.code, each.adapter_id) for each in gateway.admissions.refused] == [(code, None)]
+
+
+async def test_every_refusal_is_counted_once_and_nothing_that_the_ledger_has(start_gateway: Any) -> None:
+    """Bad bodies, unknown models, refused schemas and repeated refusals, but neither answers nor failures of the engine."""
+    gateway = await start_gateway(FakeScript(faults=(Fault(kind="fail", after_tokens=2, times=1),)))
+    await gateway.adapter("acme", "pirate", DIGEST)
+    for body, code in (
+        (CHAT | {"n": 0}, "invalid_value"),
+        (CHAT | {"model": "missing"}, "model_not_found"),
+        (CHAT | {"model": "pirate", "max_tokens": 60_000}, "context_length_exceeded"),
+    ):
+        response = await gateway.post("/v1/chat/completions", body)
+        assert response.json()["error"]["code"] == code == gateway.admissions.refused[-1].code
+    assert [each.adapter_id is None for each in gateway.admissions.refused] == [True, True, False]
+    gateway.admissions.recent = RateLimited("slow down", **LIMITED, rate=RATE)
+    assert (await gateway.post("/v1/chat/completions", CHAT)).status_code == 429
+    gateway.admissions.recent = None
+    assert len({(each.tenant_id, each.api_key_id) for each in gateway.admissions.refused}) == 1
+    codes = ["invalid_value", "model_not_found", "context_length_exceeded", "rate_limit_exceeded"]
+    assert [each.code for each in gateway.admissions.refused] == codes
+    assert [(await gateway.post("/v1/chat/completions", CHAT)).status_code for _ in range(2)] == [500, 200]
+    await settled(gateway, 2)
+    assert len(gateway.admissions.refused) == len(codes)
 
 
 @pytest.mark.parametrize("stream", [False, True])
