@@ -4,6 +4,7 @@ Invariant: the rows of a report add up to its totals exactly. Only `requests` is
 has a row also if its requests used nothing.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -61,6 +62,8 @@ _FOLLOWING: Final = """
     WHERE (start, tenant_id, adapter_id, api_key_id, class)
         > (:after_start, :after_tenant, :after_adapter, :after_key, :after_class)"""
 DAY: Final = timedelta(days=1)
+WHOLE_ROWS: Final = 500
+"""So many rows are read for a first page: a report that has fewer needs no second query for its totals."""
 WIDENED: Final = 4
 """A page that one stretch of time does not fill is continued with one so many times as long."""
 
@@ -155,6 +158,26 @@ async def usage_rows(
         rows += await _rows_within(session, replace(query, start=start, end=end), after, limit - len(rows))
         start, buckets = end, WIDENED * buckets
     return rows
+
+
+async def first_rows(
+    session: AsyncSession, query: UsageQuery, limit: int
+) -> tuple[list[UsageRow], dict[str, UsageSums]]:
+    """The first `limit` rows, and the totals of the whole range as `usage_totals` returns them."""
+    rows = await usage_rows(session, query, None, max(limit, WHOLE_ROWS))
+    whole = len(rows) < max(limit, WHOLE_ROWS)
+    return rows[:limit], totals_of(rows) if whole else await usage_totals(session, query)
+
+
+def totals_of(rows: Iterable[UsageRow]) -> dict[str, UsageSums]:
+    """The sums of all rows of a report by currency. The token classes of a group share its requests."""
+    totals: dict[str, UsageSums] = {}
+    group = None
+    for row in rows:
+        sums = row.sums if (row.key[:4], row.currency) != group else replace(row.sums, requests=0)
+        group = row.key[:4], row.currency
+        totals[row.currency] = totals.get(row.currency, UsageSums()) + sums
+    return dict(sorted(totals.items()))
 
 
 async def _rows_within(

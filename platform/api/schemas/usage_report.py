@@ -3,7 +3,7 @@
 Invariant: each page is one short transaction, so a slow reader of CSV occupies no connection of the database.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -31,14 +31,12 @@ from loraplex.tenants.ledger.usage_reports import (
     UsageQuery,
     UsageRow,
     UsageSums,
+    first_rows,
     usage_rows,
-    usage_totals,
 )
 
 CSV_ROWS: Final = 5000
 """Rows of one transaction of a report as CSV."""
-WHOLE_ROWS: Final = 500
-"""So many rows are read for a first page: a report that has fewer needs no second query for its totals."""
 _TOTALS: Final = "totals"
 """In a cursor: the totals of the first page, so that the others need not read the whole range again."""
 _SUMS: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "amount_pico")
@@ -87,11 +85,9 @@ async def answer_usage(
         if _TOTALS in filters:
             rows = await usage_rows(session, query, page.after, limit)
             return _Report(query, filters["currency"], _read_totals(filters[_TOTALS]), rows)
-        rows = await usage_rows(session, query, None, max(limit, WHOLE_ROWS))
-        whole = len(rows) < max(limit, WHOLE_ROWS)
-        by_currency = totals_of(rows) if whole else await usage_totals(session, query)
+        rows, by_currency = await first_rows(session, query, limit)
         currency = chosen_currency(by_currency, query.currency, default_currency)
-        return _Report(query, currency, by_currency.get(currency, UsageSums()), rows[:limit])
+        return _Report(query, currency, by_currency.get(currency, UsageSums()), rows)
 
     report = await endpoint.query(caller, find)
     if as_csv:
@@ -116,17 +112,6 @@ def chosen_currency(by_currency: Mapping[str, UsageSums], wanted: str | None, de
             f"The range has usage in {', '.join(by_currency)}: choose one with `currency`.", param="currency"
         )
     return next(iter(by_currency), default)
-
-
-def totals_of(rows: Iterable[UsageRow]) -> dict[str, UsageSums]:
-    """The sums of all rows of a report by currency. The token classes of a group share its requests."""
-    totals: dict[str, UsageSums] = {}
-    group = None
-    for row in rows:
-        sums = row.sums if (row.key[:4], row.currency) != group else replace(row.sums, requests=0)
-        group = row.key[:4], row.currency
-        totals[row.currency] = totals.get(row.currency, UsageSums()) + sums
-    return dict(sorted(totals.items()))
 
 
 def _write_totals(totals: UsageSums) -> str:

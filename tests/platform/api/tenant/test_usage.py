@@ -16,7 +16,7 @@ from loraplex.platform.api.schemas import usage_report
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.ids import uuid7_derived
-from loraplex.tenants.ledger import request_log
+from loraplex.tenants.ledger import request_log, usage_reports
 
 FIRST = datetime(2026, 10, 31, 22, 30, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -147,7 +147,7 @@ async def test_without_a_range_usage_is_that_of_this_month(reader: Reader) -> No
 async def test_totals_are_the_same_from_few_rows_and_from_the_range(
     reader: Reader, monkeypatch: pytest.MonkeyPatch, group_by: str
 ) -> None:
-    nothing = {"uncached": 0, "cached": 0, "completion": 0}
+    nothing: dict[str, Any] = {"uncached": 0, "cached": 0, "completion": 0}
     reader.settle(
         *(reader.used(hours) for hours in range(3)),
         reader.used(5, adapter=None, **nothing),
@@ -156,7 +156,7 @@ async def test_totals_are_the_same_from_few_rows_and_from_the_range(
     )
     query = {**RANGE, "bucket": "1h", "group_by": group_by} if group_by else {**RANGE, "bucket": "1h"}
     whole = await reader.ok("usage", query)
-    monkeypatch.setattr(usage_report, "WHOLE_ROWS", 0)
+    monkeypatch.setattr(usage_reports, "WHOLE_ROWS", 0)
     assert (await reader.ok("usage", {**query, "limit": 1}))["totals"] == whole["totals"]
     assert whole["totals"]["requests"] == 6
 
@@ -165,7 +165,7 @@ async def test_totals_are_the_same_from_few_rows_and_from_the_range(
 async def test_pages_have_the_range_of_the_first_one_and_its_totals(
     reader: Reader, monkeypatch: pytest.MonkeyPatch, whole_rows: int
 ) -> None:
-    monkeypatch.setattr(usage_report, "WHOLE_ROWS", whole_rows)
+    monkeypatch.setattr(usage_reports, "WHOLE_ROWS", whole_rows)
     reader.settle(*(reader.used(hours) for hours in range(5)))
     query: dict[str, Any] = {"from": "2026-10-31", "bucket": "1h", "limit": 2}
     seen, totals = [], []
@@ -256,7 +256,7 @@ async def test_of_several_requests_with_one_id_of_the_client_the_newest_is_found
 
 async def test_a_correction_is_listed_and_names_what_it_reverses(reader: Reader) -> None:
     (settled,) = reader.settle(reader.used(client_request_id="mine"))
-    taken_back = {"uncached": -10, "cached": -4, "completion": -6}
+    taken_back: dict[str, Any] = {"uncached": -10, "cached": -4, "completion": -6}
     correction = reader.used(
         client_request_id="mine", reverses_id=settled, id=uuid7_derived(settled, "correction"), **taken_back
     )
