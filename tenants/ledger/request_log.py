@@ -69,12 +69,16 @@ class RequestLog:
         return RequestPage(found, await self._session.scalar(last))
 
     async def get(self, request_id: str) -> LoggedRequest:
-        """The row of this id, else the newest one of this `x-request-id`. Raises `RequestNotFound`."""
+        """The row of this id, else the newest request of this `x-request-id`; corrections are found by their own ids only.
+
+        Raises `RequestNotFound`.
+        """
         found = None
         if REQUEST_ID.fullmatch(request_id):
             own = _uuid(request_id)
             found = None if own is None else await self._newest(UsageRecord.id == own)
-            found = found or await self._newest(UsageRecord.client_request_id == request_id)
+            of_client = UsageRecord.client_request_id == request_id
+            found = found or await self._newest(of_client & (UsageRecord.kind == "usage"))
         if found is None:
             raise RequestNotFound("no finished request has this id")
         return found

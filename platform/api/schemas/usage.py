@@ -57,7 +57,7 @@ class OperatorUsageDocument(UsageDocument):
 
 
 class UsageReportDocument(Listing[RowT], Generic[RowT]):
-    """`totals` are those of the whole range, on every page."""
+    """`totals` are those of the whole range when the first page was read, on every page."""
 
     totals: UsageSumsDocument
     currency: str

@@ -64,6 +64,7 @@ def usage_query(
         raise InvalidParameter("`group_by` names something twice.", param="group_by")
     return UsageQuery(
         tenant_id=tenant_id,
+        currency=filters.get("currency"),
         start=start,
         end=end,
         bucket=_choice("bucket", filters.get("bucket", DEFAULT_BUCKET), get_args(Bucket)),

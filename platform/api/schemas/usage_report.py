@@ -31,12 +31,15 @@ from loraplex.tenants.ledger.usage_reports import (
     UsageQuery,
     UsageRow,
     UsageSums,
+    first_rows,
     usage_rows,
-    usage_totals,
 )
 
 CSV_ROWS: Final = 5000
 """Rows of one transaction of a report as CSV."""
+_TOTALS: Final = "totals"
+"""In a cursor: the totals of the first page, so that the others need not read the whole range again."""
+_SUMS: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "amount_pico")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,23 +74,26 @@ async def answer_usage(
 ) -> Response:
     """Answer a report; without any usage its currency is `default_currency`. Raises `InvalidParameter`."""
     page = endpoint.page(request, caller, BY_GROUP, shape.parameters)
-    page = replace(page, filters=with_range(page.filters, datetime.now(UTC)))
-    query = usage_query(page.filters, shape.tenant_of(page.filters), shape.dimensions)
-    as_csv = is_csv(page.filters)
+    filters = with_range(page.filters, datetime.now(UTC))
+    query = usage_query(filters, shape.tenant_of(filters), shape.dimensions)
+    as_csv = is_csv(filters)
+    if as_csv:
+        _refuse_pages(request)
     limit = CSV_ROWS if as_csv else page.fetch
 
     async def find(session: AsyncSession) -> _Report:
-        by_currency = await usage_totals(session, query)
-        currency = chosen_currency(by_currency, page.filters.get("currency"), default_currency)
-        rows = await usage_rows(session, query, currency, page.after, limit)
+        if _TOTALS in filters:
+            rows = await usage_rows(session, query, page.after, limit)
+            return _Report(query, filters["currency"], _read_totals(filters[_TOTALS]), rows)
+        rows, by_currency = await first_rows(session, query, limit)
+        currency = chosen_currency(by_currency, query.currency, default_currency)
         return _Report(query, currency, by_currency.get(currency, UsageSums()), rows)
 
-    if as_csv:
-        _refuse_pages(request)
-        report = await endpoint.query(caller, find)
-        return StreamingResponse(_csv(endpoint, caller, shape, report), media_type="text/csv")
     report = await endpoint.query(caller, find)
-    listing = page.listing(report.rows, shape.to_response)
+    if as_csv:
+        return StreamingResponse(_csv(endpoint, caller, shape, report), media_type="text/csv")
+    kept = {**filters, "currency": report.currency, _TOTALS: _write_totals(report.totals)}
+    listing = replace(page, filters=kept).listing(report.rows, shape.to_response)
     document = shape.report(
         data=listing.data,
         totals=sums_response(report.totals),
@@ -108,6 +114,14 @@ def chosen_currency(by_currency: Mapping[str, UsageSums], wanted: str | None, de
     return next(iter(by_currency), default)
 
 
+def _write_totals(totals: UsageSums) -> str:
+    return " ".join(str(getattr(totals, name)) for name in _SUMS)
+
+
+def _read_totals(text: str) -> UsageSums:
+    return UsageSums(**dict(zip(_SUMS, map(int, text.split()), strict=True)))
+
+
 def _refuse_pages(request: Request) -> None:
     for name in ("cursor", "limit"):
         if name in request.query_params:
@@ -121,14 +135,14 @@ async def _csv(
 ) -> AsyncIterator[str]:
     columns = csv_columns(shape.row, by_class="class" in report.query.group_by)
     yield ",".join(columns) + "\r\n"
-    rows = report.rows
+    query, rows = replace(report.query, currency=report.currency), report.rows
     while rows:
         yield csv_lines(columns, map(shape.to_response, rows), report.currency)
         if len(rows) < CSV_ROWS:
             return
-        after: UsageKey = rows[-1].key
+        after = rows[-1].key
 
         async def find(session: AsyncSession, after: UsageKey = after) -> list[UsageRow]:
-            return await usage_rows(session, report.query, report.currency, after, CSV_ROWS)
+            return await usage_rows(session, query, after, CSV_ROWS)
 
         rows = await endpoint.query(caller, find)

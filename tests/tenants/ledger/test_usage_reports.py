@@ -94,8 +94,14 @@ def naive(tenant: UsingTenant, query: UsageQuery, requests: list[Used]) -> dict[
     return {
         key: (groups[key[:4]], *found[1:])
         for key, found in sums.items()
-        if "class" not in query.group_by or any(found[1:])
+        if "class" not in query.group_by or any(found[1:]) or is_unused(sums, key)
     }
+
+
+def is_unused(sums: dict[UsageKey, list[int]], key: UsageKey) -> bool:
+    """Of requests that used nothing, the first class has a row."""
+    of_group = [found for other, found in sums.items() if other[:4] == key[:4]]
+    return key.token_class == 0 and not any(any(found[1:]) for found in of_group)
 
 
 def classes_of(
@@ -125,7 +131,7 @@ async def all_rows(session: AsyncSession, query: UsageQuery, page: int) -> list[
     rows: list[UsageRow] = []
     while True:
         after = rows[-1].key if rows else None
-        found = await usage_rows(session, query, "USD", after, page)
+        found = await usage_rows(session, query, after, page)
         rows += found
         if len(found) < page:
             return rows

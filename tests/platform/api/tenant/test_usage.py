@@ -15,7 +15,8 @@ from tests.tenants.ledger.stored_usage import Used, UsingTenant, make_tenant, se
 from loraplex.platform.api.schemas import usage_report
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.ledger import request_log
+from loraplex.tenants.ids import uuid7_derived
+from loraplex.tenants.ledger import request_log, usage_reports
 
 FIRST = datetime(2026, 10, 31, 22, 30, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -142,7 +143,29 @@ async def test_without_a_range_usage_is_that_of_this_month(reader: Reader) -> No
     assert (empty["data"], empty["totals"]["amount_pico"], empty["currency"]) == ([], "0", "USD")
 
 
-async def test_pages_have_the_range_of_the_first_one_and_its_totals(reader: Reader) -> None:
+@pytest.mark.parametrize("group_by", ["", "adapter", "class", "adapter,key,class"])
+async def test_totals_are_the_same_from_few_rows_and_from_the_range(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, group_by: str
+) -> None:
+    nothing: dict[str, Any] = {"uncached": 0, "cached": 0, "completion": 0}
+    reader.settle(
+        *(reader.used(hours) for hours in range(3)),
+        reader.used(5, adapter=None, **nothing),
+        reader.used(6, adapter=None, price_version_id=None, amount_pico=5, **nothing),
+        reader.used(6, "coral", price_version_id=reader.tenant.version("USD", 1)),
+    )
+    query = {**RANGE, "bucket": "1h", "group_by": group_by} if group_by else {**RANGE, "bucket": "1h"}
+    whole = await reader.ok("usage", query)
+    monkeypatch.setattr(usage_reports, "WHOLE_ROWS", 0)
+    assert (await reader.ok("usage", {**query, "limit": 1}))["totals"] == whole["totals"]
+    assert whole["totals"]["requests"] == 6
+
+
+@pytest.mark.parametrize("whole_rows", [0, 500])
+async def test_pages_have_the_range_of_the_first_one_and_its_totals(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, whole_rows: int
+) -> None:
+    monkeypatch.setattr(usage_reports, "WHOLE_ROWS", whole_rows)
     reader.settle(*(reader.used(hours) for hours in range(5)))
     query: dict[str, Any] = {"from": "2026-10-31", "bucket": "1h", "limit": 2}
     seen, totals = [], []
@@ -156,7 +179,7 @@ async def test_pages_have_the_range_of_the_first_one_and_its_totals(reader: Read
         reader.settle(reader.used(-1), reader.used(len(totals) + 4))
         query = {"cursor": report["next_cursor"], "from": "2026-10-31", "limit": 2}
     assert seen == sorted(set(seen)) and len(seen) >= 5
-    assert totals[0] == 5
+    assert totals == [5] * len(totals)
     bad = {"cursor": report["next_cursor"] or "x", "bucket": "1d"}
     assert (await reader.refused("usage", bad))[:2] == (400, "cursor")
 
@@ -229,6 +252,23 @@ async def test_of_several_requests_with_one_id_of_the_client_the_newest_is_found
     reader.settle(reader.used(client_request_id="again"))
     (newest,) = reader.settle(reader.used(1, client_request_id="again"))
     assert (await reader.ok("requests/again"))["id"] == str(newest)
+
+
+async def test_a_correction_is_listed_and_names_what_it_reverses(reader: Reader) -> None:
+    (settled,) = reader.settle(reader.used(client_request_id="mine"))
+    taken_back: dict[str, Any] = {"uncached": -10, "cached": -4, "completion": -6}
+    correction = reader.used(
+        client_request_id="mine", reverses_id=settled, id=uuid7_derived(settled, "correction"), **taken_back
+    )
+    reader.settle(correction)
+    rows = {row["id"]: row for row in (await reader.ok("requests"))["data"]}
+    assert len(rows) == 2 and rows[str(settled)].keys() == REQUEST
+    row = rows[str(correction.id)]
+    assert (row["reverses_id"], row["reason"], row["prompt_tokens"]) == (str(settled), "a mistake", -14)
+    assert await reader.ok("requests/mine") == rows[str(settled)]
+    assert await reader.ok(f"requests/{correction.id}") == row
+    totals = (await reader.ok("usage"))["totals"]
+    assert (totals["requests"], totals["prompt_tokens"], totals["amount_pico"]) == (1, 0, "0")
 
 
 async def test_requests_are_filtered(reader: Reader) -> None:
