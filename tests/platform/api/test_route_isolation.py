@@ -96,6 +96,8 @@ CASES: Mapping[str, Case] = {
     "GET /operator/v1/tenants/{tenant_id}/quotas": Case(),
     "PATCH /operator/v1/tenants/{tenant_id}/quotas": Case({}, IF_MATCH),
     "PATCH /operator/v1/tenants/{tenant_id}/tier": Case({}, IF_MATCH),
+    "GET /operator/v1/tenants/{tenant_id}/billing": Case(),
+    "PATCH /operator/v1/tenants/{tenant_id}/billing": Case({}, IF_MATCH),
     "GET /tenant/v1/billing/invoices/{invoice_id}": Case(),
     "GET /operator/v1/invoices/{invoice_id}": Case(),
     "POST /operator/v1/invoices/{invoice_id}/paid": Case({"reference": "SEPA 1"}),
