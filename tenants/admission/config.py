@@ -9,7 +9,8 @@ class AdmissionConfig:
 
     An admission waits `valkey_s` for Valkey, and 0.8 times that for a second attempt. When `max_pending_settlements`
     settlements wait for PostgreSQL, nothing more is admitted. Every `reconcile_s` the counters of at most
-    `reconciled_at_once` tenants are compared with the ledger.
+    `reconciled_at_once` tenants are compared with the ledger. Counts of refused requests are written every
+    `refusal_counts_s`.
     """
 
     lease_s: float = 45.0
@@ -21,3 +22,4 @@ class AdmissionConfig:
     max_pending_settlements: int = 10_000
     reconcile_s: float = 5.0
     reconciled_at_once: int = 32
+    refusal_counts_s: float = 5.0

@@ -1,4 +1,5 @@
-"""Background tasks of one gateway: heartbeat, lease renewal, settlement retries, Valkey probe, reaping, reconciliation.
+"""Background tasks of one gateway: heartbeat, lease renewal, settlement retries, Valkey probe, reaping, reconciliation,
+counts of refusals.
 
 Invariant: no failure ends a task; it is logged, and the task runs again after its interval.
 """
@@ -10,15 +11,16 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.in_flight import InFlightReservations
 from loraplex.tenants.admission.local_limiter import LocalLimiter
 from loraplex.tenants.admission.reaper import Reaper
 from loraplex.tenants.admission.reconciliation import Reconciliation
 from loraplex.tenants.admission.settlement import SettlementQueue
+from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import StoreUnavailable, ValkeyUnavailable
+from loraplex.tenants.ledger.refusal_counts import RefusalCounts
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 
 LEASES_AT_ONCE = 256
@@ -37,6 +39,7 @@ class AdmissionMaintenance:
     settlements: SettlementQueue
     reaper: Reaper
     reconciliation: Reconciliation
+    refusal_counts: RefusalCounts
     gateway_id: UUID
     settings: AdmissionConfig
 
@@ -49,6 +52,7 @@ class AdmissionMaintenance:
             tasks.create_task(_repeat(self.probe, settings.probe_s))
             tasks.create_task(_repeat(self.reaper.reap, settings.heartbeat_s))
             tasks.create_task(_repeat(self.reconciliation.reconcile, settings.reconcile_s))
+            tasks.create_task(_repeat(self.refusal_counts.flush, settings.refusal_counts_s))
 
     async def heartbeat(self) -> None:
         """Renew this gateway and all its leases in both stores, each independently of the other."""
