@@ -1,13 +1,14 @@
 """Records are read as they were written, and the end of a request fits into what its admission reserves."""
 
 from dataclasses import replace
+from uuid import UUID
 
 import pytest
 from tests.tenants.ledger.journal_fixtures import KEY, TENANT, progressed, reservation, used
 
 from loraplex.tenants.errors import JournalUnreadable
 from loraplex.tenants.ledger.histograms import BUCKETS
-from loraplex.tenants.ledger.journal_file import OPEN_REQUEST_BYTES
+from loraplex.tenants.ledger.journal_file import FORMAT, OPEN_REQUEST_BYTES
 from loraplex.tenants.ledger.journal_records import (
     read_reservation,
     read_usage,
@@ -34,6 +35,26 @@ LARGEST = SettledUsage(
         gap_buckets=(LARGE,) * BUCKETS,
     ),
 )
+
+# As a release has written them. The next release must read them, or raise `FORMAT` and bring a reader.
+RESERVATION_OF_FORMAT_1 = """
+{"request":{"id":"00000000-0000-0000-0000-000000000005","tenant_id":"00000000-0000-0000-0000-000000000001",
+"api_key_id":"00000000-0000-0000-0000-000000000002","adapter_id":"00000000-0000-0000-0000-000000000003","adapter_version":3,
+"digest":"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa","request_id":"chatcmpl-0123456789","policy_epoch":0,
+"tier":"-","adapter_name":null,"prompt_tokens":100,"completion_tokens":1000,"sequences":1,"subjects":[],
+"amount_nano":4503599627370496},"day":"d:2026-11-23","month":"m:2026-11","admitted_at":"2026-11-23T01:02:03.456789Z",
+"price":{"id":"00000000-0000-0000-0000-000000000004","currency":"EUR","price":{"prompt":3,"cached_prompt":2,"completion":5}},
+"epoch":4,"rate":{"requests":null,"tokens":null},"degraded":false}
+"""
+USAGE_OF_FORMAT_1 = """
+{"outcome":"completed","prompt_tokens":100,"cached_tokens":0,"completion_tokens":5,"amount_pico":0,"timings":null}
+"""
+
+
+def test_texts_of_format_1_are_read() -> None:
+    assert FORMAT == 1
+    assert read_reservation(RESERVATION_OF_FORMAT_1) == reservation(UUID(int=5))
+    assert read_usage(USAGE_OF_FORMAT_1) == used(5)
 
 
 def test_a_reservation_is_read_as_it_was_written() -> None:
