@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import text
-from tests.tenants.ledger.test_settle import read, reservation, usage
+from tests.tenants.ledger.settled_rows import read, reservation, usage
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
