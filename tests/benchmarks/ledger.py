@@ -146,7 +146,7 @@ async def measure_drops(database: Database, tenants: Sequence[UUID], load: Ledge
     )
     async with database.as_operator() as session:
         before = await session.scalar(rows) or 0
-    partitions, drops = LedgerPartitions(database, LedgerRetention()), list[float]()
+    partitions, drops = LedgerPartitions(database.url, LedgerRetention()), list[float]()
     async with opened_ledger(database) as ledger:
         await ledger.settle(reservation(tenants[0]), USAGE)
         settling = asyncio.create_task(settle_at(ledger, tenants, load.rate, load.seconds))
@@ -156,6 +156,7 @@ async def measure_drops(database: Database, tenants: Sequence[UUID], load: Ledge
                 drops.append(time.perf_counter() - start)
             await asyncio.sleep(PAUSE_S)
         waits = await settling
+        await partitions.close()
     if not drops:
         raise LookupError("no month was dropped: the table was busy all the time")
     async with database.as_operator() as session:

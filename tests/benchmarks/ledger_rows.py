@@ -85,6 +85,7 @@ async def load_ledger(url: str, shape: LedgerShape, progress: Callable[[str], No
         cursor = await connection.execute(TENANTS, {"tenants": shape.tenants})
         tenants = [tenant_id for (tenant_id,) in await cursor.fetchall()]
         await connection.execute("SET ROLE app_writer")
+        await connection.execute("SET work_mem = '256MB'")
         bounds = {"first": months[0], "last": now, "rows": shape.rows}
         counts = {"tenants": shape.tenants, "keys": shape.keys, "adapters": shape.adapters}
         for begin in range(1, shape.rows + 1, ROWS_AT_ONCE):
