@@ -289,7 +289,7 @@ def _housekeeping(
         database=dependencies.database,
         erasure=erasure,
         retention=retention,
-        partitions=LedgerPartitions(dependencies.database, ledger_retention),
+        partitions=LedgerPartitions(dependencies.database.url, ledger_retention),
     )
 
 

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 from tests.tenants.admission.gateways import make_tenant_with_gateways, used
 from tests.tenants.admission.gateways import usage as used_by
-from tests.tenants.ledger.test_settle import ROLLUPS, read, reservation, usage
+from tests.tenants.ledger.settled_rows import ROLLUPS, read, reservation, usage
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.tenants.database import Database
