@@ -67,6 +67,11 @@ def rate_cards_router(endpoint: ManagementEndpoint, authenticator: Authenticator
 
         return await endpoint.perform(request, caller, work)
 
+    _add_preview(router, endpoint, operator)
+    return router
+
+
+def _add_preview(router: APIRouter, endpoint: ManagementEndpoint, operator: object) -> None:
     @router.post(
         "/preview",
         responses=documented(response=PreviewDocument),
@@ -94,8 +99,6 @@ def rate_cards_router(endpoint: ManagementEndpoint, authenticator: Authenticator
             return ApiResponse(200, document)
 
         return await endpoint.read(caller, work)
-
-    return router
 
 
 async def page_versions(session: AsyncSession, page: Page[CardVersion, UUID]) -> Sequence[CardVersion]:

@@ -52,12 +52,13 @@ class PricesBody(RequestModel):
     completion: PriceField
 
 
-class DraftCardBody(RequestModel):
-    """A card that is not in force."""
+class NewRateCardBody(RequestModel):
+    """Without `effective_from`, or with null, the price begins now. What lies within the next 2 seconds begins after them."""
 
     scope: ScopeBody
     currency: Currency
     prices: PricesBody
+    effective_from: Time | None = None
 
     @property
     def key(self) -> CardKey:
@@ -69,14 +70,10 @@ class DraftCardBody(RequestModel):
         return Price(**self.prices.model_dump())
 
 
-class NewRateCardBody(DraftCardBody):
-    """Without `effective_from`, or with null, the price begins now. What lies within the next 2 seconds begins after them."""
-
-    effective_from: Time | None = None
-
-
-class PreviewBody(DraftCardBody):
-    """A draft, and the month to rate (UTC); without `month`, or with null, the last one that has ended."""
+class PreviewBody(NewRateCardBody):
+    """A draft, and the month to rate (UTC); without `month`, or with null, the last one that has ended. The draft is rated as if
+    it had been in force all month, whatever its `effective_from`.
+    """
 
     month: Annotated[str | None, Field(pattern=f"^{MONTH}$")] = None
 

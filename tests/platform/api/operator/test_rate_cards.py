@@ -178,6 +178,7 @@ async def test_a_preview_rates_last_month_and_writes_nothing(operator: Any, data
     ]
     assert document["totals"] == [{"currency": "USD", "billed_pico": "30", "draft_pico": "70"}]
     one = {**draft, "scope": {"tenant_id": ids[1]}, "month": this_month.strftime("%Y-%m")}
+    one["effective_from"] = "2030-01-31T12:00:00Z"
     assert (await operator.post("/rate-cards/preview", one)).json()["totals"][0]["draft_pico"] == "85"
     first = (await operator.post("/rate-cards/preview?limit=1", draft)).json()
     rest = (await operator.post(f"/rate-cards/preview?cursor={first['next_cursor']}", draft)).json()
