@@ -27,6 +27,7 @@ from loraplex.platform.api.schemas.rate_cards import (
     rate_card_response,
     rated_response,
     total_response,
+    version_id_of,
 )
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
 from loraplex.platform.services import rate_cards
@@ -35,6 +36,7 @@ from loraplex.tenants.billing.preview import totals
 from loraplex.tenants.billing.rate_cards import CardVersion, RateCards
 
 FILTERS: Final = {
+    "id": "Only this version.",
     "tenant_id": "Only cards of this tenant and its adapters.",
     "tier": "Only cards of this tier.",
     "adapter": "Only cards of adapters of this name.",
@@ -106,4 +108,6 @@ async def page_versions(session: AsyncSession, page: Page[CardVersion, UUID]) ->
     filters: dict[str, object] = dict(page.filters)
     if "tenant_id" in page.filters:
         filters["tenant_id"] = filtered_tenant(page.filters["tenant_id"])
+    if "id" in page.filters:
+        filters["id"] = version_id_of(page.filters["id"])
     return await RateCards(session).page(filters, page.after, page.fetch)

@@ -9,6 +9,7 @@ from loraplex.platform.api.management.pagination import Listing
 from loraplex.platform.api.management.request_bodies import RequestModel, Time
 from loraplex.platform.api.management.responses import ResponseModel, UtcTime
 from loraplex.platform.api.management.sorting import SortOrder, by_id
+from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.services.rate_cards import MONTH
 from loraplex.tenants.billing.preview import RatedTotal, RatedUsage
 from loraplex.tenants.billing.price_table import CardKey
@@ -163,6 +164,14 @@ def total_response(total: RatedTotal) -> RatedTotalDocument:
     return RatedTotalDocument(
         currency=total.currency, billed_pico=str(total.billed_pico), draft_pico=str(total.draft_pico)
     )
+
+
+def version_id_of(text: str) -> UUID:
+    """Parse the version id of a filter. Raises `InvalidParameter`."""
+    try:
+        return UUID(text)
+    except ValueError:
+        raise InvalidParameter("`id` must be a UUID.", param="id") from None
 
 
 def rate_card_response(version: CardVersion) -> RateCardDocument:
