@@ -13,7 +13,6 @@ from typing import Final
 from uuid import UUID
 
 import structlog
-from sqlalchemy import select
 
 from loraplex.platform.services import invoices
 from loraplex.platform.services.actors import system_actor
@@ -24,7 +23,7 @@ from loraplex.tenants.invoices.content import InvoiceContent, compute_contents
 from loraplex.tenants.invoices.invoices import InvoiceRepository
 from loraplex.tenants.invoices.locks import try_lock_tenant
 from loraplex.tenants.invoices.months import Month
-from loraplex.tenants.models import Invoice, Tenant
+from loraplex.tenants.models import Invoice
 
 PASS_S: Final = 60.0
 RECHECK: Final = timedelta(hours=6)
@@ -78,8 +77,8 @@ class MonthClosing:
             self._month, self._checked = month, {}
         self._checked = {each: at for each, at in self._checked.items() if now - at < RECHECK}
         async with self.database.as_operator() as session:
-            query = select(Tenant.id).where(Tenant.created_at < month.end).order_by(Tenant.id)
-            return [each for each in await session.scalars(query) if each not in self._checked]
+            customers = await InvoiceRepository(session).customers(month)
+        return [each for each in customers if each not in self._checked]
 
     async def _due(self) -> Sequence[Invoice]:
         async with self.database.as_operator() as session:
