@@ -1,6 +1,6 @@
 """Invoices: drafts that are computed when they are read, final ones as they were stored.
 
-Invariant: one transaction makes an invoice final, with its lines, its number and the credits it uses. Changes hold the tenant's
+Invariant: one transaction makes an invoice final, with its lines, its number and the credits it uses. Changes take the tenant's
 billing lock.
 """
 
