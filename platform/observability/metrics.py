@@ -97,6 +97,10 @@ class Metrics:
         """Export the number of open connections."""
         self._open_connections.set_function(count)
 
+    def watch_prices(self, age_s: Callable[[], float]) -> None:
+        """Export how long ago the gateway last knew that its prices are the newest, in seconds."""
+        self._price_age.set_function(age_s)
+
     def render(self) -> bytes:
         """The text exposition format."""
         return generate_latest(self.registry)
@@ -194,6 +198,11 @@ class Metrics:
         )
         self._open_connections = Gauge(
             "loraplex_http_connections", "Open client connections.", registry=self.registry
+        )
+        self._price_age = Gauge(
+            "loraplex_price_age_seconds",
+            "Since this gateway last compared its prices with the rate cards in PostgreSQL.",
+            registry=self.registry,
         )
         self._refused_connections = Counter(
             "loraplex_http_connections_refused",

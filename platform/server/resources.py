@@ -76,6 +76,7 @@ async def open_resources(
     await _require_roles(database)
     await warn_of_shadowed_adapters(database, served_model_name)
     prices = await open_prices(settings, database, stack)
+    metrics.watch_prices(lambda: prices.age_s)
     return GatewayResources(
         served_model_name=served_model_name,
         info=info,

@@ -4,6 +4,7 @@ Invariant: a price comes from one table as a whole. While PostgreSQL cannot be r
 """
 
 import asyncio
+import time
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -35,6 +36,7 @@ class PriceBook:
     def __init__(self, table: PriceTable, epoch: int = 0) -> None:
         self._table = table
         self._epoch = epoch
+        self._compared_at = time.monotonic()
 
     @classmethod
     async def open(cls, database: Database) -> "PriceBook":
@@ -43,6 +45,11 @@ class PriceBook:
             # The epoch first: what changes in between is read once more.
             epoch = await _epoch(session)
             return cls(await load_table(session), epoch)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since these prices were last known to be the newest."""
+        return time.monotonic() - self._compared_at
 
     def currency(self, tenant_id: UUID, at: datetime) -> str:
         """The currency that the tenant is charged in."""
@@ -66,11 +73,13 @@ class PriceBook:
 
     async def reload(self, database: Database) -> None:
         """Read the prices again if they have changed. Raises `DatabaseUnavailable`."""
+        began = time.monotonic()
         async with database.as_writer() as session:
             epoch = await _epoch(session)
             if epoch != self._epoch:
                 self._table = await load_table(session)
                 self._epoch = epoch
+        self._compared_at = began
 
     async def run(self, database: Database, every_s: float = RELOAD_S) -> None:
         """Reload again and again until cancelled."""

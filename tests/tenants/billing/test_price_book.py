@@ -100,12 +100,16 @@ async def test_prices_stay_in_force_while_postgresql_is_away_and_follow_when_it_
     running = asyncio.create_task(book.run(database, every_s=0.01))
     try:
         async with closed(embedded_services, database):
+            await asyncio.sleep(0.2)
             with pytest.raises(DatabaseUnavailable):
                 await book.reload(database)
+            outdated_s = book.age_s
             assert book.price(tenant_id, "gold", None, datetime.now(UTC)).price.prompt == 1
         begins = await make(database, ALL, 2)
         async with asyncio.timeout(60):
             while book.price(tenant_id, "gold", None, begins).price.prompt == 1:
+                await asyncio.sleep(0.01)
+            while book.age_s >= outdated_s:
                 await asyncio.sleep(0.01)
     finally:
         running.cancel()
