@@ -21,7 +21,8 @@ TenantsError
 │   ├── UploadNotFound
 │   ├── RefusalNotFound      no limit refused a request of this id recently
 │   ├── RequestNotFound      the ledger has no request of this id
-│   └── PhasesNotFound       the phases of a request are not stored, or not any more
+│   ├── PhasesNotFound       the phases of a request are not stored, or not any more
+│   └── InvoiceNotFound
 ├── Conflict                 the present state forbids the change
 │   ├── NameTaken
 │   ├── VersionNotReady
@@ -37,7 +38,11 @@ TenantsError
 │   ├── KeyEnded             the key is revoked or expired: nothing of it may change
 │   ├── UploadEnded          it was completed, aborted, or has expired
 │   ├── UploadClaimed        its parts are being assembled
-│   └── AlreadyCorrected     the usage of the request was taken back before
+│   ├── AlreadyCorrected     the usage of the request was taken back before
+│   ├── MonthNotOver         an invoice becomes final only after its month
+│   ├── NothingToBill        the month has no usage, no adjustments and no minimum
+│   ├── InvoiceStateForbids  the invoice is in a state that forbids the step
+│   └── UsageIncomplete      the ledger's rows do not add up to the invoice: some are deleted
 ├── IdempotencyMismatch      the Idempotency-Key was used for another request
 ├── PolicyStale              the caller was read before its tenant, key or limits changed: read it again
 ├── PriceMissing             no rate card covers the request in its tenant's currency
@@ -142,6 +147,10 @@ class UploadNotFound(NotFound):
     pass
 
 
+class InvoiceNotFound(NotFound):
+    pass
+
+
 class RefusalNotFound(NotFound):
     pass
 
@@ -203,6 +212,22 @@ class UploadEnded(Conflict):
 
 
 class UploadClaimed(Conflict):
+    pass
+
+
+class MonthNotOver(Conflict):
+    pass
+
+
+class NothingToBill(Conflict):
+    pass
+
+
+class InvoiceStateForbids(Conflict):
+    pass
+
+
+class UsageIncomplete(Conflict):
     pass
 
 

@@ -8,7 +8,7 @@ from loraplex.tenants.admission.recording import NONE, AdmissionRecorder
 from loraplex.tenants.models import LEVELS
 from loraplex.tenants.quotas.limits import COUNTED
 
-DECISIONS: Final = ("admitted", "rate_limited", "exhausted", "unavailable", "stale")
+DECISIONS: Final = ("admitted", "rate_limited", "exhausted", "unavailable", "stale", "unpriced")
 ADMISSION_BUCKETS: Final = (
     *(0.00025, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075),
     *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -34,6 +34,7 @@ from loraplex.platform.inference.structured_output.compile_checks import Compile
 from loraplex.platform.inference.structured_output.request_analysis import RequestAnalysis
 from loraplex.platform.inference.structured_output.value_validation import ValueValidation
 from loraplex.platform.jobs.housekeeping import Housekeeping
+from loraplex.platform.jobs.month_closing import MonthClosing
 from loraplex.platform.jobs.tenant_erasure import StoredFiles, TenantErasure
 from loraplex.platform.jobs.usage_reconciliation import UsageReconciliation
 from loraplex.platform.observability.exposition import MetricsExposition, metrics_router
@@ -55,6 +56,7 @@ from loraplex.platform.startup_errors import SettingsError
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.api_keys.last_used import writing_use
 from loraplex.tenants.api_keys.networks import parse_network
+from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.ledger.partitions import LedgerPartitions, LedgerRetention
@@ -151,6 +153,8 @@ async def _assemble(
     write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
     _run_in_background(_housekeeping(settings, dependencies, resources).run(), stack)
     _start_usage_reconciliation(resources, stack)
+    grace = timedelta(hours=settings.invoice_grace_hours)
+    _run_in_background(MonthClosing(database=resources.database, grace=grace).run(), stack)
     exposition = MetricsExposition(resources.metrics.render)
     return OpenGateway(
         app=await _create_app(settings, dependencies, resources.health, exposition),
@@ -208,7 +212,7 @@ async def _open_dependencies(
         value_validation=text.value_validation,
         admission_controller=admissions,
         policy_publisher=admissions,
-        currency=settings.currency,
+        currency_of=partial(_currency_of, resources.prices),
         fast_forward=settings.grammar_fast_forward,
         namespace_of=namespace_of,
         derive_key=partial(derive, secret),
@@ -285,6 +289,10 @@ def _housekeeping(
 
 def _namespace_of(secret: bytes, tenant_id: UUID) -> bytes:
     return tenant_namespace(secret, str(tenant_id))
+
+
+def _currency_of(prices: PriceBook, tenant_id: UUID) -> str:
+    return prices.currency(tenant_id, datetime.now(UTC))
 
 
 async def _adapter_path(blobs: BlobStore, tenant_id: UUID, digest: str) -> str:

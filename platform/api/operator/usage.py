@@ -1,6 +1,6 @@
 """`GET /operator/v1/usage`: the usage of all tenants, or of one."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Final
 from uuid import UUID
 
@@ -27,8 +27,9 @@ PARAMETERS: Final = {
 }
 
 
-def usage_router(endpoint: ManagementEndpoint, authenticator: Authenticator, currency: str) -> APIRouter:
-    """`currency`: that of a report without usage."""
+def usage_router(
+    endpoint: ManagementEndpoint, authenticator: Authenticator, currency_of: Callable[[UUID], str]
+) -> APIRouter:
     router = APIRouter()
     operator = Depends(authenticator.requires_operator())
     shape = ReportShape(
@@ -46,7 +47,7 @@ def usage_router(endpoint: ManagementEndpoint, authenticator: Authenticator, cur
         openapi_extra={"parameters": page_parameters(PARAMETERS)},
     )
     async def report_usage(request: Request, caller: Annotated[OperatorCaller, operator]) -> Response:
-        return await answer_usage(endpoint, request, caller, shape, currency)
+        return await answer_usage(endpoint, request, caller, shape, currency_of)
 
     return router
 

@@ -10,9 +10,11 @@ from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.tenant.adapters import adapters_router
 from loraplex.platform.api.tenant.aliases import aliases_router
 from loraplex.platform.api.tenant.audit import audit_router
+from loraplex.platform.api.tenant.invoices import invoices_router
 from loraplex.platform.api.tenant.keys import keys_router
 from loraplex.platform.api.tenant.me import me_router
 from loraplex.platform.api.tenant.quotas import quotas_router
+from loraplex.platform.api.tenant.rate_cards import rate_cards_router
 from loraplex.platform.api.tenant.uploads import uploads_router
 from loraplex.platform.api.tenant.usage import usage_router
 from loraplex.platform.api.tenant.versions import versions_router
@@ -32,11 +34,13 @@ def tenant_router(
         versions_router,
         aliases_router,
         audit_router,
+        invoices_router,
+        rate_cards_router,
     ):
         router.include_router(build_router(endpoint, authenticator))
     router.include_router(uploads_router(endpoint, authenticator, dependencies.uploads))
     router.include_router(
-        quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency)
+        quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency_of)
     )
-    router.include_router(usage_router(endpoint, authenticator, dependencies.currency))
+    router.include_router(usage_router(endpoint, authenticator, dependencies.currency_of))
     return router

@@ -1,6 +1,8 @@
 """`GET /tenant/v1/usage`, from the hourly rollups, and `GET /tenant/v1/requests`, from the rows of the ledger."""
 
+from collections.abc import Callable
 from typing import Annotated, Final
+from uuid import UUID
 
 from fastapi import APIRouter, Depends, Request
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -28,8 +30,9 @@ from loraplex.tenants.ledger.request_log import RequestLog
 READ: Final = "usage:read"
 
 
-def usage_router(endpoint: ManagementEndpoint, authenticator: Authenticator, currency: str) -> APIRouter:
-    """`currency`: that of a report without usage."""
+def usage_router(
+    endpoint: ManagementEndpoint, authenticator: Authenticator, currency_of: Callable[[UUID], str]
+) -> APIRouter:
     router = APIRouter()
     reader = Depends(authenticator.requires(READ))
 
@@ -47,7 +50,7 @@ def usage_router(endpoint: ManagementEndpoint, authenticator: Authenticator, cur
             report=UsageReportDocument[UsageDocument],
             to_response=usage_response,
         )
-        return await answer_usage(endpoint, request, caller, shape, currency)
+        return await answer_usage(endpoint, request, caller, shape, currency_of)
 
     _add_requests(router, endpoint, authenticator)
     return router

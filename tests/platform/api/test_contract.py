@@ -28,6 +28,7 @@ from schemathesis.specs.openapi.checks import (
 from tests.platform.api.conftest import BASE_MODEL, Gateway, start_gateway
 from tests.platform.api.route_table import routes_of
 from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, declared
+from tests.platform.services.drafted_invoice import draft_invoice
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
 
 from loraplex.tenants.accounts.tenants import TenantRepository
@@ -101,7 +102,9 @@ async def make_ids(gateway: Gateway, database: Database, asking: UUID, name: str
         uploads = UploadRepository(session, asking)
         files = [DeclaredFile(**file) for file in declared(FILES)]
         upload = (await uploads.open(name, files, TERMS, None)).id
+    invoice_id = await draft_invoice(database, asking)
     ids = {"name": name, "version": "1", "alias": "production", "key_id": key, "tenant_id": str(asked)}
+    ids |= {"invoice_id": invoice_id}
     return {**ids, "request_id": REQUEST_ID, "upload_id": str(upload), "file": CONFIG, "number": "1"}
 
 

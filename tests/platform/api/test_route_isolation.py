@@ -11,6 +11,7 @@ import httpx
 from tests.platform.api.conftest import Gateway, start_gateway
 from tests.platform.api.route_table import OPERATOR, SCOPES, in_process, routes_of
 from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, declared
+from tests.platform.services.drafted_invoice import draft_invoice
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
 
 from loraplex.tenants.api_keys.keys import KeyRepository
@@ -34,6 +35,7 @@ UNKNOWN = {
     "upload_id": str(uuid4()),
     "file": CONFIG,
     "number": "1",
+    "invoice_id": str(uuid4()),
 }
 FILES = {CONFIG: b"{}", WEIGHTS: b"weights"}
 
@@ -85,6 +87,12 @@ CASES: Mapping[str, Case] = {
     "GET /operator/v1/tenants/{tenant_id}/quotas": Case(),
     "PATCH /operator/v1/tenants/{tenant_id}/quotas": Case({}, IF_MATCH),
     "PATCH /operator/v1/tenants/{tenant_id}/tier": Case({}, IF_MATCH),
+    "GET /tenant/v1/billing/invoices/{invoice_id}": Case(),
+    "GET /operator/v1/invoices/{invoice_id}": Case(),
+    "POST /operator/v1/invoices/{invoice_id}/paid": Case({"reference": "SEPA 1"}),
+    "POST /operator/v1/invoices/{invoice_id}/void": Case(),
+    "GET /operator/v1/tenants/{tenant_id}/credits": Case(),
+    "POST /operator/v1/tenants/{tenant_id}/credits": Case({"amount_micro": 5, "reason": "welcome"}),
     "POST /operator/v1/tenants/{tenant_id}/suspend": Case(),
     "POST /operator/v1/tenants/{tenant_id}/resume": Case(),
     "DELETE /operator/v1/tenants/{tenant_id}": Case(),
@@ -129,6 +137,7 @@ async def make_world(gateway: Gateway, database: Database) -> World:
         terms = UploadTerms(part_bytes=1000, lifetime=timedelta(hours=1), max_open=9)
         upload = await UploadRepository(session, found.tenant_id).open("support", files, terms, None)
     ids |= {"tenant_id": str(found.tenant_id), "upload_id": str(upload.id), "file": CONFIG, "number": "1"}
+    ids["invoice_id"] = await draft_invoice(database, found.tenant_id)
     return World(ids, owner, other_tenant, operator)
 
 

@@ -7,7 +7,14 @@ from tests.platform.services.use_case import UseCase, Way
 from tests.platform.services.walked_world import NO_ID, Outcome, World
 from tests.tenants.ledger.test_settle import AT, reservation, usage
 
-from loraplex.platform.services import api_keys, quotas, tenants, usage_corrections
+from loraplex.platform.services import (
+    api_keys,
+    quotas,
+    rate_cards,
+    tenant_billing,
+    tenants,
+    usage_corrections,
+)
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.ids import uuid7_from
@@ -139,6 +146,49 @@ KEYS: Final = (
         command=lambda world: world.command("key", "revoke", world.key_id, "--tenant", "harbor"),
         refused_http=lambda world: world.tenant("DELETE", f"/keys/{NO_KEY}"),
         refused_command=lambda world: world.command("key", "revoke", NO_KEY, "--tenant", "harbor"),
+    ),
+)
+
+BEGINS: Final = "2030-01-31T12:00:00Z"
+PRICED: Final = {"prompt": 3, "cached_prompt": 1, "completion": 7}
+
+
+async def _schedule_price(world: World) -> None:
+    body = {"scope": {"tenant_id": str(world.tenant_id)}, "currency": "USD", "prices": PRICED}
+    assert (await world.operator("POST", "/rate-cards", {**body, "effective_from": BEGINS})).accepted
+
+
+def _price_body(world: World, begins: str) -> dict[str, object]:
+    scope = {"tenant_id": str(world.tenant_id)}
+    return {"scope": scope, "currency": "USD", "prices": PRICED, "effective_from": begins}
+
+
+def _price_arguments(begins: str) -> tuple[str, ...]:
+    return (
+        *("rate-card", "create", "--tenant", "harbor", "--currency", "USD", "--effective-from", begins),
+        *("--prompt", "3", "--cached-prompt", "1", "--completion", "7"),
+    )
+
+
+BILLING: Final = (
+    UseCase(
+        function=rate_cards.create,
+        entries=("rate-card.create",),
+        given=_schedule_price,
+        http=lambda world: world.operator("POST", "/rate-cards", _price_body(world, "2030-06-01T00:00:00Z")),
+        command=lambda world: world.command(*_price_arguments("2030-06-01T00:00:00Z")),
+        refused_http=lambda world: world.operator("POST", "/rate-cards", _price_body(world, BEGINS)),
+        refused_command=lambda world: world.command(*_price_arguments(BEGINS)),
+    ),
+    UseCase(
+        function=tenant_billing.change,
+        entries=("billing.change",),
+        http=lambda world: world.operator(
+            "PATCH", f"/tenants/{world.tenant_id}/billing", {"vat_id": "DE1"}, if_match="1"
+        ),
+        refused_http=lambda world: world.operator(
+            "PATCH", f"/tenants/{world.tenant_id}/billing", {"vat_id": "DE1"}, if_match="9"
+        ),
     ),
 )
 

@@ -22,6 +22,7 @@ from loraplex.platform.tenant_limiter import AT_ONCE
 from loraplex.tenants.errors import (
     DatabaseUnavailable,
     PolicyStale,
+    PriceMissing,
     QuotaExhausted,
     QuotaUnavailable,
     RateLimited,
@@ -82,6 +83,15 @@ async def test_the_most_it_may_use_is_asked_for_and_what_it_used_is_settled(star
     assert usage == expected and response.json()["usage"]["completion_tokens"] == 16
 
 
+async def test_tier_and_adapter_choose_the_price(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    await gateway.adapter("acme", "poet", DIGEST)
+    for model in ("poet", MODEL):
+        assert (await gateway.post("/v1/chat/completions", CHAT | {"model": model})).status_code == 200
+    asked = [(request.tier, request.adapter_name) for request in gateway.admissions.asked]
+    assert asked == [("standard", "poet"), ("standard", None)]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_rates_are_on_the_answer(start_gateway: Any, stream: bool) -> None:
     gateway = await start_gateway()
@@ -138,6 +148,12 @@ async def test_a_client_that_leaves_is_settled_by_what_the_engine_made(
         (QuotaExhausted("spent", **SPENT), 429, "insufficient_quota", {"x-should-retry": "false"}),
         (QuotaUnavailable("no counters"), 503, "quota_unavailable", {"retry-after": "2"}),
         (QuotaUnavailable("which", **UNTOLD), 503, "quota_unavailable", UNTOLD_HEADERS),
+        (
+            PriceMissing("there is no price in EUR"),
+            503,
+            "price_missing",
+            {"retry-after": "30", "x-should-retry": "false"},
+        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
