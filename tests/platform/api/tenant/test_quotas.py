@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 from sqlalchemy import select
+from tests.tenants.admission.memory_journal import MemoryJournal
 from tests.tenants.billing.fixed_prices import fixed_prices
 
 from loraplex.engine.fake_engine import FakeScript
@@ -39,7 +40,9 @@ async def limited(
 ) -> AsyncIterator[tuple[Any, httpx.AsyncClient]]:
     """A gateway that counts, and a client with the admin key of its tenant `acme`, which has `limits`."""
     client = open_valkey(valkey_url)
-    admissions = QuotaAdmissionController(database, client, fixed_prices(PRICE), uuid4())
+    admissions = QuotaAdmissionController(
+        database, client, fixed_prices(PRICE), uuid4(), journal=MemoryJournal()
+    )
     gateway = await start_gateway(script, admissions=admissions)
     gateway.key = await gateway.tenant("boss", ("tenant:admin",))
     async with database.as_operator() as session:
