@@ -289,7 +289,7 @@ def _housekeeping(
         database=dependencies.database,
         erasure=erasure,
         retention=retention,
-        partitions=LedgerPartitions(dependencies.database, ledger_retention),
+        partitions=LedgerPartitions(dependencies.database.url, ledger_retention),
     )
 
 
@@ -320,9 +320,7 @@ def _namespace_of(secret: bytes, tenant_id: UUID) -> bytes:
     return tenant_namespace(secret, str(tenant_id))
 
 
-def _currency_of(prices: PriceBook, tenant_id: UUID | None) -> str:
-    if tenant_id is None:
-        return prices.default_currency
+def _currency_of(prices: PriceBook, tenant_id: UUID) -> str:
     return prices.currency(tenant_id, datetime.now(UTC))
 
 

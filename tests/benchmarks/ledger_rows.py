@@ -42,7 +42,7 @@ ROLLUPS = sql.SQL("""
 INSERT INTO usage_rollups
 SELECT tenant_id, date_trunc('hour', admitted_at, 'UTC'), coalesce(adapter_id, {no_id}), api_key_id, price_version_id,
     currency, count(*), sum(uncached_tokens), sum(cached_tokens), sum(completion_tokens), sum(amount_pico)
-FROM usage_records GROUP BY 1, 2, 3, 4, 5, 6
+FROM usage_records GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 2
 """).format(no_id=sql.Literal(NO_ID))
 TOTALS = """
 INSERT INTO usage_totals
@@ -85,6 +85,7 @@ async def load_ledger(url: str, shape: LedgerShape, progress: Callable[[str], No
         cursor = await connection.execute(TENANTS, {"tenants": shape.tenants})
         tenants = [tenant_id for (tenant_id,) in await cursor.fetchall()]
         await connection.execute("SET ROLE app_writer")
+        await connection.execute("SET work_mem = '256MB'")
         bounds = {"first": months[0], "last": now, "rows": shape.rows}
         counts = {"tenants": shape.tenants, "keys": shape.keys, "adapters": shape.adapters}
         for begin in range(1, shape.rows + 1, ROWS_AT_ONCE):

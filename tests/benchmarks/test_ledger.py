@@ -2,7 +2,7 @@
 
 from tests.benchmarks.ledger import LedgerLoad, measure_on
 from tests.benchmarks.ledger_rows import LedgerShape, load_ledger
-from tests.tenants.ledger.test_settle import check_sums, read
+from tests.tenants.ledger.settled_rows import check_sums, read
 
 from loraplex.tenants.database import Database
 

@@ -121,7 +121,7 @@ async def house(database: Database, valkey_url: str, tmp_path: Path) -> AsyncIte
         settle_s=0.2,
     )
     retention = Retention(audit=timedelta(days=30), quota_events=timedelta(days=30))
-    partitions = LedgerPartitions(database, LedgerRetention())
+    partitions = LedgerPartitions(database.url, LedgerRetention())
     housekeeping = Housekeeping(
         database=database, erasure=erasure, retention=retention, partitions=partitions
     )

@@ -5,7 +5,7 @@ from typing import Final
 
 from tests.platform.services.use_case import UseCase, Way
 from tests.platform.services.walked_world import NO_ID, Outcome, World
-from tests.tenants.ledger.test_settle import AT, reservation, usage
+from tests.tenants.ledger.settled_rows import AT, reservation, usage
 from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched, end
 
 from loraplex.platform.services import (

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 from tests.tenants.admission.gateways import make_tenant_with_gateways, used
 from tests.tenants.admission.gateways import usage as used_by
-from tests.tenants.ledger.test_settle import ROLLUPS, read, reservation, usage
+from tests.tenants.ledger.settled_rows import ROLLUPS, read, reservation, usage
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.tenants.database import Database
@@ -73,6 +73,7 @@ async def test_the_counters_follow_a_correction(database: Database, valkey_url: 
             last = await gateway.admit(tenant.request())
             await gateway.settle(last, used_by(last))
         running = await gateway.admit(tenant.request())
+        await tenant.shipped()
         await reverse(database, last.id)
         await gateway.recount(tenant.tenant_id)
         found = (await used(gateway, tenant.tenant_id))["tokens_per_day"]

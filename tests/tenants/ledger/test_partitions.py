@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import text
-from tests.tenants.ledger.test_settle import read, reservation, usage
+from tests.tenants.ledger.settled_rows import read, reservation, usage
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
@@ -39,7 +39,7 @@ def month_name(months_ago: int) -> tuple[datetime, str]:
 
 
 async def test_what_is_needed_soon_is_there(database: Database) -> None:
-    keeper = LedgerPartitions(database, LedgerRetention())
+    keeper = LedgerPartitions(database.url, LedgerRetention())
     assert await keeper.keep_up() == ([], [])
     made = (await keeper.keep_up(datetime(2031, 11, 30, 23, 59, tzinfo=UTC)))[1]
     assert made == [
@@ -59,7 +59,7 @@ async def test_what_is_past_its_retention_is_dropped(database: Database) -> None
     ledger = UsageLedger(database)
     for at in (kept[0], old[0]):
         await ledger.settle(reservation(tenant_id, at), TIMED)
-    keeper = LedgerPartitions(database, LedgerRetention(ledger_months=2, phases_days=3))
+    keeper = LedgerPartitions(database.url, LedgerRetention(ledger_months=2, phases_days=3))
     dropped, made = await keeper.keep_up()
     day_names = [(now - timedelta(days=days)).strftime("request_phases_%Y_%m_%d") for days in (9, 4)]
     assert (dropped, made) == ([month_name(30)[1], old[1], *day_names], [])
@@ -85,7 +85,7 @@ async def reading(database: Database) -> AsyncIterator[None]:
 async def test_a_busy_table_is_left_to_the_next_time(database: Database) -> None:
     old = month_name(30)
     await add(database, "usage_records", old[0])
-    keeper = LedgerPartitions(database, LedgerRetention())
+    keeper = LedgerPartitions(database.url, LedgerRetention())
     async with reading(database):
         assert await keeper.keep_up() == ([], [])
         assert old[1] in await names(database, "usage_records")
@@ -99,7 +99,7 @@ async def test_a_month_whose_rows_are_in_the_default_partition_stays_there(
     ledger = UsageLedger(database)
     await ledger.settle(reservation(tenant_id, at), usage())
     await ledger.close()
-    made = (await LedgerPartitions(database, LedgerRetention()).keep_up(at))[1]
+    made = (await LedgerPartitions(database.url, LedgerRetention()).keep_up(at))[1]
     assert "usage_records_2031_05" not in made and "usage_records_2031_06" in made
     assert await read(database, "SELECT tableoid::regclass::text FROM usage_records") == [
         ("usage_records_default",)
@@ -108,8 +108,8 @@ async def test_a_month_whose_rows_are_in_the_default_partition_stays_there(
 
 async def test_two_gateways_make_the_same_partitions(database: Database) -> None:
     at = datetime(2032, 2, 10, tzinfo=UTC)
-    keepers = [LedgerPartitions(database, LedgerRetention()) for _ in range(3)]
+    keepers = [LedgerPartitions(database.url, LedgerRetention()) for _ in range(3)]
     made = await asyncio.gather(*(keeper.keep_up(at) for keeper in keepers))
-    left = await LedgerPartitions(database, LedgerRetention()).keep_up(at)
+    left = await LedgerPartitions(database.url, LedgerRetention()).keep_up(at)
     names = [name for _, some in [*made, left] for name in some]
     assert len(names) == len(set(names)) == 11

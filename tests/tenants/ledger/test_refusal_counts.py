@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
-from tests.tenants.ledger.test_settle import ADAPTER, AT, KEY, read, reservation, usage
+from tests.tenants.ledger.settled_rows import ADAPTER, AT, KEY, read, reservation, usage
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.tenants.database import Database

@@ -3,7 +3,7 @@
 from uuid import UUID, uuid4
 
 from tests.platform.api.operator.conftest import Operator
-from tests.tenants.ledger.test_settle import read, reservation, usage
+from tests.tenants.ledger.settled_rows import read, reservation, usage
 
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 
