@@ -41,7 +41,7 @@ class Journal:
         self._writer = JournalWriter(commits)
         self._progress: dict[UUID, SettledUsage] = {}
         self._progress_timer: asyncio.TimerHandle | None = None
-        self.is_closed = False
+        self._is_closed = False
 
     @classmethod
     async def open(
@@ -120,7 +120,7 @@ class Journal:
     def progress(self, reservation_id: UUID, usage: SettledUsage) -> None:
         """Note what an open request has used; on the disk a second later. Requests that are not open are ignored."""
         self._progress[reservation_id] = usage
-        if self._progress_timer is None and not self.is_closed:
+        if self._progress_timer is None and not self._is_closed:
             self._progress_timer = asyncio.get_running_loop().call_later(PROGRESS_S, self._write_progress)
 
     async def end(self, reservation_id: UUID, usage: SettledUsage) -> bool:
@@ -156,11 +156,13 @@ class Journal:
         return [request for _, request in requests]
 
     async def close(self) -> None:
-        """Write what is left and close. The file is deleted if nothing in it is open, unshipped or rejected."""
+        """Write what is left and close; may be repeated. The file is deleted if nothing in it is open, unshipped or rejected."""
+        if self._is_closed:
+            return
         if self._progress_timer is not None:
             self._progress_timer.cancel()
             self._write_progress()
-        self.is_closed = True
+        self._is_closed = True
         is_drained = self._writer.submit(Call(lambda file: file.is_drained))
         await self._writer.submit(Stop())
         if is_drained.exception() is None and is_drained.result():
@@ -175,7 +177,7 @@ class Journal:
             self._writer.submit(Progress(dict(noted[first : first + MAX_ROWS]))).add_done_callback(_ignore)
 
     async def _submit(self, command: Command) -> Any:
-        if self.is_closed:
+        if self._is_closed:
             raise JournalUnavailable("this server is stopping: its usage journal is closed")
         return await self._writer.submit(command)
 
