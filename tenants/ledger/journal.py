@@ -1,6 +1,6 @@
 """The durable local journal of one gateway: what it admitted and what ended, until PostgreSQL has it.
 
-Invariant: a record is on the disk before the call that writes it returns, and leaves it only after `shipped`. See README.md.
+Invariant: a record is on the disk before the call that writes it returns, and leaves it only after `shipped`. See journal.md.
 """
 
 import asyncio
