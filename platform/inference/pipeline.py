@@ -66,7 +66,7 @@ class InferencePipeline:
         )
         self._admission = InferenceAdmission(dependencies.admission_controller, dependencies.background_tasks)
         self._encoding_limiter = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
-        self._models = KnownModels(dependencies)
+        self.models = KnownModels(dependencies)
         self._in_flight = InFlightRequests(dependencies.config.max_in_flight)
 
     def repeat_refusal(self, context: RequestContext) -> None:
@@ -136,7 +136,7 @@ class InferencePipeline:
 
     async def _resolve(self, context: RequestContext, values: GenerationBody) -> ResolvedModel:
         sticky = values.user or context.request_id
-        return await self._models.resolve(context.caller, values.model, sticky)
+        return await self.models.resolve(context.caller, values.model, sticky)
 
     async def _still_names(
         self, context: RequestContext, values: GenerationBody, model: ResolvedModel

@@ -11,7 +11,6 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.admission.denial_log import DenialLog
@@ -26,12 +25,14 @@ from loraplex.tenants.admission.reserve import Reserver
 from loraplex.tenants.admission.settlement import SettlementQueue
 from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.billing.price_book import PriceBook
+from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
     DatabaseUnavailable,
     LimitExceeded,
+    PolicyStale,
     StoreUnavailable,
     ValkeyUnavailable,
 )
@@ -90,7 +91,7 @@ class QuotaAdmissionController:
         self._counters = counters = Counters(
             redis, bulk_redis, lease_s=settings.lease_s, command_s=settings.valkey_s
         )
-        self._policies = Policies(ledger.policy)
+        self._policies = Policies(ledger.policy, bounded=database.bounded)
         self._counter_rebuild = CounterRebuild(ledger, counters, bulk_redis or redis, gateway_id)
         self._local_limiter = LocalLimiter(clock)
         self._denials = DenialLog(clock)
@@ -148,6 +149,11 @@ class QuotaAdmissionController:
     def script_fallbacks(self) -> int:
         """How often Valkey did not know a script and was sent its text."""
         return self._counters.script_fallbacks
+
+    @property
+    def counter_drifts(self) -> tuple[int, ...]:
+        """The sizes, in pico-units, of the drifts that reconciliation has found and not mended yet: one for each tenant."""
+        return self._reconciliation.drifts_pico
 
     @property
     def counters_rebuilt(self) -> int:
@@ -238,6 +244,14 @@ class QuotaAdmissionController:
         except StoreUnavailable as error:
             LOG.warning("a policy could not be published", tenant=str(tenant_id), reason=str(error))
 
+    async def require_policy(self, tenant_id: UUID, policy_epoch: int) -> None:
+        """Raise `PolicyStale` if a newer policy of the tenant was published, `ValkeyUnavailable` if that is unknown."""
+        if self.degraded:
+            raise ValkeyUnavailable("Valkey is not used until a probe has succeeded")
+        newest = await self._counters.publish_policy(tenant_id, policy_epoch)
+        if newest > policy_epoch:
+            raise PolicyStale(f"the caller's policy is older than epoch {newest}")
+
     async def recount(self, tenant_id: UUID) -> None:
         """Rebuild the tenant's counters from the ledger, after a correction. Where that fails, reconciliation finds the
         difference later.
@@ -288,6 +302,10 @@ class AdmissionController(Protocol):
 
     def count_refusal(self, refused: Refused) -> None:
         """Count a request that was refused and has no record in the ledger."""
+        ...
+
+    async def require_policy(self, tenant_id: UUID, policy_epoch: int) -> None:
+        """Raise `PolicyStale` if a newer policy of the tenant was published, `StoreUnavailable` if that is unknown."""
         ...
 
     async def settle(self, reservation: Reservation, usage: SettledUsage) -> None:

@@ -11,13 +11,13 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.in_flight import InFlightReservations
 from loraplex.tenants.admission.local_limiter import LocalLimiter
 from loraplex.tenants.admission.reaper import Reaper
 from loraplex.tenants.admission.reconciliation import Reconciliation
 from loraplex.tenants.admission.settlement import SettlementQueue
+from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import StoreUnavailable, ValkeyUnavailable
 from loraplex.tenants.ledger.refusal_counts import RefusalCounts

@@ -15,7 +15,6 @@ import msgspec
 import psycopg
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.admission.in_flight import (
     InFlightReservations,
@@ -23,6 +22,7 @@ from loraplex.tenants.admission.in_flight import (
     PendingCounterUpdate,
     PendingSettlement,
 )
+from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import first_line
 from loraplex.tenants.errors import DatabaseUnavailable, StoreUnavailable, ValkeyUnavailable

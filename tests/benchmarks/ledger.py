@@ -10,11 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import cycle, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final
 from uuid import UUID, uuid4
 
-from sqlalchemy import func, select, text
+from sqlalchemy import text
 from tests.benchmarks.ledger_rows import LedgerShape, load_ledger
 
 from loraplex.platform.bench.latency_metrics import percentile
@@ -27,7 +29,7 @@ from loraplex.tenants.ids import uuid7
 from loraplex.tenants.ledger.histograms import GAP_BOUNDS_MS, counted
 from loraplex.tenants.ledger.partitions import LEDGER, LedgerPartitions, LedgerRetention
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
-from loraplex.tenants.models import UsageRollup
+from loraplex.tenants.ledger.usage_reports import Bucket, Dimension, UsageQuery, first_rows
 from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.quotas.reservation import (
     RequestTimings,
@@ -40,6 +42,12 @@ MAX_QUERY_MS, MAX_DROP_MS, MIN_ROWS, MAX_CORES = 200.0, 100.0, 500.0, 2.0
 PRICE = PriceVersion(id=uuid4(), currency="USD", price=Price(prompt=100_000, completion=400_000))
 TICK_S, PAUSE_S = 0.02, 0.5
 CLOCK_TICKS = 100.0
+PAGE_ROWS = 101
+BUCKETS: Final[tuple[Bucket, ...]] = ("1h", "1d", "1mo")
+GROUPINGS: Final[tuple[tuple[Dimension, ...], ...]] = (
+    *((), ("adapter",), ("key",), ("class",)),
+    *(("adapter", "key"), ("adapter", "class"), ("adapter", "key", "class")),
+)
 COLUMNS = (
     *("p50_ms", "p95_ms", "p99_ms", "max_ms", "rows_per_s", "cores", "dropped_rows", "longest_drop_ms"),
     *("round_trip_p50_ms", "round_trip_p95_ms", "round_trip_max_ms"),
@@ -99,28 +107,29 @@ async def measure_on(
         ),
     ]
     report.notes.append(
-        "A usage query sums a tenant's rollups of 31 days by day, adapter, key and price. Settlements come at a fixed rate, "
+        "A usage query is the first page of a tenant's report of 31 days, with its totals, by every bucket and grouping in turn. Settlements come at a fixed rate, "
         "with phases and histograms; cores are those of this process and of PostgreSQL's."
     )
     return report
 
 
 async def measure_queries(database: Database, tenants: Sequence[UUID], count: int) -> dict[str, float]:
-    """A tenant's usage of 31 days, by day, adapter, key and price version."""
-    chosen, day = random.Random(0), func.date_trunc("day", UsageRollup.hour, "UTC")
-    until = datetime.now(UTC)
+    """The first page of a tenant's usage of 31 days with its totals, by every bucket and grouping in turn."""
+    chosen, until = random.Random(0), datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    kinds = cycle(product(BUCKETS, GROUPINGS))
 
     async def query() -> None:
-        tenant_id = chosen.choice(tenants)
-        since = until - timedelta(days=31 + chosen.randrange(60))
-        keys = (day, UsageRollup.adapter_id, UsageRollup.api_key_id, UsageRollup.price_version_id)
-        rows = select(*keys, func.sum(UsageRollup.requests), func.sum(UsageRollup.amount_pico)).where(
-            UsageRollup.tenant_id == tenant_id,
-            UsageRollup.hour >= since,
-            UsageRollup.hour < since + timedelta(days=31),
+        tenant_id, (bucket, group_by) = chosen.choice(tenants), next(kinds)
+        start = until - timedelta(days=31 + chosen.randrange(60))
+        report = UsageQuery(
+            tenant_id=tenant_id,
+            start=start,
+            end=start + timedelta(days=31),
+            bucket=bucket,
+            group_by=frozenset(group_by),
         )
         async with database.as_tenant(tenant_id) as session:
-            (await session.execute(rows.group_by(*keys))).all()
+            await first_rows(session, report, PAGE_ROWS)
 
     return await timed(query, count) | await round_trips(database, count)
 
