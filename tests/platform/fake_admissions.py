@@ -35,6 +35,8 @@ class FakeAdmissions:
         self.explanations: dict[tuple[UUID, str], Explanation] = {}
         self.degraded = False
         self.recent: LimitExceeded | None = None
+        self.followed: list[Callable[[], SettledUsage]] = []
+        self.on_policy_outdated: Callable[[UUID], None] = lambda _: None
 
     async def admit(
         self, request: ReservationRequest, on_provisional: OnProvisional | None = None
@@ -60,6 +62,9 @@ class FakeAdmissions:
 
     def recent_refusal(self, key: AuthenticatedKey, request_id: str) -> LimitExceeded | None:
         return self.recent
+
+    def follow(self, reservation: Reservation, used_so_far: Callable[[], SettledUsage]) -> None:
+        self.followed.append(used_so_far)
 
     async def settle(self, admission: Reservation, usage: SettledUsage) -> None:
         self.settled.append((admission, usage))
