@@ -4,7 +4,7 @@ import secrets
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Final
-from uuid import UUID
+from uuid import UUID, uuid5
 
 _MILLISECOND: Final = 1_000_000
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -22,3 +22,10 @@ def uuid7() -> UUID:
     fraction = (nanoseconds << 12) // _MILLISECOND
     value = (milliseconds & ((1 << 48) - 1)) << 80 | 7 << 76 | fraction << 64
     return UUID(int=value | 0b10 << 62 | secrets.randbits(62))
+
+
+def uuid7_derived(id: UUID, name: str) -> UUID:
+    """Another UUID of the same millisecond, which follows from `id` and `name`."""
+    hashed = uuid5(id, name).int
+    fraction, rest = hashed >> 64 & 0xFFF, hashed & ((1 << 62) - 1)
+    return UUID(int=id.int >> 80 << 80 | 7 << 76 | fraction << 64 | 0b10 << 62 | rest)

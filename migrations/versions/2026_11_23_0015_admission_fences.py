@@ -1,12 +1,12 @@
 """Fences: before a tenant's counters are rebuilt, or its files removed, every gateway ships what its journal has.
 
-Fences of all tenants are numbered by one sequence and become visible in its order. Revision 0015, after 0017.
+Fences of all tenants are numbered by one sequence and become visible in its order. Revision 0015, after 0014.
 """
 
 from alembic import op
 
 revision = "0015"
-down_revision = "0017"
+down_revision = "0014"
 branch_labels = None
 depends_on = None
 

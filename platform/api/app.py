@@ -37,6 +37,8 @@ def create_app(dependencies: GatewayDependencies, routers: Sequence[APIRouter] =
     authenticator = Authenticator(
         dependencies.database,
         dependencies.config.key_cache_s,
+        known_s=dependencies.config.known_caller_s,
+        require_policy=dependencies.admission_controller.require_policy,
         addresses=dependencies.addresses,
         key_use=dependencies.key_use,
     )

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
+from uuid import UUID
 
 import structlog
 
@@ -29,7 +30,8 @@ class RequestContext:
     """Caller, id and response headers of one request. `headers` are sent with any response, also with an error.
 
     `renew_caller` and `confirm_caller` authenticate the caller again without the cache and raise as the first
-    authentication; `renew_caller` also removes the tenant's keys from the cache.
+    authentication; `renew_caller` also removes the tenant's keys from the cache. `adapter_id`: that of the model, once it is
+    known. `is_recorded`: the request is, or will be, in the usage ledger.
     """
 
     caller: Caller
@@ -38,6 +40,8 @@ class RequestContext:
     confirm_caller: Callable[[Caller], Awaitable[Caller]]
     headers: dict[str, str] = field(default_factory=dict)
     renewals: int = 0
+    adapter_id: UUID | None = None
+    is_recorded: bool = False
 
     async def renew(self) -> None:
         """Authenticate the caller again without the cache, because its policy is outdated.

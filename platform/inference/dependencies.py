@@ -47,7 +47,9 @@ class ServingConfig:
     total_timeout_s: float | None = 1800.0
     reader_stall_s: float = 60.0
     key_cache_s: float = 1.0
+    known_caller_s: float = 300.0
     idempotency_s: float = 86_400.0
+    webhook_allow_private: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class GatewayDependencies:
 
     `derive_key`: byte strings, the first of which names the purpose -> 32 bytes keyed by the server secret.
 
-    `adapter_path`: (tenant, digest) -> folder of the blob, which is first fetched to this machine where needed; raises
+    `currency_of`: the currency that a tenant is charged in now. `adapter_path`: (tenant, digest) -> folder of the blob, which is first fetched to this machine where needed; raises
     `StorageError` of adapters.
     """
 
@@ -78,7 +80,7 @@ class GatewayDependencies:
     adapter_path: Callable[[UUID, str], Awaitable[str]]
     config: ServingConfig = field(default_factory=ServingConfig)
     fast_forward: bool = True
-    currency: str = "USD"
+    currency_of: Callable[[UUID], str] = lambda _: "USD"
     policy_publisher: PolicyPublisher | None = None
     addresses: ClientAddresses = field(default_factory=ClientAddresses)
     poison_memory: PoisonMemory = field(default_factory=PoisonMemory)

@@ -34,7 +34,7 @@ class Generation:
     """One running request: one engine request per prompt, `n` choices each. `close` ends it at any stage.
 
     Choice c of prompt p has the index p * n + c, as in the OpenAI API. `output` is None for plain text.
-    `free_slots` frees the places of its sequences.
+    `free_slots` frees the places of its sequences. `is_recorded`: its end is, or will be, in the usage ledger.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Generation:
         self._restarted = False
         self._closed = False
         self._refused = False
+        self.is_recorded = True
         self._submit()
 
     def _submit(self) -> None:
@@ -72,6 +73,7 @@ class Generation:
             n=self.n,
             max_tokens=requests[0].sampling.max_tokens,
             prompt_lengths=[len(request.prompt_token_ids) for request in requests],
+            submitted=time.monotonic(),
         )
         self._streams = EngineStreams(self._dependencies.engine, requests, self.stats)
         self._started: set[int] = set()
@@ -184,10 +186,13 @@ class Generation:
             if done:
                 self._dependencies.poison_memory.record_finished(self._requests)
             usage = replace(
-                self._used_so_far(), outcome="completed" if done else "failed" if failed else "aborted"
+                self._used_so_far(),
+                outcome="completed" if done else "failed" if failed else "aborted",
+                timings=self.stats.timings(),
             )
             reservation = await self._pending.reservation_or_none()
             controller = self._dependencies.admission_controller
+            self.is_recorded = charged and reservation is not None
             if reservation is not None and charged:
                 await controller.settle(reservation, usage)
             elif reservation is not None:

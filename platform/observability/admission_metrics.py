@@ -4,11 +4,12 @@ from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from loraplex.platform.observability.journal_metrics import JournalMetrics
 from loraplex.tenants.admission.recording import NONE, AdmissionRecorder
 from loraplex.tenants.models import LEVELS
 from loraplex.tenants.quotas.limits import COUNTED
 
-DECISIONS: Final = ("admitted", "rate_limited", "exhausted", "unavailable", "stale")
+DECISIONS: Final = ("admitted", "rate_limited", "exhausted", "unavailable", "stale", "unpriced")
 ADMISSION_BUCKETS: Final = (
     *(0.00025, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075),
     *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
@@ -30,9 +31,10 @@ class WatchedAdmissions(Protocol):
 
 
 class AdmissionMetrics(AdmissionRecorder):
-    """The `loraplex_admission_*` families, in `registry`."""
+    """The `loraplex_admission_*` families and, as `journal`, those of the journal, in `registry`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.journal = JournalMetrics(registry)
         self._registry = registry
         self._decisions = Counter(
             "loraplex_admission_decisions",

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -54,8 +53,6 @@ from loraplex.tenants import valkey
 from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
 from loraplex.tenants.admission.recovery import ship_left_behind
 from loraplex.tenants.billing.price_book import PriceBook
-from loraplex.tenants.billing.price_table import CardKey, CardVersions, PriceTable
-from loraplex.tenants.billing.pricing import PriceVersion
 from loraplex.tenants.database import Database
 from loraplex.tenants.ledger.journal import Journal
 
@@ -206,6 +203,7 @@ async def open_admission_control(
     settings: Settings,
     redis_url: str,
     database: Database,
+    prices: PriceBook,
     metrics: AdmissionMetrics,
     stack: AsyncExitStack,
 ) -> QuotaAdmissionController:
@@ -230,10 +228,6 @@ async def open_admission_control(
         heartbeat_s=settings.admission_heartbeat_s,
         valkey_s=settings.valkey_timeout_s,
     )
-    every_request = CardKey(None, None, None, settings.currency)
-    version = PriceVersion(id=uuid4(), currency=settings.currency, price=settings.price)
-    ever = CardVersions((datetime.min.replace(tzinfo=UTC),), (version,))
-    prices = PriceBook(PriceTable(cards={every_request: ever}, default_currency=settings.currency))
     controller = QuotaAdmissionController(
         database,
         fast,

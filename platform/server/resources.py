@@ -20,9 +20,11 @@ from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability.health import Dependency, Health
 from loraplex.platform.observability.metrics import Metrics
 from loraplex.platform.server.components import open_admission_control
+from loraplex.platform.server.prices import open_prices
 from loraplex.platform.startup_errors import DependencyFailed
 from loraplex.tenants import valkey
 from loraplex.tenants.admission.controller import QuotaAdmissionController
+from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RoleUnsafe, TenantsError
 from loraplex.tenants.registry.adapters import tenants_with
@@ -44,6 +46,7 @@ class GatewayResources:
     valkey_client: valkey.Valkey
     metrics: Metrics
     health: Health
+    prices: PriceBook
     admissions: QuotaAdmissionController
     blobs: BlobStorage
 
@@ -72,6 +75,8 @@ async def open_resources(
     await _require_dependencies(health)
     await _require_roles(database)
     await warn_of_shadowed_adapters(database, served_model_name)
+    prices = await open_prices(settings, database, stack)
+    metrics.watch_prices(lambda: prices.age_s)
     return GatewayResources(
         served_model_name=served_model_name,
         info=info,
@@ -80,8 +85,9 @@ async def open_resources(
         valkey_client=client,
         metrics=metrics,
         health=health,
+        prices=prices,
         admissions=await open_admission_control(
-            settings, addresses.redis_url, database, metrics.admission, stack
+            settings, addresses.redis_url, database, prices, metrics.admission, stack
         ),
         blobs=await asyncio.to_thread(BlobStorage, settings, info.model_digest),
     )
@@ -93,7 +99,7 @@ def _health(
     return Health(
         engines=engines,
         dependencies={
-            "postgresql": Dependency(database.ping, settings.database_grace_s),
+            "postgresql": Dependency(database.ping, settings.readiness_grace_s),
             "valkey": Dependency(partial(valkey.ping, client)),
         },
         metrics=metrics,

@@ -2,7 +2,7 @@
 number of times, and `erased_at` is set last.
 
 Kept: the row itself, whose name is free, the usage ledger with its sums and exported meter events (numbers), what its bills need
-(its rate cards and its billing data), and phases of requests and the audit log for their retention times.
+(rate cards, billing data, credits, invoices), and phases of requests and the audit log for their retention times.
 """
 
 from datetime import datetime
@@ -51,6 +51,7 @@ KEPT_TABLES: Final = frozenset(
             "audit_entries",
         ),
         *("rate_cards", "tenant_billing", "meter_exports"),
+        *("credit_grants", "credit_entries", "invoices", "invoice_lines"),
     }
 )
 

@@ -11,6 +11,7 @@ class AdmissionConfig:
     requests wait for Valkey, their tenants' counters are rebuilt instead. Every `reconcile_s` the counters of at most
     `reconciled_at_once` tenants are compared with the ledger. Fences are read every `fence_poll_s`; a fence that a gateway
     does not confirm within `fence_s` is given up. What running requests have used is journaled every `progress_s`.
+    Counts of refused requests are written every `refusal_counts_s`.
     """
 
     lease_s: float = 45.0
@@ -25,3 +26,4 @@ class AdmissionConfig:
     progress_s: float = 0.5
     reconcile_s: float = 5.0
     reconciled_at_once: int = 32
+    refusal_counts_s: float = 5.0

@@ -12,7 +12,6 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.admission.denial_log import DenialLog
@@ -28,15 +27,18 @@ from loraplex.tenants.admission.reserve import Reserver
 from loraplex.tenants.admission.settlement import SettlementQueue
 from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.billing.price_book import PriceBook
+from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
     LimitExceeded,
+    PolicyStale,
     StoreUnavailable,
     ValkeyUnavailable,
 )
 from loraplex.tenants.ledger.journal import Journal
+from loraplex.tenants.ledger.refusal_counts import RefusalCounts, Refused
 from loraplex.tenants.ledger.shipping import Shipped, Shipping
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas.limits import Subject
@@ -89,12 +91,13 @@ class QuotaAdmissionController:
         self._recorder = recorder or AdmissionRecorder()
         self._requests = InFlightReservations()
         self._ledger = ledger = UsageLedger(database)
+        self._refusal_counts = RefusalCounts(ledger.count_refusals)
         self._counters = counters = Counters(
             redis, bulk_redis, lease_s=settings.lease_s, command_s=settings.valkey_s
         )
         self.on_policy_outdated: Callable[[UUID], None] = _ignore
         """Gets each tenant of which a request was admitted under an outdated policy: cached keys are outdated, too."""
-        self._policies = Policies(ledger.policy)
+        self._policies = Policies(ledger.policy, bounded=database.bounded)
         self._outdated: dict[UUID, asyncio.Task[None]] = {}
         self._shipping = shipping = Shipping(
             journal, ledger, gateway_id, settings.lease_s, self._shipped, self._policy_outdated
@@ -154,6 +157,7 @@ class QuotaAdmissionController:
             fences=fences,
             reaper=self._reaper,
             reconciliation=self._reconciliation,
+            refusal_counts=self._refusal_counts,
             gateway_id=gateway_id,
             settings=settings,
         )
@@ -167,6 +171,11 @@ class QuotaAdmissionController:
     def script_fallbacks(self) -> int:
         """How often Valkey did not know a script and was sent its text."""
         return self._counters.script_fallbacks
+
+    @property
+    def counter_drifts(self) -> tuple[int, ...]:
+        """The sizes, in pico-units, of the drifts that reconciliation has found and not mended yet: one for each tenant."""
+        return self._reconciliation.drifts_pico
 
     @property
     def counters_rebuilt(self) -> int:
@@ -211,6 +220,10 @@ class QuotaAdmissionController:
         error = found.error(self._recent_refusals.now())
         self._recorder.refused(error, time.perf_counter() - began)
         return error
+
+    def count_refusal(self, refused: Refused) -> None:
+        """Count a request that was refused, for its tenant's overview."""
+        self._refusal_counts.add(refused)
 
     async def settle(self, reservation: Reservation, usage: SettledUsage) -> None:
         """Settle a request. Returns when the usage is in the journal. May be repeated. Raises `JournalUnavailable`; then the
@@ -260,6 +273,23 @@ class QuotaAdmissionController:
         except StoreUnavailable as error:
             LOG.warning("a policy could not be published", tenant=str(tenant_id), reason=str(error))
 
+    async def require_policy(self, tenant_id: UUID, policy_epoch: int) -> None:
+        """Raise `PolicyStale` if a newer policy of the tenant was published, `ValkeyUnavailable` if that is unknown."""
+        if self.degraded:
+            raise ValkeyUnavailable("Valkey is not used until a probe has succeeded")
+        newest = await self._counters.publish_policy(tenant_id, policy_epoch)
+        if newest > policy_epoch:
+            raise PolicyStale(f"the caller's policy is older than epoch {newest}")
+
+    async def recount(self, tenant_id: UUID) -> None:
+        """Rebuild the tenant's counters from the ledger, after a correction. Where that fails, reconciliation finds the
+        difference later.
+        """
+        try:
+            await self._counter_rebuild.rebuild(tenant_id)
+        except StoreUnavailable as error:
+            LOG.warning("the counters wait for a correction", tenant=str(tenant_id), reason=str(error))
+
     def rebuild_later(self, tenant_ids: set[UUID]) -> None:
         """Rebuild the counters of these tenants in the background: the ledger got usage that they may not know."""
         self._requests.to_rebuild |= tenant_ids
@@ -275,6 +305,7 @@ class QuotaAdmissionController:
                 await self._settlements.retry()
                 await self._shipping.ship()
             await self._settlements.sent()
+            await self._refusal_counts.flush()
             await self._ledger.remove_gateway(self._gateway_id)
         except (StoreUnavailable, TimeoutError) as error:
             LOG.warning("the journal is shipped at the next start", reason=str(error))
@@ -329,6 +360,14 @@ class AdmissionController(Protocol):
         """Return the error of a request that would certainly be refused, as an earlier one of its caller; None otherwise."""
         ...
 
+    def count_refusal(self, refused: Refused) -> None:
+        """Count a request that was refused and has no record in the ledger."""
+        ...
+
+    async def require_policy(self, tenant_id: UUID, policy_epoch: int) -> None:
+        """Raise `PolicyStale` if a newer policy of the tenant was published, `StoreUnavailable` if that is unknown."""
+        ...
+
     def follow(self, reservation: Reservation, used_so_far: Callable[[], SettledUsage]) -> None:
         """Keep what the running request has used so far in a durable place."""
         ...
@@ -339,6 +378,10 @@ class AdmissionController(Protocol):
 
     async def cancel(self, reservation: Reservation) -> None:
         """Cancel the reservation: nothing was used."""
+        ...
+
+    async def recount(self, tenant_id: UUID) -> None:
+        """Count the tenant's use again from the ledger, after a correction."""
         ...
 
     async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:

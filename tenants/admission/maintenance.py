@@ -1,4 +1,5 @@
-"""Background tasks of one gateway: heartbeat, leases, fences, progress, shipping, Valkey probe, reaping, reconciliation.
+"""Background tasks of one gateway: heartbeat, leases, fences, progress, shipping, Valkey probe, reaping, reconciliation,
+counts of refusals.
 
 Invariant: no failure ends a task; it is logged, and the task runs again after its interval.
 """
@@ -10,7 +11,6 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.fences import Fences
 from loraplex.tenants.admission.in_flight import InFlightReservations
@@ -18,9 +18,11 @@ from loraplex.tenants.admission.local_limiter import LocalLimiter
 from loraplex.tenants.admission.reaper import Reaper
 from loraplex.tenants.admission.reconciliation import Reconciliation
 from loraplex.tenants.admission.settlement import SettlementQueue
+from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import StoreUnavailable, ValkeyUnavailable
 from loraplex.tenants.ledger.journal import Journal
+from loraplex.tenants.ledger.refusal_counts import RefusalCounts
 from loraplex.tenants.ledger.shipping import Shipping
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 
@@ -43,6 +45,7 @@ class AdmissionMaintenance:
     fences: Fences
     reaper: Reaper
     reconciliation: Reconciliation
+    refusal_counts: RefusalCounts
     gateway_id: UUID
     settings: AdmissionConfig
 
@@ -57,6 +60,7 @@ class AdmissionMaintenance:
             tasks.create_task(_repeat(self.probe, settings.probe_s))
             tasks.create_task(_repeat(self.reaper.reap, settings.heartbeat_s))
             tasks.create_task(_repeat(self.reconciliation.reconcile, settings.reconcile_s))
+            tasks.create_task(_repeat(self.refusal_counts.flush, settings.refusal_counts_s))
 
     async def retry(self) -> None:
         """Ship what waits for PostgreSQL, and repeat what failed."""

@@ -11,10 +11,11 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.admission.fences import Fences
 from loraplex.tenants.admission.in_flight import InFlightReservations
+from loraplex.tenants.billing.pricing import PICO_PER_NANO
+from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counter_replies import PeriodUse, SettledUse
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import StoreUnavailable
@@ -29,6 +30,11 @@ class CounterDrift:
 
     epoch: int
     behind: tuple[PeriodUse, ...]
+
+    @property
+    def pico(self) -> int:
+        """The size of the largest difference, in pico-units; a day is part of its month."""
+        return max(abs(each.amount_nano) for each in self.behind) * PICO_PER_NANO
 
     @property
     def is_ahead(self) -> bool:
@@ -117,6 +123,11 @@ class Reconciliation:
             for right, there in zip(expected.uses, counted.uses, strict=True)
         )
         return CounterDrift(counted.epoch, behind)
+
+    @property
+    def drifts_pico(self) -> tuple[int, ...]:
+        """The sizes of the drifts that are to be compared once more or mended, in pico-units."""
+        return tuple(drift.pico for drift in self._drifting.values())
 
     def _has_pending_updates(self, tenant_id: UUID) -> bool:
         return any(each.tenant_id == tenant_id for each in self._requests.pending_counter_updates.values())

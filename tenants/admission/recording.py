@@ -4,10 +4,17 @@ import time
 from types import TracebackType
 from typing import Final, Self
 
-from loraplex.tenants.errors import LimitExceeded, PolicyStale, QuotaExhausted, StoreUnavailable
+from loraplex.tenants.errors import (
+    LimitExceeded,
+    PolicyStale,
+    PriceMissing,
+    QuotaExhausted,
+    StoreUnavailable,
+)
 from loraplex.tenants.quotas.reservation import OnProvisional
 
 NONE: Final = "none"
+DECISIONS: Final = {PolicyStale: "stale", StoreUnavailable: "unavailable", PriceMissing: "unpriced"}
 
 
 class AdmissionRecorder:
@@ -62,5 +69,7 @@ class MeasuredAdmission:
                 recorder.degraded()
         elif isinstance(error, LimitExceeded):
             recorder.refused(error, seconds)
-        elif isinstance(error, PolicyStale | StoreUnavailable):
-            recorder.decided("stale" if isinstance(error, PolicyStale) else "unavailable", seconds)
+        else:
+            for kind_of_error, decision in DECISIONS.items():
+                if isinstance(error, kind_of_error):
+                    recorder.decided(decision, seconds)

@@ -13,7 +13,6 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.admission.denial_log import DenialLog
@@ -23,6 +22,7 @@ from loraplex.tenants.admission.recent_refusals import RecentRefusals
 from loraplex.tenants.admission.rejections import degraded_denial, rate_state, refusal, unknown_limits
 from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.billing.pricing import PriceVersion
+from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counter_replies import (
     Admitted,
     CounterReply,

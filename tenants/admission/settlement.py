@@ -12,7 +12,6 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.admission.in_flight import (
     InFlightReservations,
@@ -20,6 +19,7 @@ from loraplex.tenants.admission.in_flight import (
     PendingCounterUpdate,
     PendingSettlement,
 )
+from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import StoreUnavailable, ValkeyUnavailable
 from loraplex.tenants.ledger.journal import Journal

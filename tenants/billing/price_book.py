@@ -1,20 +1,59 @@
 """The prices of one gateway, in memory: admission asks them for every request and waits for no store.
 
-Invariant: a price comes from one table as a whole, also while the next one is read.
+Invariant: a price comes from one table as a whole. While PostgreSQL cannot be read, the last table stays in force.
 """
 
-from datetime import datetime
+import asyncio
+import time
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any, Final
 from uuid import UUID
 
-from loraplex.tenants.billing.price_table import PriceTable
-from loraplex.tenants.billing.pricing import PriceVersion
+import structlog
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.billing.price_table import CardKey, CardVersions, PriceTable
+from loraplex.tenants.billing.pricing import Price, PriceVersion
+from loraplex.tenants.billing.rate_cards import KEY_COLUMNS
+from loraplex.tenants.billing.tenant_billing import TenantBillings, currency_of
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import StoreUnavailable
+from loraplex.tenants.models import PriceEpoch, RateCard, TenantBilling
+from loraplex.tenants.models import PriceVersion as PriceVersionRow
+
+RELOAD_S: Final = 1.0
+# Requests are admitted within minutes of now, whatever the clocks; versions that ended before are not needed.
+KEPT: Final = timedelta(days=1)
+LOG = structlog.get_logger("loraplex.prices")
 
 
 class PriceBook:
-    """The newest table of prices."""
+    """The newest table of prices. `epoch`: the number under which it was read."""
 
-    def __init__(self, table: PriceTable) -> None:
+    def __init__(self, table: PriceTable, epoch: int = 0) -> None:
         self._table = table
+        self._epoch = epoch
+        self._compared_at = time.monotonic()
+
+    @classmethod
+    async def open(cls, database: Database) -> "PriceBook":
+        """Read the prices. Raises `DatabaseUnavailable`."""
+        async with database.as_writer() as session:
+            # The epoch first: what changes in between is read once more.
+            epoch = await _epoch(session)
+            return cls(await load_table(session), epoch)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since these prices were last known to be the newest."""
+        return time.monotonic() - self._compared_at
+
+    def currency(self, tenant_id: UUID, at: datetime) -> str:
+        """The currency that the tenant is charged in."""
+        return self._table.currency(tenant_id, at)
 
     def price(self, tenant_id: UUID, tier: str, adapter_name: str | None, at: datetime) -> PriceVersion:
         """The price of a request that is admitted at that time. Raises `PriceMissing`."""
@@ -31,3 +70,61 @@ class PriceBook:
     ) -> int:
         """As `PriceTable.bound_nano`. Raises `PriceMissing`."""
         return self._table.bound_nano(tenant_id, tier, adapter_name, at, prompt_tokens, completion_tokens)
+
+    async def reload(self, database: Database) -> None:
+        """Read the prices again if they have changed. Raises `DatabaseUnavailable`."""
+        began = time.monotonic()
+        async with database.as_writer() as session:
+            epoch = await _epoch(session)
+            if epoch != self._epoch:
+                self._table = await load_table(session)
+                self._epoch = epoch
+        self._compared_at = began
+
+    async def run(self, database: Database, every_s: float = RELOAD_S) -> None:
+        """Reload again and again until cancelled."""
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                await self.reload(database)
+            except StoreUnavailable as error:
+                LOG.warning("prices could not be read; the last ones stay in force", reason=str(error))
+            except Exception:
+                LOG.exception("prices could not be read; the last ones stay in force")
+
+
+async def load_table(session: AsyncSession) -> PriceTable:
+    """Read all cards that are or will be in force, and the currencies of tenants, as `app_writer`."""
+    start = func.lower(PriceVersionRow.effective)
+    needed = func.upper_inf(PriceVersionRow.effective) | (
+        func.upper(PriceVersionRow.effective) > func.now() - KEPT
+    )
+    columns = (PriceVersionRow.id, PriceVersionRow.prompt, PriceVersionRow.cached_prompt)
+    rows = await session.execute(
+        select(*KEY_COLUMNS, start, *columns, PriceVersionRow.completion)
+        .join(RateCard, RateCard.id == PriceVersionRow.rate_card_id)
+        .where(needed)
+        .order_by(RateCard.id, start)
+    )
+    cards = {CardKey(*key): _versions(group) for key, group in groupby(rows, key=lambda row: tuple(row[:4]))}
+    default = await TenantBillings(session).default_currency()
+    own = await session.scalars(
+        select(TenantBilling).where(
+            func.num_nonnulls(TenantBilling.currency, TenantBilling.next_currency) > 0
+        )
+    )
+    currencies = {row.tenant_id: currency_of(row, default) for row in own}
+    return PriceTable(cards=cards, currencies=currencies, default_currency=default)
+
+
+def _versions(rows: Iterable[Any]) -> CardVersions:
+    starts, versions = [], []
+    for _, _, _, currency, start, version_id, prompt, cached_prompt, completion in rows:
+        price = Price(prompt=prompt, cached_prompt=cached_prompt, completion=completion)
+        starts.append(start)
+        versions.append(PriceVersion(id=version_id, currency=currency, price=price))
+    return CardVersions(tuple(starts), tuple(versions))
+
+
+async def _epoch(session: AsyncSession) -> int:
+    return await session.scalar(select(PriceEpoch.epoch)) or 0

@@ -5,7 +5,7 @@ applies from its start, inclusive, until that of the next version of its card.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
@@ -16,6 +16,7 @@ from loraplex.tenants.errors import PriceMissing
 
 # An upper bound allows for the counters' clock, which decides when a request is admitted, and for the wait until then.
 NEAR: Final = timedelta(seconds=60)
+MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class CardKey(NamedTuple):
@@ -74,7 +75,8 @@ class PriceTable:
 
     def price(self, tenant_id: UUID, tier: str, adapter_name: str | None, at: datetime) -> PriceVersion:
         """The price of a request that is admitted at that time. Raises `PriceMissing`."""
-        found = self._find(tenant_id, tier, adapter_name, at)
+        cards = self._cards(tenant_id, tier, adapter_name, self.currency(tenant_id, at))
+        found = _in_force(cards, at)
         if found is None:
             raise self._missing(tenant_id, tier, at)
         return found
@@ -92,49 +94,53 @@ class PriceTable:
 
         Raises `PriceMissing` if it has no price at all of that time.
         """
-        moments = self._moments(tenant_id, tier, adapter_name, at)
-        found = {self._find(tenant_id, tier, adapter_name, moment) for moment in moments}
-        bounds = [
-            each.price.bound_nano(prompt_tokens, completion_tokens) for each in found if each is not None
-        ]
-        if not bounds:
+        near = self._versions_near(tenant_id, tier, adapter_name, at - NEAR, at + NEAR)
+        if not near:
             raise self._missing(tenant_id, tier, at)
-        return max(bounds)
+        return max(version.price.bound_nano(prompt_tokens, completion_tokens) for version in near)
 
-    def _moments(self, tenant_id: UUID, tier: str, adapter_name: str | None, at: datetime) -> set[datetime]:
-        """The first moment near `at`, and each at which the price may change until the last."""
-        first, last = at - NEAR, at + NEAR
-        moments = {first}
+    def _versions_near(
+        self, tenant_id: UUID, tier: str, adapter_name: str | None, first: datetime, last: datetime
+    ) -> list[PriceVersion]:
+        """Every version that applies at some moment from `first` to `last`."""
+        near = []
+        for currency, begin, end in self._spans(tenant_id, first, last):
+            cards = self._cards(tenant_id, tier, adapter_name, currency)
+            changes = {start for card in cards for start in card.starts_within(begin, end)}
+            found = (_in_force(cards, moment) for moment in (begin, *changes))
+            near += [version for version in found if version is not None]
+        return near
+
+    def _spans(
+        self, tenant_id: UUID, first: datetime, last: datetime
+    ) -> Iterator[tuple[str, datetime, datetime]]:
+        """The currencies from `first` to `last`, each with its first and its last moment."""
         own = self.currencies.get(tenant_id)
-        if own is not None and own.changes_at is not None and first < own.changes_at <= last:
-            moments.add(own.changes_at)
-        for currency in {self.currency(tenant_id, first), self.currency(tenant_id, last)}:
-            for card in self._cards(tenant_id, tier, adapter_name, currency):
-                moments.update(card.starts_within(first, last))
-        return moments
-
-    def _find(
-        self, tenant_id: UUID, tier: str, adapter_name: str | None, at: datetime
-    ) -> PriceVersion | None:
-        cards = self._cards(tenant_id, tier, adapter_name, self.currency(tenant_id, at))
-        return next((version for card in cards if (version := card.at(at)) is not None), None)
+        changes_at = None if own is None else own.changes_at
+        if changes_at is not None and first < changes_at <= last:
+            yield self.currency(tenant_id, first), first, changes_at - MICROSECOND
+            first = changes_at
+        yield self.currency(tenant_id, last), first, last
 
     def _cards(
         self, tenant_id: UUID, tier: str, adapter_name: str | None, currency: str
-    ) -> Iterator[CardVersions]:
+    ) -> list[CardVersions]:
         """The cards that cover such a request, the most specific first."""
-        for key in (
-            CardKey(None, tenant_id, adapter_name, currency),
-            CardKey(None, tenant_id, None, currency),
-            CardKey(tier, None, None, currency),
-            CardKey(None, None, None, currency),
-        ):
-            card = self.cards.get(key)
-            if card is not None:
-                yield card
+        keys = (
+            (None, tenant_id, adapter_name, currency),
+            (None, tenant_id, None, currency),
+            (tier, None, None, currency),
+            (None, None, None, currency),
+        )
+        return [card for key in keys if (card := self.cards.get(CardKey(*key))) is not None]
 
     def _missing(self, tenant_id: UUID, tier: str, at: datetime) -> PriceMissing:
         currency = self.currency(tenant_id, at)
         return PriceMissing(
             f"there is no price in {currency}: no rate card in {currency} covers the tenant {tenant_id}, its tier {tier}, or all"
         )
+
+
+def _in_force(cards: Iterable[CardVersions], at: datetime) -> PriceVersion | None:
+    """The version of the first card that has begun."""
+    return next((version for card in cards if (version := card.at(at)) is not None), None)

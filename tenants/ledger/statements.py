@@ -198,10 +198,20 @@ WITH given AS MATERIALIZED (
             >= b.limit_value::numeric * b.unit * h.threshold
     ON CONFLICT DO NOTHING
 )
-SELECT g.id, w.id IS NOT NULL, l.epoch
+SELECT g.id, w.id IS NOT NULL AS written, l.epoch
 FROM given g LEFT JOIN written w ON w.id = g.id LEFT JOIN locked l ON l.tenant_id = g.tenant_id
 """
 
+# A tenant that was removed in the meantime has no refusals.
+COUNT_REFUSALS: Final = f"""
+INSERT INTO request_rollups AS u (tenant_id, hour, adapter_id, api_key_id, status, requests, ttft_buckets, gap_buckets)
+SELECT g.tenant_id, g.hour, coalesce(g.adapter_id, {NO_ID}), g.api_key_id, g.status, g.requests, {_array("0::bigint")},
+    {_array("0::bigint")}
+FROM json_to_recordset(%s::json) AS g (
+    tenant_id uuid, hour timestamptz, adapter_id uuid, api_key_id uuid, status text, requests bigint
+) JOIN tenants t ON t.id = g.tenant_id
+ORDER BY 1, 2, 3, 4, 5 {COUNT_ONCE_MORE} RETURNING u.status
+"""
 RENEW: Final = """
 UPDATE reservations SET expires_at = now() + make_interval(secs => %s) WHERE id = ANY(%s)
 RETURNING id

@@ -4,7 +4,7 @@ Invariant: a usage record is written once per request, in one transaction with i
 "Epochs", describes how reservations and counter rebuilds see each other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
@@ -21,6 +21,7 @@ from loraplex.tenants.errors import TenantNotFound
 from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.ledger import statements
 from loraplex.tenants.ledger.histograms import TTFT_BOUNDS_MS, bucket_of
+from loraplex.tenants.ledger.refusal_counts import Refused
 from loraplex.tenants.ledger.write_batching import WriteBatcher
 from loraplex.tenants.ledger.writer_connection import WriterConnection
 from loraplex.tenants.models import ReservationRow, Tenant, UsageTotal
@@ -94,6 +95,21 @@ class UsageLedger:
     async def settle(self, reservation: Reservation, usage: SettledUsage) -> LedgerWrite:
         """Write usage durably; may be repeated. Raises `psycopg.Error` for a row that PostgreSQL rejects."""
         return await self._settlements.add(usage_row(reservation, usage))
+
+    async def count_refusals(self, counts: Mapping[tuple[datetime, Refused], int]) -> None:
+        """Add counts of refused requests to the rollups. Not idempotent: a repeated write counts again."""
+        rows = [
+            {
+                "tenant_id": refused.tenant_id,
+                "hour": hour,
+                "adapter_id": refused.adapter_id,
+                "api_key_id": refused.api_key_id,
+                "status": refused.status,
+                "requests": requests,
+            }
+            for (hour, refused), requests in counts.items()
+        ]
+        await self._general.fetch(statements.COUNT_REFUSALS, to_json(rows))
 
     async def renew(self, ids: Sequence[UUID], lease_s: float) -> None:
         """Renew the leases of open reservations."""

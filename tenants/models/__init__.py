@@ -15,6 +15,13 @@ from loraplex.tenants.models.adapters import (
 )
 from loraplex.tenants.models.base import Base
 from loraplex.tenants.models.billing import PriceEpoch, PriceVersion, RateCard, TenantBilling
+from loraplex.tenants.models.invoices import (
+    CreditEntry,
+    CreditGrant,
+    Invoice,
+    InvoiceLineRow,
+    InvoiceNumber,
+)
 from loraplex.tenants.models.quotas import (
     LIMIT_COLUMNS,
     AdmissionEpoch,
@@ -65,8 +72,13 @@ __all__ = [
     "ApiKey",
     "AuditEntry",
     "Base",
+    "CreditEntry",
+    "CreditGrant",
     "Gateway",
     "IdempotencyRecord",
+    "Invoice",
+    "InvoiceLineRow",
+    "InvoiceNumber",
     "MeterExport",
     "OutboxEvent",
     "PriceEpoch",

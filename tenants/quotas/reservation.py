@@ -118,7 +118,8 @@ class RequestTimings:
 class SettledUsage:
     """What an ended request used; `prompt_tokens` includes `cached_tokens`. `outcome` None: it was cancelled.
 
-    `amount_pico` follows from the price and is set by admission. Raises `InvalidField`.
+    `amount_pico` follows from the price and is set by admission. `timings` None: unknown; equal usage may have taken other
+    times. Raises `InvalidField`.
     """
 
     outcome: Outcome | None
@@ -126,7 +127,7 @@ class SettledUsage:
     cached_tokens: int = 0
     completion_tokens: int = 0
     amount_pico: int = 0
-    timings: RequestTimings | None = None
+    timings: RequestTimings | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not (0 <= self.cached_tokens <= self.prompt_tokens and self.completion_tokens >= 0):

@@ -62,6 +62,13 @@ class ManagementEndpoint:
         async with self._transaction(caller) as session:
             return respond(await work(session))
 
+    async def query(
+        self, caller: ManagementCaller, find: Callable[[AsyncSession], Awaitable[FoundT]]
+    ) -> FoundT:
+        """Return what `find` reads, for a response that takes several transactions or no `ApiResponse`."""
+        async with self._transaction(caller) as session:
+            return await find(session)
+
     async def read_with_other_store(
         self,
         caller: ManagementCaller,

@@ -6,12 +6,14 @@ Invariant: an unknown field is refused, no value is converted from another type,
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Depends
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
@@ -23,6 +25,20 @@ from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 BODY_LIMITS: Final = BodyLimits(max_bytes=64 << 10, body_s=30.0, max_depth=16, max_values=5000)
 _NO_BODY: Final = hashlib.sha256(b"").digest()
 _NAME_LENGTH: Final = 64
+
+_RFC_3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,6})?([Zz]|[+-]\d\d:\d\d)")
+
+
+def _rfc_3339(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if not _RFC_3339.fullmatch(value):
+        raise ValueError("it should be a time as in RFC 3339, such as 2030-01-31T12:00:00Z")
+    return datetime.fromisoformat(value.upper())
+
+
+Time = Annotated[AwareDatetime, BeforeValidator(_rfc_3339)]
+"""A time in a request, with its zone."""
 
 BodyT = TypeVar("BodyT", bound="RequestModel")
 ReadT = TypeVar("ReadT")

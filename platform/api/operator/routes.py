@@ -4,9 +4,15 @@ from fastapi import APIRouter
 
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.operator.audit import audit_router
+from loraplex.platform.api.operator.billing import billing_router
+from loraplex.platform.api.operator.credits import credits_router
 from loraplex.platform.api.operator.engine import engine_router
+from loraplex.platform.api.operator.invoices import invoices_router
 from loraplex.platform.api.operator.quotas import quotas_router
+from loraplex.platform.api.operator.rate_cards import rate_cards_router
 from loraplex.platform.api.operator.tenants import tenants_router
+from loraplex.platform.api.operator.usage import usage_router
+from loraplex.platform.api.operator.usage_corrections import corrections_router
 from loraplex.platform.auth.authenticator import Authenticator
 from loraplex.platform.inference.dependencies import GatewayDependencies
 
@@ -18,6 +24,12 @@ def operator_router(
     router = APIRouter(prefix="/operator/v1", tags=["operator"])
     router.include_router(tenants_router(endpoint, authenticator))
     router.include_router(quotas_router(endpoint, authenticator))
+    router.include_router(credits_router(endpoint, authenticator))
+    router.include_router(invoices_router(endpoint, authenticator))
+    router.include_router(billing_router(endpoint, authenticator))
+    router.include_router(rate_cards_router(endpoint, authenticator))
     router.include_router(engine_router(dependencies, authenticator))
     router.include_router(audit_router(endpoint, authenticator))
+    router.include_router(usage_router(endpoint, authenticator, dependencies.currency_of))
+    router.include_router(corrections_router(endpoint, authenticator, dependencies.admission_controller))
     return router

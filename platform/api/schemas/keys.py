@@ -3,13 +3,11 @@
 Invariant: no response contains a secret or its digest, except that a new key is in the response to its creation.
 """
 
-import re
-from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated
 
-from pydantic import AwareDatetime, BeforeValidator, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
-from loraplex.platform.api.management.request_bodies import RequestModel
+from loraplex.platform.api.management.request_bodies import RequestModel, Time
 from loraplex.platform.api.management.responses import ResponseModel, UtcTime
 from loraplex.tenants.api_keys.keys import MAX_GRACE_SECONDS, KeyChange
 from loraplex.tenants.api_keys.networks import MAX_NETWORKS
@@ -17,18 +15,6 @@ from loraplex.tenants.api_keys.scopes import INFERENCE, TENANT_SCOPES
 from loraplex.tenants.models import ApiKey
 from loraplex.tenants.names import KEY_NAME_MAX_LENGTH
 
-_RFC_3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,6})?([Zz]|[+-]\d\d:\d\d)")
-
-
-def _rfc_3339(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    if not _RFC_3339.fullmatch(value):
-        raise ValueError("it should be a time as in RFC 3339, such as 2030-01-31T12:00:00Z")
-    return datetime.fromisoformat(value.upper())
-
-
-Time = Annotated[AwareDatetime, BeforeValidator(_rfc_3339)]
 Name = Annotated[str, Field(min_length=1, max_length=KEY_NAME_MAX_LENGTH)]
 Scope = Annotated[str, WithJsonSchema({"type": "string", "enum": sorted(TENANT_SCOPES)})]
 Scopes = Annotated[list[Scope], Field(min_length=1, max_length=2 * len(TENANT_SCOPES))]

@@ -69,7 +69,7 @@ def quotas_router(
     endpoint: ManagementEndpoint,
     authenticator: Authenticator,
     admission_controller: AdmissionController,
-    currency: str,
+    currency_of: Callable[[UUID], str],
 ) -> APIRouter:
     router = APIRouter()
     reader = Depends(authenticator.requires(READ))
@@ -96,9 +96,10 @@ def quotas_router(
             listing = page.listing(
                 states, lambda state: quota_response(state, used.get(state.subject_id, ()), resources)
             )
-            return ApiResponse(
-                200, QuotasDocument(currency=currency, data=listing.data, next_cursor=listing.next_cursor)
+            document = QuotasDocument(
+                currency=currency_of(caller.tenant_id), data=listing.data, next_cursor=listing.next_cursor
             )
+            return ApiResponse(200, document)
 
         return await endpoint.read_with_other_store(caller, find, build)
 

@@ -10,13 +10,19 @@ from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.tenant.adapters import adapters_router
 from loraplex.platform.api.tenant.aliases import aliases_router
 from loraplex.platform.api.tenant.audit import audit_router
+from loraplex.platform.api.tenant.invoices import invoices_router
 from loraplex.platform.api.tenant.keys import keys_router
 from loraplex.platform.api.tenant.me import me_router
 from loraplex.platform.api.tenant.quotas import quotas_router
+from loraplex.platform.api.tenant.rate_cards import rate_cards_router
 from loraplex.platform.api.tenant.uploads import uploads_router
+from loraplex.platform.api.tenant.usage import usage_router
 from loraplex.platform.api.tenant.versions import versions_router
+from loraplex.platform.api.tenant.webhooks import webhooks_router
 from loraplex.platform.auth.authenticator import Authenticator
 from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.services.webhook_secrets import WebhookSecrets
+from loraplex.platform.services.webhooks import WebhookRules
 
 
 def tenant_router(
@@ -31,10 +37,15 @@ def tenant_router(
         versions_router,
         aliases_router,
         audit_router,
+        invoices_router,
+        rate_cards_router,
     ):
         router.include_router(build_router(endpoint, authenticator))
     router.include_router(uploads_router(endpoint, authenticator, dependencies.uploads))
     router.include_router(
-        quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency)
+        quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency_of)
     )
+    router.include_router(usage_router(endpoint, authenticator, dependencies.currency_of))
+    rules = WebhookRules(WebhookSecrets(dependencies.derive_key), dependencies.config.webhook_allow_private)
+    router.include_router(webhooks_router(endpoint, authenticator, rules))
     return router

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from loraplex.platform.observability.admission_metrics import AdmissionMetrics
 from loraplex.tenants.admission.recording import MeasuredAdmission
-from loraplex.tenants.errors import PolicyStale, QuotaExhausted, RateLimited, ValkeyUnavailable
+from loraplex.tenants.errors import PolicyStale, PriceMissing, QuotaExhausted, RateLimited, ValkeyUnavailable
 
 
 def test_the_measured_wait_ends_when_work_may_start() -> None:
@@ -44,6 +44,7 @@ def test_decisions_and_tokens() -> None:
         QuotaExhausted("", limit="canary", level="tenant", **limited),
         PolicyStale(""),
         ValkeyUnavailable(""),
+        PriceMissing(""),
     )
     for refusal in refusals:
         with pytest.raises(type(refusal)):
@@ -51,10 +52,13 @@ def test_decisions_and_tokens() -> None:
     none = {"limit": "none", "level": "none"}
     assert value("decisions_total", decision="admitted", **none) == 1
     assert value("decisions_total", decision="rate_limited", limit="tokens_per_minute", level="key") == 1
-    assert [value("decisions_total", decision=each, **none) for each in ("exhausted", "stale", "unavailable")]
-    assert value("seconds_count") == 5 and value("booked_seconds_count") == 1
+    assert [
+        value("decisions_total", decision=each, **none)
+        for each in ("exhausted", "stale", "unavailable", "unpriced")
+    ]
+    assert value("seconds_count") == 6 and value("booked_seconds_count") == 1
     assert (value("reserved_tokens_total"), value("used_tokens_total")) == (100, 50)
     assert value("used_share_bucket", le="0.4") == 0 and value("used_share_bucket", le="0.5") == 1
-    assert (value("seconds_count"), value("settle_seconds_count")) == (5, 1)
+    assert (value("seconds_count"), value("settle_seconds_count")) == (6, 1)
     admit(degraded=True)
     assert value("degraded_requests_total") == 1

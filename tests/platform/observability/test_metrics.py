@@ -65,6 +65,7 @@ EXPECTED = [
     "loraplex_adapters_waiting",
     "loraplex_http_connections",
     "loraplex_http_connections_refused",
+    "loraplex_price_age_seconds",
 ]
 
 

@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 from tests.platform.services import account_use_cases as accounts
 from tests.platform.services import adapter_use_cases as of_adapters
+from tests.platform.services import invoice_use_cases as of_invoices
 from tests.platform.services.use_case import UseCase, Way
 from tests.platform.services.walked_world import (
     Dump,
@@ -23,13 +24,23 @@ from tests.platform.services.walked_world import (
 
 from loraplex.adapters.versions.pending_folders import GATEWAYS_LOCK, PENDING_FOLDER, PendingFolders
 from loraplex.platform import services
-from loraplex.platform.services import uploads
+from loraplex.platform.services import invoices, rate_cards, uploads
 from loraplex.platform.services.actors import Actor
 from loraplex.platform.services.unit_of_work import UnitOfWork
 
 # Both register a version, which needs a server that validates it: see `test_push_ways.py`.
 WALKED_BY_PUSHES: Final = {uploads.complete_upload, uploads.submit_folder}
-ALL = (*accounts.TENANTS, *accounts.KEYS, *accounts.LIMITS, *of_adapters.ALL)
+# A gateway's start and its jobs are the only ways: see `../server/test_prices.py` and `../jobs/test_month_closing.py`.
+RUN_BY_GATEWAYS: Final = {rate_cards.create_first, invoices.draft}
+OF_ACCOUNTS = (
+    *accounts.TENANTS,
+    *accounts.KEYS,
+    *accounts.LIMITS,
+    *accounts.BILLING,
+    *accounts.WEBHOOKS,
+    *accounts.USAGE,
+)
+ALL = (*OF_ACCOUNTS, *of_invoices.ALL, *of_adapters.ALL)
 
 
 @pytest.fixture
@@ -112,4 +123,4 @@ def test_every_use_case_is_walked() -> None:
             if iscoroutinefunction(each) and not name.startswith("_"):
                 types = each.__annotations__.values()
                 found |= {each} if any(kind in (UnitOfWork, Actor) for kind in types) else set()
-    assert found == {use_case.function for use_case in ALL} | WALKED_BY_PUSHES
+    assert found == {use_case.function for use_case in ALL} | WALKED_BY_PUSHES | RUN_BY_GATEWAYS

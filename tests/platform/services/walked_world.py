@@ -83,6 +83,9 @@ class World:
             client.flushall()
         with psycopg.connect(self.database_url) as connection:
             connection.execute(EMPTY)
+            for table in ("rate_cards", "credit_entries"):
+                restart = sql.SQL("ALTER TABLE {} ALTER COLUMN id RESTART")
+                connection.execute(restart.format(sql.Identifier(table)))
         async with unit_of_work(self.database, system_actor("walk"), None, None) as uow:
             created = await tenants.create(uow, "harbor")
             keys = OperatorKeys(uow, created.tenant.id)

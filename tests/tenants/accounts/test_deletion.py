@@ -57,6 +57,19 @@ ROWS = """
     INSERT INTO rate_cards (scope, tenant_id, currency) VALUES ('tenant', %(tenant)s, 'USD');
     INSERT INTO tenant_billing (tenant_id, currency) VALUES (%(tenant)s, 'USD');
 """
+BILLS = """
+    INSERT INTO rate_cards (scope, tenant_id, currency) VALUES ('tenant', %(tenant)s, 'USD') ON CONFLICT DO NOTHING;
+    INSERT INTO tenant_billing (tenant_id) VALUES (%(tenant)s) ON CONFLICT DO NOTHING;
+    INSERT INTO credit_grants (id, tenant_id, currency, amount_micro, priority, reason)
+        VALUES (%(tenant)s, %(tenant)s, 'USD', 5, 50, 'welcome');
+    INSERT INTO invoices (id, tenant_id, month, currency, attempt, state, grace_ends_at)
+        VALUES (%(tenant)s, %(tenant)s, '2026-10', 'USD', 0, 'draft', now());
+    INSERT INTO invoice_lines
+        (invoice_id, position, tenant_id, kind, month, tokens, amount_pico, amount_micro, billed_tokens, billed_pico)
+    VALUES (%(tenant)s, 0, %(tenant)s, 'minimum', '2026-10', 0, 5000000, 5, 0, 0);
+    INSERT INTO credit_entries (tenant_id, transaction_id, grant_id, account, amount_micro)
+        SELECT %(tenant)s, %(tenant)s, %(tenant)s, a, m FROM (VALUES ('issued', -5), ('available', 5)) v (a, m);
+"""
 
 
 def execute(database: Database, statements: LiteralString, tenant_id: UUID) -> None:
@@ -75,7 +88,7 @@ async def fill(database: Database, name: str) -> UUID:
         await AliasRepository(session, tenant_id).set("support", "production", {1: 90, 2: 10})
         first = await keys.create(tenant_id, "first", ["inference"])
         await keys.rotate(tenant_id, first.record.key_id)
-    execute(database, ROWS + RESERVATION, tenant_id)
+    execute(database, ROWS + RESERVATION + BILLS, tenant_id)
     return tenant_id
 
 

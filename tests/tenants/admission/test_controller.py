@@ -18,7 +18,7 @@ from tests.tenants.admission.memory_journal import MemoryJournal
 from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
 from loraplex.tenants.admission.recording import NONE, AdmissionRecorder
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import PolicyStale, QuotaExhausted, RateLimited
+from loraplex.tenants.errors import PolicyStale, QuotaExhausted, RateLimited, ValkeyUnavailable
 from loraplex.tenants.quotas.reservation import Reservation
 
 
@@ -198,6 +198,25 @@ async def test_a_changed_limit_is_in_force_for_the_next_request(
         with pytest.raises(QuotaExhausted):
             await second.admit(tenant.request(key=newer))
         assert await check_ledger(tenant, second) == (0, 0)
+
+
+async def test_a_published_policy_is_known_to_gateways_that_cannot_read_it(
+    database: Database, valkey_url: str
+) -> None:
+    tenant = await make_tenant_with_gateways(database, valkey_url)
+    epoch = tenant.key.policy_epoch or 0
+    async with tenant.gateway() as first, tenant.gateway() as second:
+        # Also before the tenant has counters.
+        await second.require_policy(tenant.tenant_id, epoch)
+        await set_limits(tenant, tokens_per_day=20)
+        await second.require_policy(tenant.tenant_id, epoch)
+        await first.publish(tenant.tenant_id)
+        with pytest.raises(PolicyStale):
+            await second.require_policy(tenant.tenant_id, epoch)
+        await second.require_policy(tenant.tenant_id, epoch + 1)
+        second.maintenance.breaker.is_open = True
+        with pytest.raises(ValkeyUnavailable):
+            await second.require_policy(tenant.tenant_id, epoch + 1)
 
 
 async def test_lost_counters_are_rebuilt_from_the_ledger(database: Database, valkey_url: str) -> None:

@@ -29,10 +29,10 @@ from tests.tenants.admission.gateways import (
 
 from loraplex.platform.datastores.embedded.binaries import find_valkey
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
-from loraplex.tenants.admission.circuit_breaker import FAILURES
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.api_keys.keys import AuthenticatedKey
+from loraplex.tenants.circuit_breaker import FAILURES
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, QuotaUnavailable, RateLimited, StoreUnavailable
 from loraplex.tenants.quotas.reservation import Reservation

@@ -13,7 +13,6 @@ from tests.tenants.admission.memory_journal import MemoryJournal
 from tests.tenants.artificial_time import run, running_loop
 from tests.tenants.billing.fixed_prices import EVER, fixed_prices, fixed_version
 
-from loraplex.tenants.admission.circuit_breaker import FAILURES, CircuitBreaker
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.denial_log import DenialLog
 from loraplex.tenants.admission.local_limiter import LocalLimiter
@@ -22,6 +21,7 @@ from loraplex.tenants.admission.reserve import Reserver
 from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.billing.price_table import CardKey, CardVersions, PriceTable
 from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.circuit_breaker import FAILURES, CircuitBreaker
 from loraplex.tenants.counters.counter_replies import Admitted
 from loraplex.tenants.errors import PriceMissing, QuotaUnavailable, ValkeyUnavailable
 from loraplex.tenants.ids import uuid7

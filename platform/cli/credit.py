@@ -1,0 +1,101 @@
+"""`loraplex credit`: grant credits to tenants and list them. Invariant: a credit is never changed or taken back."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from loraplex.platform.cli.command_context import command_unit_of_work, open_database, run_command
+from loraplex.platform.cli.output import print_document, print_rows
+from loraplex.platform.services import credits
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.errors import InvalidField
+from loraplex.tenants.invoices.credits import DEFAULT_PRIORITY, CreditRepository, GrantedCredit
+from loraplex.tenants.invoices.document import utc_text
+
+app = typer.Typer(name="credit", help="Credits of tenants, which invoices use up.", no_args_is_help=True)
+
+TenantName = Annotated[str, typer.Option("--tenant", help="The tenant's name.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AmountMicro = Annotated[int, typer.Argument(help="Micro-units of money: 5000000 is 5.")]
+Reason = Annotated[str, typer.Option(help="Why it is granted; the tenant reads it.")]
+Priority = Annotated[int, typer.Option(help="0 to 100: of a lower one it is used first.")]
+ExpiresAt = Annotated[
+    str | None, typer.Option("--expires-at", help="A time with zone; it pays for months that end before.")
+]
+Currency = Annotated[str | None, typer.Option(help="Default: the tenant's currency.")]
+MAX_ROWS = 10_000
+COLUMNS = (
+    *("id", "currency", "amount_micro", "available_micro", "priority"),
+    *("expires_at", "reason", "granted_at"),
+)
+
+
+@app.command()
+def grant(
+    amount_micro: AmountMicro,
+    tenant: TenantName,
+    reason: Reason,
+    priority: Priority = DEFAULT_PRIORITY,
+    expires_at: ExpiresAt = None,
+    currency: Currency = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Grant a credit to a tenant."""
+
+    async def work() -> None:
+        async with command_unit_of_work(data_dir) as uow:
+            tenant_id = (await TenantRepository(uow.session).get(tenant)).id
+            granted = await credits.grant(
+                *(uow, tenant_id, amount_micro, reason),
+                priority=priority,
+                expires_at=read_time(expires_at),
+                currency=currency,
+            )
+        print_document(credit_document(granted), as_json)
+
+    run_command(work())
+
+
+@app.command("list")
+def list_credits(tenant: TenantName, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List the credits of a tenant with what is left of each, newest first."""
+
+    async def work() -> None:
+        async with open_database(data_dir) as database, database.as_operator() as session:
+            tenant_id = (await TenantRepository(session).get(tenant)).id
+            found = await CreditRepository(session, tenant_id).page(None, MAX_ROWS)
+        print_rows([credit_document(each) for each in found], as_json, COLUMNS)
+
+    run_command(work())
+
+
+def read_time(text: str | None) -> datetime | None:
+    """Parse a time with a zone. Raises `InvalidField`."""
+    if text is None:
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None:
+        raise InvalidField("expires_at", "expires_at must be a time with zone, such as 2026-12-31T00:00:00Z")
+    return time.astimezone(UTC)
+
+
+def credit_document(credit: GrantedCredit) -> dict[str, Any]:
+    """Return a credit as it is printed."""
+    grant = credit.grant
+    return {
+        "id": str(grant.id),
+        "currency": grant.currency,
+        "amount_micro": grant.amount_micro,
+        "available_micro": credit.available_micro,
+        "priority": grant.priority,
+        "expires_at": utc_text(grant.expires_at),
+        "reason": grant.reason,
+        "granted_at": utc_text(grant.granted_at),
+    }

@@ -1,0 +1,176 @@
+"""`loraplex invoice`: preview, finalize, list, pay and void invoices, export them, and verify an export without a database."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+
+from loraplex.platform.cli.command_context import (
+    command_unit_of_work,
+    exit_codes,
+    open_database,
+    run_command,
+)
+from loraplex.platform.cli.output import print_document, print_rows
+from loraplex.platform.services import invoices
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.errors import InvalidField
+from loraplex.tenants.invoices.currencies import decimal_text, minor_digits
+from loraplex.tenants.invoices.document import invoice_document
+from loraplex.tenants.invoices.invoices import InvoiceDetails, InvoiceRepository
+from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.invoices.rows import export_invoice
+from loraplex.tenants.invoices.verification import verify_export
+from loraplex.tenants.models import Invoice
+
+app = typer.Typer(name="invoice", help="Invoices of tenants. Months are UTC.", no_args_is_help=True)
+
+TenantName = Annotated[str, typer.Option("--tenant", help="The tenant's name.")]
+OneTenant = Annotated[str | None, typer.Option("--tenant", help="Only those of this tenant.")]
+MonthName = Annotated[str, typer.Option("--month", help="YYYY-MM.")]
+Currency = Annotated[str | None, typer.Option(help="Default: the tenant's currency in the month.")]
+InvoiceId = Annotated[UUID, typer.Argument(help="The invoice's id.")]
+Reference = Annotated[str, typer.Option(help="What the payment is found by, such as the id of a transfer.")]
+Folder = Annotated[Path, typer.Argument(help="The folder of the export.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+COLUMNS = ("id", "tenant_id", "month", "currency", "state", "number", "total")
+LINE_COLUMNS = ("kind", "month", "adapter", "token_class", "price", "tokens", "amount_pico", "amount_micro")
+MAX_ROWS = 10_000
+
+
+@app.command()
+def preview(
+    tenant: TenantName,
+    month: MonthName,
+    currency: Currency = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what finalizing a month would lead to. Nothing is written."""
+
+    async def work() -> None:
+        async with open_database(data_dir) as database, database.as_operator() as session:
+            tenant_id = (await TenantRepository(session).get(tenant)).id
+            found = await InvoiceRepository(session).preview(tenant_id, Month.parse(month), currency)
+        print_invoice(found, as_json)
+
+    run_command(work())
+
+
+@app.command()
+def finalize(
+    tenant: TenantName,
+    month: MonthName,
+    currency: Currency = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make the invoice of a month final that is over, also within its grace."""
+
+    async def work() -> None:
+        async with command_unit_of_work(data_dir) as uow:
+            tenant_id = (await TenantRepository(uow.session).get(tenant)).id
+            now = datetime.now(UTC)
+            invoice = await invoices.finalize(uow, tenant_id, Month.parse(month), now=now, currency=currency)
+            found = await InvoiceRepository(uow.session).details(invoice)
+        print_invoice(found, as_json)
+
+    run_command(work())
+
+
+@app.command()
+def paid(
+    invoice_id: InvoiceId, reference: Reference, data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
+    """Record the payment of a final invoice."""
+
+    async def work() -> None:
+        async with command_unit_of_work(data_dir) as uow:
+            invoice = await invoices.pay(uow, invoice_id, reference)
+        print_document(summary(invoice), as_json)
+
+    run_command(work())
+
+
+@app.command()
+def void(invoice_id: InvoiceId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Cancel a final invoice. Its credits are given back; what it billed is billed again by the next one."""
+
+    async def work() -> None:
+        async with command_unit_of_work(data_dir) as uow:
+            invoice = await invoices.void(uow, invoice_id)
+        print_document(summary(invoice), as_json)
+
+    run_command(work())
+
+
+@app.command("list")
+def list_invoices(tenant: OneTenant = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List invoices, newest first, at most 10000."""
+
+    async def work() -> None:
+        async with open_database(data_dir) as database, database.as_operator() as session:
+            owner = None if tenant is None else (await TenantRepository(session).get(tenant)).id
+            found = await InvoiceRepository(session, owner).page({}, None, MAX_ROWS)
+        print_rows([summary(each) for each in found], as_json, COLUMNS)
+
+    run_command(work())
+
+
+@app.command()
+def export(invoice_id: InvoiceId, folder: Folder, data_dir: DataDir = None) -> None:
+    """Write a final invoice with its requests, prices and credits into a new folder, which `verify` reads."""
+
+    async def work() -> None:
+        async with open_database(data_dir) as database, database.as_operator() as session:
+            await export_invoice(session, invoice_id, folder)
+
+    run_command(work())
+
+
+@app.command()
+def verify(folder: Folder, as_json: AsJson = False) -> None:
+    """Recompute an exported invoice, offline. Exit code 1: it differs; the first line names the first digit that does."""
+    with exit_codes():
+        try:
+            differences = verify_export(folder)
+        except OSError as error:
+            raise InvalidField("folder", f"{folder} is no export: {error}") from error
+    if as_json:
+        rows: list[dict[str, Any]] = [
+            {
+                "place": each.place,
+                "exported": each.exported,
+                "computed": each.computed,
+                "position": each.position,
+            }
+            for each in differences
+        ]
+        print_rows(rows, as_json, ())
+    else:
+        typer.echo("\n".join(map(str, differences)) or "The recomputed invoice agrees in every digit.")
+    if differences:
+        raise typer.Exit(1)
+
+
+def print_invoice(invoice: InvoiceDetails, as_json: bool) -> None:
+    """Print an invoice; as tables, one of its lines and one of the rest."""
+    document = invoice_document(invoice)
+    if not as_json:
+        print_rows(document.pop("lines"), as_json, LINE_COLUMNS)
+    print_document(document, as_json)
+
+
+def summary(invoice: Invoice) -> dict[str, Any]:
+    """Return an invoice as a row of the list."""
+    total = invoice.total_micro
+    return {
+        **{name: getattr(invoice, name) for name in ("month", "currency", "state", "number")},
+        "id": str(invoice.id),
+        "tenant_id": str(invoice.tenant_id),
+        "total_micro": total,
+        "total": None if total is None else decimal_text(total, minor_digits(invoice.currency)),
+    }

@@ -1,0 +1,138 @@
+"""Closes months: drafts the invoices of last month when it has ended, and makes them final after their grace.
+
+Invariant: each step is one transaction of one tenant and may be repeated, by any number of gateways at once. A tenant whose step
+fails does not stop the others; it is tried again.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+import structlog
+
+from loraplex.platform.services import invoices
+from loraplex.platform.services.actors import system_actor
+from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import TenantsError
+from loraplex.tenants.invoices.content import InvoiceContent, compute_contents
+from loraplex.tenants.invoices.invoices import InvoiceRepository
+from loraplex.tenants.invoices.locks import try_lock_tenant
+from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.models import Invoice
+
+PASS_S: Final = 60.0
+RECHECK: Final = timedelta(hours=6)
+"""How long a tenant without anything to bill, or with its drafts, is not looked at again: for usage that arrives late."""
+
+JUST_ENDED: Final = timedelta(days=1)
+"""How long after its end a month without usage is billed a minimum: one that is agreed later does not reach back."""
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(slots=True, kw_only=True)
+class MonthClosing:
+    """The job of one gateway. `grace`: from the end of a month until its invoices become final, for usage that arrives late."""
+
+    database: Database
+    grace: timedelta
+    clock: Callable[[], datetime] = _now
+    _checked: dict[UUID, datetime] = field(default_factory=dict)
+    _month: Month | None = None
+    _log: structlog.stdlib.BoundLogger = field(
+        default_factory=lambda: structlog.get_logger("loraplex.month_closing")
+    )
+
+    async def run(self) -> None:
+        """Repeat `close` until cancelled."""
+        while True:
+            await self.close()
+            await asyncio.sleep(PASS_S)
+
+    async def close(self) -> None:
+        """Do what is due now. Errors are logged, and what failed is tried again by the next pass."""
+        try:
+            tenants, drafts = await self._unchecked(), await self._due()
+        except TenantsError as error:
+            self._log.warning("tried again later", error=str(error)[:200])
+            return
+        for tenant_id in tenants:
+            if await self._try("draft", tenant_id, self._draft(tenant_id)):
+                self._checked[tenant_id] = self.clock()
+        for invoice in drafts:
+            await self._try("finalize", invoice.tenant_id, self._finalize(invoice))
+
+    async def _unchecked(self) -> Sequence[UUID]:
+        """Return the tenants that last month was not checked for recently."""
+        now = self.clock()
+        month = Month.of(now).previous
+        if month != self._month:
+            self._month, self._checked = month, {}
+        self._checked = {each: at for each, at in self._checked.items() if now - at < RECHECK}
+        async with self.database.as_operator() as session:
+            customers = await InvoiceRepository(session).customers(month)
+        return [each for each in customers if each not in self._checked]
+
+    async def _due(self) -> Sequence[Invoice]:
+        async with self.database.as_operator() as session:
+            return await InvoiceRepository(session).due(self.clock())
+
+    async def _draft(self, tenant_id: UUID) -> bool:
+        """Draft the invoices of last month; return False if another transaction works on the tenant."""
+        now = self.clock()
+        month = Month.of(now).previous
+        grace_ends_at = month.end + self.grace
+        if now >= grace_ends_at:
+            grace_ends_at = now + self.grace
+        async with self._unit_of_work() as uow:
+            if not await try_lock_tenant(uow.session, tenant_id):
+                return False
+            contents = await compute_contents(uow.session, tenant_id, month)
+            for currency, content in contents.items():
+                if _is_due(content, just_ended=now < month.end + JUST_ENDED):
+                    await invoices.draft(uow, tenant_id, month, currency, grace_ends_at)
+        return True
+
+    async def _finalize(self, invoice: Invoice) -> bool:
+        async with self._unit_of_work() as uow:
+            if not await try_lock_tenant(uow.session, invoice.tenant_id):
+                return False
+            await invoices.finalize(
+                *(uow, invoice.tenant_id, Month.parse(invoice.month)),
+                now=self.clock(),
+                currency=invoice.currency,
+            )
+        return True
+
+    def _unit_of_work(self) -> AbstractAsyncContextManager[UnitOfWork]:
+        """Open a transaction with an operator's rights. An invoice changes nothing that gateways cache."""
+        return unit_of_work(self.database, system_actor("month closing"), None, None)
+
+    async def _try(self, step: str, tenant_id: UUID, work: Awaitable[bool]) -> bool:
+        try:
+            return await work
+        except TenantsError as error:
+            self._log.warning(
+                "tried again later", step=step, tenant_id=str(tenant_id), error=str(error)[:200]
+            )
+        except Exception:  # noqa: BLE001 - logged; a defect in one tenant's bill must not stop the others
+            self._log.exception("invoice failed", step=step, tenant_id=str(tenant_id))
+        return False
+
+
+def _is_due(content: InvoiceContent, *, just_ended: bool) -> bool:
+    """Whether a month is closed by itself: usage under a rate card, or a minimum that was agreed before the month ended.
+
+    Usage from before rate cards may have been billed elsewhere.
+    """
+    lines = content.totals.lines
+    if any(line.price_version_id is not None or line.kind == "adjustment" for line in lines):
+        return True
+    return just_ended and any(line.kind == "minimum" for line in lines)

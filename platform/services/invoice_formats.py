@@ -1,0 +1,76 @@
+"""An invoice as CSV, and as HTML that prints. Invariant: no text on it becomes a formula or markup, and the page has no script."""
+
+import base64
+import csv
+import hashlib
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from loraplex.tenants.invoices.currencies import decimal_text
+
+LINE_COLUMNS: Final = (
+    *("kind", "month", "adapter", "adapter_id", "token_class", "price_version_id", "price", "tokens"),
+    *("amount_pico", "amount_micro", "rounding_pico", "billed_tokens", "billed_pico"),
+)
+SUMS: Final = {
+    "subtotal": "subtotal_micro",
+    "credits": "credits",
+    "tax": "tax",
+    "rounding": "rounding_micro",
+    "total": "total_micro",
+}
+"""Rows of the CSV below the lines, and the fields of the document that have their amounts."""
+PPM_PERCENT_DIGITS: Final = 4
+STYLE: Final = (
+    "body{font:14px/1.4 sans-serif;margin:2em auto;max-width:75em}.text{white-space:pre-line}"
+    "table{border-collapse:collapse;width:100%}th,td{border-bottom:1px solid #ccc;padding:.3em;text-align:left}"
+    ".n{text-align:right;font-variant-numeric:tabular-nums}dt{float:left;clear:left;width:9em}"
+    "tr{break-inside:avoid}@media print{body{margin:0;max-width:none;font-size:9px}}"
+)
+CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src 'sha256-"
+    + base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    + "'"
+)
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
+_TEMPLATES: Final = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
+)
+_TEMPLATES.filters["micro"] = lambda amount: decimal_text(amount, 6)
+_TEMPLATES.filters["pico"] = lambda amount: decimal_text(amount, 12, scale=12)
+
+
+def invoice_csv(document: Mapping[str, Any]) -> str:
+    """Write an invoice as RFC 4180: its lines, then its sums, each with number and currency."""
+    invoice = {"invoice_id": document["id"], "number": document["number"], "currency": document["currency"]}
+    text = io.StringIO()
+    writer = csv.DictWriter(text, (*invoice, *LINE_COLUMNS), restval="")
+    writer.writeheader()
+    for line in document["lines"]:
+        writer.writerow({name: _cell(value) for name, value in {**invoice, **line}.items()})
+    for kind, name in SUMS.items():
+        writer.writerow({**invoice, "kind": kind, "month": document["month"], "amount_micro": document[name]})
+    return text.getvalue()
+
+
+def invoice_html(document: Mapping[str, Any]) -> str:
+    """Render an invoice as one page without script and without links. Send it with `CONTENT_SECURITY_POLICY`."""
+    number = document["number"]
+    rate = decimal_text(document["tax_rate_ppm"], PPM_PERCENT_DIGITS, scale=PPM_PERCENT_DIGITS)
+    return _TEMPLATES.get_template("invoice.html").render(
+        invoice=document,
+        title="Draft invoice" if number is None else f"Invoice {number}",
+        style=STYLE,
+        tax_rate=rate.rstrip("0").rstrip("."),
+    )
+
+
+def _cell(value: Any) -> Any:
+    """Return a text so that no spreadsheet reads it as a formula. Amounts in pico-units are numbers with a sign."""
+    if isinstance(value, str) and value.startswith(_FORMULA) and not value.removeprefix("-").isdecimal():
+        return f"'{value}"
+    return value

@@ -1,0 +1,121 @@
+"""Use cases on invoices: draft, finalize, record the payment, void.
+
+Invariant: each takes the tenant's billing lock, may be repeated, and writes one audit entry for what it changes. A repeated step
+that finds its work done changes nothing.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from loraplex.platform.services.unit_of_work import UnitOfWork
+from loraplex.tenants.errors import InvalidField, MonthNotOver, NothingToBill
+from loraplex.tenants.invoices.content import compute_contents
+from loraplex.tenants.invoices.invoices import InvoiceRepository
+from loraplex.tenants.invoices.locks import lock_tenant
+from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.invoices.terms import billing_terms
+from loraplex.tenants.models import Invoice
+from loraplex.tenants.outbox.events import InvoiceFinalized
+from loraplex.tenants.outbox.outbox import Outbox
+
+MAX_REFERENCE: Final = 200
+SNAPSHOT: Final = ("number", "state", "month", "currency", "total_micro", "paid_reference")
+"""The fields of an invoice in the audit log."""
+
+
+async def draft(
+    uow: UnitOfWork, tenant_id: UUID, month: Month, currency: str, grace_ends_at: datetime
+) -> Invoice | None:
+    """Write the first draft of a month. Return None if the month has an invoice already, be it void."""
+    await lock_tenant(uow.session, tenant_id)
+    invoices = InvoiceRepository(uow.session)
+    if await invoices.attempts(tenant_id, month, currency):
+        return None
+    invoice = await invoices.draft(tenant_id, month, currency, 0, grace_ends_at)
+    await _record(uow, "invoice.draft", invoice, None)
+    return invoice
+
+
+async def finalize(
+    uow: UnitOfWork, tenant_id: UUID, month: Month, *, now: datetime, currency: str | None = None
+) -> Invoice:
+    """Make the invoice of a month final, whether its grace has ended or not. One that is final already stays as it is.
+
+    `currency` None: that of the tenant in the month. After a void invoice this makes the next one. Raises `TenantNotFound`,
+    `MonthNotOver`, and `NothingToBill` where there is no draft either.
+    """
+    if now < month.end:
+        raise MonthNotOver(f"{month} ends at {month.end:%Y-%m-%dT%H:%M:%SZ}")
+    await lock_tenant(uow.session, tenant_id)
+    terms = await billing_terms(uow.session, tenant_id, month)
+    chosen = currency or terms.currency
+    invoices = InvoiceRepository(uow.session)
+    invoice = await invoices.living(tenant_id, month, chosen)
+    if invoice is not None and invoice.state != "draft":
+        return invoice
+    content = (await compute_contents(uow.session, tenant_id, month, (chosen,)))[chosen]
+    if invoice is None:
+        if content.is_empty:
+            raise NothingToBill(f"{month} has nothing to bill in {chosen}")
+        attempt = await invoices.attempts(tenant_id, month, chosen)
+        invoice = await invoices.draft(tenant_id, month, chosen, attempt, now)
+    before = snapshot(invoice)
+    await invoices.finalize(invoice, content)
+    await _record(uow, "invoice.finalize", invoice, before)
+    event = InvoiceFinalized(
+        invoice_id=invoice.id,
+        number=str(invoice.number),
+        month=invoice.month,
+        currency=invoice.currency,
+        total_micro=content.totals.total_micro,
+    )
+    await Outbox.add(uow.session, tenant_id, event)
+    return invoice
+
+
+async def pay(uow: UnitOfWork, invoice_id: UUID, reference: str) -> Invoice:
+    """Record the payment of a final invoice; repeating it with the same reference changes nothing.
+
+    Raises `InvoiceNotFound`, `InvoiceStateForbids`, `InvalidField`.
+    """
+    if not 1 <= len(reference) <= MAX_REFERENCE or not reference.isprintable():
+        raise InvalidField("reference", f"reference must be 1 to {MAX_REFERENCE} printable characters")
+    invoice = await _locked(uow, invoice_id)
+    if (invoice.state, invoice.paid_reference) != ("paid", reference):
+        before = snapshot(invoice)
+        await InvoiceRepository(uow.session).pay(invoice, reference)
+        await _record(uow, "invoice.pay", invoice, before)
+    return invoice
+
+
+async def void(uow: UnitOfWork, invoice_id: UUID) -> Invoice:
+    """Cancel a final invoice and give its credits back; repeating it changes nothing. It keeps its number.
+
+    What it billed is billed again: by the next invoice of its month or of a later one.
+    Raises `InvoiceNotFound`, and `InvoiceStateForbids` for a draft and for a paid one.
+    """
+    invoice = await _locked(uow, invoice_id)
+    if invoice.state != "void":
+        before = snapshot(invoice)
+        await InvoiceRepository(uow.session).void(invoice)
+        await _record(uow, "invoice.void", invoice, before)
+    return invoice
+
+
+async def _locked(uow: UnitOfWork, invoice_id: UUID) -> Invoice:
+    """Return the invoice as it is under its tenant's lock. Raises `InvoiceNotFound`."""
+    invoices = InvoiceRepository(uow.session)
+    await lock_tenant(uow.session, (await invoices.by_id(invoice_id)).tenant_id)
+    return await invoices.by_id(invoice_id)
+
+
+async def _record(uow: UnitOfWork, action: str, invoice: Invoice, before: Mapping[str, Any] | None) -> None:
+    target = f"tenants/{invoice.tenant_id}/invoices/{invoice.id}"
+    await uow.audit.record(action, target, before, snapshot(invoice), tenant_id=invoice.tenant_id)
+
+
+def snapshot(invoice: Invoice) -> dict[str, Any]:
+    """Return an invoice's fields for the audit log."""
+    return {name: getattr(invoice, name) for name in SNAPSHOT}

@@ -1,0 +1,93 @@
+"""Use cases on rate cards, for operators: a new version, the first card of an installation, a month's usage under a draft.
+
+Invariant: a version that was in force never changes. A creation writes one audit entry, which names the tenant of its card.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.platform.services.unit_of_work import UnitOfWork
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.billing.preview import RatedUsage, rate
+from loraplex.tenants.billing.price_table import CardKey
+from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.billing.rate_cards import CardVersion, RateCards
+from loraplex.tenants.errors import InvalidField
+from loraplex.tenants.quotas.periods import period_end, period_start, periods_of
+
+ACTION = "rate-card.create"
+MONTH: Final = r"[2-9]\d{3}-(0[1-9]|1[0-2])"
+
+
+async def create(
+    uow: UnitOfWork, key: CardKey, price: Price, effective_from: datetime | None = None
+) -> CardVersion:
+    """Add a version to the card of `key`. It ends its predecessor when it begins: at `effective_from`, or now for None, but no
+    sooner than every gateway knows it, in 2 seconds.
+
+    Raises `TenantNotFound`, `InvalidField`, and `InUse` for a moment in the past or at which a version of the card begins already.
+    """
+    if key.tenant_id is not None:
+        await TenantRepository(uow.session).living(key.tenant_id)
+    made = await RateCards(uow.session).create(key, price, effective_from)
+    await _record(uow, made)
+    return made
+
+
+async def create_first(uow: UnitOfWork, currency: str, price: Price) -> CardVersion | None:
+    """Create the card for all requests of an installation that has none, in force at all times; None if it has one."""
+    made = await RateCards(uow.session).create_first(currency, price)
+    if made is not None:
+        await _record(uow, made)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A month's usage as billed and under a draft: of every tenant that has any, in the order of their ids."""
+
+    month: str
+    rated: Sequence[RatedUsage]
+
+
+async def preview(session: AsyncSession, key: CardKey, price: Price, month: str | None = None) -> Preview:
+    """Rate the usage of a month, `YYYY-MM` in UTC, under a draft of a card, without writing anything. None: last month.
+
+    Raises `InvalidField`.
+    """
+    if month is None:
+        this_month = period_start(periods_of(datetime.now(UTC)).month)
+        month = periods_of(this_month - timedelta(days=1)).month.removeprefix("m:")
+    if not re.fullmatch(MONTH, month):
+        raise InvalidField("month", "month must be a year and a month, such as 2026-10")
+    period = f"m:{month}"
+    return Preview(month, await rate(session, key, price, period_start(period), period_end(period)))
+
+
+async def _record(uow: UnitOfWork, made: CardVersion) -> None:
+    await uow.audit.record(
+        ACTION, f"rate-cards/{made.id}", None, snapshot(made), tenant_id=made.key.tenant_id
+    )
+
+
+def snapshot(version: CardVersion) -> dict[str, Any]:
+    """Return a version's fields for the audit log."""
+    return {
+        "id": version.id,
+        "scope": version.scope,
+        "tier": version.key.tier,
+        "tenant_id": version.key.tenant_id,
+        "adapter": version.key.adapter_name,
+        "currency": version.key.currency,
+        "version": version.version,
+        "prompt": version.price.prompt,
+        "cached_prompt": version.price.cached_prompt,
+        "completion": version.price.completion,
+        "effective_from": version.effective_from,
+        "effective_to": version.effective_to,
+    }

@@ -1,0 +1,1 @@
+"""Credits and invoices: from sums of usage to bills that are recomputed offline."""

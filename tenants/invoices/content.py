@@ -1,0 +1,178 @@
+"""What an invoice bills: computed from the usage of its tenant, or read as it was stored.
+
+Invariant: what is stored when an invoice becomes final is all that it shows later, whatever changes in the tenant's data.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, cast
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.invoices.billable_usage import BillableUsage, prices_of
+from loraplex.tenants.invoices.credits import CreditRepository
+from loraplex.tenants.invoices.lines import (
+    Charge,
+    InvoiceLine,
+    LineKind,
+    charges_of,
+    outstanding_lines,
+)
+from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.invoices.terms import billing_terms
+from loraplex.tenants.invoices.totals import (
+    CreditBalance,
+    InvoiceTerms,
+    InvoiceTotals,
+    total_invoice,
+)
+from loraplex.tenants.models import Invoice, InvoiceLineRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvoiceContent:
+    """What an invoice bills, and by which terms. `credits`: what was left of the grants before. `adapters`: their names."""
+
+    terms: InvoiceTerms
+    totals: InvoiceTotals
+    credits: tuple[CreditBalance, ...]
+    adapters: Mapping[UUID, str] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.totals.lines
+
+
+async def compute_contents(
+    session: AsyncSession, tenant_id: UUID, month: Month, currencies: Iterable[str] = ()
+) -> dict[str, InvoiceContent]:
+    """Compute what is still to be billed of the month and of all before, by currency: those with usage, that of the month, and
+    `currencies`. The minimum belongs to the currency of the month. Raises `TenantNotFound`.
+    """
+    usage = BillableUsage(session, tenant_id)
+    terms = await billing_terms(session, tenant_id, month)
+    sums, billed = await usage.sums(month), await usage.billed(month)
+    used = {each.price_version_id for of_currency in sums.values() for each in of_currency}
+    used |= {key.price_version_id for of_currency in billed.values() for key in of_currency}
+    prices = await prices_of(session, {each for each in used if each is not None})
+    contents = {}
+    for currency in sorted({terms.currency, *currencies, *sums, *billed}):
+        charges = charges_of(sums.get(currency, ()), prices)
+        lines = outstanding_lines(month, charges, billed.get(currency, {}), prices)
+        own = terms if currency == terms.currency else replace(terms, currency=currency, minimum_micro=0)
+        credits = tuple(await CreditRepository(session, tenant_id).balances(currency))
+        totals = total_invoice(month, lines, credits, own)
+        names = await usage.adapter_names(line.adapter_id for line in lines if line.adapter_id is not None)
+        contents[currency] = InvoiceContent(terms=own, totals=totals, credits=credits, adapters=names)
+    return contents
+
+
+def fill_in(invoice: Invoice, content: InvoiceContent) -> None:
+    """Write terms and totals into a draft."""
+    terms, totals = content.terms, content.totals
+    invoice.issuer = terms.issuer
+    invoice.customer_name = terms.customer_name
+    invoice.customer_address = terms.customer_address
+    invoice.vat_id = terms.vat_id
+    invoice.tax_rate_ppm = terms.tax_rate_ppm
+    invoice.minimum_micro = terms.minimum_micro
+    invoice.credit_balances = [balance_document(each) for each in content.credits]
+    invoice.subtotal_micro = totals.subtotal_micro
+    invoice.credits_micro = totals.credits_micro
+    invoice.tax_micro = totals.tax_micro
+    invoice.rounding_micro = totals.rounding_micro
+    invoice.total_micro = totals.total_micro
+
+
+def line_rows(invoice: Invoice, content: InvoiceContent) -> Iterator[InvoiceLineRow]:
+    """Return the rows of the lines, in their order."""
+    for position, line in enumerate(content.totals.lines):
+        yield InvoiceLineRow(
+            invoice_id=invoice.id,
+            position=position,
+            tenant_id=invoice.tenant_id,
+            kind=line.kind,
+            month=str(line.month),
+            adapter_id=line.adapter_id,
+            adapter=None if line.adapter_id is None else content.adapters.get(line.adapter_id),
+            token_class=line.token_class,
+            price_version_id=line.price_version_id,
+            price=line.price,
+            tokens=line.tokens,
+            amount_pico=line.amount_pico,
+            amount_micro=line.amount_micro,
+            billed_tokens=line.billed.tokens,
+            billed_pico=line.billed.amount_pico,
+        )
+
+
+async def stored_content(session: AsyncSession, invoice: Invoice) -> InvoiceContent:
+    """Read what an invoice that is no draft bills."""
+    query = select(InvoiceLineRow).where(InvoiceLineRow.invoice_id == invoice.id)
+    rows = (await session.scalars(query.order_by(InvoiceLineRow.position))).all()
+    uses = await CreditRepository(session, invoice.tenant_id).used_by(invoice.id)
+    return InvoiceContent(
+        terms=InvoiceTerms(
+            currency=invoice.currency,
+            issuer=invoice.issuer or "",
+            customer_name=invoice.customer_name or "",
+            customer_address=invoice.customer_address or "",
+            vat_id=invoice.vat_id,
+            tax_rate_ppm=invoice.tax_rate_ppm or 0,
+            minimum_micro=invoice.minimum_micro or 0,
+        ),
+        totals=InvoiceTotals(
+            lines=tuple(map(_stored_line, rows)),
+            subtotal_micro=invoice.subtotal_micro or 0,
+            credit_uses=tuple(uses),
+            tax_micro=invoice.tax_micro or 0,
+            rounding_micro=invoice.rounding_micro or 0,
+        ),
+        credits=tuple(balance_of(each) for each in invoice.credit_balances or ()),
+        adapters={
+            row.adapter_id: row.adapter
+            for row in rows
+            if row.adapter_id is not None and row.adapter is not None
+        },
+    )
+
+
+def _stored_line(row: InvoiceLineRow) -> InvoiceLine:
+    return InvoiceLine(
+        kind=cast(LineKind, row.kind),
+        month=Month.parse(row.month),
+        adapter_id=row.adapter_id,
+        token_class=row.token_class,
+        price_version_id=row.price_version_id,
+        price=row.price,
+        tokens=row.tokens,
+        amount_pico=int(row.amount_pico),
+        amount_micro=row.amount_micro,
+        billed=Charge(row.billed_tokens, int(row.billed_pico)),
+    )
+
+
+def balance_document(balance: CreditBalance) -> dict[str, Any]:
+    """Return a balance as JSON; `balance_of` reads it."""
+    return {
+        "grant_id": str(balance.grant_id),
+        "priority": balance.priority,
+        "expires_at": None if balance.expires_at is None else balance.expires_at.isoformat(),
+        "granted_at": balance.granted_at.isoformat(),
+        "available_micro": balance.available_micro,
+    }
+
+
+def balance_of(document: Mapping[str, Any]) -> CreditBalance:
+    """Read what `balance_document` wrote. Raises `KeyError`, `TypeError` or `ValueError` for anything else."""
+    expires_at = document["expires_at"]
+    return CreditBalance(
+        grant_id=UUID(document["grant_id"]),
+        priority=document["priority"],
+        expires_at=None if expires_at is None else datetime.fromisoformat(expires_at),
+        granted_at=datetime.fromisoformat(document["granted_at"]),
+        available_micro=document["available_micro"],
+    )

@@ -1,0 +1,86 @@
+"""An invoice as JSON: the same document over HTTP, from commands and in exports. Invariant: every amount is an integer; exact
+pico-units are decimal strings, since they exceed what JSON readers keep.
+"""
+
+from datetime import UTC, datetime
+from typing import Any, Final
+from uuid import UUID
+
+from loraplex.tenants.invoices.content import InvoiceContent
+from loraplex.tenants.invoices.currencies import decimal_text, minor_digits
+from loraplex.tenants.invoices.invoices import InvoiceDetails
+from loraplex.tenants.invoices.lines import InvoiceLine
+from loraplex.tenants.invoices.totals import InvoiceTotals
+
+TERMS: Final = (
+    *("issuer", "customer_name", "customer_address", "vat_id"),
+    *("tax_rate_ppm", "minimum_micro"),
+)
+
+
+def invoice_document(invoice: InvoiceDetails) -> dict[str, Any]:
+    """Return the whole invoice."""
+    content = invoice.content
+    return {
+        "id": str(invoice.id),
+        "tenant_id": str(invoice.tenant_id),
+        "number": invoice.number,
+        "state": invoice.state,
+        "month": str(invoice.month),
+        "currency": content.terms.currency,
+        **{name: getattr(content.terms, name) for name in TERMS},
+        "lines": [line_document(line, _name(content, line.adapter_id)) for line in content.totals.lines],
+        **totals_document(content.totals, content.terms.currency),
+        "grace_ends_at": utc_text(invoice.grace_ends_at),
+        "finalized_at": utc_text(invoice.finalized_at),
+        "paid_at": utc_text(invoice.paid_at),
+        "paid_reference": invoice.paid_reference,
+        "voided_at": utc_text(invoice.voided_at),
+    }
+
+
+def line_document(line: InvoiceLine, adapter: str | None) -> dict[str, Any]:
+    """Return one line; `adapter` is the adapter's name."""
+    return {
+        "kind": line.kind,
+        "month": str(line.month),
+        "adapter": adapter,
+        "adapter_id": _text(line.adapter_id),
+        "token_class": line.token_class,
+        "price_version_id": _text(line.price_version_id),
+        "price": line.price,
+        "tokens": line.tokens,
+        "amount_pico": str(line.amount_pico),
+        "amount_micro": line.amount_micro,
+        "rounding_pico": line.rounding_pico,
+        "billed_tokens": line.billed.tokens,
+        "billed_pico": str(line.billed.amount_pico),
+    }
+
+
+def totals_document(totals: InvoiceTotals, currency: str) -> dict[str, Any]:
+    """Return the sums below the lines; `total` is `total_micro` as people write it."""
+    return {
+        "subtotal_micro": totals.subtotal_micro,
+        "credits": totals.credits_micro,
+        "credit_uses": [
+            {"grant_id": str(use.grant_id), "amount_micro": use.amount_micro} for use in totals.credit_uses
+        ],
+        "tax": totals.tax_micro,
+        "rounding_micro": totals.rounding_micro,
+        "total_micro": totals.total_micro,
+        "total": decimal_text(totals.total_micro, minor_digits(currency)),
+    }
+
+
+def utc_text(time: datetime | None) -> str | None:
+    """Write a time as RFC 3339 writes UTC."""
+    return None if time is None else time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _name(content: InvoiceContent, adapter_id: UUID | None) -> str | None:
+    return None if adapter_id is None else content.adapters.get(adapter_id)
+
+
+def _text(identity: UUID | None) -> str | None:
+    return None if identity is None else str(identity)

@@ -1,0 +1,205 @@
+"""Invoices: drafts that are computed when they are read, final ones as they were stored.
+
+Invariant: one transaction makes an invoice final, with its lines, its number and the credits it uses. Changes take the tenant's
+billing lock.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID, uuid5
+
+from sqlalchemy import ColumnElement, func, select, tuple_
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.errors import InvoiceNotFound, InvoiceStateForbids
+from loraplex.tenants.invoices.content import (
+    InvoiceContent,
+    compute_contents,
+    fill_in,
+    line_rows,
+    stored_content,
+)
+from loraplex.tenants.invoices.credits import CreditRepository
+from loraplex.tenants.invoices.locks import lock_issuer
+from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.invoices.terms import billing_terms
+from loraplex.tenants.models import Invoice, InvoiceNumber, Tenant
+
+_IDS: Final = UUID("6f3c1e5a-52f4-4c0e-9d0a-7c1f5a0b8e16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvoiceDetails:
+    """An invoice as it is shown. `number` and the times are None before they apply; `grace_ends_at` None: not even a draft."""
+
+    id: UUID
+    tenant_id: UUID
+    month: Month
+    state: str
+    content: InvoiceContent
+    number: int | None = None
+    grace_ends_at: datetime | None = None
+    finalized_at: datetime | None = None
+    paid_at: datetime | None = None
+    paid_reference: str | None = None
+    voided_at: datetime | None = None
+
+
+def invoice_id(tenant_id: UUID, month: Month, currency: str, attempt: int) -> UUID:
+    """Return the id of an invoice: it is known before there is a draft, and the same for all who draft it."""
+    return uuid5(_IDS, f"{tenant_id} {month} {currency} {attempt}")
+
+
+class InvoiceRepository:
+    """The invoices of one tenant; None: of all. Only an operator's session may change them."""
+
+    def __init__(self, session: AsyncSession, tenant_id: UUID | None = None) -> None:
+        self._session = session
+        self._tenant_id = tenant_id
+
+    async def by_id(self, identity: UUID) -> Invoice:
+        """Read it again even if the session has it: another transaction may have changed it. Raises `InvoiceNotFound`."""
+        invoice = await self._session.get(Invoice, identity, populate_existing=True)
+        if invoice is None or self._tenant_id not in (None, invoice.tenant_id):
+            raise InvoiceNotFound(f"no invoice {identity}")
+        return invoice
+
+    async def living(self, tenant_id: UUID, month: Month, currency: str) -> Invoice | None:
+        """Return the invoice of a month that is not void."""
+        query = select(Invoice).where(Invoice.state != "void", *_of_month(tenant_id, month, currency))
+        return (await self._session.scalars(query.execution_options(populate_existing=True))).one_or_none()
+
+    async def attempts(self, tenant_id: UUID, month: Month, currency: str) -> int:
+        """Return the number of a month's invoices, void ones too."""
+        query = select(func.count()).select_from(Invoice).where(*_of_month(tenant_id, month, currency))
+        return (await self._session.scalars(query)).one()
+
+    async def page(
+        self, filters: Mapping[str, Any], after: tuple[datetime, UUID] | None, limit: int
+    ) -> Sequence[Invoice]:
+        """Return at most `limit` invoices, newest first. `filters`: columns of `Invoice` and the value each must have."""
+        query = select(Invoice).order_by(Invoice.created_at.desc(), Invoice.id.desc()).limit(limit)
+        if self._tenant_id is not None:
+            query = query.where(Invoice.tenant_id == self._tenant_id)
+        for name, value in filters.items():
+            query = query.where(getattr(Invoice, name) == value)
+        if after is not None:
+            query = query.where(tuple_(Invoice.created_at, Invoice.id) < after)
+        return (await self._session.scalars(query)).all()
+
+    async def due(self, now: datetime) -> Sequence[Invoice]:
+        """Return the drafts whose grace has ended, in the order of its end."""
+        query = select(Invoice).where(Invoice.state == "draft", Invoice.grace_ends_at <= now)
+        return (await self._session.scalars(query.order_by(Invoice.grace_ends_at, Invoice.id))).all()
+
+    async def customers(self, month: Month) -> Sequence[UUID]:
+        """Return the tenants that existed before the end of the month, deleted ones too: they may have used something."""
+        query = select(Tenant.id).where(Tenant.created_at < month.end).order_by(Tenant.id)
+        return (await self._session.scalars(query)).all()
+
+    async def draft(
+        self, tenant_id: UUID, month: Month, currency: str, attempt: int, grace_ends_at: datetime
+    ) -> Invoice:
+        """Write a draft, under the tenant's lock."""
+        invoice = Invoice(
+            id=invoice_id(tenant_id, month, currency, attempt),
+            tenant_id=tenant_id,
+            month=str(month),
+            currency=currency,
+            attempt=attempt,
+            state="draft",
+            grace_ends_at=grace_ends_at,
+        )
+        self._session.add(invoice)
+        await self._session.flush()
+        return invoice
+
+    async def finalize(self, invoice: Invoice, content: InvoiceContent) -> None:
+        """Store the content of a draft, use its credits and number it, under the tenant's lock.
+
+        Raises `InvoiceStateForbids` unless it is a draft.
+        """
+        require_state(invoice, "draft")
+        self._session.add_all(line_rows(invoice, content))
+        await self._session.flush()
+        await CreditRepository(self._session, invoice.tenant_id).use(invoice.id, content.totals.credit_uses)
+        finalized_at = await self._session.scalar(select(func.now()))
+        number = await self._next_number(content.terms.issuer)
+        fill_in(invoice, content)
+        invoice.state, invoice.finalized_at, invoice.number = "final", finalized_at, number
+        await self._session.flush()
+
+    async def _next_number(self, issuer: str) -> int:
+        """Take the issuer's next number. A transaction that fails gives it back."""
+        await lock_issuer(self._session, issuer)
+        statement = insert(InvoiceNumber).values(issuer=issuer, last_number=1)
+        statement = statement.on_conflict_do_update(
+            index_elements=["issuer"], set_={"last_number": InvoiceNumber.last_number + 1}
+        )
+        return (await self._session.scalars(statement.returning(InvoiceNumber.last_number))).one()
+
+    async def pay(self, invoice: Invoice, reference: str) -> None:
+        """Record the payment of a final invoice. Raises `InvoiceStateForbids`."""
+        require_state(invoice, "final")
+        paid_at = await self._session.scalar(select(func.now()))
+        invoice.state, invoice.paid_at, invoice.paid_reference = "paid", paid_at, reference
+        await self._session.flush()
+
+    async def void(self, invoice: Invoice) -> None:
+        """Cancel a final invoice and give its credits back, under the tenant's lock. Raises `InvoiceStateForbids`."""
+        require_state(invoice, "final")
+        await CreditRepository(self._session, invoice.tenant_id).give_back(invoice.id)
+        voided_at = await self._session.scalar(select(func.now()))
+        invoice.state, invoice.voided_at = "void", voided_at
+        await self._session.flush()
+
+    async def preview(self, tenant_id: UUID, month: Month, currency: str | None) -> InvoiceDetails:
+        """Return what finalizing the month would lead to, and write nothing: the month's invoice, or what it would be.
+
+        `currency` None: that of the tenant in the month. Raises `TenantNotFound`.
+        """
+        chosen = currency or (await billing_terms(self._session, tenant_id, month)).currency
+        invoice = await self.living(tenant_id, month, chosen)
+        if invoice is not None:
+            return await self.details(invoice)
+        contents = await compute_contents(self._session, tenant_id, month, (chosen,))
+        identity = invoice_id(tenant_id, month, chosen, await self.attempts(tenant_id, month, chosen))
+        return InvoiceDetails(
+            id=identity, tenant_id=tenant_id, month=month, state="draft", content=contents[chosen]
+        )
+
+    async def details(self, invoice: Invoice) -> InvoiceDetails:
+        """Return the invoice as it is shown: a draft is computed now."""
+        month = Month.parse(invoice.month)
+        if invoice.state == "draft":
+            currencies = (invoice.currency,)
+            computed = await compute_contents(self._session, invoice.tenant_id, month, currencies)
+            content = computed[invoice.currency]
+        else:
+            content = await stored_content(self._session, invoice)
+        return InvoiceDetails(
+            id=invoice.id,
+            tenant_id=invoice.tenant_id,
+            month=month,
+            state=invoice.state,
+            content=content,
+            number=invoice.number,
+            grace_ends_at=invoice.grace_ends_at,
+            finalized_at=invoice.finalized_at,
+            paid_at=invoice.paid_at,
+            paid_reference=invoice.paid_reference,
+            voided_at=invoice.voided_at,
+        )
+
+
+def require_state(invoice: Invoice, state: str) -> None:
+    """Raises `InvoiceStateForbids` for an invoice in another state."""
+    if invoice.state != state:
+        raise InvoiceStateForbids(f"the invoice is {invoice.state}; this step needs a {state} one")
+
+
+def _of_month(tenant_id: UUID, month: Month, currency: str) -> tuple[ColumnElement[bool], ...]:
+    return Invoice.tenant_id == tenant_id, Invoice.month == str(month), Invoice.currency == currency

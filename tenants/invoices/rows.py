@@ -1,0 +1,178 @@
+"""Finds the ledger's rows behind a final invoice, for its export.
+
+Invariant: the rows add up to its lines exactly, or `UsageIncomplete` is raised: a row that arrived later is on a later invoice.
+"""
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import Select, func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.errors import InvalidField, InvoiceStateForbids, UsageIncomplete
+from loraplex.tenants.ids import uuid7_from
+from loraplex.tenants.invoices.export import PricePeriod, UsageRow, write_export
+from loraplex.tenants.invoices.invoices import InvoiceDetails, InvoiceRepository
+from loraplex.tenants.invoices.lines import Charge, InvoiceLine, LineKey, UsageSum, charges_of
+from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.models import PriceVersion, UsageRecord
+
+# `settled_at` is when a transaction began. One that began before the invoice became final may have ended after it, but no
+# transaction lasts longer than its timeouts.
+RACE: Final = timedelta(minutes=2)
+# An id is made by a gateway's clock, `admitted_at` is the counters'.
+CLOCK_SKEW: Final = timedelta(days=1)
+BATCH: Final = 5000
+_AMOUNTS: Final = (
+    *(UsageRecord.uncached_tokens, UsageRecord.cached_tokens, UsageRecord.completion_tokens),
+    UsageRecord.amount_pico,
+)
+
+
+async def export_invoice(session: AsyncSession, invoice_id: UUID, folder: Path) -> None:
+    """Write a final invoice with all that recomputes it into a new folder, in a session of an operator.
+
+    Raises `InvoiceNotFound`, `InvoiceStateForbids` for a draft, `UsageIncomplete` where rows of its months are deleted, and
+    `InvalidField` for a folder that cannot be made.
+    """
+    repository = InvoiceRepository(session)
+    invoice = await repository.details(await repository.by_id(invoice_id))
+    found = InvoiceRows(invoice=invoice, session=session)
+    await found.load()
+    try:
+        await write_export(folder, invoice, found.prices, found.billed, found.rows())
+    except OSError as error:
+        raise InvalidField("folder", f"{folder} cannot be written: {error.strerror}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    month: Month
+    adapter_id: UUID | None
+    price_version_id: UUID | None
+
+
+@dataclass(slots=True, kw_only=True)
+class InvoiceRows:
+    """What an export needs beside the invoice; `late`: ids of rows that were written while it became final, and are not on it."""
+
+    invoice: InvoiceDetails
+    session: AsyncSession
+    prices: dict[UUID, PricePeriod] = field(default_factory=dict)
+    billed: dict[LineKey, Charge] = field(default_factory=dict)
+    late: set[UUID] = field(default_factory=set)
+
+    async def load(self) -> None:
+        """Read all but the rows. Raises `InvoiceStateForbids` for a draft, and `UsageIncomplete`."""
+        if self.invoice.finalized_at is None:
+            raise InvoiceStateForbids("a draft has no export: it is computed whenever it is read")
+        sums: list[UsageSum] = []
+        for month in self._months():
+            sums += await self._sums(month)
+        await self._load_prices({each.price_version_id for each in sums})
+        charges = self._charges(sums)
+        lines = {line.key: line for line in self.invoice.content.totals.lines if line.token_class is not None}
+        for group in {_group(key) for key, line in lines.items() if charges.get(key) != _billed_until(line)}:
+            charges |= await self._without_late_rows(group, charges, lines.values())
+        for key, charge in charges.items():
+            before = charge - _due(lines.get(key))
+            if before != Charge():
+                self.billed[key] = before
+
+    async def rows(self) -> AsyncIterator[UsageRow]:
+        """Read the rows, after `load`."""
+        columns = (*(UsageRecord.id, UsageRecord.kind, UsageRecord.admitted_at), UsageRecord.adapter_id)
+        for month in self._months():
+            query = self._of_month(select(*columns, UsageRecord.price_version_id, *_AMOUNTS), month)
+            query = query.order_by(UsageRecord.id).execution_options(yield_per=BATCH)
+            async for row in await self.session.stream(query):
+                if row.id not in self.late:
+                    yield UsageRow(**row._mapping)
+
+    def _months(self) -> Sequence[Month]:
+        return sorted({line.month for line in self.invoice.content.totals.lines})
+
+    def _of_month(self, query: Select[*tuple[Any, ...]], month: Month) -> Select[*tuple[Any, ...]]:
+        """Narrow a query to the rows of a month that were settled before the invoice became final."""
+        return query.where(
+            UsageRecord.tenant_id == self.invoice.tenant_id,
+            UsageRecord.id >= uuid7_from(month.begin - CLOCK_SKEW),
+            UsageRecord.admitted_at >= month.begin,
+            UsageRecord.admitted_at < month.end,
+            UsageRecord.currency == self.invoice.content.terms.currency,
+            UsageRecord.settled_at <= self._finalized_at,
+        )
+
+    @property
+    def _finalized_at(self) -> datetime:
+        assert self.invoice.finalized_at is not None
+        return self.invoice.finalized_at
+
+    async def _sums(self, month: Month) -> list[UsageSum]:
+        group = (UsageRecord.adapter_id, UsageRecord.price_version_id)
+        query = self._of_month(select(*group, *map(func.sum, _AMOUNTS)), month).group_by(*group)
+        return [_usage_sum(month, *row) for row in await self.session.execute(query)]
+
+    async def _load_prices(self, ids: Collection[UUID | None]) -> None:
+        query = select(PriceVersion).where(PriceVersion.id.in_([each for each in ids if each is not None]))
+        for each in await self.session.scalars(query.order_by(PriceVersion.id)):
+            price = Price(prompt=each.prompt, cached_prompt=each.cached_prompt, completion=each.completion)
+            since = each.effective.lower
+            assert since is not None
+            self.prices[each.id] = PricePeriod(price, since, each.effective.upper)
+
+    def _charges(self, sums: Sequence[UsageSum]) -> dict[LineKey, Charge]:
+        return charges_of(sums, {identity: period.price for identity, period in self.prices.items()})
+
+    async def _without_late_rows(
+        self, group: _Group, charges: dict[LineKey, Charge], lines: Collection[InvoiceLine]
+    ) -> dict[LineKey, Charge]:
+        """Leave out the newest rows of a group, one after another, until the rest adds up to its lines."""
+        expected = {line.key: _billed_until(line) for line in lines if _group(line.key) == group}
+        rest = {key: charge for key, charge in charges.items() if _group(key) == group}
+        columns = (UsageRecord.id, UsageRecord.adapter_id, UsageRecord.price_version_id, *_AMOUNTS)
+        query = self._of_month(select(*columns), group.month).where(
+            UsageRecord.settled_at > self._finalized_at - RACE,
+            UsageRecord.adapter_id.is_not_distinct_from(group.adapter_id),
+            UsageRecord.price_version_id.is_not_distinct_from(group.price_version_id),
+        )
+        newest_first = query.order_by(UsageRecord.settled_at.desc(), UsageRecord.id.desc())
+        for identity, *row in (await self.session.execute(newest_first)).all():
+            self.late.add(identity)
+            for key, charge in self._charges([_usage_sum(group.month, *row)]).items():
+                rest[key] -= charge
+            if all(rest.get(key) == charge for key, charge in expected.items()):
+                return rest
+        raise UsageIncomplete(
+            f"the ledger's rows of {group.month} do not add up to this invoice: its retention has ended"
+        )
+
+
+def _group(key: LineKey) -> _Group:
+    return _Group(key.month, key.adapter_id, key.price_version_id)
+
+
+def _due(line: InvoiceLine | None) -> Charge:
+    return Charge() if line is None else Charge(line.tokens, line.amount_pico)
+
+
+def _billed_until(line: InvoiceLine) -> Charge:
+    return line.billed + _due(line)
+
+
+def _usage_sum(month: Month, adapter_id: UUID | None, version: UUID | None, *amounts: Any) -> UsageSum:
+    uncached, cached, completion, pico = map(int, amounts)
+    return UsageSum(
+        month=month,
+        adapter_id=adapter_id,
+        price_version_id=version,
+        uncached_tokens=uncached,
+        cached_tokens=cached,
+        completion_tokens=completion,
+        amount_pico=pico,
+    )

@@ -1,0 +1,140 @@
+"""Texts on an invoice stay texts: no markup on the page, no formula in the CSV. The page has no script and hides nothing."""
+
+import csv
+import io
+import re
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from uuid import UUID
+
+import pytest
+
+from loraplex.platform.services.invoice_formats import (
+    CONTENT_SECURITY_POLICY,
+    LINE_COLUMNS,
+    invoice_csv,
+    invoice_html,
+)
+from loraplex.tenants.invoices.content import InvoiceContent
+from loraplex.tenants.invoices.document import invoice_document
+from loraplex.tenants.invoices.invoices import InvoiceDetails
+from loraplex.tenants.invoices.lines import InvoiceLine
+from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.invoices.totals import CreditBalance, InvoiceTerms, total_invoice
+
+NOVEMBER = Month(2026, 11)
+ADAPTER, VERSION = UUID(int=1), UUID(int=2)
+HOSTILE = "</style><script>alert(1)</script><img src=x onerror='x'>\"&"
+
+
+def invoice(text: str, tax_rate_ppm: int = 190_000, number: int | None = 7) -> InvoiceDetails:
+    """An invoice whose every free text is `text`: 9.876543 in lines, 1 in credits, and tax."""
+    terms = InvoiceTerms(
+        currency="USD",
+        issuer=text,
+        customer_name=text,
+        customer_address=text,
+        vat_id=text,
+        tax_rate_ppm=tax_rate_ppm,
+        minimum_micro=0,
+    )
+    line = InvoiceLine(
+        kind="usage",
+        month=NOVEMBER,
+        adapter_id=ADAPTER,
+        token_class="completion",
+        price_version_id=VERSION,
+        price=3,
+        tokens=3_292_181_166_667,
+        amount_pico=9_876_543_500_001,
+        amount_micro=9_876_544,
+    )
+    granted_at = datetime(2026, 10, 1, tzinfo=UTC)
+    credit = CreditBalance(
+        grant_id=UUID(int=3), priority=1, expires_at=None, granted_at=granted_at, available_micro=10**6
+    )
+    totals = total_invoice(NOVEMBER, [line], [credit], terms)
+    content = InvoiceContent(terms=terms, totals=totals, credits=(credit,), adapters={ADAPTER: text})
+    return InvoiceDetails(
+        id=UUID(int=4),
+        tenant_id=UUID(int=5),
+        month=NOVEMBER,
+        state="paid",
+        content=content,
+        number=number,
+        finalized_at=datetime(2026, 12, 2, 0, 0, 5, tzinfo=UTC),
+        paid_at=datetime(2026, 12, 9, tzinfo=UTC),
+        paid_reference=text,
+    )
+
+
+class Page(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data.strip())
+
+
+def test_every_text_on_the_page_is_escaped() -> None:
+    plain, hostile = (
+        Page(invoice_html(invoice_document(invoice("plain")))),
+        Page(invoice_html(invoice_document(invoice(HOSTILE)))),
+    )
+    assert hostile.tags == plain.tags and "script" not in plain.tags
+    assert hostile.attributes == plain.attributes == {"lang", "charset", "class", "colspan"}
+    assert "".join(hostile.texts).count(HOSTILE) == 6
+
+
+def test_the_page_shows_every_amount() -> None:
+    texts = Page(invoice_html(invoice_document(invoice("plain")))).texts
+    for amount in ("9.876543500001", "9.876544", "0.000000499999", "-1.000000", "1.686543", "-0.003087"):
+        assert amount in texts
+    for text in ("Invoice 7", "USD 10.56", "Tax, 19 %", "2026-12-09, plain", "3292181166667", "2026-11"):
+        assert text in texts
+    assert "Draft invoice" in Page(invoice_html(invoice_document(invoice("plain", number=None)))).texts
+
+
+@pytest.mark.parametrize(("ppm", "text"), [(0, "0"), (77_500, "7.75"), (1_000_000, "100"), (1, "0.0001")])
+def test_the_tax_rate_is_in_percent(ppm: int, text: str) -> None:
+    assert f"Tax, {text} %" in Page(invoice_html(invoice_document(invoice("plain", ppm)))).texts
+
+
+def test_the_policy_allows_the_style_of_the_page_and_nothing_else() -> None:
+    assert "default-src 'none'" in CONTENT_SECURITY_POLICY
+    assert re.search(r"style-src 'sha256-[A-Za-z0-9+/]{43}='$", CONTENT_SECURITY_POLICY)
+    assert "unsafe" not in CONTENT_SECURITY_POLICY
+
+
+@pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r", "\n"])
+def test_no_text_in_the_csv_is_a_formula(first: str) -> None:
+    text = f"{first}HYPERLINK(1)"
+    rows = list(csv.DictReader(io.StringIO(invoice_csv(invoice_document(invoice(text))), newline="")))
+    assert rows[0]["adapter"] == f"'{text}"
+
+
+def test_the_csv_has_the_lines_and_the_sums() -> None:
+    document = invoice_document(invoice("plain"))
+    rows = list(csv.DictReader(io.StringIO(invoice_csv(document))))
+    line, *sums = rows
+    assert {name: line[name] for name in LINE_COLUMNS} == {
+        name: "" if value is None else str(value) for name, value in document["lines"][0].items()
+    }
+    assert {row["kind"]: row["amount_micro"] for row in sums} == {
+        "subtotal": "9876544",
+        "credits": "1000000",
+        "tax": "1686543",
+        "rounding": "-3087",
+        "total": "10560000",
+    }
+    assert {(row["number"], row["currency"], row["invoice_id"]) for row in rows} == {
+        ("7", "USD", str(UUID(int=4)))
+    }
