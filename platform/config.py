@@ -120,6 +120,7 @@ class Settings(BaseSettings):
     admission_heartbeat_s: float = Field(default=10.0, gt=0, le=600)
     admission_lease_s: float = Field(default=45.0, gt=0, le=3600, validate_default=True)
     valkey_timeout_s: float = Field(default=0.05, gt=0, le=1)
+    journal_max_bytes: int = Field(default=256 << 20, ge=32 << 20, le=1 << 40)
 
     max_requests_in_flight: int = Field(default=2048, ge=1, le=1 << 20)
     max_body_bytes: int = Field(default=10 << 20, ge=1024, le=1 << 30)

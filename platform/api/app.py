@@ -42,6 +42,7 @@ def create_app(dependencies: GatewayDependencies, routers: Sequence[APIRouter] =
         addresses=dependencies.addresses,
         key_use=dependencies.key_use,
     )
+    dependencies.admission_controller.on_policy_outdated = authenticator.forget
     app.state.body_budget = BodyBudget(dependencies.config.max_buffered_body_bytes)
     app.include_router(inference_router(dependencies, authenticator))
     endpoint = ManagementEndpoint(dependencies)

@@ -207,8 +207,14 @@ class Authenticator:
                 raise
             return await self._known_key(presented.key_id, away, admitted=cached)
 
-    async def _known_key(self, key_id: str, away: DatabaseUnavailable, *, admitted: bool) -> AuthenticatedKey:
-        """Return a known key as it was read. Raises `away` for another one, and for an outdated one unless it is `admitted`."""
+    async def _known_key(
+        self, key_id: str, away: DatabaseUnavailable, *, admitted: bool
+    ) -> AuthenticatedKey | None:
+        """Return a known key as it was read. Raises `away` for another one.
+
+        Unless the key is `admitted`, one with an outdated policy is looked up once more, without a fallback: PostgreSQL may
+        only have been slow.
+        """
         found = self._cache.known(key_id)
         if found is None:
             raise away
@@ -219,8 +225,10 @@ class Authenticator:
             await self._require_policy(tenant_id, policy_epoch)
         except PolicyStale:
             self._cache.forget(tenant_id, policy_epoch)
-            raise away from None
-        return found
+        else:
+            return found
+        async with self._again.slot(tenant_id):
+            return await self._look_up(key_id)
 
     def _cached(self, key_id: str, *, cached: bool) -> Lookup | None:
         """Return a valid look-up; where the caller is not `cached`, only one that found no key."""

@@ -49,7 +49,7 @@ MONTH: Final = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 APART_S: Final = 5.0
 """Between the two comparisons of counters that differ."""
-SUMS: Final = ("rollups", "totals")
+SUMS: Final = ("rollups", "totals", "invoices")
 COMPARED: Final = ("compared", "from", "to", "sums", "differing", "drift_pico")
 
 
@@ -128,7 +128,7 @@ class Summary:
 
 @app.command()
 def reconcile(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Compare all rows of the ledger with the rollups, the totals and the quota counters. Exit code 1 if anything differs.
+    """Compare the ledger with the rollups, the totals, final invoices and the quota counters. Exit code 1 if anything differs.
 
     Nothing is changed. A difference of the counters counts if it stays the same for five seconds.
     """

@@ -1,7 +1,7 @@
 """Admits inference requests once all of their sizes are known.
 
-The engine may start once the counters admit a request, while its reservation is written to the ledger. Invariant: the
-reservation is in the ledger before any byte of the response is sent, and every reservation is settled or cancelled, also
+The engine may start once the counters admit a request, while its reservation is written to the journal. Invariant: the
+reservation is in the journal before any byte of the response is sent, and every reservation is settled or cancelled, also
 when the client leaves.
 """
 
@@ -82,14 +82,14 @@ class RequestSizes:
 
 
 class PendingAdmission:
-    """A provisional admission: counted in Valkey, not yet confirmed by the ledger."""
+    """A provisional admission: counted in Valkey, not yet in the journal."""
 
     def __init__(self, context: RequestContext, admitting: "asyncio.Task[Reservation]") -> None:
         self._context = context
         self._admitting = admitting
 
     async def reservation(self) -> Reservation:
-        """Wait for the ledger and add the rate-limit headers. Await it before any byte of the response is sent.
+        """Wait for the journal and add the rate-limit headers. Await it before any byte of the response is sent.
 
         Raises as `InferenceAdmission.admit`: the request may still be refused.
         """
@@ -111,7 +111,7 @@ class PendingAdmission:
         return ended and isinstance(self._admitting.exception(), ModelMoved)
 
     async def reservation_or_none(self) -> Reservation | None:
-        """Wait for the ledger; return None when the request was refused, which `reservation` has raised."""
+        """Wait for the journal; return None when the request was refused, which `reservation` has raised."""
         try:
             return await asyncio.shield(self._admitting)
         except (TenantsError, GatewayError, ModelMoved) as error:

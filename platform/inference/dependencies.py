@@ -60,7 +60,7 @@ class GatewayDependencies:
 
     `derive_key`: byte strings, the first of which names the purpose -> 32 bytes keyed by the server secret.
 
-    `currency_of`: the currency that a tenant is charged in now; for None the one of tenants without their own. `adapter_path`: (tenant, digest) -> folder of the blob, which is first fetched to this machine where needed; raises
+    `currency_of`: the currency that a tenant is charged in now. `adapter_path`: (tenant, digest) -> folder of the blob, which is first fetched to this machine where needed; raises
     `StorageError` of adapters.
     """
 
@@ -80,7 +80,7 @@ class GatewayDependencies:
     adapter_path: Callable[[UUID, str], Awaitable[str]]
     config: ServingConfig = field(default_factory=ServingConfig)
     fast_forward: bool = True
-    currency_of: Callable[[UUID | None], str] = lambda _: "USD"
+    currency_of: Callable[[UUID], str] = lambda _: "USD"
     policy_publisher: PolicyPublisher | None = None
     addresses: ClientAddresses = field(default_factory=ClientAddresses)
     poison_memory: PoisonMemory = field(default_factory=PoisonMemory)

@@ -1,15 +1,16 @@
 """One running inference request, from submission to its end: checks the adapter, takes the times, settles the usage.
 
 Invariants: nothing is delivered before the engine has reported the resolved adapter as the one it uses, and before the
-reservation is in the ledger. A request is submitted once more at most, and only its last run counts as usage.
+reservation is in the journal. A request is submitted once more at most, and only its last run counts as usage.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Final, TypeAlias
 
-from msgspec.structs import replace
+import msgspec
 
 from loraplex.engine.errors import EngineLost, EngineLostTwice, EngineUnavailable
 from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Started
@@ -90,10 +91,11 @@ class Generation:
         Raises `EngineFailed`, `AdapterMismatch`, and what `PendingAdmission.reservation` raises.
         """
         try:
-            await self._pending.reservation()
+            reservation = await self._pending.reservation()
         except Exception:
             self._refused = True
             raise
+        self._dependencies.admission_controller.follow(reservation, self._used_so_far)
         try:
             await self._first_event()
         except EngineFailed as failure:
@@ -118,7 +120,8 @@ class Generation:
             raise failure from None
         queue_s, total_s = self._deadlines_left()
         self._requests = [
-            replace(request, queue_timeout_s=queue_s, total_timeout_s=total_s) for request in self._requests
+            msgspec.structs.replace(request, queue_timeout_s=queue_s, total_timeout_s=total_s)
+            for request in self._requests
         ]
         self._restarted = True
         self._submit()
@@ -174,7 +177,6 @@ class Generation:
             self._dependencies.recorder.record(self.stats)
 
     async def _settle(self, *, failed: bool, charged: bool, recorded: bool) -> None:
-        stats = self.stats
         try:
             await self._streams.close()
         finally:
@@ -183,12 +185,10 @@ class Generation:
                 self._record(failed=failed)
             if done:
                 self._dependencies.poison_memory.record_finished(self._requests)
-            usage = SettledUsage(
+            usage = replace(
+                self._used_so_far(),
                 outcome="completed" if done else "failed" if failed else "aborted",
-                prompt_tokens=stats.prompt_tokens,
-                cached_tokens=stats.cached_tokens,
-                completion_tokens=stats.completion_tokens,
-                timings=stats.timings(),
+                timings=self.stats.timings(),
             )
             reservation = await self._pending.reservation_or_none()
             controller = self._dependencies.admission_controller
@@ -197,6 +197,15 @@ class Generation:
                 await controller.settle(reservation, usage)
             elif reservation is not None:
                 await controller.cancel(reservation)
+
+    def _used_so_far(self) -> SettledUsage:
+        stats = self.stats
+        return SettledUsage(
+            outcome=None,
+            prompt_tokens=stats.prompt_tokens,
+            cached_tokens=stats.cached_tokens,
+            completion_tokens=stats.completion_tokens,
+        )
 
     def _is_complete(self) -> bool:
         return self.stats.finished_choices == self.choices

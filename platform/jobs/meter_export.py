@@ -19,7 +19,7 @@ from loraplex.platform.jobs.receiver_client import ReceiverClient
 from loraplex.platform.observability.webhook_metrics import WebhookMetrics
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
-from loraplex.tenants.outbox.meter_events import BATCH, MeterEvent, MeterExports, last_closed
+from loraplex.tenants.outbox.meter_events import BATCH, MeterEvent, MeterExports, closed_days, last_closed
 from loraplex.tenants.outbox.signature import signed_headers
 
 POLL_S: Final = 60.0
@@ -114,11 +114,13 @@ class MeterExporter:
         until = last_closed(now)
         if until == self._collected:
             return
-        async with self.database.as_operator() as session:
-            exports = MeterExports(session)
-            if await exports.lock():
-                await exports.collect(until)
-                self._collected = until
+        for since, end in closed_days(now):
+            async with self.database.as_operator() as session:
+                exports = MeterExports(session)
+                if not await exports.lock():
+                    return
+                await exports.collect(since, end)
+        self._collected = until
 
     async def send(self) -> bool:
         """Send one batch. Returns whether more may be left. Raises `NotExported`, `OSError`."""

@@ -13,7 +13,6 @@ from typing import Final
 from uuid import UUID
 
 import structlog
-from sqlalchemy import select
 
 from loraplex.platform.services import invoices
 from loraplex.platform.services.actors import system_actor
@@ -24,11 +23,14 @@ from loraplex.tenants.invoices.content import InvoiceContent, compute_contents
 from loraplex.tenants.invoices.invoices import InvoiceRepository
 from loraplex.tenants.invoices.locks import try_lock_tenant
 from loraplex.tenants.invoices.months import Month
-from loraplex.tenants.models import Invoice, Tenant
+from loraplex.tenants.models import Invoice
 
 PASS_S: Final = 60.0
 RECHECK: Final = timedelta(hours=6)
 """How long a tenant without anything to bill, or with its drafts, is not looked at again: for usage that arrives late."""
+
+JUST_ENDED: Final = timedelta(days=1)
+"""How long after its end a month without usage is billed a minimum: one that is agreed later does not reach back."""
 
 
 def _now() -> datetime:
@@ -75,8 +77,8 @@ class MonthClosing:
             self._month, self._checked = month, {}
         self._checked = {each: at for each, at in self._checked.items() if now - at < RECHECK}
         async with self.database.as_operator() as session:
-            query = select(Tenant.id).where(Tenant.created_at < month.end).order_by(Tenant.id)
-            return [each for each in await session.scalars(query) if each not in self._checked]
+            customers = await InvoiceRepository(session).customers(month)
+        return [each for each in customers if each not in self._checked]
 
     async def _due(self) -> Sequence[Invoice]:
         async with self.database.as_operator() as session:
@@ -94,7 +96,7 @@ class MonthClosing:
                 return False
             contents = await compute_contents(uow.session, tenant_id, month)
             for currency, content in contents.items():
-                if _is_due(content, within_grace=now < month.end + self.grace):
+                if _is_due(content, just_ended=now < month.end + JUST_ENDED):
                     await invoices.draft(uow, tenant_id, month, currency, grace_ends_at)
         return True
 
@@ -125,12 +127,12 @@ class MonthClosing:
         return False
 
 
-def _is_due(content: InvoiceContent, *, within_grace: bool) -> bool:
-    """Whether a month is closed by itself: usage under a rate card, or a minimum that was agreed before the grace ended.
+def _is_due(content: InvoiceContent, *, just_ended: bool) -> bool:
+    """Whether a month is closed by itself: usage under a rate card, or a minimum that was agreed before the month ended.
 
     Usage from before rate cards may have been billed elsewhere.
     """
     lines = content.totals.lines
     if any(line.price_version_id is not None or line.kind == "adjustment" for line in lines):
         return True
-    return within_grace and any(line.kind == "minimum" for line in lines)
+    return just_ended and any(line.kind == "minimum" for line in lines)

@@ -320,9 +320,7 @@ def _namespace_of(secret: bytes, tenant_id: UUID) -> bytes:
     return tenant_namespace(secret, str(tenant_id))
 
 
-def _currency_of(prices: PriceBook, tenant_id: UUID | None) -> str:
-    if tenant_id is None:
-        return prices.default_currency
+def _currency_of(prices: PriceBook, tenant_id: UUID) -> str:
     return prices.currency(tenant_id, datetime.now(UTC))
 
 

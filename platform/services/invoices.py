@@ -1,6 +1,6 @@
 """Use cases on invoices: draft, finalize, record the payment, void.
 
-Invariant: each holds the tenant's billing lock, may be repeated, and writes one audit entry for what it changes. A repeated step
+Invariant: each takes the tenant's billing lock, may be repeated, and writes one audit entry for what it changes. A repeated step
 that finds its work done changes nothing.
 """
 

@@ -47,11 +47,6 @@ class PriceBook:
             return cls(await load_table(session), epoch)
 
     @property
-    def default_currency(self) -> str:
-        """The currency of tenants without one of their own."""
-        return self._table.default_currency
-
-    @property
     def age_s(self) -> float:
         """Seconds since these prices were last known to be the newest."""
         return time.monotonic() - self._compared_at

@@ -27,6 +27,7 @@ EVER: Final = EPOCH
 # Creations run one at a time: a card is rarely made, and the first gateways of an installation may start together.
 LOCK: Final = text("SELECT pg_advisory_xact_lock(hashtext('loraplex.rate_cards'))")
 FILTERS: Final = {
+    "id": PriceVersion.id,
     "tenant_id": RateCard.tenant_id,
     "tier": RateCard.tier,
     "adapter": RateCard.adapter_name,
@@ -113,13 +114,12 @@ class RateCards:
     async def covering(
         self, tenant_id: UUID, tier: str, currencies: Sequence[str], after: UUID | None, limit: int
     ) -> Sequence[CardVersion]:
-        """At most `limit` versions that a tenant's requests may be priced by from now on, newest first, behind `after`."""
+        """At most `limit` versions in these currencies that cover a tenant of this tier, newest first, behind `after`."""
         query = _versions().order_by(PriceVersion.id.desc()).limit(limit)
         query = query.where(
             RateCard.currency.in_(currencies),
             (RateCard.tenant_id == tenant_id) | RateCard.tenant_id.is_(None),
             (RateCard.tier == tier) | RateCard.tier.is_(None),
-            func.upper_inf(PriceVersion.effective) | (func.upper(PriceVersion.effective) > func.now()),
         )
         if after is not None:
             query = query.where(PriceVersion.id < after)

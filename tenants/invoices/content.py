@@ -6,7 +6,7 @@ Invariant: what is stored when an invoice becomes final is all that it shows lat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from sqlalchemy import select
@@ -141,9 +141,8 @@ async def stored_content(session: AsyncSession, invoice: Invoice) -> InvoiceCont
 
 
 def _stored_line(row: InvoiceLineRow) -> InvoiceLine:
-    kind: LineKind = row.kind  # type: ignore[assignment]
     return InvoiceLine(
-        kind=kind,
+        kind=cast(LineKind, row.kind),
         month=Month.parse(row.month),
         adapter_id=row.adapter_id,
         token_class=row.token_class,

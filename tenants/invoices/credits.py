@@ -1,6 +1,6 @@
 """Credits of tenants: grants that never change, and entries that move their amounts between accounts.
 
-Invariant: every transaction sums to zero, and no grant falls below zero. Changes hold the tenant's billing lock.
+Invariant: every transaction sums to zero, and no grant falls below zero. Changes take the tenant's billing lock.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,6 +1,6 @@
 """Invoices: drafts that are computed when they are read, final ones as they were stored.
 
-Invariant: one transaction makes an invoice final, with its lines, its number and the credits it uses. Changes hold the tenant's
+Invariant: one transaction makes an invoice final, with its lines, its number and the credits it uses. Changes take the tenant's
 billing lock.
 """
 
@@ -26,7 +26,7 @@ from loraplex.tenants.invoices.credits import CreditRepository
 from loraplex.tenants.invoices.locks import lock_issuer
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.invoices.terms import billing_terms
-from loraplex.tenants.models import Invoice, InvoiceNumber
+from loraplex.tenants.models import Invoice, InvoiceNumber, Tenant
 
 _IDS: Final = UUID("6f3c1e5a-52f4-4c0e-9d0a-7c1f5a0b8e16")
 
@@ -94,6 +94,11 @@ class InvoiceRepository:
         """Return the drafts whose grace has ended, in the order of its end."""
         query = select(Invoice).where(Invoice.state == "draft", Invoice.grace_ends_at <= now)
         return (await self._session.scalars(query.order_by(Invoice.grace_ends_at, Invoice.id))).all()
+
+    async def customers(self, month: Month) -> Sequence[UUID]:
+        """Return the tenants that existed before the end of the month, deleted ones too: they may have used something."""
+        query = select(Tenant.id).where(Tenant.created_at < month.end).order_by(Tenant.id)
+        return (await self._session.scalars(query)).all()
 
     async def draft(
         self, tenant_id: UUID, month: Month, currency: str, attempt: int, grace_ends_at: datetime

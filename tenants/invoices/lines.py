@@ -95,7 +95,7 @@ class InvoiceLine:
 
 
 def half_even(numerator: int, denominator: int) -> int:
-    """Divide integers and round to the nearest, ties to the even neighbour. `denominator` must be positive."""
+    """Divide integers and round to the nearest, ties to the even quotient. `denominator` must be positive."""
     quotient, rest = divmod(numerator, denominator)
     above = 2 * rest - denominator
     return quotient + (above > 0 or (above == 0 and quotient % 2 == 1))

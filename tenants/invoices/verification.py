@@ -87,28 +87,18 @@ def verify_export(folder: Path) -> list[Difference]:
 
 def _recompute(folder: Path) -> None:
     """Raises `Mismatch`."""
-    invoice = _json(folder, INVOICE)
-    periods = {}
-    for number, each in enumerate(_json(folder, PRICES)):
-        identity, period = _read(f"{PRICES}[{number}]", each, _price_period)
-        periods[identity] = period
-    billed = {}
-    for number, each in enumerate(_json(folder, BILLED)):
-        key, charge = _read(f"{BILLED}[{number}]", each, _billed)
-        if key.price_version_id is not None and key.price_version_id not in periods:
-            raise Mismatch(
-                Difference(f"{BILLED}[{number}] price_version_id", str(key.price_version_id), None)
-            )
-        billed[key] = charge
-    credits = [
-        _read(f"{CREDITS}[{number}]", each, balance_of) for number, each in enumerate(_json(folder, CREDITS))
-    ]
+    invoice = _json(folder, INVOICE, dict)
+    periods = dict(_items(folder, PRICES, _price_period))
+    billed = dict(_items(folder, BILLED, _billed))
+    for key in billed:
+        _require_price(f"{BILLED} {key.month}", key.price_version_id, periods)
+    credits = _items(folder, CREDITS, balance_of)
     month, terms = _read(INVOICE, invoice, _terms)
     prices = {identity: period.price for identity, period in periods.items()}
     charges = _charges(folder, periods, prices)
     lines = outstanding_lines(month, charges, billed, prices)
     totals = total_invoice(month, lines, credits, terms)
-    adapters = {each.get("adapter_id"): each.get("adapter") for each in invoice["lines"]}
+    adapters = _read(INVOICE, invoice, _adapters)
     documents = [
         line_document(line, adapters.get(None if line.adapter_id is None else str(line.adapter_id)))
         for line in totals.lines
@@ -133,12 +123,8 @@ def _charges(
 
 def _check_row(place: str, row: UsageRow, periods: Mapping[UUID, PricePeriod]) -> None:
     """Check that usage has the price in force when it was admitted, and the amount of its tokens."""
-    if row.price_version_id is None:
-        return
-    period = periods.get(row.price_version_id)
-    if period is None:
-        raise Mismatch(Difference(f"{place} price_version_id", str(row.price_version_id), None))
-    if row.kind != "usage":
+    period = _require_price(place, row.price_version_id, periods)
+    if period is None or row.kind != "usage":
         return
     if row.admitted_at < period.since or (period.until is not None and row.admitted_at >= period.until):
         bounds = f"{period.since.isoformat()} to {period.until and period.until.isoformat()}"
@@ -149,13 +135,25 @@ def _check_row(place: str, row: UsageRow, periods: Mapping[UUID, PricePeriod]) -
         raise Mismatch(Difference(f"{place} amount_pico", str(row.amount_pico), str(amount)))
 
 
+def _require_price(
+    place: str, version: UUID | None, periods: Mapping[UUID, PricePeriod]
+) -> PricePeriod | None:
+    """Return the period of a price version; None for usage from before rate cards. Raises `Mismatch` for an unknown one."""
+    if version is not None and version not in periods:
+        raise Mismatch(Difference(f"{place} price_version_id", str(version), None))
+    return None if version is None else periods[version]
+
+
 def _rows(folder: Path) -> Iterator[tuple[str, UsageRow]]:
-    with (folder / USAGE).open(newline="") as file:
+    with (folder / USAGE).open(newline="", errors="replace") as file:
         reader = csv.reader(file)
-        _compare(f"{USAGE}:1", next(reader, []), list(COLUMNS))
-        for cells in reader:
-            place = f"{USAGE}:{reader.line_num}"
-            yield place, _read(place, cells, _usage_row)
+        try:
+            _compare(f"{USAGE}:1", next(reader, []), list(COLUMNS))
+            for cells in reader:
+                place = f"{USAGE}:{reader.line_num}"
+                yield place, _read(place, cells, _usage_row)
+        except csv.Error as error:
+            _refuse(f"{USAGE}:{reader.line_num}", error)
 
 
 def _changed_lines(folder: Path) -> Iterator[Difference]:
@@ -174,7 +172,8 @@ def _compare(place: str, exported: Any, computed: Any) -> None:
     if isinstance(computed, dict) and isinstance(exported, dict):
         for name in computed.keys() | exported.keys():
             if name not in computed or name not in exported:
-                raise Mismatch(Difference(f"{place} {name}", exported.get(name), computed.get(name)))
+                sides = _shown(exported.get(name)), _shown(computed.get(name))
+                raise Mismatch(Difference(f"{place} {name}", *sides))
         for name, value in computed.items():
             _compare(f"{place} {name}", exported[name], value)
     elif isinstance(computed, list) and isinstance(exported, list):
@@ -188,11 +187,19 @@ def _shown(value: Any) -> str | None:
     return None if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def _json(folder: Path, name: str) -> Any:
+def _json(folder: Path, name: str, kind: type[_Read]) -> _Read:
     try:
-        return json.loads((folder / name).read_text())
-    except ValueError as error:
+        document = json.loads((folder / name).read_text())
+    except (ValueError, RecursionError) as error:
         _refuse(name, error)
+    if not isinstance(document, kind):
+        _refuse(name, TypeError(f"no {kind.__name__}"))
+    return document
+
+
+def _items(folder: Path, name: str, read: Callable[[Any], _Read]) -> list[_Read]:
+    documents = enumerate(_json(folder, name, list))
+    return [_read(f"{name}[{number}]", each, read) for number, each in documents]
 
 
 def _read(place: str, value: Any, read: Callable[[Any], _Read]) -> _Read:
@@ -231,6 +238,11 @@ def _terms(document: Any) -> tuple[Month, InvoiceTerms]:
     terms = InvoiceTerms(currency=document["currency"], **{name: document[name] for name in TERMS})
     _integer(terms.tax_rate_ppm), _integer(terms.minimum_micro)
     return Month.parse(document["month"]), terms
+
+
+def _adapters(document: Any) -> dict[str | None, str | None]:
+    """Return the names that the lines have for their adapters: they follow from nothing else in the export."""
+    return {each["adapter_id"]: each["adapter"] for each in document["lines"]}
 
 
 def _usage_row(cells: list[str]) -> UsageRow:

@@ -1,4 +1,4 @@
-"""Compares the rows of the ledger with what is summed from them: rollups by the hour, totals by the day and by the month.
+"""Compares the rows of the ledger with what is summed from them: rollups by the hour, totals by the day and the month, invoices.
 
 Invariant: each comparison is one statement, so it sees all that a settlement wrote or nothing of it. It corrects nothing: a
 difference is a defect or a foreign change.
@@ -14,11 +14,12 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.ids import uuid7_from
+from loraplex.tenants.ledger.invoice_drift import invoices_compared
 from loraplex.tenants.ledger.statements import AMOUNT_NANO
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.quotas.periods import period_end, periods_of
 
-Compared: TypeAlias = Literal["rollups", "days", "months"]
+Compared: TypeAlias = Literal["rollups", "days", "months", "invoices"]
 MAX_NAMED: Final = 20
 """Differences that a comparison names; it counts and adds up all of them."""
 CLOCKS_APART: Final = timedelta(minutes=5)
@@ -85,6 +86,7 @@ _COMPARED: Final[Mapping[Compared, str]] = {
     "rollups": _ROLLUPS,
     "days": _totals(_OF_RECORDS),
     "months": _totals(_OF_DAYS),
+    "invoices": invoices_compared(_RECORDS),
 }
 _RESULT: Final = f"""
 SELECT count(*), count(*) FILTER (WHERE differs <> '{{}}'), coalesce(sum(abs(drift_pico)), 0),
@@ -94,7 +96,7 @@ FROM compared"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRange:
-    """What one comparison covers: the rollups of some hours, or the totals of one day or month."""
+    """What one comparison covers: the rollups of some hours, the totals of one day or month, or what invoices billed of a month."""
 
     compared: Compared
     start: datetime
@@ -102,8 +104,8 @@ class ComparedRange:
 
     @property
     def store(self) -> str:
-        """Which sums it compares: `rollups` or `totals`."""
-        return "rollups" if self.compared == "rollups" else "totals"
+        """Which sums it compares: `rollups`, `totals` or `invoices`."""
+        return "totals" if self.compared in ("days", "months") else self.compared
 
     def __str__(self) -> str:
         return f"{self.compared} {self.start:%Y-%m-%dT%H:%MZ} to {self.end:%Y-%m-%dT%H:%MZ}"
@@ -177,7 +179,9 @@ def all_ranges(first: datetime, now: datetime, step: timedelta) -> Iterator[Comp
         months.add(_month_start(day))
         day -= DAY
     for month in sorted(months, reverse=True):
-        yield ComparedRange(compared="months", start=month, end=period_end(periods_of(month).month))
+        end = period_end(periods_of(month).month)
+        yield ComparedRange(compared="months", start=month, end=end)
+        yield ComparedRange(compared="invoices", start=month, end=end)
 
 
 def _parameters(part: ComparedRange) -> dict[str, Any]:
@@ -192,6 +196,8 @@ def _parameters(part: ComparedRange) -> dict[str, Any]:
         "no_time_before": _FIRST_ID,
         "no_time_from": uuid7_from(LAST_TIME),
     }
+    if part.compared == "invoices":
+        return {**parameters, "invoiced": periods.month.removeprefix("m:")}
     return parameters if part.compared == "rollups" else {**parameters, "period": periods.day}
 
 

@@ -18,7 +18,8 @@ from loraplex.tenants.models import MeterExport
 
 CLOSES_AFTER: Final = timedelta(minutes=5)
 """How long after its end an hour is closed. What is settled later is a further event of that hour."""
-WINDOW: Final = timedelta(days=34)
+DAY: Final = timedelta(days=1)
+WINDOW: Final = 34 * DAY
 """The age up to which hours are compared: Stripe takes no event of more than 35 days ago."""
 BATCH: Final = 500
 EVENT_NAME: Final = "loraplex_{meter}_tokens"
@@ -70,6 +71,13 @@ def last_closed(now: datetime) -> datetime:
     return (now.astimezone(UTC) - CLOSES_AFTER).replace(minute=0, second=0, microsecond=0)
 
 
+def closed_days(now: datetime) -> list[tuple[datetime, datetime]]:
+    """The closed hours of `WINDOW` at `now`, as spans of a day, the oldest first: one statement for each stays short."""
+    until = last_closed(now)
+    begins = (until - WINDOW + number * DAY for number in range(WINDOW // DAY))
+    return [(begin, begin + DAY) for begin in begins]
+
+
 class MeterExports:
     """The exported meter events, seen by one session of an operator."""
 
@@ -80,9 +88,12 @@ class MeterExports:
         """Whether this transaction may export; False while another one does."""
         return bool(await self._session.scalar(ALONE))
 
-    async def collect(self, until: datetime) -> int:
-        """Write the events of hours before `until` that were not written yet, and return their number. Call under `lock`."""
-        result: Any = await self._session.execute(COLLECT, {"since": until - WINDOW, "until": until})
+    async def collect(self, since: datetime, until: datetime) -> int:
+        """Write the events of hours from `since` to before `until` that were not written yet, and return their number.
+
+        Call under `lock`, for closed hours.
+        """
+        result: Any = await self._session.execute(COLLECT, {"since": since, "until": until})
         return int(result.rowcount)
 
     async def unsent(self) -> UnsentEvents:

@@ -97,11 +97,10 @@ def _add_reads(router: APIRouter, endpoint: ManagementEndpoint, operator: object
 
     @router.post(
         "/preview",
-        responses=documented(409, 422, response=InvoiceDocument),
-        openapi_extra=described(InvoiceOfMonth, repeatable=True),
+        responses=documented(response=InvoiceDocument),
+        openapi_extra=described(InvoiceOfMonth),
     )
     async def preview_invoice(
-        request: Request,
         caller: Annotated[OperatorCaller, operator],
         body: Annotated[InvoiceOfMonth, request_model(InvoiceOfMonth)],
     ) -> Response:

@@ -27,6 +27,7 @@ from loraplex.platform.api.schemas.rate_cards import (
     rate_card_response,
     rated_response,
     total_response,
+    version_id_of,
 )
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
 from loraplex.platform.services import rate_cards
@@ -35,6 +36,7 @@ from loraplex.tenants.billing.preview import totals
 from loraplex.tenants.billing.rate_cards import CardVersion, RateCards
 
 FILTERS: Final = {
+    "id": "Only this version.",
     "tenant_id": "Only cards of this tenant and its adapters.",
     "tier": "Only cards of this tier.",
     "adapter": "Only cards of adapters of this name.",
@@ -67,6 +69,11 @@ def rate_cards_router(endpoint: ManagementEndpoint, authenticator: Authenticator
 
         return await endpoint.perform(request, caller, work)
 
+    _add_preview(router, endpoint, operator)
+    return router
+
+
+def _add_preview(router: APIRouter, endpoint: ManagementEndpoint, operator: object) -> None:
     @router.post(
         "/preview",
         responses=documented(response=PreviewDocument),
@@ -95,12 +102,12 @@ def rate_cards_router(endpoint: ManagementEndpoint, authenticator: Authenticator
 
         return await endpoint.read(caller, work)
 
-    return router
-
 
 async def page_versions(session: AsyncSession, page: Page[CardVersion, UUID]) -> Sequence[CardVersion]:
     """Read the versions of one page. Raises `InvalidParameter`."""
     filters: dict[str, object] = dict(page.filters)
     if "tenant_id" in page.filters:
         filters["tenant_id"] = filtered_tenant(page.filters["tenant_id"])
+    if "id" in page.filters:
+        filters["id"] = version_id_of(page.filters["id"])
     return await RateCards(session).page(filters, page.after, page.fetch)

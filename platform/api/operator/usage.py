@@ -28,9 +28,8 @@ PARAMETERS: Final = {
 
 
 def usage_router(
-    endpoint: ManagementEndpoint, authenticator: Authenticator, currency_of: Callable[[UUID | None], str]
+    endpoint: ManagementEndpoint, authenticator: Authenticator, currency_of: Callable[[UUID], str]
 ) -> APIRouter:
-    """`currency_of`: the currency of a report without usage, for None as its tenant."""
     router = APIRouter()
     operator = Depends(authenticator.requires_operator())
     shape = ReportShape(
@@ -48,7 +47,7 @@ def usage_router(
         openapi_extra={"parameters": page_parameters(PARAMETERS)},
     )
     async def report_usage(request: Request, caller: Annotated[OperatorCaller, operator]) -> Response:
-        return await answer_usage(endpoint, request, caller, shape, currency_of(None))
+        return await answer_usage(endpoint, request, caller, shape, currency_of)
 
     return router
 

@@ -9,6 +9,7 @@ from loraplex.platform.api.management.pagination import Listing
 from loraplex.platform.api.management.request_bodies import RequestModel, Time
 from loraplex.platform.api.management.responses import ResponseModel, UtcTime
 from loraplex.platform.api.management.sorting import SortOrder, by_id
+from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.services.rate_cards import MONTH
 from loraplex.tenants.billing.preview import RatedTotal, RatedUsage
 from loraplex.tenants.billing.price_table import CardKey
@@ -52,12 +53,13 @@ class PricesBody(RequestModel):
     completion: PriceField
 
 
-class DraftCardBody(RequestModel):
-    """A card that is not in force."""
+class NewRateCardBody(RequestModel):
+    """Without `effective_from`, or with null, the price begins now. What lies within the next 2 seconds begins after them."""
 
     scope: ScopeBody
     currency: Currency
     prices: PricesBody
+    effective_from: Time | None = None
 
     @property
     def key(self) -> CardKey:
@@ -69,14 +71,10 @@ class DraftCardBody(RequestModel):
         return Price(**self.prices.model_dump())
 
 
-class NewRateCardBody(DraftCardBody):
-    """Without `effective_from`, or with null, the price begins now. What lies within the next 2 seconds begins after them."""
-
-    effective_from: Time | None = None
-
-
-class PreviewBody(DraftCardBody):
-    """A draft, and the month to rate (UTC); without `month`, or with null, the last one that has ended."""
+class PreviewBody(NewRateCardBody):
+    """A draft, and the month to rate (UTC); without `month`, or with null, the last one that has ended. The draft is rated as if
+    it had been in force all month, whatever its `effective_from`.
+    """
 
     month: Annotated[str | None, Field(pattern=f"^{MONTH}$")] = None
 
@@ -166,6 +164,14 @@ def total_response(total: RatedTotal) -> RatedTotalDocument:
     return RatedTotalDocument(
         currency=total.currency, billed_pico=str(total.billed_pico), draft_pico=str(total.draft_pico)
     )
+
+
+def version_id_of(text: str) -> UUID:
+    """Parse the version id of a filter. Raises `InvalidParameter`."""
+    try:
+        return UUID(text)
+    except ValueError:
+        raise InvalidParameter("`id` must be a UUID.", param="id") from None
 
 
 def rate_card_response(version: CardVersion) -> RateCardDocument:

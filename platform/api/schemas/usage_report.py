@@ -34,6 +34,7 @@ from loraplex.tenants.ledger.usage_reports import (
     first_rows,
     usage_rows,
 )
+from loraplex.tenants.models import NO_ID
 
 CSV_ROWS: Final = 5000
 """Rows of one transaction of a report as CSV."""
@@ -70,9 +71,12 @@ async def answer_usage(
     request: Request,
     caller: ManagementCaller,
     shape: ReportShape,
-    default_currency: str,
+    currency_of: Callable[[UUID], str],
 ) -> Response:
-    """Answer a report; without any usage its currency is `default_currency`. Raises `InvalidParameter`."""
+    """Answer a report. Without any usage its currency is that of the tenant, or of the installation for all tenants.
+
+    Raises `InvalidParameter`.
+    """
     page = endpoint.page(request, caller, BY_GROUP, shape.parameters)
     filters = with_range(page.filters, datetime.now(UTC))
     query = usage_query(filters, shape.tenant_of(filters), shape.dimensions)
@@ -86,7 +90,7 @@ async def answer_usage(
             rows = await usage_rows(session, query, page.after, limit)
             return _Report(query, filters["currency"], _read_totals(filters[_TOTALS]), rows)
         rows, by_currency = await first_rows(session, query, limit)
-        currency = chosen_currency(by_currency, query.currency, default_currency)
+        currency = chosen_currency(by_currency, query.currency, currency_of(query.tenant_id or NO_ID))
         return _Report(query, currency, by_currency.get(currency, UsageSums()), rows)
 
     report = await endpoint.query(caller, find)

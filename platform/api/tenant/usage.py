@@ -33,7 +33,6 @@ READ: Final = "usage:read"
 def usage_router(
     endpoint: ManagementEndpoint, authenticator: Authenticator, currency_of: Callable[[UUID], str]
 ) -> APIRouter:
-    """`currency_of`: the currency of a tenant's report without usage."""
     router = APIRouter()
     reader = Depends(authenticator.requires(READ))
 
@@ -51,7 +50,7 @@ def usage_router(
             report=UsageReportDocument[UsageDocument],
             to_response=usage_response,
         )
-        return await answer_usage(endpoint, request, caller, shape, currency_of(caller.tenant_id))
+        return await answer_usage(endpoint, request, caller, shape, currency_of)
 
     _add_requests(router, endpoint, authenticator)
     return router

@@ -175,6 +175,7 @@ async def start_gateway(
             admissions: Any = None,
             served_model_name: str = BASE_MODEL,
             home: UploadHome | None = None,
+            currency_of: Callable[[UUID], str] = lambda _: "USD",
         ) -> Gateway:
             pool = WorkerPool()
             stack.push_async_callback(pool.close)
@@ -199,6 +200,7 @@ async def start_gateway(
                 adapter_path=adapter_path,
                 config=limits,
                 fast_forward=fast_forward,
+                currency_of=currency_of,
                 uploads=(home or UploadHome(other or database, tmp_path / "gateway")).uploads,
             )
             app = create_app(dependencies)

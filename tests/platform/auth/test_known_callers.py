@@ -194,6 +194,20 @@ async def test_routes_without_admission_ask_what_was_published(world: World, dat
     await world.is_unavailable(key)
 
 
+async def test_a_revocation_is_found_where_postgresql_was_only_slow(
+    world: World, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = await make_key(database)
+    caller = await world.enter(key, cached=False)
+    await revoke(database, key)
+    world.published.epoch = 2
+    monkeypatch.setattr(database_module, "SHORT_BOUND_SECONDS", 0.0)
+    with pytest.raises(RevokedKey):
+        await world.enter(key, cached=False)
+    with pytest.raises(RevokedKey):
+        await world.authenticator.confirm(caller, "inference")
+
+
 class Later(datetime):
     """A day after the present."""
 

@@ -105,7 +105,7 @@ def test_reconcile_prints_what_it_compared(database_url: str) -> None:
     result = command("reconcile", "--json")
     assert result.exit_code == 0, result.output
     found = {row["compared"]: row for row in json.loads(result.stdout)}
-    assert found.keys() == {"rollups", "totals"}
+    assert found.keys() == {"rollups", "totals", "invoices"}
     assert found["rollups"]["sums"] == 4
     assert all(
         (row["differing"], row["drift_pico"], row["differences"]) == (0, 0, []) for row in found.values()
@@ -152,7 +152,9 @@ async def build_counters(database_url: str, valkey_url: str, tenant: UsingTenant
     """As the first admission of the tenant does."""
     database, client = Database(database_url), open_valkey(valkey_url)
     ledger, counters = UsageLedger(database), Counters(client)
-    epoch, snapshot = await ledger.take_snapshot(tenant.id)
+    taken = await ledger.take_snapshot(tenant.id)
+    assert taken is not None
+    epoch, snapshot = taken
     await counters.rebuild(tenant.id, epoch, snapshot)
     assert await counter_drift.counter_drift(ledger, counters, tenant.id) is None
     await ledger.close()

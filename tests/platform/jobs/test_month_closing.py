@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select
 from tests.tenants.invoices.billed_tenant import make_billed_tenant
 
-from loraplex.platform.jobs.month_closing import RECHECK, MonthClosing
+from loraplex.platform.jobs.month_closing import JUST_ENDED, RECHECK, MonthClosing
 from loraplex.tenants.database import Database
 from loraplex.tenants.invoices.content import compute_contents
 from loraplex.tenants.invoices.locks import lock_tenant
@@ -139,8 +139,8 @@ async def test_what_no_rate_card_priced_is_left_to_operators(database: Database)
     assert await states(database) == []
 
 
-@pytest.mark.parametrize(("after", "drafted"), [(timedelta(0), 1), (GRACE, 0)])
-async def test_a_minimum_agreed_after_the_grace_does_not_reach_back(
+@pytest.mark.parametrize(("after", "drafted"), [(timedelta(0), 1), (JUST_ENDED, 0)])
+async def test_a_minimum_agreed_later_does_not_reach_back(
     database: Database, after: timedelta, drafted: int
 ) -> None:
     tenant = await make_billed_tenant(database)

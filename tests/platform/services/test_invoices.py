@@ -210,7 +210,9 @@ async def test_numbers_have_no_gaps_whatever_fails_and_in_any_order(database: Da
     await asyncio.gather(*map(finalize, tenants), *map(finalize, tenants))
     async with database.as_operator() as session:
         numbers = (await session.scalars(text("SELECT number FROM invoices ORDER BY number"))).all()
+        events = (await session.scalars(text("SELECT data ->> 'number' FROM outbox_events ORDER BY 1"))).all()
     assert numbers == [1, 2, 3, 4, 5, 6]
+    assert events == ["1", "2", "3", "4", "5", "6"]
 
 
 NEW_LINE = """

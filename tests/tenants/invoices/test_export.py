@@ -91,6 +91,24 @@ async def test_every_single_digit_that_is_changed_is_found(database: Database, t
     assert named_by_arithmetic > CHANGES // 4
 
 
+async def test_damage_of_any_kind_is_found(database: Database, tmp_path: Path) -> None:
+    tenant = await busy_tenant(database)
+    folder = await export(database, (await finalize(tenant)).id, tmp_path / "bill")
+    chance = random.Random(16)
+    for _ in range(CHANGES):
+        path = chance.choice(sorted(folder.iterdir()))
+        content = path.read_bytes()
+        at = chance.randrange(len(content))
+        damaged = (
+            content[:at] + chance.choice([b"", b"\0", b"\xff", b'"', b"[", b",", b"\n"]) + content[at + 1 :]
+        )
+        if damaged != content:
+            path.write_bytes(damaged)
+            assert verify_export(folder) != [], (path.name, at)
+            path.write_bytes(content)
+    assert verify_export(folder) == []
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new", "place"),
     [

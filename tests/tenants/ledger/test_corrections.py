@@ -73,6 +73,7 @@ async def test_the_counters_follow_a_correction(database: Database, valkey_url: 
             last = await gateway.admit(tenant.request())
             await gateway.settle(last, used_by(last))
         running = await gateway.admit(tenant.request())
+        await tenant.shipped()
         await reverse(database, last.id)
         await gateway.recount(tenant.tenant_id)
         found = (await used(gateway, tenant.tenant_id))["tokens_per_day"]

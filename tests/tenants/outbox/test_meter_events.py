@@ -1,6 +1,7 @@
 """Meter events always sum to the usage of their hour, and never change."""
 
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from uuid import UUID, uuid4
 
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +16,7 @@ from loraplex.tenants.outbox.meter_events import (
     WINDOW,
     MeterEvent,
     MeterExports,
+    closed_days,
     identifier,
     last_closed,
 )
@@ -27,7 +29,7 @@ async def collect(database: Database, until: datetime) -> int:
     async with database.as_operator() as session:
         exports = MeterExports(session)
         assert await exports.lock()
-        return await exports.collect(until)
+        return await exports.collect(until - WINDOW, until)
 
 
 async def take(database: Database) -> list[MeterEvent]:
@@ -47,6 +49,12 @@ def test_an_hour_closes_some_minutes_after_its_end() -> None:
     assert last_closed(TEN + HOUR + CLOSES_AFTER) == TEN + HOUR
     assert last_closed(TEN + HOUR + CLOSES_AFTER - timedelta(microseconds=1)) == TEN
     assert last_closed(datetime.fromisoformat("2026-11-23T11:35:00+05:30")) == TEN - 4 * HOUR
+
+
+def test_the_spans_of_a_day_cover_the_window_without_gaps() -> None:
+    spans = closed_days(TEN + HOUR + CLOSES_AFTER)
+    assert spans[0][0] == TEN + HOUR - WINDOW and spans[-1][1] == TEN + HOUR
+    assert all(end == begin for (_, end), (begin, _) in pairwise(spans))
 
 
 async def test_an_hour_is_exported_once_and_what_is_late_by_its_difference(database: Database) -> None:

@@ -89,6 +89,7 @@ async def test_every_scope_has_a_card_of_its_own_and_filters_find_it(operator: A
         (f"?tenant_id={tenant_id}", made[2:]),
         ("?adapter=poet", made[3:]),
         ("?currency=EUR", []),
+        (f"?id={made[2]['id']}", made[2:3]),
     ):
         assert (await operator.get(f"/rate-cards{query}")).json()["data"] == found[::-1]
     page = (await operator.get("/rate-cards?limit=3")).json()
@@ -123,8 +124,8 @@ async def test_a_tenant_reads_the_cards_that_cover_it(operator: Any) -> None:
         await create(operator, scope={"tenant_id": tenant_id, "adapter": "poet"}),
     ]
     other, _ = await operator.tenant("rival")
-    await create(operator, scope={"tenant_id": other.rpartition("/")[2]})
-    await create(operator, scope={"tier": "gold"})
+    of_other = await create(operator, scope={"tenant_id": other.rpartition("/")[2]})
+    of_tier = await create(operator, scope={"tier": "gold"})
     await create(operator, currency="EUR")
     url = f"{operator.gateway.url}/tenant/v1/billing/rate-card"
     shown = (await operator.as_tenant("GET", url, key)).json()
@@ -138,6 +139,11 @@ async def test_a_tenant_reads_the_cards_that_cover_it(operator: Any) -> None:
     page = (await operator.as_tenant("GET", f"{url}?limit=2", key)).json()
     rest = (await operator.as_tenant("GET", f"{url}?cursor={page['next_cursor']}", key)).json()
     assert page["data"] + rest["data"] == mine[::-1]
+    # Usage of a former tier names a version that covers the tenant no more; what is another tenant's stays hidden.
+    for version_id, found in ((of_tier["id"], [of_tier]), (of_other["id"], []), (str(uuid4()), [])):
+        assert (await operator.as_tenant("GET", f"{url}?id={version_id}", key)).json()["data"] == found
+    wrong = await operator.as_tenant("GET", f"{url}?id=x", key)
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "id")
     no_scope = await operator.as_tenant("GET", url, operator.gateway.key)
     assert (no_scope.status_code, no_scope.json()["error"]["code"]) == (403, "insufficient_scope")
     with_it = await operator.gateway.tenant("reader", ("billing:read",))
@@ -178,6 +184,7 @@ async def test_a_preview_rates_last_month_and_writes_nothing(operator: Any, data
     ]
     assert document["totals"] == [{"currency": "USD", "billed_pico": "30", "draft_pico": "70"}]
     one = {**draft, "scope": {"tenant_id": ids[1]}, "month": this_month.strftime("%Y-%m")}
+    one["effective_from"] = "2030-01-31T12:00:00Z"
     assert (await operator.post("/rate-cards/preview", one)).json()["totals"][0]["draft_pico"] == "85"
     first = (await operator.post("/rate-cards/preview?limit=1", draft)).json()
     rest = (await operator.post(f"/rate-cards/preview?cursor={first['next_cursor']}", draft)).json()

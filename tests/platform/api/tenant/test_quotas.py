@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 from sqlalchemy import select
+from tests.tenants.admission.memory_journal import MemoryJournal
 from tests.tenants.billing.fixed_prices import fixed_prices
 
 from loraplex.engine.fake_engine import FakeScript
@@ -39,7 +40,9 @@ async def limited(
 ) -> AsyncIterator[tuple[Any, httpx.AsyncClient]]:
     """A gateway that counts, and a client with the admin key of its tenant `acme`, which has `limits`."""
     client = open_valkey(valkey_url)
-    admissions = QuotaAdmissionController(database, client, fixed_prices(PRICE), uuid4())
+    admissions = QuotaAdmissionController(
+        database, client, fixed_prices(PRICE), uuid4(), journal=MemoryJournal()
+    )
     gateway = await start_gateway(script, admissions=admissions)
     gateway.key = await gateway.tenant("boss", ("tenant:admin",))
     async with database.as_operator() as session:
@@ -364,3 +367,18 @@ async def test_resource_counts_match_the_limits(
         # The files of a deleted version take room until they are removed; a replaced key takes no place of a new one.
         assert size > 0 and use(tenant, "max_adapter_bytes") == (1000, size, 0)
         assert use(tenant, "max_keys") == (5, 2, 0)
+
+
+async def test_budgets_are_in_the_currency_of_the_tenant(start_gateway: Any) -> None:
+    asked = list[UUID]()
+
+    def currency_of(tenant_id: UUID) -> str:
+        asked.append(tenant_id)
+        return "EUR"
+
+    gateway = await start_gateway(currency_of=currency_of)
+    key = await gateway.tenant("boss", ("tenant:admin",))
+    shown = await gateway.get("/tenant/v1/quotas", [("authorization", f"Bearer {key}")])
+    async with gateway.database.as_operator() as session:
+        tenant = await TenantRepository(session).get("boss")
+    assert (shown.json()["currency"], asked) == ("EUR", [tenant.id])
