@@ -381,6 +381,8 @@ def _token_output(output: StepOutput) -> TokenOutput:
         cached_tokens=sequence.num_cached_tokens,
         queue_s=sequence.queue_s,
         prefill_s=sequence.prefill_s,
+        grammar_s=sequence.grammar_s,
+        adapter_s=sequence.adapter_s,
     )
 
 

@@ -66,7 +66,8 @@ class Usage(msgspec.Struct, frozen=True):
 class Started(msgspec.Struct, frozen=True, tag="started"):
     """The prompt is computed. `digest` is that of the adapter in use, None for the base model.
 
-    `queue_s` are the seconds from receipt to the first step, `prefill_s` those from there to the first token.
+    `queue_s` are the seconds from receipt to the first step, `prefill_s` those from there to the first token. Of `queue_s`,
+    the first `grammar_s` were spent waiting for the grammar, and then `adapter_s` for the adapter.
     """
 
     request_id: str
@@ -74,6 +75,8 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     cached_tokens: int
     queue_s: float = 0.0
     prefill_s: float = 0.0
+    grammar_s: float = 0.0
+    adapter_s: float = 0.0
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta"):

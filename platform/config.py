@@ -25,6 +25,9 @@ from loraplex.platform.startup_errors import SettingsError
 from loraplex.tenants.api_keys.networks import parse_network
 from loraplex.tenants.billing.pricing import MAX_PRICE, Price
 from loraplex.tenants.database import DefaultLimits
+from loraplex.tenants.errors import InvalidField
+from loraplex.tenants.outbox.receiver_urls import MAX_URL_LENGTH, parse_receiver_url
+from loraplex.tenants.outbox.signature import is_secret
 
 DEFAULT_CONFIG_FILE = Path("loraplex.toml")
 ENGINE_ADDRESS_PREFIX = "ipc://"
@@ -35,6 +38,7 @@ PLAIN_HTTP = (
 )
 LEASE_HEARTBEATS = 3
 BODIES_BUFFERED = 4
+MIN_GRACE_S = 30.0
 
 
 def _url(name: str) -> AliasChoices:
@@ -116,6 +120,7 @@ class Settings(BaseSettings):
     admission_heartbeat_s: float = Field(default=10.0, gt=0, le=600)
     admission_lease_s: float = Field(default=45.0, gt=0, le=3600, validate_default=True)
     valkey_timeout_s: float = Field(default=0.05, gt=0, le=1)
+    journal_max_bytes: int = Field(default=256 << 20, ge=32 << 20, le=1 << 40)
 
     max_requests_in_flight: int = Field(default=2048, ge=1, le=1 << 20)
     max_body_bytes: int = Field(default=10 << 20, ge=1024, le=1 << 30)
@@ -131,12 +136,18 @@ class Settings(BaseSettings):
     engine_start_timeout_s: float = Field(default=1800.0, gt=0, le=86_400)
     engine_hang_timeout_s: float = Field(default=120.0, gt=0, le=3600)
     ready_stall_s: float = Field(default=20.0, gt=0, le=3600)
-    database_grace_s: float = Field(default=30.0, ge=0, le=86_400)
+    known_caller_s: float = Field(default=300.0, ge=0, le=86_400)
+    database_grace_s: float | None = Field(default=None, ge=0, le=86_400)
     metrics_adapter_names: bool = False
     engine_unresponsive_s: float = Field(default=30.0, gt=0, le=3600)
     audit_retention_days: int = Field(default=365, ge=2, le=3650)
     quota_event_retention_days: int = Field(default=400, ge=1, le=3650)
+    ledger_retention_months: int = Field(default=24, ge=2, le=240)
+    phases_retention_days: int = Field(default=14, ge=1, le=366)
     idempotency_hours: int = Field(default=24, ge=1, le=168)
+    webhook_allow_private: bool = False
+    meter_export: str | None = Field(default=None, min_length=1, max_length=MAX_URL_LENGTH)
+    meter_export_secret: SecretStr | None = Field(default=None, validate_default=True)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     fake_engine: Path | None = Field(
         default=None, description="a FakeScript as JSON, for fault injection without a model"
@@ -186,6 +197,29 @@ class Settings(BaseSettings):
             raise ValueError(f"must be at least {LEASE_HEARTBEATS} times `admission_heartbeat_s`")
         return value
 
+    @field_validator("meter_export")
+    @classmethod
+    def _exported_to_a_file_or_url(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and "://" in value:
+            allow_private = info.data.get("webhook_allow_private", False)
+            try:
+                parse_receiver_url(value, allow_private=allow_private, field="meter_export")
+            except InvalidField as error:
+                raise ValueError(str(error)) from error
+        elif value is not None and not Path(value).is_absolute():
+            raise ValueError("must be a URL or the absolute path of a file")
+        return value
+
+    @field_validator("meter_export_secret")
+    @classmethod
+    def _a_url_needs_a_secret(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        is_url = "://" in (info.data.get("meter_export") or "")
+        if "meter_export" in info.data and (value is not None) != is_url:
+            raise ValueError("must be given exactly if `meter_export` is a URL")
+        if value is not None and not is_secret(value.get_secret_value()):
+            raise ValueError("must be `whsec_` and at least 24 bytes in base64")
+        return value
+
     @field_validator("data_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
@@ -220,6 +254,13 @@ class Settings(BaseSettings):
         except ValueError:
             loopback = self.host == "localhost"
         return self.role != "engine" and not loopback and not self.trusted_proxies
+
+    @property
+    def readiness_grace_s(self) -> float:
+        """How long PostgreSQL may be away before this gateway is not ready: by default as long as known callers are served."""
+        if self.database_grace_s is None:
+            return max(self.known_caller_s, MIN_GRACE_S)
+        return self.database_grace_s
 
     @property
     def default_limits(self) -> DefaultLimits:

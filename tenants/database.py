@@ -2,12 +2,14 @@
 role bound by row-level security; the connecting user's own rights are never used.
 """
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
+import structlog
 from sqlalchemy import URL, make_url, text
 from sqlalchemy.exc import (
     ArgumentError,
@@ -20,7 +22,9 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
+from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.errors import DatabaseUnavailable, InvalidField, RoleUnsafe
+from loraplex.tenants.single_flight import SingleFlight
 
 DRIVER = "postgresql+psycopg"
 SCHEMES = ("postgres", "postgresql", DRIVER)
@@ -29,11 +33,17 @@ STATEMENT_MILLISECONDS = 30_000
 IDLE_MILLISECONDS = 60_000
 POOL_SIZE = 10
 POOL_WAIT_SECONDS = 5
+BOUND_SECONDS = 10.0
+SHORT_BOUND_SECONDS = 0.5
 ROLES = ("app_tenant", "app_operator", "app_writer")
 # Both settings end with the transaction, so a pooled connection keeps neither.
 TAKE_ROLE = text("SELECT set_config('role', :role, true), set_config('app.tenant_id', :tenant_id, true)")
+SET_ROLE = text("SELECT set_config('role', :role, true)")
+CURRENT_ROLE = text("SELECT current_setting('role')")
 BYPASSES = text("SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user")
 
+Result = TypeVar("Result")
+LOG = structlog.get_logger("loraplex.database")
 
 _DEFAULT_LIMITS: Final = "default_limits"
 
@@ -72,12 +82,16 @@ def parse_database_url(url: str) -> URL:
 
 
 class Database:
-    """A pool of connections; repositories get their session, and with it the default limits, from a transaction."""
+    """A pool of connections; repositories get their session, and with it the default limits, from a transaction.
+
+    `breaker` is open while PostgreSQL is away: then `bounded` work is refused at once. A successful `ping` closes it.
+    """
 
     def __init__(
         self, url: str, *, pool_size: int = POOL_SIZE, limits: DefaultLimits = DefaultLimits()
     ) -> None:
         self.url = url
+        self.breaker = CircuitBreaker()
         timeouts = (
             f"-c statement_timeout={STATEMENT_MILLISECONDS} "
             f"-c idle_in_transaction_session_timeout={IDLE_MILLISECONDS}"
@@ -107,10 +121,48 @@ class Database:
         """A transaction that finds keys and writes the usage ledger."""
         return self._transaction("app_writer", "")
 
+    async def bounded(
+        self, work: Callable[[], Coroutine[Any, Any, Result]], *, has_fallback: bool = False
+    ) -> Result:
+        """Run work that a request waits for: at most `BOUND_SECONDS`, or `SHORT_BOUND_SECONDS` where it has a fallback.
+
+        Raises `DatabaseUnavailable`: without any wait while the breaker is open, and after the bound. The driver waits
+        seconds for a silent server to confirm a cancellation; the request does not.
+        """
+        if self.breaker.is_open:
+            raise DatabaseUnavailable("PostgreSQL is not used until a ping has succeeded")
+        seconds = SHORT_BOUND_SECONDS if has_fallback else BOUND_SECONDS
+        try:
+            async with asyncio.timeout(seconds):
+                result = await SingleFlight[Result]().run(None, work)
+        except (TimeoutError, DatabaseUnavailable) as error:
+            self._failed()
+            if isinstance(error, DatabaseUnavailable):
+                raise
+            raise DatabaseUnavailable(f"PostgreSQL did not answer within {seconds:g} s") from error
+        self.breaker.succeeded()
+        return result
+
+    def _failed(self) -> None:
+        was_open = self.breaker.is_open
+        self.breaker.failed()
+        if self.breaker.is_open and not was_open:
+            LOG.warning("PostgreSQL is away; only callers that were read recently are served")
+
     async def ping(self) -> None:
-        """Raises `DatabaseUnavailable` unless PostgreSQL answers."""
-        async with self.as_writer() as session:
-            await session.execute(text("SELECT 1"))
+        """Close the breaker if PostgreSQL answers. Raises `DatabaseUnavailable` if not.
+
+        A ping that fails, or is given up by its caller, counts as a failure: so requests need not find out by waiting.
+        """
+        try:
+            async with self.as_writer() as session:
+                await session.execute(text("SELECT 1"))
+        except BaseException:
+            self._failed()
+            raise
+        if self.breaker.is_open:
+            LOG.warning("PostgreSQL is available again")
+        self.breaker.close()
 
     async def check_roles(self) -> None:
         """Raises `RoleUnsafe` when a role cannot be taken, or row-level security would not bind it."""
@@ -140,6 +192,15 @@ class Database:
 
     async def close(self) -> None:
         await self._engine.dispose()
+
+
+@asynccontextmanager
+async def writing(session: AsyncSession) -> AsyncIterator[None]:
+    """Run the statements of the block as `app_writer`, within the session's transaction; then its role is back."""
+    role = await session.scalar(CURRENT_ROLE)
+    await session.execute(SET_ROLE, {"role": "app_writer"})
+    yield
+    await session.execute(SET_ROLE, {"role": role})
 
 
 def first_line(error: Exception) -> str:

@@ -20,7 +20,11 @@ TenantsError
 │   ├── AliasNotFound
 │   ├── UploadNotFound
 │   ├── InvoiceNotFound
-│   └── RefusalNotFound      no limit refused a request of this id recently
+│   ├── RefusalNotFound      no limit refused a request of this id recently
+│   ├── RequestNotFound      the ledger has no request of this id
+│   ├── PhasesNotFound       the phases of a request are not stored, or not any more
+│   ├── WebhookNotFound
+│   └── DeliveryNotFound     the endpoint has no such delivery
 ├── Conflict                 the present state forbids the change
 │   ├── NameTaken
 │   ├── VersionNotReady
@@ -36,10 +40,13 @@ TenantsError
 │   ├── KeyEnded             the key is revoked or expired: nothing of it may change
 │   ├── UploadEnded          it was completed, aborted, or has expired
 │   ├── UploadClaimed        its parts are being assembled
+│   ├── DeliveryPending      it has not ended, so there is nothing to repeat
+│   ├── WebhookSecretUnreadable  the secret was encrypted with another server secret
 │   ├── MonthNotOver         an invoice becomes final only after its month
 │   ├── NothingToBill        the month has no usage, no adjustments and no minimum
 │   ├── InvoiceStateForbids  the invoice is in a state that forbids the step
-│   └── UsageIncomplete      the ledger's rows do not add up to the invoice: some are deleted
+│   ├── UsageIncomplete      the ledger's rows do not add up to the invoice: some are deleted
+│   └── AlreadyCorrected     the usage of the request was taken back before
 ├── IdempotencyMismatch      the Idempotency-Key was used for another request
 ├── PolicyStale              the caller was read before its tenant, key or limits changed: read it again
 ├── PriceMissing             no rate card covers the request in its tenant's currency
@@ -152,6 +159,22 @@ class RefusalNotFound(NotFound):
     pass
 
 
+class RequestNotFound(NotFound):
+    pass
+
+
+class PhasesNotFound(NotFound):
+    pass
+
+
+class WebhookNotFound(NotFound):
+    pass
+
+
+class DeliveryNotFound(NotFound):
+    pass
+
+
 class Conflict(TenantsError):
     pass
 
@@ -185,7 +208,7 @@ class RevisionMoved(Conflict):
 
 
 class CountReached(Conflict):
-    """`limit` is `max_keys`, `max_adapters` or `max_adapter_bytes`."""
+    """`limit` is `max_keys`, `max_adapters`, `max_adapter_bytes` or `max_webhooks`."""
 
     def __init__(self, limit: str, message: str) -> None:
         super().__init__(message)
@@ -225,6 +248,18 @@ class IdempotencyInUse(Conflict):
 
 
 class StoredResponseUnreadable(Conflict):
+    pass
+
+
+class DeliveryPending(Conflict):
+    pass
+
+
+class WebhookSecretUnreadable(Conflict):
+    pass
+
+
+class AlreadyCorrected(Conflict):
     pass
 
 

@@ -11,10 +11,22 @@ from sqlalchemy import ColumnElement, delete, func, inspect, select, text, tuple
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from loraplex.tenants.models import ApiKey, AuditEntry, Base, IdempotencyRecord, QuotaEvent
+from loraplex.tenants.models import (
+    ApiKey,
+    AuditEntry,
+    Base,
+    IdempotencyRecord,
+    MeterExport,
+    OutboxEvent,
+    QuotaEvent,
+)
 
 MIN_AUDIT_DAYS: Final = 2
 """The database itself refuses to delete records of less than a day."""
+WEBHOOK_EVENTS: Final = timedelta(days=30)
+"""The time for which events and their deliveries are kept, from the writing of the event."""
+METER_EVENTS: Final = timedelta(days=60)
+"""The time for which exported meter events are kept, from their hour; longer than hours are compared."""
 ALONE: Final = text("SELECT pg_try_advisory_xact_lock(hashtextextended('loraplex retention', 0))")
 
 
@@ -56,6 +68,8 @@ class RetentionRepository:
         return [
             (AuditEntry, written),
             (QuotaEvent, QuotaEvent.created_at < events),
+            (OutboxEvent, OutboxEvent.created_at < self._now - WEBHOOK_EVENTS),
+            (MeterExport, MeterExport.sent_at.is_not(None) & (MeterExport.hour < self._now - METER_EVENTS)),
             (IdempotencyRecord, IdempotencyRecord.expires_at < self._now),
             (ApiKey, (ended_at(ApiKey) < audit) & ~self._has_live_predecessor()),
         ]

@@ -26,6 +26,7 @@ from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
 from loraplex.platform.datastores.embedded.postgres import superuser_url
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.datastores.migrations import upgrade
+from loraplex.tenants import database as tenants_database
 from loraplex.tenants.database import Database
 from loraplex.tenants.valkey import open_valkey
 
@@ -50,6 +51,7 @@ for phase in ("connect", "read", "write", "pool"):
     setattr(DEFAULT_TIMEOUT_CONFIG, phase, 60.0)
 assert open_valkey.__kwdefaults__ is not None
 open_valkey.__kwdefaults__["connect_s"] = 60.0
+tenants_database.BOUND_SECONDS = tenants_database.SHORT_BOUND_SECONDS = 60.0
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
 

@@ -13,6 +13,7 @@ import structlog
 
 from loraplex.adapters.errors import StorageError
 from loraplex.adapters.storage.local_store import LocalAdapterStore
+from loraplex.tenants.admission.fences import ship_everywhere
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import StoreUnavailable
 from loraplex.tenants.registry.deletion import Blob, UnusedBlobs
@@ -51,6 +52,8 @@ class BlobGarbageCollector:
         async with self._database.as_operator() as session:
             found = await UnusedBlobs(session).list(MAX_AT_ONCE)
         ripe, self._seen = found & self._seen, found
+        for tenant_id in {blob.tenant_id for blob in ripe}:
+            await ship_everywhere(self._database, tenant_id)
         return sum([await remove_unused(self._database, self._remove, blob) for blob in ripe])
 
 

@@ -34,7 +34,8 @@ class Sequence:
     1 while a launched step samples a token that is not in `token_ids` yet. Rows planned in an earlier `epoch` are dropped.
     `num_launched` counts its rows that are not completed, `num_departures` the pins they still need. `num_prefilled_tokens`
     are the prompt tokens that were computed or found in the cache before it left the batch, also if they are recomputed.
-    `queued_at`: when it could first have run since it was last in the batch; infinite while it runs.
+    `queued_at`: when it could first have run since it was last in the batch; infinite while it runs. `grammar_s` and
+    `adapter_s`: seconds that it waited for its grammar, and then for its adapter and a place for it, before its first step.
     """
 
     request: EngineRequest
@@ -67,6 +68,8 @@ class Sequence:
     planned_block_table: tuple[int, ...] = ()
     queued_at: float = math.inf
     adapter_wait_since: float | None = None
+    grammar_s: float = 0.0
+    adapter_s: float = 0.0
     admitted_at: float | None = None
     first_token_at: float | None = None
 

@@ -41,6 +41,8 @@ class TokenOutput:
     cached_tokens: int = 0
     queue_s: float = 0.0
     prefill_s: float = 0.0
+    grammar_s: float = 0.0
+    adapter_s: float = 0.0
 
 
 class ProcessedOutputs(NamedTuple):
@@ -117,7 +119,15 @@ class OutputProcessor:
             adapter = state.request.adapter
             digest = None if adapter is None else adapter.digest
             processed.events.append(
-                Started(output.request_id, digest, output.cached_tokens, output.queue_s, output.prefill_s)
+                Started(
+                    output.request_id,
+                    digest,
+                    output.cached_tokens,
+                    queue_s=output.queue_s,
+                    prefill_s=output.prefill_s,
+                    grammar_s=output.grammar_s,
+                    adapter_s=output.adapter_s,
+                )
             )
         state.cached_tokens.setdefault(output.choice, output.cached_tokens)
         choice = state.choices[output.choice]

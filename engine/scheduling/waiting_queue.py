@@ -50,9 +50,12 @@ class WaitingQueue:
         """
         for sequence in [each for each in self._without_mask if each.token_mask is not None]:
             del self._without_mask[sequence]
+            sequence.grammar_s = self._clock() - sequence.arrival
             self.put(sequence)
         ready, failed = self._adapters.advance(num_free)
         for sequence in ready:
+            if sequence.adapter_wait_since is not None and sequence.admitted_at is None:
+                sequence.adapter_s = self._clock() - sequence.adapter_wait_since
             sequence.status = SequenceStatus.WAITING
             self._push(sequence)
         return failed

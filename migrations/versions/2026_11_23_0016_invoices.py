@@ -1,12 +1,12 @@
 """Credits as transactions that sum to zero, invoices that never change once they are final, and numbers without gaps.
 
-Revision 0016, after 0017.
+Revision 0016, after 0015.
 """
 
 from alembic import op
 
 revision = "0016"
-down_revision = "0017"
+down_revision = "0015"
 branch_labels = None
 depends_on = None
 

@@ -1,13 +1,13 @@
 """The outbox: events of a tenant, its webhook endpoints, the deliveries of one to the other, and exported meter events.
 
 Crossed budgets and states of adapter versions become events in the transaction that writes them.
-Revision 0017, after 0014.
+Revision 0017, after 0016.
 """
 
 from alembic import op
 
 revision = "0017"
-down_revision = "0014"
+down_revision = "0016"
 branch_labels = None
 depends_on = None
 
@@ -166,9 +166,15 @@ OWNER_POLICIES = (
 OWN = "tenant_id = nullif(current_setting('app.tenant_id', true), '')::uuid"
 ALL = "SELECT, INSERT, UPDATE, DELETE"
 GRANTS = {
-    "webhook_endpoints": {"app_tenant": ALL, "app_operator": ALL},
-    "outbox_events": {"app_tenant": "SELECT", "app_operator": ALL, "app_writer": "SELECT, INSERT"},
-    "webhook_deliveries": {"app_tenant": "SELECT, UPDATE", "app_operator": ALL},
+    "webhook_endpoints": {
+        "app_tenant": "SELECT, INSERT, DELETE, UPDATE (url, events, sealed_secret, previous_secret, previous_until)",
+        "app_operator": ALL,
+    },
+    "outbox_events": {"app_tenant": "SELECT", "app_operator": ALL},
+    "webhook_deliveries": {
+        "app_tenant": "SELECT, UPDATE (state, ended_at, due_at, attempts_left, expires_at)",
+        "app_operator": ALL,
+    },
     "meter_exports": {"app_tenant": "SELECT", "app_operator": ALL},
 }
 

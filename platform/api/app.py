@@ -37,9 +37,12 @@ def create_app(dependencies: GatewayDependencies, routers: Sequence[APIRouter] =
     authenticator = Authenticator(
         dependencies.database,
         dependencies.config.key_cache_s,
+        known_s=dependencies.config.known_caller_s,
+        require_policy=dependencies.admission_controller.require_policy,
         addresses=dependencies.addresses,
         key_use=dependencies.key_use,
     )
+    dependencies.admission_controller.on_policy_outdated = authenticator.forget
     app.state.body_budget = BodyBudget(dependencies.config.max_buffered_body_bytes)
     app.include_router(inference_router(dependencies, authenticator))
     endpoint = ManagementEndpoint(dependencies)

@@ -1,8 +1,8 @@
 """Authenticates callers: `Authorization: Bearer lpx_…` -> `Caller` or `OperatorCaller`, as a route dependency (RFC 6750).
 
-Format and checksum are checked before any I/O. A database that is down is a 503, never a 401. Management routes look a key
-up for every request; where keys are cached, requests share a look-up, and admission refuses a caller with an outdated policy
-(`renew`). Keys that this gateway has never found share a part of the connections, so that forged ones delay no other.
+Format and checksum are checked before any I/O. A database that is down is a 503, never a 401; on `/v1` a key that this gateway
+has read recently goes on working then. Management routes look a key up for every request; where keys are cached, requests share
+a look-up, and admission refuses a caller with an outdated policy (`renew`).
 """
 
 import hmac
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 from uuid import UUID
 
 from starlette.requests import Request
@@ -27,9 +27,11 @@ from loraplex.tenants.api_keys.last_used import LastUsedTracker
 from loraplex.tenants.api_keys.networks import is_within, parse_address, parse_network
 from loraplex.tenants.api_keys.scopes import OPERATOR, effective_scopes
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import MalformedKey, UnknownKey
+from loraplex.tenants.errors import DatabaseUnavailable, MalformedKey, PolicyStale, UnknownKey
 from loraplex.tenants.single_flight import SingleFlight
 
+RequirePolicy: TypeAlias = Callable[[UUID, int], Awaitable[None]]
+"""(tenant, policy epoch) -> None; raises `PolicyStale` if a newer policy of the tenant was published."""
 UNKNOWN_AT_ONCE: Final = 2
 """Database connections that look up keys this gateway has never found."""
 MAX_WAITING: Final = 1024
@@ -71,7 +73,13 @@ class OperatorCaller:
 class Authenticator:
     """Looks keys up. With `cached`, each key at most once per `cache_s` seconds; unknown ids never more often.
 
-    Requests that need the same key at once share its look-up there.
+    Requests that need the same key at once share its look-up there. Keys that were never found share a part of the
+    connections, so that forged ones delay no other.
+
+    With `known`, a key whose look-up fails because PostgreSQL is away counts as it was read, if that is at most `known_s`
+    seconds ago and no newer policy of its tenant was published. Admission checks the latter for `cached` callers, and
+    `require_policy` for others. A look-up that hangs delays such a caller by half a second at most, and by nothing once
+    the database's circuit breaker is open.
     """
 
     def __init__(
@@ -79,6 +87,8 @@ class Authenticator:
         database: Database,
         cache_s: float,
         *,
+        known_s: float = 0.0,
+        require_policy: RequirePolicy | None = None,
         addresses: ClientAddresses | None = None,
         key_use: LastUsedTracker | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -86,9 +96,10 @@ class Authenticator:
         self._database = database
         self._addresses = addresses or ClientAddresses()
         self._key_use = key_use or LastUsedTracker()
-        self._cache = KeyCache(cache_s, clock)
+        self._require_policy = require_policy
+        self._cache = KeyCache(cache_s, clock, known_s)
         self._failures = FailureBuckets(clock)
-        self._known = TenantLimiter("key look-ups", per_tenant=AT_ONCE, waiting=MAX_WAITING)
+        self._again = TenantLimiter("key look-ups", per_tenant=AT_ONCE, waiting=MAX_WAITING)
         self._unknown = TenantLimiter(
             "key look-ups", owner="address", total=UNKNOWN_AT_ONCE, waiting=MAX_WAITING
         )
@@ -98,7 +109,7 @@ class Authenticator:
         self._shared = SingleFlight[AuthenticatedKey | None]()
 
     def requires(
-        self, scope: str | None = None, *, cached: bool = False
+        self, scope: str | None = None, *, cached: bool = False, known: bool = False
     ) -> Callable[[Request], Awaitable[Caller]]:
         """Return a dependency that accepts a tenant's key with `scope`; with None any key of a tenant.
 
@@ -107,7 +118,7 @@ class Authenticator:
 
         async def authorized(request: Request) -> Caller:
             headers, address = request.headers.getlist("authorization"), self._addresses.of(request)
-            caller = await self.authenticate(headers, address, cached=cached)
+            caller = await self.authenticate(headers, address, cached=cached, known=known)
             request.state.tenant_id = caller.tenant_id
             return check_scope(caller, scope)
 
@@ -125,20 +136,21 @@ class Authenticator:
         return authorized
 
     async def authenticate(
-        self, headers: list[str], address: str | None = None, *, cached: bool = False
+        self, headers: list[str], address: str | None = None, *, cached: bool = False, known: bool = False
     ) -> Caller:
         """Authenticate a tenant's key.
 
         Raises `InvalidApiKey`, `TooManyUnknownKeys`, `TenantSuspended`, `AddressNotAllowed`, `Overloaded`,
-        `DatabaseUnavailable`, or `InsufficientScope` for an operator's key.
+        `StoreUnavailable`, or `InsufficientScope` for an operator's key.
         """
-        return tenant_caller(await self._authentic(headers, address, cached=cached), address)
+        return tenant_caller(await self._authentic(headers, address, cached=cached, known=known), address)
 
     async def renew(self, caller: Caller, scope: str | None = None) -> Caller:
         """Authenticate the caller again without the cache and forget the cached keys of its tenant: its policy is outdated.
 
         Callers with one key and one outdated policy share a look-up, which begins after the change; what was cached since is
-        kept. Raises what `authenticate` does, and `InsufficientScope` when `scope` was taken from the key.
+        kept. Raises what `authenticate` does, and `InsufficientScope` when `scope` was taken from the key. While PostgreSQL
+        is away no key of the tenant is known from then on, because its new policy cannot be read.
         """
         self._cache.forget(caller.tenant_id, caller.policy_epoch)
         outdated = (caller.tenant_id, caller.key_id, caller.policy_epoch)
@@ -146,23 +158,33 @@ class Authenticator:
         return _confirmed(found, caller, scope)
 
     async def confirm(self, caller: Caller, scope: str | None = None) -> Caller:
-        """Authenticate the caller again without the cache, when nothing indicates a change. Raises as `renew`."""
-        return _confirmed(await self._look_up_again(caller), caller, scope)
+        """Authenticate the caller again without the cache, when nothing indicates a change. Raises as `renew`.
+
+        While PostgreSQL is away a known caller is confirmed if no newer policy of its tenant was published.
+        """
+        has_fallback = self._cache.known(caller.key_id) is not None
+        try:
+            found = await self._look_up_again(caller, has_fallback=has_fallback)
+        except DatabaseUnavailable as away:
+            found = await self._known_key(caller.key_id, away, admitted=False)
+        return _confirmed(found, caller, scope)
 
     def forget(self, tenant_id: UUID) -> None:
         """Let the tenant's keys in the cache expire."""
         self._cache.forget(tenant_id)
 
-    async def _authentic(self, headers: list[str], address: str | None, *, cached: bool) -> AuthenticatedKey:
+    async def _authentic(
+        self, headers: list[str], address: str | None, *, cached: bool, known: bool = False
+    ) -> AuthenticatedKey:
         presented = parse_key(bearer_token(headers))
         now = datetime.now(UTC)
-        found = check_key(await self._find(presented, address, cached=cached), presented, now)
+        found = check_key(await self._find(presented, address, cached=cached, known=known), presented, now)
         check_address(found, address)
         self._key_use.note(found.api_key_id, now)
         return found
 
     async def _find(
-        self, presented: ParsedKey, address: str | None, *, cached: bool
+        self, presented: ParsedKey, address: str | None, *, cached: bool, known: bool
     ) -> AuthenticatedKey | None:
         last = self._cache.last_found(presented.key_id)
         # The secret of an id never changes, so a wrong one needs no look-up.
@@ -173,21 +195,55 @@ class Authenticator:
             return lookup.found
         # Networks share no look-up of an unknown key: one whose look-ups wait would delay the others.
         owner = client_network(address) if last is None else last.tenant_id
-        find = self._find_unknown if last is None else self._find_known
-        look_up = partial(find, presented, owner, cached=cached)
-        return await (self._shared.run((owner, presented.key_id), look_up) if cached else look_up())
+        if last is None:
+            look_up = partial(self._find_unknown, presented, owner, cached=cached)
+        else:
+            has_fallback = known and self._cache.known(presented.key_id) is not None
+            look_up = partial(self._find_again, presented, owner, cached=cached, has_fallback=has_fallback)
+        try:
+            return await (self._shared.run((owner, presented.key_id), look_up) if cached else look_up())
+        except DatabaseUnavailable as away:
+            if not known:
+                raise
+            return await self._known_key(presented.key_id, away, admitted=cached)
+
+    async def _known_key(
+        self, key_id: str, away: DatabaseUnavailable, *, admitted: bool
+    ) -> AuthenticatedKey | None:
+        """Return a known key as it was read. Raises `away` for another one.
+
+        Unless the key is `admitted`, one with an outdated policy is looked up once more, without a fallback: PostgreSQL may
+        only have been slow.
+        """
+        found = self._cache.known(key_id)
+        if found is None:
+            raise away
+        tenant_id, policy_epoch = found.tenant_id, found.policy_epoch
+        if admitted or self._require_policy is None or tenant_id is None or policy_epoch is None:
+            return found
+        try:
+            await self._require_policy(tenant_id, policy_epoch)
+        except PolicyStale:
+            self._cache.forget(tenant_id, policy_epoch)
+        else:
+            return found
+        async with self._again.slot(tenant_id):
+            return await self._look_up(key_id)
 
     def _cached(self, key_id: str, *, cached: bool) -> Lookup | None:
         """Return a valid look-up; where the caller is not `cached`, only one that found no key."""
         lookup = self._cache.get(key_id)
         return lookup if cached or (lookup is not None and lookup.found is None) else None
 
-    async def _find_known(
-        self, presented: ParsedKey, tenant_id: Hashable, *, cached: bool
+    async def _find_again(
+        self, presented: ParsedKey, tenant_id: Hashable, *, cached: bool, has_fallback: bool
     ) -> AuthenticatedKey | None:
-        async with self._known.slot(tenant_id):
+        """Look up a key that this gateway has found before."""
+        async with self._again.slot(tenant_id):
             lookup = self._cached(presented.key_id, cached=cached)
-            return await self._look_up(presented.key_id) if lookup is None else lookup.found
+            if lookup is not None:
+                return lookup.found
+            return await self._look_up(presented.key_id, has_fallback=has_fallback)
 
     async def _find_unknown(
         self, presented: ParsedKey, network: Hashable, *, cached: bool
@@ -221,16 +277,19 @@ class Authenticator:
             message = "This address presented too many API keys that do not exist; try again."
             raise TooManyUnknownKeys(message) from None
 
-    async def _look_up_again(self, caller: Caller) -> AuthenticatedKey | None:
-        async with self._known.slot(caller.tenant_id):
-            return await self._look_up(caller.key_id)
+    async def _look_up_again(self, caller: Caller, *, has_fallback: bool = False) -> AuthenticatedKey | None:
+        async with self._again.slot(caller.tenant_id):
+            return await self._look_up(caller.key_id, has_fallback=has_fallback)
 
-    async def _look_up(self, key_id: str) -> AuthenticatedKey | None:
+    async def _look_up(self, key_id: str, *, has_fallback: bool = False) -> AuthenticatedKey | None:
         until = self._cache.deadline()
-        async with self._database.as_writer() as session:
-            found = await KeyRepository(session).find(key_id)
+        found = await self._database.bounded(partial(self._read, key_id), has_fallback=has_fallback)
         self._cache.put(key_id, Lookup(found, until))
         return found
+
+    async def _read(self, key_id: str) -> AuthenticatedKey | None:
+        async with self._database.as_writer() as session:
+            return await KeyRepository(session).find(key_id)
 
 
 def bearer_token(headers: list[str]) -> str:

@@ -1,7 +1,8 @@
 """Caches the look-ups of API keys.
 
-Invariants: the age of a valid entry counts from the beginning of its query, and is at most `seconds`. Unknown ids, which any
-client can invent, have their own space and displace no existing key. In a full cache the tenant with the most keys loses one.
+Invariants: the age of a valid entry counts from the beginning of its query, and is at most `seconds`; that of a known key at
+most `known_s`. Unknown ids, which any client can invent, have their own space and displace no existing key. In a full cache
+the tenant with the most keys loses one.
 """
 
 from collections import defaultdict
@@ -30,8 +31,9 @@ class Lookup:
 class KeyCache:
     """Look-ups by public id; the keys of a tenant expire together."""
 
-    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(self, seconds: float, clock: Callable[[], float], known_s: float = 0.0) -> None:
         self._seconds = seconds
+        self._known_s = known_s
         self._clock = clock
         self._known: dict[str, Lookup] = {}
         self._unknown: LRUCache[str, Lookup] = LRUCache(MAX_UNKNOWN)
@@ -49,6 +51,13 @@ class KeyCache:
         """Return the key as it was last found, however long ago. Only its id, secret and tenant are certainly as they were."""
         lookup = self._known.get(key_id)
         return None if lookup is None else lookup.found
+
+    def known(self, key_id: str) -> AuthenticatedKey | None:
+        """Return a key that was found by a query of the last `known_s` seconds, and not forgotten since; else None."""
+        lookup = self._known.get(key_id)
+        if lookup is None or self._clock() >= lookup.until - self._seconds + self._known_s:
+            return None
+        return lookup.found
 
     def deadline(self) -> float:
         """Return until when the result of a query that begins now is valid."""
@@ -70,7 +79,10 @@ class KeyCache:
             self._drop(next(iter(most)))
 
     def forget(self, tenant_id: UUID, policy_epoch: float = inf) -> None:
-        """Let the look-ups of the tenant's keys expire that found its policy at `policy_epoch` or an older one."""
+        """Let the look-ups of the tenant's keys expire that found its policy at `policy_epoch` or an older one.
+
+        None of these keys is known until it is found again.
+        """
         for key_id in self._of_tenant.get(tenant_id, ()):
             lookup = self._known[key_id]
             if lookup.found is not None and (lookup.found.policy_epoch or 0) <= policy_epoch:

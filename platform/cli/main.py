@@ -33,6 +33,7 @@ COMMANDS: Final = {
         "app",
         "Preview, finalize, list, pay, void, export and verify invoices.",
     ),
+    "usage": ("loraplex.platform.cli.usage", "app", "Export the usage ledger, and compare its sums."),
     "migrate": ("loraplex.platform.cli.migrate", "app", "Bring the database to the newest schema."),
     "bench": ("loraplex.platform.cli.bench", "app", "Measure speed: load generator and benchmarks."),
     "grammar": (

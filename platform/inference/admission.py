@@ -1,7 +1,7 @@
 """Admits inference requests once all of their sizes are known.
 
-The engine may start once the counters admit a request, while its reservation is written to the ledger. Invariant: the
-reservation is in the ledger before any byte of the response is sent, and every reservation is settled or cancelled, also
+The engine may start once the counters admit a request, while its reservation is written to the journal. Invariant: the
+reservation is in the journal before any byte of the response is sent, and every reservation is settled or cancelled, also
 when the client leaves.
 """
 
@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
+from uuid import UUID
 
 import structlog
 
@@ -29,7 +30,8 @@ class RequestContext:
     """Caller, id and response headers of one request. `headers` are sent with any response, also with an error.
 
     `renew_caller` and `confirm_caller` authenticate the caller again without the cache and raise as the first
-    authentication; `renew_caller` also removes the tenant's keys from the cache.
+    authentication; `renew_caller` also removes the tenant's keys from the cache. `adapter_id`: that of the model, once it is
+    known. `is_recorded`: the request is, or will be, in the usage ledger.
     """
 
     caller: Caller
@@ -38,6 +40,8 @@ class RequestContext:
     confirm_caller: Callable[[Caller], Awaitable[Caller]]
     headers: dict[str, str] = field(default_factory=dict)
     renewals: int = 0
+    adapter_id: UUID | None = None
+    is_recorded: bool = False
 
     async def renew(self) -> None:
         """Authenticate the caller again without the cache, because its policy is outdated.
@@ -78,14 +82,14 @@ class RequestSizes:
 
 
 class PendingAdmission:
-    """A provisional admission: counted in Valkey, not yet confirmed by the ledger."""
+    """A provisional admission: counted in Valkey, not yet in the journal."""
 
     def __init__(self, context: RequestContext, admitting: "asyncio.Task[Reservation]") -> None:
         self._context = context
         self._admitting = admitting
 
     async def reservation(self) -> Reservation:
-        """Wait for the ledger and add the rate-limit headers. Await it before any byte of the response is sent.
+        """Wait for the journal and add the rate-limit headers. Await it before any byte of the response is sent.
 
         Raises as `InferenceAdmission.admit`: the request may still be refused.
         """
@@ -107,7 +111,7 @@ class PendingAdmission:
         return ended and isinstance(self._admitting.exception(), ModelMoved)
 
     async def reservation_or_none(self) -> Reservation | None:
-        """Wait for the ledger; return None when the request was refused, which `reservation` has raised."""
+        """Wait for the journal; return None when the request was refused, which `reservation` has raised."""
         try:
             return await asyncio.shield(self._admitting)
         except (TenantsError, GatewayError, ModelMoved) as error:

@@ -47,7 +47,9 @@ class ServingConfig:
     total_timeout_s: float | None = 1800.0
     reader_stall_s: float = 60.0
     key_cache_s: float = 1.0
+    known_caller_s: float = 300.0
     idempotency_s: float = 86_400.0
+    webhook_allow_private: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

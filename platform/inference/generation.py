@@ -1,15 +1,16 @@
 """One running inference request, from submission to its end: checks the adapter, takes the times, settles the usage.
 
 Invariants: nothing is delivered before the engine has reported the resolved adapter as the one it uses, and before the
-reservation is in the ledger. A request is submitted once more at most, and only its last run counts as usage.
+reservation is in the journal. A request is submitted once more at most, and only its last run counts as usage.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Final, TypeAlias
 
-from msgspec.structs import replace
+import msgspec
 
 from loraplex.engine.errors import EngineLost, EngineLostTwice, EngineUnavailable
 from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Started
@@ -33,7 +34,7 @@ class Generation:
     """One running request: one engine request per prompt, `n` choices each. `close` ends it at any stage.
 
     Choice c of prompt p has the index p * n + c, as in the OpenAI API. `output` is None for plain text.
-    `free_slots` frees the places of its sequences.
+    `free_slots` frees the places of its sequences. `is_recorded`: its end is, or will be, in the usage ledger.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Generation:
         self._restarted = False
         self._closed = False
         self._refused = False
+        self.is_recorded = True
         self._submit()
 
     def _submit(self) -> None:
@@ -71,6 +73,7 @@ class Generation:
             n=self.n,
             max_tokens=requests[0].sampling.max_tokens,
             prompt_lengths=[len(request.prompt_token_ids) for request in requests],
+            submitted=time.monotonic(),
         )
         self._streams = EngineStreams(self._dependencies.engine, requests, self.stats)
         self._started: set[int] = set()
@@ -88,10 +91,11 @@ class Generation:
         Raises `EngineFailed`, `AdapterMismatch`, and what `PendingAdmission.reservation` raises.
         """
         try:
-            await self._pending.reservation()
+            reservation = await self._pending.reservation()
         except Exception:
             self._refused = True
             raise
+        self._dependencies.admission_controller.follow(reservation, self._used_so_far)
         try:
             await self._first_event()
         except EngineFailed as failure:
@@ -116,7 +120,8 @@ class Generation:
             raise failure from None
         queue_s, total_s = self._deadlines_left()
         self._requests = [
-            replace(request, queue_timeout_s=queue_s, total_timeout_s=total_s) for request in self._requests
+            msgspec.structs.replace(request, queue_timeout_s=queue_s, total_timeout_s=total_s)
+            for request in self._requests
         ]
         self._restarted = True
         self._submit()
@@ -172,7 +177,6 @@ class Generation:
             self._dependencies.recorder.record(self.stats)
 
     async def _settle(self, *, failed: bool, charged: bool, recorded: bool) -> None:
-        stats = self.stats
         try:
             await self._streams.close()
         finally:
@@ -181,18 +185,27 @@ class Generation:
                 self._record(failed=failed)
             if done:
                 self._dependencies.poison_memory.record_finished(self._requests)
-            usage = SettledUsage(
+            usage = replace(
+                self._used_so_far(),
                 outcome="completed" if done else "failed" if failed else "aborted",
-                prompt_tokens=stats.prompt_tokens,
-                cached_tokens=stats.cached_tokens,
-                completion_tokens=stats.completion_tokens,
+                timings=self.stats.timings(),
             )
             reservation = await self._pending.reservation_or_none()
             controller = self._dependencies.admission_controller
+            self.is_recorded = charged and reservation is not None
             if reservation is not None and charged:
                 await controller.settle(reservation, usage)
             elif reservation is not None:
                 await controller.cancel(reservation)
+
+    def _used_so_far(self) -> SettledUsage:
+        stats = self.stats
+        return SettledUsage(
+            outcome=None,
+            prompt_tokens=stats.prompt_tokens,
+            cached_tokens=stats.cached_tokens,
+            completion_tokens=stats.completion_tokens,
+        )
 
     def _is_complete(self) -> bool:
         return self.stats.finished_choices == self.choices

@@ -1,11 +1,13 @@
 """Resolves `model` to the base model or one immutable adapter version, within the caller's tenant, once per request.
 
 Invariants: the error for an adapter of another tenant is the same as for a name that does not exist; a request runs only on what
-its name referred to under the policy epoch that admitted it.
+its name referred to under the policy epoch that admitted it; no name is said not to exist while PostgreSQL is away.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -14,7 +16,9 @@ from loraplex.platform.auth.authenticator import Caller
 from loraplex.platform.errors import ModelNotFound
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.tenant_limiter import AT_ONCE, TenantLimiter
-from loraplex.tenants.registry.resolution import ModelResolver, ModelTargets
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import DatabaseUnavailable
+from loraplex.tenants.registry.resolution import ModelResolver, ModelTargets, ResolvedAdapter
 
 MAX_BYTES: Final = 32 << 20
 MAX_TENANT_BYTES: Final = 4 << 20
@@ -48,6 +52,14 @@ class ResolvedModel:
         return {"x-loraplex-adapter": self.adapter, "x-loraplex-adapter-digest": self.digest}
 
 
+@dataclass(frozen=True, slots=True)
+class _ModelList:
+    """A tenant's models, which may be listed without PostgreSQL until `until`: a name that is new raises no policy epoch."""
+
+    models: Sequence[ResolvedModel]
+    until: float
+
+
 class KnownModels:
     """The adapters that model names refer to, as they were read, for requests of the policy epoch under which they were read.
 
@@ -55,9 +67,13 @@ class KnownModels:
     from here is admitted only if a transaction would resolve it likewise. Names that refer to nothing are not kept.
     """
 
-    def __init__(self, dependencies: GatewayDependencies) -> None:
+    def __init__(
+        self, dependencies: GatewayDependencies, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._dependencies = dependencies
+        self._clock = clock
         self._targets = TenantCache[ModelTargets](MAX_BYTES, MAX_TENANT_BYTES, _size)
+        self._lists = TenantCache[_ModelList](MAX_BYTES, MAX_TENANT_BYTES, _list_size)
         # Requests in flight are bounded already, so each of them may wait.
         waiting = dependencies.config.max_in_flight
         self._limiter = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=waiting)
@@ -76,6 +92,43 @@ class KnownModels:
             self._targets.put(tenant, key, targets)
         return _resolved(name, targets, sticky)
 
+    async def read(self, caller: Caller, name: str) -> ResolvedModel:
+        """Resolve a name as it is now, for a request without admission. Raises as `resolve_model`.
+
+        While PostgreSQL is away a name that was read under the caller's policy is resolved as then.
+        """
+        if name == self._dependencies.served_model_name:
+            return ResolvedModel(name)
+        tenant, key = caller.tenant_id.bytes, (caller.policy_epoch, name)
+        kept = self._targets.get(tenant, key)
+        try:
+            targets = await find_targets(self._dependencies, caller, name, has_fallback=kept is not None)
+        except DatabaseUnavailable:
+            if kept is None:
+                raise
+            return _resolved(name, kept, "")
+        self._targets.put(tenant, key, targets)
+        return _resolved(name, targets, "")
+
+    async def list(self, caller: Caller) -> Sequence[ResolvedModel]:
+        """List the caller's models as they are now. Raises `DatabaseUnavailable`.
+
+        While PostgreSQL is away, the list is that of the last `known_caller_s`, if it was read under the caller's policy.
+        """
+        tenant, now = caller.tenant_id.bytes, self._clock()
+        kept = self._lists.get(tenant, caller.policy_epoch)
+        if kept is not None and now >= kept.until:
+            kept = None
+        try:
+            models = await list_models(self._dependencies, caller, has_fallback=kept is not None)
+        except DatabaseUnavailable:
+            if kept is None:
+                raise
+            return kept.models
+        until = now + self._dependencies.config.known_caller_s
+        self._lists.put(tenant, caller.policy_epoch, _ModelList(models, until))
+        return models
+
 
 async def resolve_model(
     dependencies: GatewayDependencies, caller: Caller, name: str, sticky: str = ""
@@ -89,21 +142,39 @@ async def resolve_model(
     return _resolved(name, await find_targets(dependencies, caller, name), sticky)
 
 
-async def find_targets(dependencies: GatewayDependencies, caller: Caller, name: str) -> ModelTargets:
-    """Read what an adapter's name refers to now. Raises as `resolve_model`."""
-    async with dependencies.database.as_tenant(caller.tenant_id) as session:
-        targets = await ModelResolver(session, caller.tenant_id).find(name)
+async def find_targets(
+    dependencies: GatewayDependencies, caller: Caller, name: str, *, has_fallback: bool = False
+) -> ModelTargets:
+    """Read what an adapter's name refers to now, within a bound (`Database.bounded`). Raises as `resolve_model`."""
+    database = dependencies.database
+    find = partial(_find, database, caller.tenant_id, name)
+    targets = await database.bounded(find, has_fallback=has_fallback)
     if targets is None:
         raise ModelNotFound(f"The model `{name}` does not exist or you have no access to it.", param="model")
     return targets
 
 
-async def list_models(dependencies: GatewayDependencies, caller: Caller) -> list[ResolvedModel]:
-    """List the base model and the caller's aliases with a ready version; `production` is listed by its adapter's name."""
-    async with dependencies.database.as_tenant(caller.tenant_id) as session:
-        adapters = await ModelResolver(session, caller.tenant_id).list()
+async def _find(database: Database, tenant_id: UUID, name: str) -> ModelTargets | None:
+    async with database.as_tenant(tenant_id) as session:
+        return await ModelResolver(session, tenant_id).find(name)
+
+
+async def list_models(
+    dependencies: GatewayDependencies, caller: Caller, *, has_fallback: bool = False
+) -> Sequence[ResolvedModel]:
+    """List the base model and the caller's aliases with a ready version; `production` is listed by its adapter's name.
+
+    Raises `DatabaseUnavailable`, within the bound of `Database.bounded`.
+    """
+    database = dependencies.database
+    adapters = await database.bounded(partial(_list, database, caller.tenant_id), has_fallback=has_fallback)
     own = [ResolvedModel(each.reference, f"{each.name}@{each.version}", each.digest) for each in adapters]
     return [ResolvedModel(dependencies.served_model_name), *own]
+
+
+async def _list(database: Database, tenant_id: UUID) -> Sequence[ResolvedAdapter]:
+    async with database.as_tenant(tenant_id) as session:
+        return await ModelResolver(session, tenant_id).list()
 
 
 def _resolved(name: str, targets: ModelTargets, sticky: str) -> ResolvedModel:
@@ -122,3 +193,7 @@ def _resolved(name: str, targets: ModelTargets, sticky: str) -> ResolvedModel:
 def _size(targets: ModelTargets) -> int:
     """Bound the bytes of an entry. The defaults of a version are a few numbers."""
     return VERSION_BYTES * (1 + len(targets.adapters))
+
+
+def _list_size(listed: _ModelList) -> int:
+    return VERSION_BYTES * len(listed.models)

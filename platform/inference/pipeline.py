@@ -66,7 +66,7 @@ class InferencePipeline:
         )
         self._admission = InferenceAdmission(dependencies.admission_controller, dependencies.background_tasks)
         self._encoding_limiter = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
-        self._models = KnownModels(dependencies)
+        self.models = KnownModels(dependencies)
         self._in_flight = InFlightRequests(dependencies.config.max_in_flight)
 
     def repeat_refusal(self, context: RequestContext) -> None:
@@ -101,6 +101,8 @@ class InferencePipeline:
             except BaseException as error:
                 await generation.close(error, charged=not request.gave_way)
                 raise
+            finally:
+                context.is_recorded = generation.is_recorded
         return generation
 
     async def _admit(
@@ -113,6 +115,7 @@ class InferencePipeline:
     ) -> Generation:
         """Admit the request once its sizes are known; only then build its grammar and submit it to the engine."""
         model = await self._resolve(context, values)
+        context.adapter_id = model.adapter_id
         context.headers.update(model.headers())
         values = values.with_defaults(model.defaults)
         prompts = await self.prompt_ids(values, model, context.caller.tenant_id)
@@ -133,7 +136,7 @@ class InferencePipeline:
 
     async def _resolve(self, context: RequestContext, values: GenerationBody) -> ResolvedModel:
         sticky = values.user or context.request_id
-        return await self._models.resolve(context.caller, values.model, sticky)
+        return await self.models.resolve(context.caller, values.model, sticky)
 
     async def _still_names(
         self, context: RequestContext, values: GenerationBody, model: ResolvedModel

@@ -1,4 +1,5 @@
-"""Housekeeping of a gateway: finishes the deletion of tenants and deletes records whose retention has ended.
+"""Housekeeping of a gateway: finishes the deletion of tenants, deletes records whose retention has ended, and makes the
+partitions of the ledger.
 
 Invariant: an error never ends it; a failed step is logged and repeated. Any number of gateways may run it at once.
 """
@@ -19,6 +20,7 @@ from loraplex.platform.jobs.tenant_erasure import TenantErasure
 from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
+from loraplex.tenants.ledger.partitions import LedgerPartitions
 from loraplex.tenants.retention import Retention, RetentionRepository
 
 DELETION_POLL_S: Final = 2.0
@@ -38,6 +40,7 @@ class Housekeeping:
     database: Database
     erasure: TenantErasure
     retention: Retention
+    partitions: LedgerPartitions
     _forgotten: set[UUID] = field(default_factory=set)
     _log: structlog.stdlib.BoundLogger = field(
         default_factory=lambda: structlog.get_logger("loraplex.housekeeping")
@@ -49,6 +52,7 @@ class Housekeeping:
             await self._try("deletion", self.finish_deletions)
             now = asyncio.get_running_loop().time()
             if now >= next_sweep:
+                await self._try("partitions", self.partitions.keep_up)
                 await self._try("retention", self.sweep)
                 await self._try("leftovers", self.remove_leftovers)
                 next_sweep = now + SWEEP_S

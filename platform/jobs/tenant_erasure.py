@@ -14,6 +14,7 @@ from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.uploads.parts import UploadParts
 from loraplex.engine.client import EngineClient
 from loraplex.tenants.accounts.deletion import TenantDeletions
+from loraplex.tenants.admission.fences import ship_everywhere
 from loraplex.tenants.database import Database
 from loraplex.tenants.valkey import Valkey, erase_tenant
 
@@ -80,7 +81,10 @@ class TenantErasure:
         await self.engine.forget(self.namespace_of(tenant_id))
 
     async def _until_settled(self, tenant_id: UUID) -> None:
-        """Wait for the settlement of open requests, at most `settle_s`: no gateway settles those of a dead gateway."""
+        """Wait for the settlement of open requests, at most `settle_s`: no gateway settles those of a dead gateway. They are
+        known once every gateway has shipped its journal.
+        """
+        await ship_everywhere(self.database, tenant_id)
         loop = asyncio.get_running_loop()
         end = loop.time() + self.settle_s
         while loop.time() < end:

@@ -4,6 +4,7 @@ from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from loraplex.platform.observability.journal_metrics import JournalMetrics
 from loraplex.tenants.admission.recording import NONE, AdmissionRecorder
 from loraplex.tenants.models import LEVELS
 from loraplex.tenants.quotas.limits import COUNTED
@@ -30,9 +31,10 @@ class WatchedAdmissions(Protocol):
 
 
 class AdmissionMetrics(AdmissionRecorder):
-    """The `loraplex_admission_*` families, in `registry`."""
+    """The `loraplex_admission_*` families and, as `journal`, those of the journal, in `registry`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.journal = JournalMetrics(registry)
         self._registry = registry
         self._decisions = Counter(
             "loraplex_admission_decisions",

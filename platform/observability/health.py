@@ -6,8 +6,9 @@ does not depend on the engine.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 from fastapi import APIRouter
@@ -16,8 +17,9 @@ from starlette.responses import JSONResponse, Response
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines.pool import EnginePool, ManagedEngine
 from loraplex.platform.observability.metrics import Metrics
+from loraplex.tenants.single_flight import SingleFlight
 
-Ping = Callable[[], Awaitable[None]]
+Ping = Callable[[], Coroutine[Any, Any, None]]
 
 DEPENDENCY_INTERVAL_S = 1.0
 DEPENDENCY_TIMEOUT_S = 2.0
@@ -45,6 +47,7 @@ class Health:
     metrics: Metrics
     stall_s: float = 20.0
     clock: Callable[[], float] = time.monotonic
+    pings: SingleFlight[None] = field(default_factory=SingleFlight[None])
     draining: bool = False
     down: dict[str, float] = field(default_factory=dict)
 
@@ -74,8 +77,9 @@ class Health:
 
     async def _check_one(self, name: str, ping: Ping) -> None:
         try:
+            # As a task of its own: a driver may take seconds to cancel what a silent server was asked.
             async with asyncio.timeout(DEPENDENCY_TIMEOUT_S):
-                await ping()
+                await self.pings.run(name, ping)
         except Exception as error:  # noqa: BLE001 - any error of a client library means that the dependency is down
             if name not in self.down:
                 structlog.get_logger("loraplex.health").warning(

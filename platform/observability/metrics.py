@@ -11,8 +11,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability.admission_metrics import AdmissionMetrics
+from loraplex.platform.observability.billing_metrics import BillingMetrics
 from loraplex.platform.observability.engine_metrics import EngineCollector
 from loraplex.platform.observability.request_stats import RequestStats
+from loraplex.platform.observability.webhook_metrics import WebhookMetrics
 
 FIRST_TOKEN_BUCKETS = (
     (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -56,6 +58,8 @@ class Metrics:
         self._size_families()
         self._own_families(version)
         self.admission = AdmissionMetrics(self.registry)
+        self.webhooks = WebhookMetrics(self.registry)
+        self.billing = BillingMetrics(self.registry)
         self.registry.register(EngineCollector(model_name, engines, adapter_names=adapter_names))
 
     def record(self, stats: RequestStats) -> None:

@@ -4,18 +4,21 @@ Invariant: a token counts once, when the engine has reported it, whether or not 
 `usage`, the metrics and the settlement read the same numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from loraplex.engine.messages import Delta, Event, Failed, Finished, Started, Usage
+from loraplex.tenants.ledger.histograms import GAP_BOUNDS_MS, counted
+from loraplex.tenants.quotas.reservation import RequestTimings
 
 
 @dataclass(slots=True, kw_only=True)
 class RequestStats:
     """Statistics of a request, filled while it runs: one engine request per prompt, `n` choices each.
 
-    `prompt_lengths`: the tokens of each prompt. `queue_s` and `prefill_s` are the engine's: the longest of the prompts.
+    `prompt_lengths`: the tokens of each prompt. `submitted`: when the engine got them. `queue_s` and `prefill_s` are the
+    engine's: the longest of the prompts; `grammar_s` and `adapter_s` are parts of `queue_s`.
     `first_token` and `last_token` are None when none was delivered; `token_gaps` are the times between successive delivered
     tokens of one choice. `finish_reason` is the engine's, or `error`, or `abort` when the client disconnected.
     `finished_choices` ended without being aborted.
@@ -25,10 +28,13 @@ class RequestStats:
     n: int
     max_tokens: int
     prompt_lengths: Sequence[int]
+    submitted: float | None = None
     finished_choices: int = 0
     finish_reason: str = "abort"
     queue_s: float | None = None
     prefill_s: float | None = None
+    grammar_s: float = 0.0
+    adapter_s: float = 0.0
     first_token: float | None = None
     last_token: float | None = None
     finished: float = 0.0
@@ -65,7 +71,9 @@ class RequestStats:
         match event:
             case Started():
                 self._count_prompt(prompt, self.prompt_lengths[prompt], event.cached_tokens)
-                self.queue_s = max(self.queue_s or 0.0, event.queue_s)
+                if self.queue_s is None or event.queue_s > self.queue_s:
+                    self.queue_s = event.queue_s
+                    self.grammar_s, self.adapter_s = event.grammar_s, event.adapter_s
                 self.prefill_s = max(self.prefill_s or 0.0, event.prefill_s)
             case Delta(choice=choice, token_ids=token_ids):
                 key = (prompt, choice)
@@ -88,6 +96,37 @@ class RequestStats:
             self.token_gaps.extend([(now - last) / tokens] * tokens)
         self._delivered[choice] = self.last_token = now
 
+    def timings(self) -> RequestTimings:
+        """The times of the ended request as the ledger has them. A phase that it did not reach, or that took no time, is
+        left out.
+        """
+        first = self.first_token
+        return RequestTimings(
+            ttft_ms=None if first is None else _milliseconds(first - self.arrival),
+            duration_ms=_milliseconds(self.finished - self.arrival),
+            phases={
+                name: (_milliseconds(began - self.arrival), _milliseconds(ended - began))
+                for name, began, ended in self._phases()
+                if ended > began
+            },
+            gap_buckets=counted(GAP_BOUNDS_MS, (gap * 1000 for gap in self.token_gaps)),
+        )
+
+    def _phases(self) -> Iterator[tuple[str, float, float]]:
+        """Name, begin and end of each phase. Those before the first token follow each other, by the engine's clock."""
+        if self.queue_s is not None and self.prefill_s is not None:
+            began = self.arrival if self.submitted is None else self.submitted
+            for name, seconds in (
+                ("grammar_compile", self.grammar_s),
+                ("adapter_load", self.adapter_s),
+                ("queue", self.queue_s - self.grammar_s - self.adapter_s),
+                ("prefill", self.prefill_s),
+            ):
+                yield name, began, began + seconds
+                began += seconds
+        if self.first_token is not None and self.last_token is not None:
+            yield "decode", self.first_token, self.last_token
+
     def _count_usage(self, prompt: int, choice: int, usage: Usage) -> None:
         key = (prompt, choice)
         self._generated[key] = max(self._generated.get(key, 0), usage.completion_tokens)
@@ -98,6 +137,10 @@ class RequestStats:
         tokens = min(tokens, self.prompt_lengths[prompt])
         if tokens > self._prompts.get(prompt, (0, 0))[0]:
             self._prompts[prompt] = tokens, min(cached, tokens)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(0, round(seconds * 1000))
 
 
 class RequestRecorder(Protocol):

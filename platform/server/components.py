@@ -51,12 +51,15 @@ from loraplex.platform.workers.pool import WorkerPool
 from loraplex.platform.workers.task import TaskSpec
 from loraplex.tenants import valkey
 from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
+from loraplex.tenants.admission.recovery import ship_left_behind
 from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.database import Database
+from loraplex.tenants.ledger.journal import Journal
 
 # Share of the deadline. A check that used up its processor time failed because of its grammar, not of a busy machine.
 CPU_SHARE: Final = 0.8
 QUEUE_TIMEOUT_DEADLINES: Final = 3
+JOURNAL_FOLDER: Final = "journal"
 MIN_QUEUE_TIMEOUT_S: Final = 30.0
 
 
@@ -204,7 +207,7 @@ async def open_admission_control(
     metrics: AdmissionMetrics,
     stack: AsyncExitStack,
 ) -> QuotaAdmissionController:
-    """Open admission control; `stack` closes it, its background tasks first.
+    """Ship the journals that were left behind, then open admission control; `stack` closes it, its background tasks first.
 
     Requests and counter rebuilds have a Valkey client each, since a rebuild may take longer. The timeouts are those of
     admission itself, which can distinguish a Valkey that hangs from an event loop that is late.
@@ -213,14 +216,29 @@ async def open_admission_control(
     stack.push_async_callback(fast.aclose)
     for_rebuilds = valkey.open_valkey(redis_url)
     stack.push_async_callback(for_rebuilds.aclose)
+    folder, max_bytes = settings.data_dir / JOURNAL_FOLDER, settings.journal_max_bytes
+    tenants = await ship_left_behind(
+        database, folder, max_bytes=max_bytes, lease_s=settings.admission_lease_s
+    )
+    gateway_id = uuid4()
+    journal = await Journal.open(folder, gateway_id, max_bytes=max_bytes)
+    stack.push_async_callback(journal.close)
     config = AdmissionConfig(
         lease_s=settings.admission_lease_s,
         heartbeat_s=settings.admission_heartbeat_s,
         valkey_s=settings.valkey_timeout_s,
     )
     controller = QuotaAdmissionController(
-        database, fast, prices, uuid4(), config, bulk_redis=for_rebuilds, recorder=metrics
+        database,
+        fast,
+        prices,
+        gateway_id,
+        config,
+        journal=journal,
+        bulk_redis=for_rebuilds,
+        recorder=metrics,
     )
+    controller.rebuild_later(tenants)
     stack.push_async_callback(controller.close)
     metrics.watch(controller)
     maintenance = asyncio.create_task(controller.run())

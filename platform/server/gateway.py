@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -34,8 +35,12 @@ from loraplex.platform.inference.structured_output.compile_checks import Compile
 from loraplex.platform.inference.structured_output.request_analysis import RequestAnalysis
 from loraplex.platform.inference.structured_output.value_validation import ValueValidation
 from loraplex.platform.jobs.housekeeping import Housekeeping
+from loraplex.platform.jobs.meter_export import MeterExporter, MeterFile, MeterSink, MeterUrl
 from loraplex.platform.jobs.month_closing import MonthClosing
+from loraplex.platform.jobs.receiver_client import ReceiverClient, ThreadedResolver
 from loraplex.platform.jobs.tenant_erasure import StoredFiles, TenantErasure
+from loraplex.platform.jobs.usage_reconciliation import UsageReconciliation
+from loraplex.platform.jobs.webhook_delivery import AT_ONCE, WebhookDispatcher
 from loraplex.platform.observability.exposition import MetricsExposition, metrics_router
 from loraplex.platform.observability.health import Health, health_router
 from loraplex.platform.observability.metrics import Metrics
@@ -51,6 +56,7 @@ from loraplex.platform.server.components import (
 )
 from loraplex.platform.server.resources import GatewayResources, open_resources
 from loraplex.platform.server.secret import derive, server_secret, tenant_namespace
+from loraplex.platform.services.webhook_secrets import WebhookSecrets
 from loraplex.platform.startup_errors import SettingsError
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.api_keys.last_used import writing_use
@@ -58,6 +64,7 @@ from loraplex.tenants.api_keys.networks import parse_network
 from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField
+from loraplex.tenants.ledger.partitions import LedgerPartitions, LedgerRetention
 from loraplex.tenants.retention import Retention
 
 OnStage = Callable[[str], None]
@@ -152,6 +159,8 @@ async def _assemble(
     _run_in_background(_housekeeping(settings, dependencies, resources).run(), stack)
     grace = timedelta(hours=settings.invoice_grace_hours)
     _run_in_background(MonthClosing(database=resources.database, grace=grace).run(), stack)
+    _start_usage_reconciliation(resources, stack)
+    _start_outbox(settings, dependencies, resources, stack)
     exposition = MetricsExposition(resources.metrics.render)
     return OpenGateway(
         app=await _create_app(settings, dependencies, resources.health, exposition),
@@ -174,6 +183,12 @@ def _start_upkeep(resources: GatewayResources, stack: AsyncExitStack) -> None:
         blobs.adapters.run_eviction(),
     ):
         _run_in_background(job, stack)
+
+
+def _start_usage_reconciliation(resources: GatewayResources, stack: AsyncExitStack) -> None:
+    billing = resources.metrics.billing
+    billing.watch_counters(lambda: resources.admissions.counter_drifts)
+    _run_in_background(UsageReconciliation(database=resources.database, recorder=billing).run(), stack)
 
 
 async def _open_dependencies(
@@ -267,7 +282,38 @@ def _housekeeping(
         audit=timedelta(days=settings.audit_retention_days),
         quota_events=timedelta(days=settings.quota_event_retention_days),
     )
-    return Housekeeping(database=dependencies.database, erasure=erasure, retention=retention)
+    ledger_retention = LedgerRetention(
+        ledger_months=settings.ledger_retention_months, phases_days=settings.phases_retention_days
+    )
+    return Housekeeping(
+        database=dependencies.database,
+        erasure=erasure,
+        retention=retention,
+        partitions=LedgerPartitions(dependencies.database.url, ledger_retention),
+    )
+
+
+def _start_outbox(
+    settings: Settings, dependencies: GatewayDependencies, resources: GatewayResources, stack: AsyncExitStack
+) -> None:
+    resolver = ThreadedResolver(AT_ONCE + 1)
+    stack.callback(resolver.close)
+    client = ReceiverClient(resolver, allow_private=settings.webhook_allow_private)
+    database, metrics = resources.database, resources.metrics.webhooks
+    secrets = WebhookSecrets(dependencies.derive_key)
+    delivery = WebhookDispatcher(database=database, client=client, secrets=secrets, metrics=metrics)
+    _run_in_background(delivery.run(), stack)
+    sink = _meter_sink(settings, client)
+    if sink is not None:
+        _run_in_background(MeterExporter(database=database, sink=sink, metrics=metrics).run(), stack)
+
+
+def _meter_sink(settings: Settings, client: ReceiverClient) -> MeterSink | None:
+    if settings.meter_export is None:
+        return None
+    if settings.meter_export_secret is None:
+        return MeterFile(Path(settings.meter_export))
+    return MeterUrl(client, settings.meter_export, settings.meter_export_secret.get_secret_value())
 
 
 def _namespace_of(secret: bytes, tenant_id: UUID) -> bytes:
@@ -290,5 +336,7 @@ def _limits(settings: Settings) -> ServingConfig:
         queue_timeout_s=settings.queue_timeout_s,
         total_timeout_s=settings.total_timeout_s,
         reader_stall_s=settings.reader_stall_s,
+        known_caller_s=settings.known_caller_s,
         idempotency_s=settings.idempotency_hours * 3600.0,
+        webhook_allow_private=settings.webhook_allow_private,
     )

@@ -99,7 +99,7 @@ def _health(
     return Health(
         engines=engines,
         dependencies={
-            "postgresql": Dependency(database.ping, settings.database_grace_s),
+            "postgresql": Dependency(database.ping, settings.readiness_grace_s),
             "valkey": Dependency(partial(valkey.ping, client)),
         },
         metrics=metrics,

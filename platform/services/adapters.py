@@ -6,6 +6,7 @@ Invariant: a deletion needs an adapter that nothing uses. An operator may force 
 from uuid import UUID
 
 from loraplex.platform.services.unit_of_work import UnitOfWork
+from loraplex.tenants.admission.fences import ship_everywhere
 from loraplex.tenants.models import Adapter
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
@@ -44,8 +45,9 @@ async def delete(uow: UnitOfWork, tenant_id: UUID, name: str, *, seen: int | Non
     """Delete an adapter and all its versions; a gateway removes the files later. `seen` as in `describe`.
 
     Raises `AdapterNotFound`, `RevisionMoved`, and `InUse` while it has an alias, a version is being validated, or requests
-    run on one.
+    run on one. Requests are known once every gateway has shipped its journal: `QuotaUnavailable` until then.
     """
+    await ship_everywhere(uow.database, tenant_id)
     adapter = await AdapterDeletion(uow.session, tenant_id).delete_adapter(name, seen)
     before = {"description": adapter.description}
     await uow.audit.record("adapter.delete", target(name), before, tenant_id=tenant_id)

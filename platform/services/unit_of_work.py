@@ -32,7 +32,10 @@ class PolicyPublisher(Protocol):
 class UnitOfWork:
     """An open transaction of `actor`. `tenant_id`: the tenant whose role it has; None for the role of operators."""
 
-    def __init__(self, session: AsyncSession, actor: Actor, tenant_id: UUID | None) -> None:
+    def __init__(
+        self, session: AsyncSession, actor: Actor, tenant_id: UUID | None, database: Database
+    ) -> None:
+        self.database = database
         self.session = session
         self.actor = actor
         self.tenant_id = tenant_id
@@ -69,7 +72,7 @@ async def unit_of_work(
     """
     transaction = database.as_operator() if tenant_id is None else database.as_tenant(tenant_id)
     async with transaction as session:
-        work = UnitOfWork(session, actor, tenant_id)
+        work = UnitOfWork(session, actor, tenant_id, database)
         yield work
     if publisher is not None:
         for changed in work.audit.tenants:

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from loraplex.platform.services.unit_of_work import UnitOfWork
+from loraplex.tenants.admission.fences import ship_everywhere
 from loraplex.tenants.models import AdapterVersion
 from loraplex.tenants.registry.adapters import AdapterRepository, ProfileChange
 from loraplex.tenants.registry.deletion import AdapterDeletion
@@ -40,8 +41,10 @@ async def delete(
     """Delete a version; repeating it changes nothing. A gateway removes the files later. `seen` as in `change_profile`.
 
     Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, and `InUse` while an alias points to it, it is being
-    validated, or requests run on it.
+    validated, or requests run on it. Requests are known once every gateway has shipped its journal: `QuotaUnavailable`
+    until then.
     """
+    await ship_everywhere(uow.database, tenant_id)
     adapters = AdapterRepository(uow.session, tenant_id)
     # Under the lock: of two deletions at once only one changes the state.
     state = (await adapters.version_of(await adapters.locked(name), version)).state

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 class AdmissionConfig:
     """Times in seconds. After `lease_s` without a heartbeat, a gateway counts as dead and its open requests are given up.
 
-    An admission waits `valkey_s` for Valkey, and 0.8 times that for a second attempt. When `max_pending_settlements`
-    settlements wait for PostgreSQL, nothing more is admitted. Every `reconcile_s` the counters of at most
-    `reconciled_at_once` tenants are compared with the ledger.
+    An admission waits `valkey_s` for Valkey, and 0.8 times that for a second attempt. When more than `max_pending_updates` ended
+    requests wait for Valkey, their tenants' counters are rebuilt instead. Every `reconcile_s` the counters of at most
+    `reconciled_at_once` tenants are compared with the ledger. Fences are read every `fence_poll_s`; a fence that a gateway
+    does not confirm within `fence_s` is given up. What running requests have used is journaled every `progress_s`.
+    Counts of refused requests are written every `refusal_counts_s`.
     """
 
     lease_s: float = 45.0
@@ -18,6 +20,10 @@ class AdmissionConfig:
     valkey_s: float = 0.05
     probe_s: float = 0.5
     retry_s: float = 1.0
-    max_pending_settlements: int = 10_000
+    max_pending_updates: int = 10_000
+    fence_poll_s: float = 0.25
+    fence_s: float = 5.0
+    progress_s: float = 0.5
     reconcile_s: float = 5.0
     reconciled_at_once: int = 32
+    refusal_counts_s: float = 5.0

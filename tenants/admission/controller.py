@@ -1,9 +1,10 @@
 """Admission control of one gateway: reserves from every limit or from none, and settles each request once.
 
-Invariant: a reservation is in the usage ledger before any byte of the response is sent, and its lease is renewed until its
-usage is in the ledger.
+Invariant: a reservation is in the journal before any byte of the response is sent, and its end before the last byte. PostgreSQL
+is waited for only where no counters count.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -11,11 +12,11 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.admission.denial_log import DenialLog
-from loraplex.tenants.admission.in_flight import InFlightReservations, PendingSettlement
+from loraplex.tenants.admission.fences import Fences
+from loraplex.tenants.admission.in_flight import InFlightReservations, PendingSettlement, RunningRequest
 from loraplex.tenants.admission.local_limiter import LocalLimiter
 from loraplex.tenants.admission.maintenance import AdmissionMaintenance
 from loraplex.tenants.admission.reaper import Reaper
@@ -26,15 +27,19 @@ from loraplex.tenants.admission.reserve import Reserver
 from loraplex.tenants.admission.settlement import SettlementQueue
 from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.billing.price_book import PriceBook
+from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
-    DatabaseUnavailable,
     LimitExceeded,
+    PolicyStale,
     StoreUnavailable,
     ValkeyUnavailable,
 )
+from loraplex.tenants.ledger.journal import Journal
+from loraplex.tenants.ledger.refusal_counts import RefusalCounts, Refused
+from loraplex.tenants.ledger.shipping import Shipped, Shipping
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.policies import Policies
@@ -58,7 +63,7 @@ __all__ = [
     "SettledUsage",
 ]
 
-FORGOTTEN_GATEWAY_SECONDS = 3600.0
+FINISH_SECONDS = 5.0
 LOG = structlog.get_logger("loraplex.admissions")
 DEFAULTS = AdmissionConfig()
 
@@ -74,38 +79,53 @@ class QuotaAdmissionController:
         gateway_id: UUID,
         settings: AdmissionConfig = DEFAULTS,
         *,
+        journal: Journal,
         bulk_redis: Valkey | None = None,
         clock: Callable[[], float] = time.monotonic,
         recorder: AdmissionRecorder | None = None,
     ) -> None:
         """`redis` serves admissions, which wait `settings.valkey_s`, so its own timeouts are longer. `bulk_redis` serves what
-        may take long, such as counter rebuilds.
+        may take long, such as counter rebuilds. `journal` is closed after this.
         """
         self._gateway_id, self._settings = gateway_id, settings
         self._recorder = recorder or AdmissionRecorder()
         self._requests = InFlightReservations()
         self._ledger = ledger = UsageLedger(database)
+        self._refusal_counts = RefusalCounts(ledger.count_refusals)
         self._counters = counters = Counters(
             redis, bulk_redis, lease_s=settings.lease_s, command_s=settings.valkey_s
         )
-        self._policies = Policies(ledger.policy)
-        self._counter_rebuild = CounterRebuild(ledger, counters, bulk_redis or redis, gateway_id)
+        self.on_policy_outdated: Callable[[UUID], None] = _ignore
+        """Gets each tenant of which a request was admitted under an outdated policy: cached keys are outdated, too."""
+        self._policies = Policies(ledger.policy, bounded=database.bounded)
+        self._outdated: dict[UUID, asyncio.Task[None]] = {}
+        self._shipping = shipping = Shipping(
+            journal, ledger, gateway_id, settings.lease_s, self._shipped, self._policy_outdated
+        )
+        self._fences = fences = Fences(ledger, shipping.ship, gateway_id, settings, clock)
+        self._counter_rebuild = CounterRebuild(ledger, counters, fences, bulk_redis or redis, gateway_id)
         self._local_limiter = LocalLimiter(clock)
         self._denials = DenialLog(clock)
         self._recent_refusals = RecentRefusals(clock)
         self._breaker = breaker = CircuitBreaker()
         self._settlements = SettlementQueue(
-            ledger,
+            journal,
             counters,
             self._counter_rebuild,
             breaker,
             self._requests,
-            settings.max_pending_settlements,
+            settings.max_pending_updates,
             clock,
         )
         self._reaper = Reaper(ledger, counters, self._requests, settings.lease_s, clock)
         self._reconciliation = Reconciliation(
-            ledger, counters, self._counter_rebuild, breaker, self._requests, settings.reconciled_at_once
+            ledger,
+            counters,
+            self._counter_rebuild,
+            fences,
+            breaker,
+            self._requests,
+            settings.reconciled_at_once,
         )
         self._reserver = Reserver(
             ledger=ledger,
@@ -113,7 +133,8 @@ class QuotaAdmissionController:
             counter_rebuild=self._counter_rebuild,
             policies=self._policies,
             breaker=breaker,
-            ledger_breaker=CircuitBreaker(max_failures=1),
+            journal=journal,
+            fences=fences,
             local_limiter=self._local_limiter,
             denials=self._denials,
             recent_refusals=self._recent_refusals,
@@ -122,6 +143,7 @@ class QuotaAdmissionController:
             settings=settings,
             report_overdue=self._reaper.overdue.add,
             cancel_later=self._settlements.cancel_later,
+            withdraw=self._withdraw,
         )
         self.maintenance = AdmissionMaintenance(
             ledger=ledger,
@@ -130,8 +152,12 @@ class QuotaAdmissionController:
             local_limiter=self._local_limiter,
             requests=self._requests,
             settlements=self._settlements,
+            journal=journal,
+            shipping=shipping,
+            fences=fences,
             reaper=self._reaper,
             reconciliation=self._reconciliation,
+            refusal_counts=self._refusal_counts,
             gateway_id=gateway_id,
             settings=settings,
         )
@@ -147,6 +173,11 @@ class QuotaAdmissionController:
         return self._counters.script_fallbacks
 
     @property
+    def counter_drifts(self) -> tuple[int, ...]:
+        """The sizes, in pico-units, of the drifts that reconciliation has found and not mended yet: one for each tenant."""
+        return self._reconciliation.drifts_pico
+
+    @property
     def counters_rebuilt(self) -> int:
         """How often counters were rebuilt because they differed from the ledger."""
         return self._reconciliation.rebuilt
@@ -157,18 +188,23 @@ class QuotaAdmissionController:
         """Reserve what the request may use. The caller must `settle` or `cancel` the reservation.
 
         `on_provisional` is called when the counters have admitted the request: work may start. No part of the response
-        may be sent before this returns: only then is the reservation in the ledger, and it may still be refused.
+        may be sent before this returns: only then is the reservation in the journal, and it may still be refused.
 
-        Raises `PolicyStale`, `RateLimited`, `QuotaExhausted`, `PriceMissing`, `QuotaUnavailable`, `DatabaseUnavailable`.
+        Raises `PolicyStale`, `RateLimited`, `QuotaExhausted`, `PriceMissing`, `JournalFull` and other subclasses of `StoreUnavailable`.
         """
         with MeasuredAdmission(self._recorder, on_provisional) as measured:
-            if len(self._requests.unsettled) >= self._settings.max_pending_settlements:
-                raise DatabaseUnavailable("too much usage waits for PostgreSQL; nothing more is admitted")
             self._requests.active[request.tenant_id] = None
             reservation = await self._reserver.reserve(request, measured.on_provisional)
             measured.degraded = reservation.degraded
-        self._requests.running[reservation.id] = reservation
+        self._requests.running[reservation.id] = RunningRequest(reservation)
+        self._shipping.begin()
         return reservation
+
+    def follow(self, reservation: Reservation, used_so_far: Callable[[], SettledUsage]) -> None:
+        """Write what the request has used so far to the journal while it runs. `used_so_far` is called twice a second."""
+        running = self._requests.running.get(reservation.id)
+        if running is not None:
+            running.used_so_far = used_so_far
 
     def recent_refusal(self, key: AuthenticatedKey, request_id: str) -> LimitExceeded | None:
         """Refuse a request of this caller as an earlier one, if the counters would certainly refuse it now; else return None."""
@@ -185,8 +221,14 @@ class QuotaAdmissionController:
         self._recorder.refused(error, time.perf_counter() - began)
         return error
 
+    def count_refusal(self, refused: Refused) -> None:
+        """Count a request that was refused, for its tenant's overview."""
+        self._refusal_counts.add(refused)
+
     async def settle(self, reservation: Reservation, usage: SettledUsage) -> None:
-        """Settle a request. Returns when the usage is in the ledger or waits for PostgreSQL. May be repeated."""
+        """Settle a request. Returns when the usage is in the journal. May be repeated. Raises `JournalUnavailable`; then the
+        usage is kept in memory and written later.
+        """
         began = time.perf_counter()
         await self._end(reservation, usage.priced(reservation.price.price))
         self._recorder.settled(reservation.request.tokens, usage.tokens, time.perf_counter() - began)
@@ -231,30 +273,79 @@ class QuotaAdmissionController:
         except StoreUnavailable as error:
             LOG.warning("a policy could not be published", tenant=str(tenant_id), reason=str(error))
 
+    async def require_policy(self, tenant_id: UUID, policy_epoch: int) -> None:
+        """Raise `PolicyStale` if a newer policy of the tenant was published, `ValkeyUnavailable` if that is unknown."""
+        if self.degraded:
+            raise ValkeyUnavailable("Valkey is not used until a probe has succeeded")
+        newest = await self._counters.publish_policy(tenant_id, policy_epoch)
+        if newest > policy_epoch:
+            raise PolicyStale(f"the caller's policy is older than epoch {newest}")
+
+    async def recount(self, tenant_id: UUID) -> None:
+        """Rebuild the tenant's counters from the ledger, after a correction. Where that fails, reconciliation finds the
+        difference later.
+        """
+        try:
+            await self._counter_rebuild.rebuild(tenant_id)
+        except StoreUnavailable as error:
+            LOG.warning("the counters wait for a correction", tenant=str(tenant_id), reason=str(error))
+
+    def rebuild_later(self, tenant_ids: set[UUID]) -> None:
+        """Rebuild the counters of these tenants in the background: the ledger got usage that they may not know."""
+        self._requests.to_rebuild |= tenant_ids
+
     async def run(self) -> None:
         """Run the background tasks until cancelled."""
         await self.maintenance.run()
 
     async def close(self) -> None:
-        """Retry what waits for PostgreSQL for a few seconds, then remove this gateway."""
+        """Ship the journal, for a few seconds at most, then remove this gateway. The next start ships what is left."""
         try:
-            await self._settlements.finish()
-            await self._ledger.remove_gateway(self._gateway_id, FORGOTTEN_GATEWAY_SECONDS)
-        except StoreUnavailable as error:
-            LOG.warning("the gateway could not be removed from PostgreSQL", reason=str(error))
+            async with asyncio.timeout(FINISH_SECONDS):
+                await self._settlements.retry()
+                await self._shipping.ship()
+            await self._settlements.sent()
+            await self._refusal_counts.flush()
+            await self._ledger.remove_gateway(self._gateway_id)
+        except (StoreUnavailable, TimeoutError) as error:
+            LOG.warning("the journal is shipped at the next start", reason=str(error))
         finally:
+            await self._shipping.close()
             await self._ledger.close()
 
     async def _end(self, reservation: Reservation, usage: SettledUsage) -> None:
         if self._requests.running.pop(reservation.id, None) is None:
             return
         self._local_limiter.settle(reservation.id, usage.tokens)
+        await self._withdraw(reservation, usage)
+
+    async def _withdraw(self, reservation: Reservation, usage: SettledUsage = NOTHING_USED) -> None:
         self._requests.active[reservation.tenant_id] = None
         await self._settlements.settle(PendingSettlement(reservation, usage))
+        self._shipping.begin()
+
+    def _shipped(self, ends: Sequence[Shipped]) -> None:
+        self._settlements.shipped(ends)
+
+    def _policy_outdated(self, tenant_id: UUID) -> None:
+        """Publish the policy in the background, since its publication was missed."""
+        self.on_policy_outdated(tenant_id)
+        if tenant_id not in self._outdated:
+            publishing = self._outdated[tenant_id] = asyncio.create_task(self.publish(tenant_id))
+            publishing.add_done_callback(lambda _: self._outdated.pop(tenant_id, None))
+
+
+def _ignore(_: UUID) -> None:
+    return None
 
 
 class AdmissionController(Protocol):
-    """Admits requests within their limits by reserving the most they may use, and settles what they used."""
+    """Admits requests within their limits by reserving the most they may use, and settles what they used.
+
+    `on_policy_outdated` gets each tenant of which a request was admitted under an outdated policy.
+    """
+
+    on_policy_outdated: Callable[[UUID], None]
 
     async def admit(
         self, request: ReservationRequest, on_provisional: OnProvisional | None = None
@@ -269,12 +360,28 @@ class AdmissionController(Protocol):
         """Return the error of a request that would certainly be refused, as an earlier one of its caller; None otherwise."""
         ...
 
+    def count_refusal(self, refused: Refused) -> None:
+        """Count a request that was refused and has no record in the ledger."""
+        ...
+
+    async def require_policy(self, tenant_id: UUID, policy_epoch: int) -> None:
+        """Raise `PolicyStale` if a newer policy of the tenant was published, `StoreUnavailable` if that is unknown."""
+        ...
+
+    def follow(self, reservation: Reservation, used_so_far: Callable[[], SettledUsage]) -> None:
+        """Keep what the running request has used so far in a durable place."""
+        ...
+
     async def settle(self, reservation: Reservation, usage: SettledUsage) -> None:
         """Replace the reservation by the usage. Usage is never lost; may be repeated."""
         ...
 
     async def cancel(self, reservation: Reservation) -> None:
         """Cancel the reservation: nothing was used."""
+        ...
+
+    async def recount(self, tenant_id: UUID) -> None:
+        """Count the tenant's use again from the ledger, after a correction."""
         ...
 
     async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:

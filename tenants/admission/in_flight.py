@@ -1,9 +1,10 @@
-"""The reservations of one gateway that are open, wait for the ledger, or wait for the counters.
+"""The requests of one gateway that run, that PostgreSQL does not know to have ended, or that the counters wait for.
 
-Invariant: from its admission until its usage is in the ledger, a request is in exactly one of `running` and `unsettled`, and
-its lease is renewed. From then until the counters are updated, it is in `pending_counter_updates`.
+Invariant: from its admission until its end is shipped, a request is in exactly one of `running`, `unsettled` and `early`. Its
+lease is renewed until the counters or the ledger know its end.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
@@ -11,12 +12,25 @@ from uuid import UUID
 from loraplex.tenants.quotas.reservation import NOTHING_USED, Reservation, SettledUsage
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class RunningRequest:
+    """An admitted request. `used_so_far` reads what it has used; None where that is unknown until its end."""
+
+    reservation: Reservation
+    used_so_far: Callable[[], SettledUsage] | None = None
+    journaled: SettledUsage = NOTHING_USED
+
+
+@dataclass(slots=True)
 class PendingSettlement:
-    """A request that has ended, and what it used."""
+    """A request that has ended, and what it used.
+
+    `updated_at`: time of the counters' first update, which may have taken effect even if no reply came.
+    """
 
     reservation: Reservation
     usage: SettledUsage
+    updated_at: float | None = None
 
 
 class MissingReservation(Enum):
@@ -48,19 +62,22 @@ class PendingCounterUpdate:
 class InFlightReservations:
     """The reservations of one gateway, and what still waits for a store.
 
-    `to_rebuild`: tenants whose counters are rebuilt because too many updates waited. `active`: tenants to be reconciled,
-    the longest waiting first.
+    `early`: requests whose end the counters know and the ledger does not, with the epoch of these counters. `to_rebuild`:
+    tenants whose counters are rebuilt because too many updates waited. `active`: tenants to be reconciled, the longest
+    waiting first.
     """
 
-    running: dict[UUID, Reservation] = field(default_factory=dict)
+    running: dict[UUID, RunningRequest] = field(default_factory=dict)
     unsettled: dict[UUID, PendingSettlement] = field(default_factory=dict)
+    early: dict[UUID, int] = field(default_factory=dict)
     pending_counter_updates: dict[UUID, PendingCounterUpdate] = field(default_factory=dict)
     to_rebuild: set[UUID] = field(default_factory=set)
     active: dict[UUID, None] = field(default_factory=dict)
 
     def leased(self) -> list[Reservation]:
         """All reservations whose leases this gateway renews."""
-        return [*self.running.values(), *(ended.reservation for ended in self.unsettled.values())]
+        running = [each.reservation for each in self.running.values()]
+        return running + [ended.reservation for ended in self.unsettled.values()]
 
     def leased_by_tenant(self) -> dict[UUID, list[Reservation]]:
         """The reservations whose leases are renewed in Valkey, by tenant."""
@@ -70,4 +87,4 @@ class InFlightReservations:
         return reservations
 
     def __contains__(self, request_id: UUID) -> bool:
-        return request_id in self.running or request_id in self.unsettled
+        return request_id in self.running or request_id in self.unsettled or request_id in self.early

@@ -1,4 +1,5 @@
-"""Background tasks of one gateway: heartbeat, lease renewal, settlement retries, Valkey probe, reaping, reconciliation.
+"""Background tasks of one gateway: heartbeat, leases, fences, progress, shipping, Valkey probe, reaping, reconciliation,
+counts of refusals.
 
 Invariant: no failure ends a task; it is logged, and the task runs again after its interval.
 """
@@ -10,15 +11,19 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
 from loraplex.tenants.admission.config import AdmissionConfig
+from loraplex.tenants.admission.fences import Fences
 from loraplex.tenants.admission.in_flight import InFlightReservations
 from loraplex.tenants.admission.local_limiter import LocalLimiter
 from loraplex.tenants.admission.reaper import Reaper
 from loraplex.tenants.admission.reconciliation import Reconciliation
 from loraplex.tenants.admission.settlement import SettlementQueue
+from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import StoreUnavailable, ValkeyUnavailable
+from loraplex.tenants.ledger.journal import Journal
+from loraplex.tenants.ledger.refusal_counts import RefusalCounts
+from loraplex.tenants.ledger.shipping import Shipping
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 
 LEASES_AT_ONCE = 256
@@ -35,8 +40,12 @@ class AdmissionMaintenance:
     local_limiter: LocalLimiter
     requests: InFlightReservations
     settlements: SettlementQueue
+    journal: Journal
+    shipping: Shipping
+    fences: Fences
     reaper: Reaper
     reconciliation: Reconciliation
+    refusal_counts: RefusalCounts
     gateway_id: UUID
     settings: AdmissionConfig
 
@@ -45,10 +54,28 @@ class AdmissionMaintenance:
         settings = self.settings
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_repeat(self.heartbeat, settings.heartbeat_s))
-            tasks.create_task(_repeat(self.settlements.retry, settings.retry_s))
+            tasks.create_task(_repeat(self.fences.poll, settings.fence_poll_s))
+            tasks.create_task(_repeat(self.record_progress, settings.progress_s))
+            tasks.create_task(_repeat(self.retry, settings.retry_s))
             tasks.create_task(_repeat(self.probe, settings.probe_s))
             tasks.create_task(_repeat(self.reaper.reap, settings.heartbeat_s))
             tasks.create_task(_repeat(self.reconciliation.reconcile, settings.reconcile_s))
+            tasks.create_task(_repeat(self.refusal_counts.flush, settings.refusal_counts_s))
+
+    async def retry(self) -> None:
+        """Ship what waits for PostgreSQL, and repeat what failed."""
+        self.shipping.begin()
+        await self.settlements.retry()
+
+    async def record_progress(self) -> None:
+        """Write to the journal what each running request has used so far, where that has changed."""
+        for request_id, running in self.requests.running.items():
+            if running.used_so_far is None:
+                continue
+            used = running.used_so_far().priced(running.reservation.price.price)
+            if used != running.journaled:
+                running.journaled = used
+                self.journal.progress(request_id, used)
 
     async def heartbeat(self) -> None:
         """Renew this gateway and all its leases in both stores, each independently of the other."""

@@ -1,7 +1,7 @@
-"""Gives up reservations whose lease has expired: of gateways that died, and of requests that never reached the ledger.
+"""Releases reservations whose lease has expired: of gateways that died, and of requests that never reached the ledger.
 
-Invariant: a gateway reaps only after it could renew its own leases for a whole lease. An outage of a store or of a machine
-lets all leases expire together; it therefore kills no running request.
+Invariants: a gateway reaps only after it could renew its own leases for a whole lease, since an outage of a store or of a machine
+lets all leases expire together. No usage is written or lost: the journal of the dead gateway has it.
 """
 
 import time
@@ -13,7 +13,7 @@ import structlog
 from loraplex.tenants.admission.in_flight import InFlightReservations
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
-from loraplex.tenants.quotas.reservation import NOTHING_USED, UNKNOWN_USAGE
+from loraplex.tenants.quotas.reservation import NOTHING_USED
 
 LOG = structlog.get_logger("loraplex.reaper")
 
@@ -67,12 +67,12 @@ class Reaper:
         return self._clock() - self._renewed_at > self._lease_s
 
     async def _give_up(self) -> int:
-        """Settle reservations of the ledger whose lease has expired with the outcome `unknown`; nothing is charged."""
+        """Remove reservations of the ledger whose lease has expired; no usage is written."""
         expired = await self._ledger.take_expired(self._lease_s)
         given_up = [each for each in expired if each.id not in self._requests]
         for each in given_up:
             LOG.warning("a request was given up", admission=str(each.id), tenant=str(each.tenant_id))
-            await self._ledger.settle(each, UNKNOWN_USAGE)
+            await self._ledger.settle(each, NOTHING_USED)
             # Counters rebuilt meanwhile gave it a whole lease again. Its gateway may be dead and never report its end.
             self._look_until[each.tenant_id] = self._clock() + self._lease_s
             self.overdue.add(each.tenant_id)

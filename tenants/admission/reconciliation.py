@@ -1,18 +1,22 @@
 """Compares the settled use in the counters with the ledger, and rebuilds counters that lost writes or have too many.
 
-Invariant: a drift counts only if it is the same twice, some seconds apart. Updates in progress cause none: they belong to
-requests that the counters have open, or admitted later (README.md, "Lost writes").
+Invariant: a drift counts only after the journals are shipped, and if it is the same twice, some seconds apart. Updates in
+progress cause none: they belong to requests that the counters have open, or admitted later (README.md, "Lost writes").
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
+from loraplex.tenants.admission.fences import Fences
 from loraplex.tenants.admission.in_flight import InFlightReservations
-from loraplex.tenants.counters.counter_replies import PeriodUse
+from loraplex.tenants.billing.pricing import PICO_PER_NANO
+from loraplex.tenants.circuit_breaker import CircuitBreaker
+from loraplex.tenants.counters.counter_replies import PeriodUse, SettledUse
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import StoreUnavailable
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
@@ -27,6 +31,16 @@ class CounterDrift:
     epoch: int
     behind: tuple[PeriodUse, ...]
 
+    @property
+    def pico(self) -> int:
+        """The size of the largest difference, in pico-units; a day is part of its month."""
+        return max(abs(each.amount_nano) for each in self.behind) * PICO_PER_NANO
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the counters lack nothing: a gateway without PostgreSQL may have settled the rest."""
+        return all(each.tokens <= 0 and each.amount_nano <= 0 for each in self.behind)
+
 
 class Reconciliation:
     """The reconciliation of one gateway, for tenants whose counters it used since it compared them last."""
@@ -36,18 +50,22 @@ class Reconciliation:
         ledger: UsageLedger,
         counters: Counters,
         counter_rebuild: CounterRebuild,
+        fences: Fences,
         breaker: CircuitBreaker,
         requests: InFlightReservations,
         max_at_once: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rebuilt = 0
         """How often counters were rebuilt because they differed from the ledger."""
         self._ledger = ledger
         self._counters = counters
         self._counter_rebuild = counter_rebuild
+        self._fences = fences
         self._breaker = breaker
         self._requests = requests
         self._max_at_once = max_at_once
+        self._clock = clock
         self._drifting: dict[UUID, CounterDrift] = {}
 
     async def reconcile(self) -> None:
@@ -86,9 +104,18 @@ class Reconciliation:
     async def _drift(self, tenant_id: UUID) -> CounterDrift | None:
         """The drift of a tenant's counters. None also while a rebuild is in progress or the ledger has no answer."""
         counted = await self._counters.settled(tenant_id)
-        if counted is None:
+        if counted is None or await self._compare(tenant_id, counted) is None:
             return None
-        expected = await self._ledger.settled(tenant_id, counted)
+        # Their gateways may not have shipped all that the counters know.
+        began = self._clock()
+        everywhere = await self._fences.ship_everywhere(tenant_id)
+        drift = await self._compare(tenant_id, counted, self._clock() - began)
+        return None if drift is not None and drift.is_ahead and not everywhere else drift
+
+    async def _compare(
+        self, tenant_id: UUID, counted: SettledUse, waited_s: float = 0.0
+    ) -> CounterDrift | None:
+        expected = await self._ledger.settled(tenant_id, counted, waited_s)
         if expected is None or expected.epoch != counted.epoch or expected.uses == counted.uses:
             return None
         behind = tuple(
@@ -96,6 +123,11 @@ class Reconciliation:
             for right, there in zip(expected.uses, counted.uses, strict=True)
         )
         return CounterDrift(counted.epoch, behind)
+
+    @property
+    def drifts_pico(self) -> tuple[int, ...]:
+        """The sizes of the drifts that are to be compared once more or mended, in pico-units."""
+        return tuple(drift.pico for drift in self._drifting.values())
 
     def _has_pending_updates(self, tenant_id: UUID) -> bool:
         return any(each.tenant_id == tenant_id for each in self._requests.pending_counter_updates.values())

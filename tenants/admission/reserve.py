@@ -1,11 +1,11 @@
-"""Reserves for one request in the counters and in the ledger, or, without the counters, by this gateway's share.
+"""Reserves for one request in the counters and in the journal, or, without the counters, by this gateway's share.
 
-Invariant: a request is admitted only when the ledger has its reservation under the epoch of the counters that admitted it.
-Until then its admission is provisional: work may start, but no part of the response may be sent.
+Invariant: a request is admitted only when the journal has its reservation, and no fence has outdated the counters that
+admitted it. Until then its admission is provisional: work may start, but no part of the response may be sent.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -13,15 +13,16 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.admission.denial_log import DenialLog
+from loraplex.tenants.admission.fences import Fences
 from loraplex.tenants.admission.local_limiter import LocalLimiter
 from loraplex.tenants.admission.recent_refusals import RecentRefusals
 from loraplex.tenants.admission.rejections import degraded_denial, rate_state, refusal, unknown_limits
 from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.billing.pricing import PriceVersion
+from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counter_replies import (
     Admitted,
     CounterReply,
@@ -34,22 +35,24 @@ from loraplex.tenants.counters.deadline import GRACE_SECONDS, deadline
 from loraplex.tenants.errors import (
     DatabaseUnavailable,
     InvalidField,
+    JournalFull,
     LimitExceeded,
     PolicyStale,
     QuotaUnavailable,
+    StoreUnavailable,
     ValkeyUnavailable,
 )
-from loraplex.tenants.ledger.usage_ledger import Reserved, ReservedUnder, UsageLedger
+from loraplex.tenants.ids import uuid7
+from loraplex.tenants.ledger.journal import Journal
+from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas.limits import COUNTED, PERIODIC, LimitName
 from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.quotas.policies import Policies
 from loraplex.tenants.quotas.reservation import OnProvisional, Reservation, ReservationRequest
 
 # Together the pauses are longer than the lock of a rebuild lives.
-TRIES = 12
+TRIES = 22
 PAUSE_SECONDS = 0.01
-# Attempts before this gateway rebuilds the counters itself: the gateway that took the next epoch needs time to replace them.
-RETRIES_BEFORE_REBUILD = {Reserved.EPOCH_MOVED: 1, Reserved.EPOCH_LOCKED: 5}
 # The wait of both attempts together, in units of `valkey_s`, which bounds one attempt.
 TOTAL_WAIT = 1.8
 LOG = structlog.get_logger("loraplex.admission")
@@ -59,9 +62,8 @@ LOG = structlog.get_logger("loraplex.admission")
 class Reserver:
     """Reserves for the requests of one gateway.
 
-    `breaker` is Valkey's. `ledger_breaker` is open from a failure of the ledger until it stores a reservation again;
-    meanwhile no admission is provisional. `report_overdue` gets each tenant with expired leases. `cancel_later` gets
-    (tenant, id) of a refused request that Valkey may still admit.
+    `breaker` is Valkey's. `report_overdue` gets each tenant with expired leases. `cancel_later` gets (tenant, id) of a refused
+    request that Valkey may still admit. `withdraw` gets a reservation that is in the journal and was not admitted.
     """
 
     ledger: UsageLedger
@@ -69,7 +71,8 @@ class Reserver:
     counter_rebuild: CounterRebuild
     policies: Policies
     breaker: CircuitBreaker
-    ledger_breaker: CircuitBreaker
+    journal: Journal
+    fences: Fences
     local_limiter: LocalLimiter
     denials: DenialLog
     recent_refusals: RecentRefusals
@@ -78,19 +81,35 @@ class Reserver:
     settings: AdmissionConfig
     report_overdue: Callable[[UUID], None]
     cancel_later: Callable[[UUID, UUID], None]
+    withdraw: Callable[[Reservation], Awaitable[None]]
 
     async def reserve(
         self, request: ReservationRequest, on_provisional: OnProvisional | None = None
     ) -> Reservation:
-        """Reserve what a request may use. `on_provisional` is called when the counters have admitted it, unless
-        `ledger_breaker` is open; perhaps more than once.
+        """Reserve what a request may use. `on_provisional` is called when the counters have admitted it; perhaps more than
+        once. The reservation has a new id if a fence came in between.
 
         The counters are called twice in a row while the breaker is closed: a closed connection fails at once, and on a busy
-        machine one reply may be late. Raises `PolicyStale`, `LimitExceeded`, `PriceMissing`, `QuotaUnavailable`, `DatabaseUnavailable`.
+        machine one reply may be late. Raises `PolicyStale`, `LimitExceeded`, `PriceMissing`, and subclasses of `StoreUnavailable`.
         """
+        if self.journal.is_full:
+            raise JournalFull("this server's usage journal is full; nothing more is admitted")
+        await self.fences.ready()
         request = await self._bounded(request)
         if self.breaker.is_open:
             return await self._by_local_limiter(request)
+        while (admitted := await self._by_counters(request, on_provisional)) is not None:
+            await self._in_journal(admitted)
+            if not self._is_outdated(admitted):
+                return admitted
+            await self.withdraw(admitted)
+            request = replace(request, id=uuid7())
+        return await self._without_counters(request)
+
+    async def _by_counters(
+        self, request: ReservationRequest, on_provisional: OnProvisional | None
+    ) -> Reservation | None:
+        """Reserve in counters that no fence has outdated; None if Valkey does not answer."""
         repeated_until: float | None = None
         async with self._cancelled_on_error(request):
             for attempt in range(TRIES):
@@ -107,20 +126,36 @@ class Reserver:
                 repeated_until = None
                 self.breaker.succeeded()
                 if isinstance(reply, Admitted):
-                    reservation = self._provisional(request, reply, on_provisional)
-                    outcome = (await self._write(reservation)).outcome
-                    if outcome is Reserved.KEPT:
+                    reservation = self._admitted(request, reply)
+                    if not self._is_outdated(reservation):
+                        if on_provisional is not None:
+                            on_provisional()
                         return reservation
-                    outdated = attempt >= RETRIES_BEFORE_REBUILD[outcome]
                 else:
                     self._raise_refusal(request, reply, asked_at)
-                    outdated = True
-                if not outdated or not await self.counter_rebuild.try_rebuild(request.tenant_id):
+                # The gateway that raised the fence needs time to replace outdated counters.
+                waits = isinstance(reply, Admitted) and not attempt
+                if waits or not await self.counter_rebuild.try_rebuild(request.tenant_id):
                     await asyncio.sleep(PAUSE_SECONDS * (attempt + 1))
             raise self._unavailable(
                 request, COUNTED, "the counters of this tenant are being rebuilt; try again"
             )
-        return await self._without_counters(request)
+        return None
+
+    async def _in_journal(self, reservation: Reservation) -> None:
+        """Make the reservation durable. One that the journal refuses is cancelled in the counters."""
+        try:
+            await self.journal.admit(reservation)
+        except StoreUnavailable:
+            await self._cancel(reservation.request)
+            raise
+        except asyncio.CancelledError:
+            await self.withdraw(reservation)
+            raise
+
+    def _is_outdated(self, reservation: Reservation) -> bool:
+        epoch = reservation.epoch
+        return epoch is not None and self.fences.outdated(reservation.tenant_id, epoch)
 
     async def _bounded(self, request: ReservationRequest) -> ReservationRequest:
         """Add the limits that the request counts for, and the most it can cost."""
@@ -173,12 +208,8 @@ class Reserver:
         # An event loop that was blocked beyond `last` still waits a moment: the delay was not Valkey's.
         return deadline(max(min(now + self.settings.valkey_s, last), now + GRACE_SECONDS))
 
-    def _provisional(
-        self, request: ReservationRequest, reply: Admitted, on_provisional: OnProvisional | None
-    ) -> Reservation:
+    def _admitted(self, request: ReservationRequest, reply: Admitted) -> Reservation:
         price = self._price(request, reply.at)
-        if on_provisional is not None and not self.ledger_breaker.is_open:
-            on_provisional()
         self._note_overdue(request.tenant_id, reply.overdue)
         return Reservation(
             request=request,
@@ -201,25 +232,6 @@ class Reserver:
         if not isinstance(reply, CountersMissing):
             raise InvalidField("id", f"admission {request.id} has ended already")
 
-    async def _write(self, reservation: Reservation) -> ReservedUnder:
-        """Write the reservation to the ledger; gives up long before a reaper may end the lease in the counters.
-
-        The outcome is not `KEPT` if a rebuild took the next epoch meanwhile: the counters that admitted it are outdated.
-        """
-        lease_s = self.settings.lease_s
-        try:
-            async with asyncio.timeout(lease_s / 2):
-                reserved = await self.ledger.reserve(reservation, self.gateway_id, lease_s)
-        except (TimeoutError, DatabaseUnavailable) as error:
-            self.ledger_breaker.failed()
-            if isinstance(error, DatabaseUnavailable):
-                raise
-            raise DatabaseUnavailable("too many reservations wait for PostgreSQL") from error
-        self.ledger_breaker.close()
-        if reserved.outcome is Reserved.POLICY_STALE:
-            raise PolicyStale("the policy of the caller's tenant has changed meanwhile")
-        return reserved
-
     async def _without_counters(self, request: ReservationRequest) -> Reservation:
         """Reserve by this gateway's share. The counters may still admit the request, so a refused one is cancelled there."""
         try:
@@ -229,7 +241,10 @@ class Reserver:
             raise
 
     async def _by_local_limiter(self, request: ReservationRequest) -> Reservation:
-        """Reserve by this gateway's share, then in the ledger. Refuses tenants with a limit per day or month."""
+        """Reserve by this gateway's share, in the ledger, then in the journal. Refuses tenants with a limit per day or month.
+
+        No counters know the request, so the ledger must have it before any later rebuild.
+        """
         if any(subject.limits.has_periods() for subject in request.subjects):
             message = "what is left of a day's or month's quota is unknown now; try again"
             raise self._unavailable(request, PERIODIC, message)
@@ -252,14 +267,24 @@ class Reserver:
             degraded=True,
         )
         try:
-            reserved = await self._write(reservation)
+            reservation = await self._in_ledger(reservation)
+            await self._in_journal(reservation)
         except BaseException:
             self.local_limiter.settle(request.id, 0)
             raise
-        if reserved.outcome is not Reserved.KEPT:
-            self.local_limiter.settle(request.id, 0)
-            raise QuotaUnavailable("the tenant's reservation was not stored; try again")
-        return replace(reservation, epoch=reserved.epoch)
+        return reservation
+
+    async def _in_ledger(self, reservation: Reservation) -> Reservation:
+        """Store the reservation; return it with the tenant's epoch. Gives up long before a reaper may end its lease."""
+        lease_s = self.settings.lease_s
+        try:
+            async with asyncio.timeout(lease_s / 2):
+                epoch = await self.ledger.reserve_without_counters(reservation, self.gateway_id, lease_s)
+        except TimeoutError as error:
+            raise DatabaseUnavailable("too many reservations wait for PostgreSQL") from error
+        if epoch is None:
+            raise PolicyStale("the policy of the caller's tenant has changed meanwhile")
+        return replace(reservation, epoch=epoch)
 
     def _unavailable(
         self, request: ReservationRequest, names: Sequence[LimitName], message: str

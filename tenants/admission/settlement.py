@@ -1,21 +1,17 @@
-"""Settles ended requests: durably in the ledger, then in the counters. Each step is repeated until it is done.
+"""Settles ended requests: durably in the journal, then in the counters at once, then in the ledger by shipping.
 
-Invariant: the counters are updated only with usage that is in the ledger, and only if no rebuild has included it (README.md,
-"Epochs"). Whatever a gateway leaves when it dies, the reaper can finish.
+Invariant: the counters count a request once: when its end is in the journal and they have its reservation, or when its usage is
+in the ledger and no rebuild has included it (README.md, "Epochs"). What a gateway leaves when it dies, the next one ships.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
 from uuid import UUID
 
-import msgspec
-import psycopg
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.admission.in_flight import (
     InFlightReservations,
@@ -23,17 +19,15 @@ from loraplex.tenants.admission.in_flight import (
     PendingCounterUpdate,
     PendingSettlement,
 )
+from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counters import Counters
-from loraplex.tenants.database import first_line
-from loraplex.tenants.errors import DatabaseUnavailable, StoreUnavailable, ValkeyUnavailable
-from loraplex.tenants.ledger.usage_ledger import UsageLedger, usage_row
+from loraplex.tenants.errors import StoreUnavailable, ValkeyUnavailable
+from loraplex.tenants.ledger.journal import Journal
+from loraplex.tenants.ledger.shipping import Shipped
 
 AT_ONCE = 64
-FINISH_SECONDS = 5.0
-FINISH_PAUSE_SECONDS = 0.25
 # A charge may be repeated for so long: less than the time for which the counters remember an end.
 REPEATABLE_SECONDS = 300.0
-Item = TypeVar("Item")
 
 LOG = structlog.get_logger("loraplex.settlements")
 
@@ -43,7 +37,7 @@ class SettlementQueue:
 
     def __init__(
         self,
-        ledger: UsageLedger,
+        journal: Journal,
         counters: Counters,
         counter_rebuild: CounterRebuild,
         breaker: CircuitBreaker,
@@ -51,92 +45,113 @@ class SettlementQueue:
         max_pending_updates: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ledger = ledger
+        self._journal = journal
         self._counters = counters
         self._counter_rebuild = counter_rebuild
         self._breaker = breaker
         self._requests = requests
         self._max_pending_updates = max_pending_updates
         self._clock = clock
-        self._busy: set[UUID] = set()
+        self._not_in_journal: dict[UUID, PendingSettlement] = {}
         self._updating: set[UUID] = set()
+        self._sending: set[asyncio.Task[None]] = set()
 
     async def settle(self, pending: PendingSettlement) -> None:
-        """Try once; what failed is left to `retry`."""
+        """Return once the end is durable in the journal, and the counters know it if they could be reached.
+
+        Raises `JournalUnavailable`; then `retry` repeats it.
+        """
         self._requests.unsettled[pending.reservation.id] = pending
-        await self._write(pending)
+        await self._settle(pending)
 
     def cancel_later(self, tenant_id: UUID, request_id: UUID) -> None:
         """Cancel a refused request, which the counters may still admit, once they are available again."""
         self._remember(PendingCounterUpdate(tenant_id, request_id))
 
+    def shipped(self, ends: Sequence[Shipped]) -> None:
+        """Update the counters in the background with ends that are in the ledger now, where they do not know them."""
+        updates = [update for each in ends if (update := self._update_after(each)) is not None]
+        if not updates:
+            return
+        for update in updates:
+            self._remember(update)
+        sending = asyncio.create_task(self._send(updates))
+        self._sending.add(sending)
+        sending.add_done_callback(self._sending.discard)
+
+    async def sent(self) -> None:
+        """Wait for the updates that are being sent."""
+        while self._sending:
+            await asyncio.wait([*self._sending])
+
     async def retry(self) -> None:
         """Repeat every step that is not done, until a store fails again."""
-        for waiting in _batches([*self._requests.unsettled.values()]):
-            if not all(await asyncio.gather(*map(self._write, waiting))):
-                return
+        for request_id in [*self._not_in_journal]:
+            await self._settle(self._not_in_journal.pop(request_id))
         if self._breaker.is_open:
             return
-        for updates in _batches([*self._requests.pending_counter_updates.values()]):
-            await asyncio.gather(*map(self._send_update, updates))
+        await self._send([*self._requests.pending_counter_updates.values()])
         for tenant_id in [*self._requests.to_rebuild]:
             await self._counter_rebuild.rebuild(tenant_id)
             self._requests.to_rebuild.discard(tenant_id)
 
-    async def finish(self) -> None:
-        """Repeat for `FINISH_SECONDS`; usage that is not in the ledger then is logged."""
-        deadline = time.monotonic() + FINISH_SECONDS
-        await self.retry()
-        while self._requests.unsettled and time.monotonic() < deadline:
-            await asyncio.sleep(FINISH_PAUSE_SECONDS)
-            await self.retry()
-        for pending in self._requests.unsettled.values():
-            LOG.error("usage is lost", **msgspec.to_builtins(usage_row(pending.reservation, pending.usage)))
-
-    async def _write(self, pending: PendingSettlement) -> bool:
-        """Write one settlement; False if PostgreSQL failed. One that is being written already is skipped."""
-        request_id = pending.reservation.id
-        if request_id in self._busy:
-            return True
-        self._busy.add(request_id)
+    async def _settle(self, pending: PendingSettlement) -> None:
+        reservation = pending.reservation
         try:
-            updates = await self._settle_in_ledger(pending)
-        except (DatabaseUnavailable, psycopg.Error) as error:
-            LOG.warning("usage waits for PostgreSQL", admission=str(request_id), reason=first_line(error))
-            return False
-        finally:
-            self._busy.discard(request_id)
-        self._requests.unsettled.pop(request_id, None)
-        for each in updates:
-            self._remember(each)
-        for each in updates:
-            await self._send_update(each)
-        return True
+            is_in_journal = await self._journal.end(reservation.id, pending.usage)
+        except BaseException:
+            self._not_in_journal[reservation.id] = pending
+            raise
+        if not is_in_journal:
+            # Its admission was cancelled before the journal had it.
+            del self._requests.unsettled[reservation.id]
+            self.cancel_later(reservation.tenant_id, reservation.id)
+        elif not self._breaker.is_open:
+            await self._settle_early(pending)
 
-    async def _settle_in_ledger(self, pending: PendingSettlement) -> list[PendingCounterUpdate]:
-        """Write the usage to the ledger and return the counter updates that follow."""
-        reservation, usage = pending.reservation, pending.usage
-        unused = PendingCounterUpdate(reservation.tenant_id, reservation.id, reservation)
+    async def _settle_early(self, pending: PendingSettlement) -> None:
+        """Settle in the counters before the ledger has the usage, if they have the reservation."""
+        requests, request_id = self._requests, pending.reservation.id
+        pending.updated_at = self._clock()
         try:
-            written = await self._ledger.settle(reservation, usage)
-            update = replace(unused, usage=usage, epoch=written.epoch)
-            if usage.outcome is None:
-                return [update]
-            if written.written:
-                return [replace(update, if_missing=MissingReservation.CHARGE)]
-            if not await self._ledger.has_unknown_outcome(reservation.id):
-                return [replace(update, if_missing=MissingReservation.REBUILD)]
-            LOG.warning("a request that was given up has ended", admission=str(reservation.id))
-            late = reservation.late()
-            written = await self._ledger.settle(late, usage)
-        except (psycopg.DataError, psycopg.IntegrityError) as error:
-            LOG.error(
-                "PostgreSQL rejects this usage", admission=str(reservation.id), reason=type(error).__name__
-            )
-            return [unused]
-        if_missing = MissingReservation.CHARGE if written.written else MissingReservation.REBUILD
-        update = PendingCounterUpdate(late.tenant_id, late.id, late, usage, written.epoch, if_missing)
-        return [unused, update]
+            settled = await self._counters.settle_early(pending.reservation, pending.usage)
+        except ValkeyUnavailable as error:
+            self._breaker.failed()
+            LOG.warning("the counters wait for usage", admission=str(request_id), reason=str(error))
+            return
+        if requests.unsettled.get(request_id) is not pending:
+            return
+        # They replied, so the update that follows shipping is the first that could charge.
+        pending.updated_at = None
+        if settled.found:
+            del requests.unsettled[request_id]
+            requests.early[request_id] = settled.epoch
+
+    def _update_after(self, shipped: Shipped) -> PendingCounterUpdate | None:
+        """The update of the counters that follows an end in the ledger; None if they were updated under the same epoch."""
+        reservation, usage, write = shipped.ended.reservation, shipped.ended.usage, shipped.write
+        early = self._requests.early.pop(reservation.id, None)
+        pending = self._requests.unsettled.pop(reservation.id, None)
+        update = PendingCounterUpdate(reservation.tenant_id, reservation.id, reservation)
+        if write is None and early is None:
+            return update
+        if write is None or (write.epoch or 0) < (reservation.epoch or 0):
+            # The counters know usage that the ledger lacks, or the ledger was restored from a backup.
+            self._requests.to_rebuild.add(reservation.tenant_id)
+            return None
+        if early is not None and early == write.epoch:
+            return None
+        updated_at = None if pending is None else pending.updated_at
+        update = replace(update, usage=usage, epoch=write.epoch, updated_at=updated_at)
+        if usage.outcome is None:
+            return update
+        return replace(
+            update, if_missing=MissingReservation.CHARGE if write.written else MissingReservation.REBUILD
+        )
+
+    async def _send(self, updates: Sequence[PendingCounterUpdate]) -> None:
+        for first in range(0, len(updates), AT_ONCE):
+            await asyncio.gather(*map(self._send_update, updates[first : first + AT_ONCE]))
 
     async def _send_update(self, update: PendingCounterUpdate) -> None:
         """Send an update unless it is being sent: a second one finds no reservation, as if the counters had lost it."""
@@ -197,7 +212,3 @@ class SettlementQueue:
         if len(remembered) > self._max_pending_updates:
             self._requests.to_rebuild.update(each.tenant_id for each in remembered.values())
             remembered.clear()
-
-
-def _batches(items: list[Item]) -> list[list[Item]]:
-    return [items[first : first + AT_ONCE] for first in range(0, len(items), AT_ONCE)]

@@ -3,9 +3,10 @@ statement per minute, so a stored time is up to a minute late.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -29,6 +30,11 @@ UPDATE api_keys k SET last_used_at = used.at FROM used JOIN free USING (id) WHER
 """)
 
 
+async def _write(database: Database, used: Mapping[UUID, datetime]) -> None:
+    async with database.as_writer() as session:
+        await session.execute(WRITE_TIMES, {"ids": [*used], "times": [*used.values()]})
+
+
 class LastUsedTracker:
     """The uses since the last flush."""
 
@@ -46,8 +52,7 @@ class LastUsedTracker:
         if not used:
             return
         try:
-            async with database.as_writer() as session:
-                await session.execute(WRITE_TIMES, {"ids": [*used], "times": [*used.values()]})
+            await database.bounded(partial(_write, database, used))
         except BaseException:
             self._used = dict([*used.items(), *self._used.items()][-MAX_KEYS:])
             raise

@@ -10,10 +10,11 @@ INFERENCE = "inference"
 KEYS_WRITE = "keys:write"
 ADAPTERS_READ = "adapters:read"
 ADAPTERS_WRITE = "adapters:write"
+BILLING_READ = "billing:read"
 TENANT_SCOPES = frozenset(
     {
         *(INFERENCE, ADAPTERS_READ, ADAPTERS_WRITE, KEYS_WRITE),
-        *("usage:read", "billing:read", TENANT_ADMIN),
+        *("usage:read", BILLING_READ, TENANT_ADMIN),
     }
 )
 OPERATOR_SCOPES = frozenset({OPERATOR})

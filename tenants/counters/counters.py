@@ -91,10 +91,13 @@ class Counters:
 
         `charge` names the subjects and periods to count the use in, once; with an epoch, only under that epoch.
         """
-        to_charge: tuple[str, ...] = ()
-        if charge is not None:
-            to_charge = (*subject_ids(charge.request), charge.day, charge.month, admitted_under(charge))
+        to_charge = () if charge is None else charge_arguments(charge)
         return await self._end(self._redis, tenant_id, reservation_id, usage, "settle", *to_charge)
+
+    async def settle_early(self, reservation: Reservation, usage: SettledUsage) -> Settled:
+        """As `settle`, before the ledger has the use: an id without a reservation changes nothing and is not remembered."""
+        arguments = "early", *charge_arguments(reservation)
+        return await self._end(self._redis, reservation.tenant_id, reservation.id, usage, *arguments)
 
     async def cancel(self, tenant_id: UUID, reservation_id: UUID) -> Settled:
         """End a reservation unused. A later admission of this id gets `AlreadyEnded`."""
@@ -242,6 +245,11 @@ def reservation_arguments(reservation: Reservation) -> tuple[str | int, ...]:
 
 def subject_ids(request: ReservationRequest) -> tuple[str, str]:
     return str(request.api_key_id), NO_ADAPTER if request.adapter_id is None else str(request.adapter_id)
+
+
+def charge_arguments(reservation: Reservation) -> tuple[str, ...]:
+    subjects = subject_ids(reservation.request)
+    return (*subjects, reservation.day, reservation.month, admitted_under(reservation))
 
 
 def admitted_under(reservation: Reservation) -> str:

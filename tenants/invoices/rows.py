@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.billing.pricing import Price
@@ -97,7 +97,7 @@ class InvoiceRows:
     def _months(self) -> Sequence[Month]:
         return sorted({line.month for line in self.invoice.content.totals.lines})
 
-    def _of_month(self, query: Any, month: Month) -> Any:
+    def _of_month(self, query: Select[*tuple[Any, ...]], month: Month) -> Select[*tuple[Any, ...]]:
         """Narrow a query to the rows of a month that were settled before the invoice became final."""
         return query.where(
             UsageRecord.tenant_id == self.invoice.tenant_id,

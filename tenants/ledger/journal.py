@@ -12,6 +12,7 @@ from uuid import UUID
 import structlog
 
 from loraplex.tenants.errors import JournalUnavailable, JournalUnreadable
+from loraplex.tenants.ledger.journal_commits import Admit, End, JournalCommits, JournalRecorder, Progress
 from loraplex.tenants.ledger.journal_file import Connect, JournalConfig, JournalFile, connect
 from loraplex.tenants.ledger.journal_folder import JournalLock, ended_gateways, prepare
 from loraplex.tenants.ledger.journal_records import (
@@ -21,17 +22,7 @@ from loraplex.tenants.ledger.journal_records import (
     reservation_text,
     usage_text,
 )
-from loraplex.tenants.ledger.journal_writer import (
-    MAX_ROWS,
-    Admit,
-    Call,
-    Command,
-    End,
-    JournalRecorder,
-    JournalWriter,
-    Progress,
-    Stop,
-)
+from loraplex.tenants.ledger.journal_writer import MAX_ROWS, Call, Command, JournalWriter, Stop
 from loraplex.tenants.quotas.reservation import Reservation, SettledUsage
 
 # Progress is written together, so often that it is at most a second old on the disk.
@@ -43,10 +34,11 @@ LOG = structlog.get_logger("loraplex.journal")
 class Journal:
     """A journal. Methods raise `JournalUnavailable` while its disk fails; then their record is not written."""
 
-    def __init__(self, gateway_id: UUID, lock: JournalLock, writer: JournalWriter) -> None:
-        self.gateway_id = gateway_id
+    def __init__(self, lock: JournalLock, commits: JournalCommits) -> None:
+        self.gateway_id = lock.gateway_id
         self._lock = lock
-        self._writer = writer
+        self._commits = commits
+        self._writer = JournalWriter(commits)
         self._progress: dict[UUID, SettledUsage] = {}
         self._progress_timer: asyncio.TimerHandle | None = None
         self.is_closed = False
@@ -63,69 +55,60 @@ class Journal:
     ) -> Self:
         """Create a gateway's journal, or open it. Raises `JournalUnavailable`, also if another process has it."""
         prepare(folder)
-        try:
-            lock = JournalLock.take(folder, gateway_id)
-        except OSError as error:
-            raise JournalUnavailable(f"the usage journal cannot be locked: {error}") from error
+        lock = JournalLock.take(folder, gateway_id)
         if lock is None:
             raise JournalUnavailable(f"another process has the usage journal of gateway {gateway_id}")
-        return await cls.open_locked(
-            gateway_id, lock, JournalConfig(max_bytes=max_bytes), connect=connect, recorder=recorder
-        )
+        try:
+            return await cls.open_locked(
+                lock, JournalConfig(max_bytes=max_bytes), connect=connect, recorder=recorder
+            )
+        except JournalUnavailable:
+            lock.release()
+            raise
 
     @classmethod
     async def open_locked(
         cls,
-        gateway_id: UUID,
         lock: JournalLock,
         config: JournalConfig,
         *,
         connect: Connect = connect,
         recorder: JournalRecorder = NO_RECORDER,
     ) -> Self:
-        """Open a journal whose lock is taken, and read all of it. Raises `JournalUnavailable`, and releases the lock, but
-        leaves it to the caller with `JournalUnreadable`.
-        """
-        writer = JournalWriter(lambda: JournalFile(lock.path, config, connect), recorder)
-        try:
-            lock.create()
-            await writer.start()
-        except JournalUnreadable:
-            raise
-        except (OSError, JournalUnavailable) as error:
-            lock.release()
-            raise JournalUnavailable(f"the usage journal cannot be opened: {error}") from error
-        return cls(gateway_id, lock, writer)
+        """Open a journal whose lock is taken, and read all of it. Raises `JournalUnavailable` and leaves the lock."""
+        journal = cls(lock, JournalCommits(lambda: JournalFile(lock.path, config, connect), recorder))
+        await journal._writer.start()
+        return journal
 
     @property
     def position(self) -> int:
         """The position of the newest record."""
-        return self._writer.position
+        return self._commits.position
 
     @property
     def waiting(self) -> int:
         """How many records PostgreSQL does not have yet."""
-        return self._writer.position - self._writer.shipped
+        return self._commits.position - self._commits.shipped
 
     @property
     def oldest_unshipped_s(self) -> float:
         """Age of the oldest record that PostgreSQL does not have, in seconds; 0 without one."""
-        return self._writer.oldest_unshipped_s()
+        return self._commits.oldest_unshipped_s()
 
     @property
     def bytes(self) -> int:
         """Bytes on the disk, those of the write-ahead log included."""
-        return self._writer.bytes
+        return self._commits.bytes
 
     @property
     def dead_letter_count(self) -> int:
         """How many records PostgreSQL rejected."""
-        return self._writer.dead_letters
+        return self._commits.dead_letters
 
     @property
     def is_full(self) -> bool:
         """Whether `admit` would raise `JournalFull`, as of a second ago."""
-        return self._writer.full is not None
+        return self._commits.full is not None
 
     async def admit(self, reservation: Reservation) -> None:
         """Write an admission durably, with room for its progress and its end. A repeated one replaces the first.
@@ -205,15 +188,18 @@ async def left_behind(
     """
     prepare(folder)
     config = JournalConfig(max_bytes=max_bytes)
-    for gateway_id, lock in ended_gateways(folder):
+    for lock in ended_gateways(folder):
         try:
-            journal = await Journal.open_locked(gateway_id, lock, config, connect=connect, recorder=recorder)
+            journal = await Journal.open_locked(lock, config, connect=connect, recorder=recorder)
         except JournalUnreadable as error:
             aside = lock.move_aside()
             recorder.moved_aside()
             LOG.error("journal_moved_aside", file=str(aside), error=str(error))
-            continue
-        yield journal
+        except JournalUnavailable:
+            lock.release()
+            raise
+        else:
+            yield journal
 
 
 def _ignore(written: asyncio.Future[Any]) -> None:

@@ -7,7 +7,7 @@ on the disk for the last progress and the end of every open request (https://www
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,20 +28,20 @@ PAGE_BYTES: Final = 4096
 FRAME_BYTES: Final = PAGE_BYTES + 24
 # The end of a request and its last progress, as text.
 OPEN_REQUEST_BYTES: Final = 1024 + 512
-# Pages that a write may take besides those of its rows: splits, lists of free pages, rejections.
-SPARE_PAGES: Final = 128
 # Positions that one transaction forgets, which bounds the pages it changes.
 FORGET_STEP: Final = 256
 MAX_REASON: Final = 500
+ROWS_AT_ONCE: Final = 1000
 
-# The write-ahead log is checkpointed after callers have their answer. No other process reads the file: the index of the
-# log is in memory.
+# No other process reads the file: the index of the log is in memory.
+EXCLUSIVE: Final = "PRAGMA locking_mode = EXCLUSIVE"
+# The log is checkpointed after callers have their answer.
 PRAGMAS: Final = (
-    "PRAGMA locking_mode = EXCLUSIVE",
     f"PRAGMA page_size = {PAGE_BYTES}",
     "PRAGMA auto_vacuum = INCREMENTAL",
     "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = FULL",
+    "PRAGMA fullfsync = ON",
     "PRAGMA wal_autocheckpoint = 0",
     "PRAGMA secure_delete = OFF",
 )
@@ -59,7 +59,7 @@ LAST_POSITION: Final = """
 SELECT max(shipped, (SELECT coalesce(max(position), 0) FROM admissions), (SELECT coalesce(max(position), 0) FROM ends)), shipped
 FROM state
 """
-UNSHIPPED: Final = """
+RECORDS: Final = """
 SELECT position, reservation, NULL FROM admissions WHERE position > ?1
 UNION ALL
 SELECT e.position, a.reservation, e.usage FROM ends e JOIN admissions a ON a.position = e.admission WHERE e.position > ?1
@@ -75,6 +75,10 @@ UNION ALL
 SELECT r.position, a.reservation, e.usage, r.reason, r.rejected_at
 FROM rejections r JOIN ends e ON e.position = r.position JOIN admissions a ON a.position = e.admission
 ORDER BY 1
+"""
+REJECT: Final = """
+INSERT OR REPLACE INTO rejections SELECT ?1, ?2, ?3
+WHERE EXISTS (SELECT 1 FROM admissions WHERE position = ?1) OR EXISTS (SELECT 1 FROM ends WHERE position = ?1)
 """
 # Requests whose end was shipped and not rejected.
 FORGOTTEN: Final = """
@@ -123,24 +127,16 @@ def connect(path: Path) -> sqlite3.Connection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalConfig:
     """Sizes of a journal. The file and its write-ahead log have `base_pages` each from the start, and the file grows by
-    `growth_pages`. `min_free_bytes`: of the disk, below which nothing is admitted.
+    `growth_pages`. `spare_pages` are for what no admission reserves: splits of pages, rejections. `min_free_bytes`: of the
+    disk, below which nothing is admitted.
     """
 
     max_bytes: int
     base_pages: int = 2048
     growth_pages: int = 256
     checkpoint_pages: int = 512
+    spare_pages: int = 128
     min_free_bytes: int = 64 << 20
-
-    @property
-    def log_bytes(self) -> int:
-        """Bytes of the write-ahead log."""
-        return self.base_pages * FRAME_BYTES
-
-    @property
-    def max_pages(self) -> int:
-        """Pages of the file itself."""
-        return (self.max_bytes - self.log_bytes) // PAGE_BYTES
 
 
 @dataclass(slots=True)
@@ -151,22 +147,22 @@ class JournalRows:
     replaced: list[Row] = field(default_factory=list)
     ends: list[Row] = field(default_factory=list)
     progress: list[Row] = field(default_factory=list)
-    rejections: list[Row] = field(default_factory=list)
 
     def statements(self) -> list[tuple[str, list[Row]]]:
         """One statement per table: each costs a change between threads, and so does not run per row."""
         return [
             ("DELETE FROM admissions WHERE position IN (VALUES {rows})", self.replaced),
+            ("DELETE FROM rejections WHERE position IN (VALUES {rows})", self.replaced),
+            ("DELETE FROM progress WHERE admission IN (VALUES {rows})", self.replaced),
             ("INSERT INTO admissions VALUES {rows}", self.admissions),
             ("INSERT INTO ends VALUES {rows}", self.ends),
             ("INSERT OR REPLACE INTO progress VALUES {rows}", self.progress),
-            ("INSERT OR REPLACE INTO rejections VALUES {rows}", self.rejections),
         ]
 
     @property
     def pages(self) -> int:
         """An upper bound of the new pages that the rows take."""
-        tables = (self.admissions, self.ends, self.progress, self.rejections)
+        tables = (self.admissions, self.ends, self.progress)
         texts = sum(len(value) for rows in tables for row in rows for value in row if isinstance(value, str))
         return 2 + pages_of(texts)
 
@@ -183,18 +179,22 @@ class JournalFile:
 
     def __init__(self, path: Path, config: JournalConfig, connect: Connect = connect) -> None:
         self._path = path
+        self._log = Path(f"{path}-wal")
         self._config = config
         self._connection = connect(path)
         self._unwritten_pages = 0
+        self._has_log = False
         try:
+            self._execute(EXCLUSIVE)
             is_new = self._is_new()
             for pragma in PRAGMAS:
                 self._execute(pragma)
+            self._execute(f"PRAGMA journal_size_limit = {config.base_pages * FRAME_BYTES}")
             if is_new:
                 self._create()
-            self._execute("DELETE FROM reserve")
             self.checkpoint()
             self.position, self.shipped = self._execute(LAST_POSITION)[0]
+            self._count_dead_letters()
             self._measure()
         except BaseException:
             self._connection.close()
@@ -207,7 +207,7 @@ class JournalFile:
     @property
     def bytes(self) -> int:
         """Bytes on the disk, those of the write-ahead log included."""
-        return self._pages * PAGE_BYTES + self._config.log_bytes
+        return self._pages * PAGE_BYTES + self._log_bytes
 
     @property
     def is_drained(self) -> bool:
@@ -220,12 +220,14 @@ class JournalFile:
         if result != "ok":
             raise JournalUnreadable(f"SQLite finds it damaged: {result}")
         self.open_requests()
-        self.unshipped(-1)
         self.dead_letters()
+        position = self.shipped
+        while records := self._records(position, ROWS_AT_ONCE):
+            position = records[-1].position
 
     def unshipped(self, limit: int) -> list[JournalRecord]:
-        """Records that PostgreSQL does not have, in the order of writing; all with a negative `limit`."""
-        return [read_record(*row) for row in self._execute(UNSHIPPED, self.shipped, limit)]
+        """The oldest records that PostgreSQL does not have, in the order of writing."""
+        return self._records(self.shipped, limit)
 
     def open_requests(self) -> list[tuple[int, OpenRequest]]:
         """Requests without an end and their positions, in the order of admission."""
@@ -241,11 +243,6 @@ class JournalFile:
             for position, reservation, usage, reason, at in self._execute(DEAD_LETTERS)
         ]
 
-    def count_dead_letters(self) -> int:
-        """How many records are rejected."""
-        count: int = self._execute("SELECT count(*) FROM rejections")[0][0]
-        return count
-
     def write(self, rows: JournalRows) -> None:
         """Write rows in one transaction."""
         with self._transaction():
@@ -257,11 +254,15 @@ class JournalFile:
                     )
         self._free_pages -= rows.pages
         self._unwritten_pages += rows.pages + sum(len(values) for _, values in rows.statements())
+        if rows.replaced:
+            self._count_dead_letters()
 
     def reject(self, position: int, reason: str) -> None:
         """Keep a record that PostgreSQL rejected; `forget` leaves it."""
         text = reason[:MAX_REASON].encode(errors="replace").decode()
-        self.write(JournalRows(rejections=[(position, text, datetime.now(UTC).isoformat())]))
+        self._execute(REJECT, position, text, datetime.now(UTC).isoformat())
+        self._unwritten_pages += 2
+        self._count_dead_letters()
 
     def forget(self, position: int) -> None:
         """Delete what ended and is in PostgreSQL up to this position."""
@@ -273,18 +274,27 @@ class JournalFile:
             self.shipped = step
             self._unwritten_pages += FORGET_STEP
             self.checkpoint_if_due()
+        self._count_dead_letters()
 
     def make_room(self, open_requests: int, rows: JournalRows) -> None:
         """Ensure pages on the disk for these rows, and for the end of so many requests. Raises `JournalFull`."""
         if shutil.disk_usage(self._path.parent).free < self._config.min_free_bytes:
             raise JournalFull(
-                f"the disk of this server's usage journal has less than {self._config.min_free_bytes} bytes free"
+                f"the disk of this server's usage journal has less than {self._config.min_free_bytes} bytes free; try again later"
             )
+        if not self._has_log:
+            self._execute("DELETE FROM reserve")
+            self._measure()
+        if not self._has_log and self._free_pages:
+            self._extend_log()
+        if self._pages < self._config.base_pages:
+            self._grow(self._config.base_pages - self._pages)
+            self._has_log = True
         needed = self._needed(open_requests, rows)
         if self._free_pages < needed:
             self._measure()
-        if self._free_pages < needed:
-            self._grow(max(needed - self._free_pages, self._config.growth_pages))
+        while self._free_pages < needed:
+            self._grow(self._config.growth_pages)
 
     def shrink(self, open_requests: int) -> bool:
         """Return some of the free pages to the disk. False: no more than the reserve is left."""
@@ -308,25 +318,71 @@ class JournalFile:
         self._execute("PRAGMA wal_checkpoint(PASSIVE)")
         self._unwritten_pages = 0
 
+    @property
+    def _log_bytes(self) -> int:
+        try:
+            return self._log.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _records(self, after: int, limit: int) -> list[JournalRecord]:
+        return [read_record(*row) for row in self._execute(RECORDS, after, limit)]
+
     def _needed(self, open_requests: int, rows: JournalRows) -> int:
-        return SPARE_PAGES + rows.pages + pages_of(open_requests * OPEN_REQUEST_BYTES)
+        return self._config.spare_pages + rows.pages + pages_of(open_requests * OPEN_REQUEST_BYTES)
+
+    def _extend_log(self) -> None:
+        """Write the log in its full length, which then stays. It takes free pages, so that emptying it needs no room."""
+        written, base = 0, self._config.base_pages
+        with self._full_disk(self._pages):
+            while written < base:
+                pages = min(self._free_pages, base - written)
+                self._fill(pages)
+                self._execute("DELETE FROM reserve")
+                written += pages
+            self.checkpoint()
+        self._has_log = True
 
     def _grow(self, pages: int) -> None:
-        """Write pages to the disk and free them within the file, so that later writes need no new ones."""
-        pages = max(pages, self._config.base_pages - self._pages)
-        if self._pages + pages > self._config.max_pages:
-            raise JournalFull(f"this server's usage journal has reached {self._config.max_bytes} bytes")
+        """Write new pages to the disk and free them within the file. The log has room to undo this."""
+        # Free pages are filled before new ones, and all of them pass through the log.
+        filled = self._free_pages + pages
+        log = max(self._log_bytes, filled * FRAME_BYTES)
+        if (self._pages + pages) * PAGE_BYTES + log > self._config.max_bytes:
+            raise JournalFull(
+                f"this server's usage journal has reached {self._config.max_bytes} bytes; try again later"
+            )
         self.checkpoint()
-        try:
-            self._execute("INSERT INTO reserve VALUES (zeroblob(?))", pages * PAGE_BYTES)
+        with self._full_disk(self._pages):
+            self._fill(filled)
             self.checkpoint()
-        except sqlite3.OperationalError as error:
+
+    def _fill(self, pages: int) -> None:
+        self._execute("INSERT INTO reserve VALUES (zeroblob(?))", pages * PAGE_BYTES)
+
+    @contextmanager
+    def _full_disk(self, pages: int) -> Iterator[None]:
+        """Free the reserve in any case. If the disk is full, return to so many pages and raise `JournalFull`."""
+        try:
+            yield
             self._execute("DELETE FROM reserve")
-            self._execute(f"PRAGMA incremental_vacuum({pages})")
             self._measure()
-            raise JournalFull(f"the disk of this server's usage journal is full: {error}") from error
-        self._execute("DELETE FROM reserve")
-        self._measure()
+        except sqlite3.OperationalError as error:
+            with suppress(sqlite3.OperationalError):
+                self.checkpoint()
+            self._execute("DELETE FROM reserve")
+            self._measure()
+            # Zero would return all free pages.
+            if self._pages > pages:
+                self._execute(f"PRAGMA incremental_vacuum({self._pages - pages})")
+            self.checkpoint()
+            self._measure()
+            raise JournalFull(
+                f"the disk of this server's usage journal has no room ({error}); try again later"
+            ) from error
+
+    def _count_dead_letters(self) -> None:
+        self.dead_letter_count: int = self._execute("SELECT count(*) FROM rejections")[0][0]
 
     def _measure(self) -> None:
         self._pages: int = self._execute("PRAGMA page_count")[0][0]

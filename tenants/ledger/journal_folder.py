@@ -19,28 +19,32 @@ LOG_SUFFIX: Final = "-wal"
 
 
 class JournalLock:
-    """The lock of one journal, taken; `path` is the journal's file, readable by its owner alone."""
+    """The lock of one gateway's journal, taken. `path`: the journal's file, which only its owner may read."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path = path
+    def __init__(self, folder: Path, gateway_id: UUID, descriptor: int) -> None:
+        self.gateway_id = gateway_id
+        self.path = folder / f"{gateway_id}{SUFFIX}"
         self._descriptor = descriptor
 
     @classmethod
     def take(cls, folder: Path, gateway_id: UUID) -> "JournalLock | None":
-        """Lock a gateway's journal; None if another process has it. Raises `OSError`."""
-        path = folder / f"{gateway_id}{SUFFIX}"
-        descriptor = os.open(_lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        return cls(path, descriptor)
+        """Lock a gateway's journal and create the file if there is none. None if another process has it.
 
-    def create(self) -> None:
-        """Create the file if there is none. Raises `OSError`."""
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        sync_folder(self.path.parent)
+        Raises `JournalUnavailable`.
+        """
+        try:
+            descriptor = _open(_lock_path(folder, gateway_id))
+            lock = cls(folder, gateway_id, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.release()
+                return None
+            os.close(_open(lock.path))
+            sync_folder(folder)
+        except OSError as error:
+            raise JournalUnavailable(f"the usage journal {gateway_id} cannot be locked: {error}") from error
+        return lock
 
     def release(self) -> None:
         """Let another process have the journal."""
@@ -54,16 +58,17 @@ class JournalLock:
     def move_aside(self) -> Path:
         """Rename a journal that cannot be read, with its log, and release it. Its new name ends in `.unreadable`."""
         aside = self.path.with_name(self.path.name + UNREADABLE)
+        # The file first: without its log it would look readable, and lack what is in the log.
+        self.path.replace(aside)
         log = Path(f"{self.path}{LOG_SUFFIX}")
         if log.exists():
             log.replace(f"{aside}{LOG_SUFFIX}")
-        self.path.replace(aside)
         sync_folder(self.path.parent)
         self._unlock()
         return aside
 
     def _unlock(self) -> None:
-        _lock_path(self.path).unlink(missing_ok=True)
+        _lock_path(self.path.parent, self.gateway_id).unlink(missing_ok=True)
         self.release()
 
 
@@ -76,22 +81,12 @@ def prepare(folder: Path) -> None:
         raise JournalUnavailable(f"the folder of the usage journals cannot be used: {error}") from error
 
 
-def ended_gateways(folder: Path) -> Iterator[tuple[UUID, JournalLock]]:
+def ended_gateways(folder: Path) -> Iterator[JournalLock]:
     """Lock and yield the journals that no process has. The caller releases, removes or moves each."""
     for path in sorted(folder.glob(f"*{SUFFIX}")):
-        gateway_id = UUID(path.stem)
-        lock = JournalLock.take(folder, gateway_id)
-        if lock is None:
-            continue
-        if path.exists():
-            yield gateway_id, lock
-        else:
-            lock.remove()
-
-
-def count_unreadable(folder: Path) -> int:
-    """How many journals were moved aside."""
-    return len([*folder.glob(f"*{UNREADABLE}")])
+        lock = JournalLock.take(folder, UUID(path.stem))
+        if lock is not None:
+            yield lock
 
 
 def sync_folder(folder: Path) -> None:
@@ -103,5 +98,9 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _lock_path(path: Path) -> Path:
-    return path.with_suffix(".lock")
+def _lock_path(folder: Path, gateway_id: UUID) -> Path:
+    return folder / f"{gateway_id}.lock"
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

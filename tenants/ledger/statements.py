@@ -1,7 +1,7 @@
 """SQL of the usage ledger: each statement is one transaction over many rows, passed as one JSON text.
 
-Invariant (tenants/admission/README.md, "Epochs"): a statement that adds or removes a reservation locks its tenant's epoch row
-in share mode until the commit. A counter rebuild, which takes the next epoch, therefore sees all of it or nothing.
+Invariant (tenants/admission/README.md, "Epochs"): a statement that writes usage, or a reservation that no counters admitted,
+locks its tenant's epoch row until the commit. A counter rebuild, which takes the next epoch, therefore sees all of it or nothing.
 """
 
 from typing import Final, LiteralString
@@ -38,11 +38,6 @@ RESERVATION_COLUMNS: Final = """
         admitted_at timestamptz, lease_s double precision, epoch bigint, policy_epoch bigint, sequences integer
     )
 """
-# Locked rows are about to change, so admissions under them are outdated: skipping them saves the wait.
-SHARED_EPOCHS: Final = """
-    SELECT e.tenant_id, e.epoch FROM admission_epochs e
-    WHERE e.tenant_id IN (SELECT a.tenant_id FROM asked a) FOR SHARE SKIP LOCKED
-"""
 # An admission without counters belongs to the current epoch; zero before the first rebuild.
 CURRENT_EPOCHS: Final = """
     INSERT INTO admission_epochs AS e (tenant_id, epoch)
@@ -58,28 +53,25 @@ INSERT_RESERVATIONS: Final = """
     SELECT a.id, a.tenant_id, a.api_key_id, a.adapter_id, a.digest, a.gateway_id, a.prompt_tokens,
         a.completion_tokens, a.amount_nano, a.day, a.month, a.admitted_at, now() + make_interval(secs => a.lease_s),
         a.sequences
-    FROM asked a
-    JOIN tenants t ON t.id = a.tenant_id AND t.policy_epoch = a.policy_epoch
-    JOIN locked l ON l.tenant_id = a.tenant_id AND l.epoch = coalesce(a.epoch, l.epoch)
+    FROM asked a JOIN tenants t ON t.id = a.tenant_id
+"""
+# Shipped reservations, whichever the epoch and the policy are by now. A request whose record was shipped before has ended.
+RESERVE: Final = f"""
+WITH asked AS MATERIALIZED ({RESERVATION_COLUMNS}), kept AS (
+    {INSERT_RESERVATIONS} WHERE NOT EXISTS (SELECT FROM usage_records u WHERE u.id = a.id)
+    ON CONFLICT (id) DO NOTHING
+)
+SELECT a.id, t.policy_epoch > a.policy_epoch FROM asked a JOIN tenants t ON t.id = a.tenant_id
+"""
+RESERVE_WITHOUT_COUNTERS: Final = f"""
+WITH asked AS MATERIALIZED ({RESERVATION_COLUMNS}), locked AS MATERIALIZED ({CURRENT_EPOCHS}), kept AS (
+    {INSERT_RESERVATIONS} AND t.policy_epoch = a.policy_epoch JOIN locked l ON l.tenant_id = a.tenant_id
     ON CONFLICT (id) DO NOTHING
     RETURNING id
+)
+SELECT a.id, k.id IS NOT NULL, l.epoch
+FROM asked a LEFT JOIN kept k ON k.id = a.id LEFT JOIN locked l ON l.tenant_id = a.tenant_id
 """
-RESERVE_RESULT: Final = """
-SELECT a.id, k.id IS NOT NULL, coalesce(t.policy_epoch = a.policy_epoch, false), l.epoch
-FROM asked a LEFT JOIN kept k ON k.id = a.id LEFT JOIN tenants t ON t.id = a.tenant_id
-LEFT JOIN locked l ON l.tenant_id = a.tenant_id
-"""
-
-
-def _reserve(epochs: LiteralString) -> LiteralString:
-    return (
-        f"WITH asked AS MATERIALIZED ({RESERVATION_COLUMNS}), locked AS MATERIALIZED ({epochs}), "
-        f"kept AS ({INSERT_RESERVATIONS}) {RESERVE_RESULT}"
-    )
-
-
-RESERVE: Final = _reserve(SHARED_EPOCHS)
-RESERVE_WITHOUT_EPOCH: Final = _reserve(CURRENT_EPOCHS)
 
 # A row's amount as the counters have it: rounded up, and that of a correction down by as much.
 AMOUNT_NANO: Final = "(r.amount_pico + CASE WHEN r.amount_pico < 0 THEN -999 ELSE 999 END) / 1000"
@@ -206,11 +198,20 @@ WITH given AS MATERIALIZED (
             >= b.limit_value::numeric * b.unit * h.threshold
     ON CONFLICT DO NOTHING
 )
-SELECT g.id, w.id IS NOT NULL, l.epoch
+SELECT g.id, w.id IS NOT NULL AS written, l.epoch
 FROM given g LEFT JOIN written w ON w.id = g.id LEFT JOIN locked l ON l.tenant_id = g.tenant_id
 """
 
-OUTCOME: Final = "SELECT outcome FROM usage_records WHERE id = %s"
+# A tenant that was removed in the meantime has no refusals.
+COUNT_REFUSALS: Final = f"""
+INSERT INTO request_rollups AS u (tenant_id, hour, adapter_id, api_key_id, status, requests, ttft_buckets, gap_buckets)
+SELECT g.tenant_id, g.hour, coalesce(g.adapter_id, {NO_ID}), g.api_key_id, g.status, g.requests, {_array("0::bigint")},
+    {_array("0::bigint")}
+FROM json_to_recordset(%s::json) AS g (
+    tenant_id uuid, hour timestamptz, adapter_id uuid, api_key_id uuid, status text, requests bigint
+) JOIN tenants t ON t.id = g.tenant_id
+ORDER BY 1, 2, 3, 4, 5 {COUNT_ONCE_MORE} RETURNING u.status
+"""
 RENEW: Final = """
 UPDATE reservations SET expires_at = now() + make_interval(secs => %s) WHERE id = ANY(%s)
 RETURNING id
@@ -251,10 +252,31 @@ GROUP BY e.epoch, p.period, p.place, u.tokens, u.amount_nano ORDER BY p.place
 """
 EPOCH: Final = "SELECT epoch FROM admission_epochs WHERE tenant_id = %s"
 FIRST_EPOCH: Final = 1
+# The next epoch is taken only behind a fence, or if no counters ever existed. A rebuild that came in between needs its own.
 NEXT_EPOCH: Final = text("""
 INSERT INTO admission_epochs AS e (tenant_id, epoch) VALUES (:tenant_id, CAST(:above AS bigint) + 1)
-ON CONFLICT (tenant_id) DO UPDATE SET epoch = greatest(e.epoch, CAST(:above AS bigint)) + 1 RETURNING epoch
+ON CONFLICT (tenant_id) DO UPDATE SET epoch = greatest(e.epoch, CAST(:above AS bigint)) + 1
+WHERE greatest(e.epoch, CAST(:above AS bigint)) <= e.fenced_epoch
+RETURNING epoch
 """)
+# One fence at a time until its commit: a gateway that sees one has seen all earlier ones.
+LOCK_FENCES: Final = text("SELECT pg_advisory_xact_lock(hashtextextended('loraplex admission fences', 0))")
+RAISE_FENCE: Final = text("""
+INSERT INTO admission_epochs AS e (tenant_id, epoch, fenced_epoch, fence)
+VALUES (:tenant_id, 0, CASE WHEN :outdates THEN CAST(:above AS bigint) ELSE 0 END, nextval('admission_fence'))
+ON CONFLICT (tenant_id) DO UPDATE SET fence = excluded.fence,
+    fenced_epoch = greatest(e.fenced_epoch, excluded.fenced_epoch, CASE WHEN :outdates THEN e.epoch END)
+RETURNING fence, fenced_epoch
+""")
+FENCES: Final = "SELECT tenant_id, fenced_epoch, fence FROM admission_epochs WHERE fence > %s"
+CONFIRM: Final = """
+INSERT INTO gateways AS g (id, seen_at, fence) VALUES (%s, now(), %s)
+ON CONFLICT (id) DO UPDATE SET seen_at = now(), fence = greatest(g.fence, excluded.fence) RETURNING id
+"""
+# Gateways that may have an unshipped journal and have not confirmed the fence.
+UNCONFIRMED: Final = """
+SELECT count(*) FROM gateways WHERE fence < %s AND (%s OR seen_at > now() - make_interval(secs => %s))
+"""
 SEEN: Final = """
 INSERT INTO gateways (id, seen_at) VALUES (%s, now()) ON CONFLICT (id) DO UPDATE SET seen_at = now() RETURNING id
 """

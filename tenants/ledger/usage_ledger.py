@@ -1,13 +1,12 @@
-"""The usage ledger in PostgreSQL, written as `app_writer`: reservations, usage, totals, thresholds, epochs, gateways.
+"""The usage ledger in PostgreSQL, written as `app_writer`: reservations, usage, totals, thresholds, epochs, fences, gateways.
 
 Invariant: a usage record is written once per request, in one transaction with its totals. tenants/admission/README.md,
 "Epochs", describes how reservations and counter rebuilds see each other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from enum import Enum
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -22,6 +21,7 @@ from loraplex.tenants.errors import TenantNotFound
 from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.ledger import statements
 from loraplex.tenants.ledger.histograms import TTFT_BOUNDS_MS, bucket_of
+from loraplex.tenants.ledger.refusal_counts import Refused
 from loraplex.tenants.ledger.write_batching import WriteBatcher
 from loraplex.tenants.ledger.writer_connection import WriterConnection
 from loraplex.tenants.models import ReservationRow, Tenant, UsageTotal
@@ -30,13 +30,13 @@ from loraplex.tenants.quotas.policies import ROWS_AT_ONCE, TenantPolicy, policy_
 from loraplex.tenants.quotas.reservation import (
     NO_REQUEST_ID,
     UNKNOWN_TIMINGS,
-    UNKNOWN_USAGE,
     Reservation,
     ReservationRequest,
     SettledUsage,
 )
 
 MAX_REAPED = 256
+FORGOTTEN_GATEWAY_SECONDS = 3600.0
 # The largest difference allowed between a gateway's clock, which is in its ids, and Valkey's.
 CLOCKS_APART = timedelta(seconds=30)
 # A request admitted so long after the counters were read comes from a clock that is ahead of theirs.
@@ -45,21 +45,13 @@ AHEAD = timedelta(seconds=1)
 Row: TypeAlias = dict[str, Any]
 
 
-class Reserved(Enum):
-    """The outcome of writing a reservation."""
-
-    KEPT = "kept"
-    EPOCH_LOCKED = "epoch_locked"
-    EPOCH_MOVED = "epoch_moved"
-    POLICY_STALE = "policy_stale"
-
-
 @dataclass(frozen=True, slots=True)
-class ReservedUnder:
-    """An outcome and the tenant's epoch, locked while the row was written: later rebuilds include the row."""
+class Fence:
+    """A fence of a tenant. Counters of `fenced_epoch` and of earlier epochs are outdated; zero: none are."""
 
-    outcome: Reserved
-    epoch: int | None
+    tenant_id: UUID
+    fenced_epoch: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +70,46 @@ class UsageLedger:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._reserving = WriterConnection(database.url, durable=False)
+        self._reserving = WriterConnection(database.url, durable=True)
         self._settling = WriterConnection(database.url, durable=True)
         self._general = WriterConnection(database.url, durable=False)
         self._reservations = WriteBatcher(self._reserve)
-        self._reservations_without_epoch = WriteBatcher(self._reserve_without_epoch)
+        self._reservations_without_counters = WriteBatcher(self._reserve_without_counters)
         self._settlements = WriteBatcher(self._settle)
 
-    async def reserve(self, reservation: Reservation, gateway_id: UUID, lease_s: float) -> ReservedUnder:
-        """Store a reservation if its epoch and its policy are the newest; one without an epoch gets the current one."""
-        rows = self._reservations if reservation.epoch is not None else self._reservations_without_epoch
-        return await rows.add(reservation_row(reservation, gateway_id, lease_s))
+    async def reserve(self, reservation: Reservation, gateway_id: UUID, lease_s: float) -> bool:
+        """Store a reservation unless its usage is in the ledger; may be repeated. Return whether its policy is outdated."""
+        return await self._reservations.add(reservation_row(reservation, gateway_id, lease_s))
+
+    async def reserve_without_counters(
+        self, reservation: Reservation, gateway_id: UUID, lease_s: float
+    ) -> int | None:
+        """Store a reservation that no counters admitted if its policy is the newest; None otherwise.
+
+        Returns the tenant's epoch, locked while the row was written: later rebuilds include the row.
+        """
+        return await self._reservations_without_counters.add(
+            reservation_row(reservation, gateway_id, lease_s)
+        )
 
     async def settle(self, reservation: Reservation, usage: SettledUsage) -> LedgerWrite:
         """Write usage durably; may be repeated. Raises `psycopg.Error` for a row that PostgreSQL rejects."""
         return await self._settlements.add(usage_row(reservation, usage))
 
-    async def has_unknown_outcome(self, request_id: UUID) -> bool:
-        """Whether the record of a request has the outcome `unknown`: it was given up."""
-        rows = await self._settling.fetch(statements.OUTCOME, request_id)
-        return [outcome for (outcome,) in rows] == [UNKNOWN_USAGE.outcome]
+    async def count_refusals(self, counts: Mapping[tuple[datetime, Refused], int]) -> None:
+        """Add counts of refused requests to the rollups. Not idempotent: a repeated write counts again."""
+        rows = [
+            {
+                "tenant_id": refused.tenant_id,
+                "hour": hour,
+                "adapter_id": refused.adapter_id,
+                "api_key_id": refused.api_key_id,
+                "status": refused.status,
+                "requests": requests,
+            }
+            for (hour, refused), requests in counts.items()
+        ]
+        await self._general.fetch(statements.COUNT_REFUSALS, to_json(rows))
 
     async def renew(self, ids: Sequence[UUID], lease_s: float) -> None:
         """Renew the leases of open reservations."""
@@ -129,13 +141,14 @@ class UsageLedger:
         rows = await self._general.fetch(statements.EPOCH, tenant_id)
         return next((epoch for (epoch,) in rows), 0)
 
-    async def settled(self, tenant_id: UUID, counted: SettledUse) -> SettledUse | None:
-        """What the counters should have settled when they were read. None if unknown: the tenant's counters were never built,
-        or it has records of a clock that is ahead.
+    async def settled(self, tenant_id: UUID, counted: SettledUse, waited_s: float = 0.0) -> SettledUse | None:
+        """What the counters should have settled when they were read, `waited_s` ago. None if unknown: the tenant's counters
+        were never built, or it has records of a clock that is ahead.
         """
         first_id = uuid7_from(counted.at - CLOCKS_APART)
         least_id = min([first_id, *counted.open])
         periods = [use.period for use in counted.uses]
+        ahead = counted.at + timedelta(seconds=waited_s) + AHEAD
         rows = await self._general.fetch(
             statements.SETTLED,
             *(
@@ -144,7 +157,7 @@ class UsageLedger:
                 [*counted.open],
                 first_id,
                 counted.at,
-                counted.at + AHEAD,
+                ahead,
                 periods,
                 tenant_id,
             ),
@@ -154,13 +167,36 @@ class UsageLedger:
         day, month = (PeriodUse(*row[1:4]) for row in rows)
         return SettledUse(rows[0][0], counted.at, (day, month))
 
-    async def take_snapshot(self, tenant_id: UUID, above: int = 0) -> tuple[int, CounterSnapshot]:
+    async def raise_fence(self, tenant_id: UUID, *, above: int = 0, outdates: bool = True) -> Fence:
+        """Raise the tenant's next fence. With `outdates`, its counters are outdated, those up to epoch `above` included."""
+        async with self._database.as_writer() as session:
+            await session.execute(statements.LOCK_FENCES)
+            parameters = {"tenant_id": tenant_id, "above": above, "outdates": outdates}
+            number, fenced_epoch = (await session.execute(statements.RAISE_FENCE, parameters)).one()
+        return Fence(tenant_id, fenced_epoch, number)
+
+    async def fences(self, after: int) -> list[Fence]:
+        """The newest fence of every tenant that has one above `after`. It never skips one that is committed later."""
+        return [Fence(*row) for row in await self._general.fetch(statements.FENCES, after)]
+
+    async def confirm_fence(self, gateway_id: UUID, fence: int) -> None:
+        """Note that this gateway's journal is shipped up to the moment at which it saw the fence."""
+        await self._general.fetch(statements.CONFIRM, gateway_id, fence)
+
+    async def unconfirmed(self, fence: int, live_s: float | None) -> int:
+        """The number of gateways, seen within `live_s` (None: at any time), that have not confirmed the fence."""
+        [(count,)] = await self._general.fetch(statements.UNCONFIRMED, fence, live_s is None, live_s or 0.0)
+        return int(count)
+
+    async def take_snapshot(self, tenant_id: UUID, above: int = 0) -> tuple[int, CounterSnapshot] | None:
         """Take the tenant's next epoch, above `above`, and read what its counters start from. The tenant's ledger does not
-        change meanwhile.
+        change meanwhile. None if counters exist that no fence has outdated.
         """
         async with self._database.as_writer() as session:
             parameters = {"tenant_id": tenant_id, "above": above}
-            epoch = (await session.execute(statements.NEXT_EPOCH, parameters)).scalar_one()
+            epoch = (await session.execute(statements.NEXT_EPOCH, parameters)).scalar_one_or_none()
+            if epoch is None:
+                return None
             periods = periods_around(datetime.now(UTC))
             totals = await session.scalars(
                 select(UsageTotal).where(UsageTotal.tenant_id == tenant_id, UsageTotal.period.in_(periods))
@@ -184,28 +220,24 @@ class UsageLedger:
         [(live,)] = await self._general.fetch(statements.LIVE, live_s)
         return int(live)
 
-    async def remove_gateway(self, gateway_id: UUID, forgotten_s: float) -> None:
-        """Remove a gateway, and those that were not seen for `forgotten_s`."""
-        await self._general.fetch(statements.GONE, gateway_id, forgotten_s)
+    async def remove_gateway(self, gateway_id: UUID) -> None:
+        """Remove a gateway, and those that were not seen for `FORGOTTEN_GATEWAY_SECONDS`."""
+        await self._general.fetch(statements.GONE, gateway_id, FORGOTTEN_GATEWAY_SECONDS)
 
     async def close(self) -> None:
-        for rows in (self._reservations, self._reservations_without_epoch, self._settlements):
+        for rows in (self._reservations, self._reservations_without_counters, self._settlements):
             await rows.close()
         for connection in (self._reserving, self._settling, self._general):
             await connection.close()
 
-    async def _reserve(self, rows: list[Row]) -> list[ReservedUnder]:
-        return await self._write_reservations(statements.RESERVE, rows)
+    async def _reserve(self, rows: list[Row]) -> list[bool]:
+        outdated = dict(await self._reserving.fetch(statements.RESERVE, to_json(rows)))
+        return [outdated.get(row["id"], False) for row in rows]
 
-    async def _reserve_without_epoch(self, rows: list[Row]) -> list[ReservedUnder]:
-        return await self._write_reservations(statements.RESERVE_WITHOUT_EPOCH, rows)
-
-    async def _write_reservations(self, statement: str, rows: list[Row]) -> list[ReservedUnder]:
-        by_id = {
-            request_id: (kept, current, epoch)
-            for request_id, kept, current, epoch in await self._reserving.fetch(statement, to_json(rows))
-        }
-        return [reserved_under(*by_id[row["id"]]) for row in rows]
+    async def _reserve_without_counters(self, rows: list[Row]) -> list[int | None]:
+        stored = await self._reserving.fetch(statements.RESERVE_WITHOUT_COUNTERS, to_json(rows))
+        epochs = {request_id: epoch for request_id, kept, epoch in stored if kept}
+        return [epochs.get(row["id"]) for row in rows]
 
     async def _settle(self, rows: list[Row]) -> list[LedgerWrite]:
         by_id = {
@@ -213,15 +245,6 @@ class UsageLedger:
             for request_id, written, epoch in await self._settling.fetch(statements.SETTLE, to_json(rows))
         }
         return [by_id[row["id"]] for row in rows]
-
-
-def reserved_under(kept: bool, current: bool, epoch: int | None) -> ReservedUnder:
-    """The outcome for one row. `current`: the policy is the newest. `epoch`: the tenant's; None if locked or missing."""
-    if kept:
-        return ReservedUnder(Reserved.KEPT, epoch)
-    if not current:
-        return ReservedUnder(Reserved.POLICY_STALE, None)
-    return ReservedUnder(Reserved.EPOCH_LOCKED if epoch is None else Reserved.EPOCH_MOVED, None)
 
 
 def to_json(rows: Sequence[Row]) -> str:

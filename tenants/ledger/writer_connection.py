@@ -25,15 +25,19 @@ class WriterConnection:
     """Opens on first use and again after a failure; runs one statement at a time.
 
     `durable` False does not wait for the disk: a crash of PostgreSQL may lose the last transactions, never half of one.
+    `role` None: `app_writer`. A statement waits `lock_s` seconds for each lock.
     """
 
-    def __init__(self, url: str, *, durable: bool) -> None:
+    def __init__(
+        self, url: str, *, durable: bool, role: str | None = None, lock_s: float = LOCK_SECONDS
+    ) -> None:
+        self._role = role or ROLE
         address = parse_database_url(url).set(drivername="postgresql")
         self._address = address.render_as_string(hide_password=False)
         # A plan prepared while tables are small is kept as they grow: so every lookup uses an index from the start.
         self._options = (
-            f"-c role={ROLE} -c enable_seqscan=off -c synchronous_commit={'on' if durable else 'off'} "
-            f"-c statement_timeout={int(STATEMENT_SECONDS * 1000)} -c lock_timeout={int(LOCK_SECONDS * 1000)}"
+            f"-c role={self._role} -c enable_seqscan=off -c synchronous_commit={'on' if durable else 'off'} "
+            f"-c statement_timeout={int(STATEMENT_SECONDS * 1000)} -c lock_timeout={int(lock_s * 1000)}"
         )
         self._connection: AsyncConnection[Any] | None = None
         self._lock = asyncio.Lock()
@@ -65,9 +69,11 @@ class WriterConnection:
         )
         self._connection = connection
         user, bypasses = await (await connection.execute(WHO_AM_I)).fetchone() or ("no role", True)
-        if user != ROLE or bypasses:
+        if user != self._role or bypasses:
             await self._drop()
-            raise RoleUnsafe(f"the usage ledger is written as {ROLE} under row-level security, not as {user}")
+            raise RoleUnsafe(
+                f"the usage ledger is written as {self._role} under row-level security, not as {user}"
+            )
         return connection
 
     async def _drop(self) -> None:

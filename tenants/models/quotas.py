@@ -61,13 +61,17 @@ class Quota(Base):
 class AdmissionEpoch(Base):
     """The epoch of a tenant's counters in Valkey: a counter rebuild takes the next one under this row's lock.
 
-    A reservation is written only while its epoch is still this one, so that no rebuild misses it.
+    `fence`: the number of the tenant's newest fence, zero before the first. A gateway that has seen it answers no request
+    that counters of `fenced_epoch` or an earlier epoch admitted.
     """
 
     __tablename__ = "admission_epochs"
+    __table_args__ = (Index("ix_admission_epochs_fence", "fence"),)
 
     tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), primary_key=True)
     epoch: Mapped[BigInt]
+    fenced_epoch: Mapped[BigInt] = mapped_column(server_default="0")
+    fence: Mapped[BigInt] = mapped_column(server_default="0")
 
 
 class ReservationRow(Base):
@@ -128,9 +132,13 @@ class QuotaEvent(Base):
 
 
 class Gateway(Base):
-    """A gateway process, alive while `seen_at` is recent. Without Valkey, live gateways share the rates."""
+    """A gateway process, alive while `seen_at` is recent. Without Valkey, live gateways share the rates.
+
+    `fence`: its journal is shipped up to the moment at which it saw this fence.
+    """
 
     __tablename__ = "gateways"
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    fence: Mapped[BigInt] = mapped_column(server_default="0")

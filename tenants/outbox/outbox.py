@@ -18,7 +18,7 @@ ADD: Final = text(
 
 
 class Outbox:
-    """The outbox, written in the transaction of `session`: one of an operator or of the ledger's writer."""
+    """The outbox, written in the transaction of `session`, one of an operator."""
 
     @staticmethod
     async def add(session: AsyncSession, tenant_id: UUID, event: InvoiceFinalized) -> None:

@@ -3,11 +3,11 @@
 Invariant: limits of one epoch are never applied to a request of another; reading a tenant's many limits does not block others.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from cachetools import LRUCache
@@ -19,6 +19,12 @@ from loraplex.tenants.quotas.limits import NO_LIMITS, QuotaLimits, Subject
 from loraplex.tenants.single_flight import SingleFlight
 
 MAX_TENANTS = 10_000
+Load: TypeAlias = Callable[[], Coroutine[Any, Any, "TenantPolicy"]]
+
+
+async def unbounded(load: Load) -> "TenantPolicy":
+    """Run a load without a bound."""
+    return await load()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +46,33 @@ class TenantPolicy:
 
 
 class Policies:
-    """A cache of the policies last used; `load` reads one from the database."""
+    """A cache of the policies last used; `load` reads one from the database. `bounded` runs the loads that requests wait for.
+
+    A cached policy is used however long PostgreSQL is away: the caller's epoch says that it is the right one.
+    """
 
     def __init__(
-        self, load: Callable[[UUID], Awaitable[TenantPolicy]], max_tenants: int = MAX_TENANTS
+        self,
+        load: Callable[[UUID], Awaitable[TenantPolicy]],
+        max_tenants: int = MAX_TENANTS,
+        bounded: Callable[[Load], Coroutine[Any, Any, TenantPolicy]] = unbounded,
     ) -> None:
         self._load = load
+        self._bounded = bounded
         self._cached: LRUCache[UUID, TenantPolicy] = LRUCache(max_tenants)
         self._loads = SingleFlight[TenantPolicy]()
 
     async def of(self, tenant_id: UUID, policy_epoch: int) -> TenantPolicy:
-        """The tenant's limits at that epoch. Raises `PolicyStale` when there is a newer one, `TenantNotFound`."""
+        """The tenant's limits at that epoch.
+
+        Raises `PolicyStale` when there is a newer one, `TenantNotFound`, `DatabaseUnavailable` when they must be read and
+        PostgreSQL is away.
+        """
         cached = self._cached.get(tenant_id)
         if cached is None or cached.policy_epoch < policy_epoch:
             # By epoch too: a load for an older one may have read before the change.
-            cached = await self._loads.run((tenant_id, policy_epoch), partial(self.refresh, tenant_id))
+            load = partial(self._bounded, partial(self.refresh, tenant_id))
+            cached = await self._loads.run((tenant_id, policy_epoch), load)
         if cached.policy_epoch != policy_epoch:
             raise PolicyStale(f"the policy of the caller's tenant has changed since epoch {policy_epoch}")
         return cached

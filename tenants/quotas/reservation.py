@@ -12,19 +12,17 @@ from uuid import UUID
 
 from loraplex.tenants.billing.pricing import Price, PriceVersion, amount_nano
 from loraplex.tenants.errors import InvalidField
-from loraplex.tenants.ids import uuid7_derived
 from loraplex.tenants.quotas.limits import MAX_INTEGER, Subject
 from loraplex.tenants.rate_state import RateState
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 LEVELS: Final = ((), ("tenant", "key"), ("tenant", "key", "adapter"))
-LATE: Final = "late"
 NO_REQUEST_ID: Final = "-"
 NO_TIER: Final = "-"
 NO_RATES: Final = RateState()
 
 Outcome = Literal["completed", "aborted", "failed", "unknown"]
-# Called when a request is admitted provisionally: by the counters, not yet by the ledger; perhaps more than once.
+# Called when a request is admitted provisionally: by the counters, not yet in the journal; perhaps more than once.
 OnProvisional: TypeAlias = Callable[[], None]
 
 
@@ -101,10 +99,6 @@ class Reservation:
         """The tenant of the request."""
         return self.request.tenant_id
 
-    def late(self) -> "Reservation":
-        """The reservation for usage that arrives after this one was given up; its id is always the same."""
-        return replace(self, request=replace(self.request, id=uuid7_derived(self.id, LATE)))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimings:
@@ -124,7 +118,8 @@ class RequestTimings:
 class SettledUsage:
     """What an ended request used; `prompt_tokens` includes `cached_tokens`. `outcome` None: it was cancelled.
 
-    `amount_pico` follows from the price and is set by admission. Raises `InvalidField`.
+    `amount_pico` follows from the price and is set by admission. `timings` None: unknown; equal usage may have taken other
+    times. Raises `InvalidField`.
     """
 
     outcome: Outcome | None
@@ -132,7 +127,7 @@ class SettledUsage:
     cached_tokens: int = 0
     completion_tokens: int = 0
     amount_pico: int = 0
-    timings: RequestTimings | None = None
+    timings: RequestTimings | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not (0 <= self.cached_tokens <= self.prompt_tokens and self.completion_tokens >= 0):
@@ -157,4 +152,3 @@ class SettledUsage:
 
 NOTHING_USED: Final = SettledUsage(outcome=None)
 UNKNOWN_TIMINGS: Final = RequestTimings()
-UNKNOWN_USAGE: Final = SettledUsage(outcome="unknown")

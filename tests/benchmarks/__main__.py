@@ -16,6 +16,8 @@ from tests.benchmarks.attacks import AttackShape, measure_attacks
 from tests.benchmarks.bodies import BodiesShape, measure_bodies
 from tests.benchmarks.chunked_prefill import ChunkedPrefillShape, measure_chunked_prefill
 from tests.benchmarks.gateway import GatewayShape, measure_gateway
+from tests.benchmarks.ledger import LedgerLoad, measure_ledger
+from tests.benchmarks.ledger_rows import LedgerShape
 from tests.benchmarks.noisy_neighbours import NoisyNeighboursShape, measure_noisy_neighbours
 from tests.benchmarks.peft_comparison import PeftComparisonShape, compare_with_peft
 
@@ -213,6 +215,20 @@ def admission(
         rate=rate, seconds=seconds, rounds=rounds, input_len=input_len, output_len=output_len
     )
     run_bench(lambda: measure_admission(shape, print_progress), out, as_json, uvloop.new_event_loop)
+
+
+@app.command()
+def ledger(
+    rows: Annotated[int, typer.Option(min=1000, help="Rows to load.")] = 5_000_000,
+    months: Annotated[int, typer.Option(min=4, max=24, help="Over which they are spread.")] = 6,
+    rate: Annotated[float, typer.Option(min=1.0, help="Settled rows per second.")] = 500.0,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Of each load.")] = 20.0,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """A usage query, a dropped month and settlements with millions of rows in a PostgreSQL of its own."""
+    shape, load = LedgerShape(rows=rows, months=months), LedgerLoad(rate=rate, seconds=seconds)
+    run_bench(lambda: measure_ledger(shape, load, print_progress), out, as_json, uvloop.new_event_loop)
 
 
 @app.command()

@@ -41,6 +41,7 @@ from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository
 from loraplex.tenants.api_keys.scopes import INFERENCE
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
+from loraplex.tenants.ledger.journal import Journal
 from loraplex.tenants.models import Quota
 from loraplex.tenants.quotas.limits import COUNTED
 from loraplex.tenants.valkey import open_valkey
@@ -202,8 +203,16 @@ async def opened_stores() -> AsyncIterator[tuple[Database, QuotaAdmissionControl
             database, settings = Database(services.database_url), AdmissionConfig()
             fast = open_valkey(services.redis_url)
             bulk_redis = open_valkey(services.redis_url)
+            gateway_id = uuid4()
+            journal = await Journal.open(Path(folder) / "journal", gateway_id, max_bytes=256 << 20)
             admissions = QuotaAdmissionController(
-                database, fast, fixed_prices(PRICE), uuid4(), settings, bulk_redis=bulk_redis
+                database,
+                fast,
+                fixed_prices(PRICE),
+                gateway_id,
+                settings,
+                journal=journal,
+                bulk_redis=bulk_redis,
             )
             upkeep = asyncio.create_task(admissions.run())
             try:
@@ -212,6 +221,7 @@ async def opened_stores() -> AsyncIterator[tuple[Database, QuotaAdmissionControl
                 upkeep.cancel()
                 await asyncio.gather(upkeep, return_exceptions=True)
                 await admissions.close()
+                await journal.close()
                 await fast.aclose()
                 await bulk_redis.aclose()
                 await database.close()

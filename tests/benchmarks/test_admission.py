@@ -3,6 +3,7 @@
 from uuid import uuid4
 
 from tests.benchmarks.admission import LIMITED, PRICE, UNLIMITED, WITHOUT, AdmissionShape, measure_on
+from tests.tenants.admission.memory_journal import MemoryJournal
 from tests.tenants.billing.fixed_prices import fixed_prices
 
 from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
@@ -13,7 +14,7 @@ from loraplex.tenants.valkey import open_valkey
 async def test_every_case_is_answered_and_compared(database: Database, valkey_url: str) -> None:
     client, said = open_valkey(valkey_url), list[str]()
     admissions = QuotaAdmissionController(
-        database, client, fixed_prices(PRICE), uuid4(), AdmissionConfig(valkey_s=1.0)
+        database, client, fixed_prices(PRICE), uuid4(), AdmissionConfig(valkey_s=1.0), journal=MemoryJournal()
     )
     shape = AdmissionShape(rate=40, seconds=0.25, rounds=2, engine_ms=1)
     report = await measure_on(database, admissions, shape, said.append)

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
@@ -23,18 +24,22 @@ from loraplex.platform.api.app import create_app
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.processes.parent_death import die_with_parent
 from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
+from loraplex.tenants.admission.recovery import ship_left_behind
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
+from loraplex.tenants.ledger.journal import Journal
 from loraplex.tenants.valkey import ANSWER_SECONDS, open_valkey
 
 MODEL = "farm"
+JOURNAL_BYTES = 64 << 20
 
 
 class FarmPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Prices in micro-units per million tokens, times in seconds."""
+    """Prices in micro-units per million tokens, times in seconds. `journals`: the folder of all gateways' journals."""
 
     database_url: str
     valkey_url: str
+    journals: str
     gateways: int
     price_prompt: int
     price_cached: int
@@ -63,6 +68,7 @@ def price_of(plan: FarmPlan) -> Price:
 def settings_of(plan: FarmPlan) -> AdmissionConfig:
     return AdmissionConfig(
         lease_s=plan.lease_s,
+        gateway_live_s=plan.lease_s,
         heartbeat_s=plan.heartbeat_s,
         valkey_s=plan.valkey_s,
         probe_s=plan.heartbeat_s,
@@ -75,9 +81,19 @@ async def serve(plan: FarmPlan, listener: socket.socket) -> None:
     database = Database(plan.database_url, pool_size=3)
     fast = open_valkey(plan.valkey_url, command_s=max(plan.valkey_s, ANSWER_SECONDS))
     bulk_redis = open_valkey(plan.valkey_url)
+    gateway_id, folder = uuid4(), Path(plan.journals)
+    tenants = await ship_left_behind(database, folder, max_bytes=JOURNAL_BYTES, lease_s=plan.lease_s)
+    journal = await Journal.open(folder, gateway_id, max_bytes=JOURNAL_BYTES)
     admissions = QuotaAdmissionController(
-        database, fast, fixed_prices(price_of(plan)), uuid4(), settings_of(plan), bulk_redis=bulk_redis
+        database,
+        fast,
+        fixed_prices(price_of(plan)),
+        gateway_id,
+        settings_of(plan),
+        journal=journal,
+        bulk_redis=bulk_redis,
     )
+    admissions.rebuild_later(tenants)
     upkeep = asyncio.create_task(admissions.run())
     app = create_app(services(plan, database, admissions))
     config = uvicorn.Config(app, log_level="error", lifespan="off", access_log=False, ws="none")

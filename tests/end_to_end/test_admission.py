@@ -20,14 +20,16 @@ import msgspec
 import psycopg
 import pytest
 import redis
-from tests.end_to_end.gateway_farm import MODEL, FarmGateway, FarmPlan, price_of
+from tests.end_to_end.gateway_farm import JOURNAL_BYTES, MODEL, FarmGateway, FarmPlan, price_of
 from tests.tenants.admission.gateways import limited_subjects
+from tests.tenants.admission.memory_journal import MemoryJournal
 from tests.tenants.billing.fixed_prices import fixed_prices
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.bench.client import CompletionRequest, StreamRecord, stream_completion
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.admission.controller import QuotaAdmissionController
+from loraplex.tenants.admission.recovery import ship_left_behind
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.counters.counter_replies import LimitUse
 from loraplex.tenants.database import Database
@@ -105,6 +107,7 @@ class Run:
     over: bool = False
     killed_at: datetime | None = None
     snapshots: int = 0
+    recovered: set[UUID] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -180,10 +183,15 @@ def check_totals(subject: Subject, tokens: int, nano: int) -> None:
         assert limit is None or nano <= limit * 1000, (subject.name, nano)
 
 
-async def disturb(run: Run, valkey_url: str, answers: int) -> None:
-    """In the course of `answers` answers one gateway is killed and Valkey emptied twice; it goes on until every limit has refused."""
+async def disturb(run: Run, database: Database, answers: int) -> None:
+    """In the course of `answers` answers one gateway is killed, its journal is shipped, and Valkey is emptied twice; it goes on
+    until every limit has refused.
+    """
+    valkey_url = run.plan.valkey_url
     await answered(run, answers // 4)
     await kill_at_work(run)
+    journals = Path(run.plan.journals)
+    run.recovered = await ship_left_behind(database, journals, max_bytes=JOURNAL_BYTES, lease_s=LEASE_S)
     with redis.Redis.from_url(valkey_url) as client:
         for share in (2, 3):
             await answered(run, answers * share // 4)
@@ -232,7 +240,7 @@ async def storm(database: Database, plan: FarmPlan, answers: int) -> tuple[Run, 
             watching = asyncio.create_task(watch(run, connection))
             async with asyncio.timeout(max(answers, 300)):
                 workers = [hammer(run, seed) for seed in range(WORKERS)]
-                await asyncio.gather(disturb(run, plan.valkey_url, answers), *workers)
+                await asyncio.gather(disturb(run, database, answers), *workers)
             assert not watching.done(), watching.exception()
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -260,7 +268,9 @@ async def ready(gateways: Sequence[FarmGateway]) -> None:
 async def counted(database: Database, plan: FarmPlan, tenant_id: UUID) -> list[LimitUse]:
     """Usage by Valkey's counters, once the last settlement has reached them."""
     client = open_valkey(plan.valkey_url)
-    admissions = QuotaAdmissionController(database, client, fixed_prices(price_of(plan)), uuid4())
+    admissions = QuotaAdmissionController(
+        database, client, fixed_prices(price_of(plan)), uuid4(), journal=MemoryJournal()
+    )
     subjects = await limited_subjects(admissions, tenant_id)
     async with asyncio.timeout(60):
         uses = await admissions.quotas(tenant_id, subjects)
@@ -325,12 +335,13 @@ def check_counters(run: Run, records: Sequence[Record], uses: Sequence[LimitUse]
 
 
 def test_no_limit_is_exceeded_and_the_counters_end_equal_to_the_ledger(
-    database_url: str, valkey_url: str, request: pytest.FixtureRequest
+    database_url: str, valkey_url: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     answers = 1000 if request.config.getoption("--full-admission") else 120
     plan = FarmPlan(
         database_url=database_url,
         valkey_url=valkey_url,
+        journals=str(tmp_path),
         gateways=GATEWAYS,
         price_prompt=1_000_000,
         price_cached=500_000,
@@ -360,4 +371,6 @@ def test_no_limit_is_exceeded_and_the_counters_end_equal_to_the_ledger(
     print(f"\n{outcomes}, refused by {run.refusals}, most at once {most}, {run.snapshots} snapshots")
     assert run.left > 5 and run.snapshots > 20
     assert outcomes["completed"] > 10 and outcomes["aborted"] > 5 and outcomes["unknown"] > 0
+    assert run.recovered == {run.tenant_id}
+    assert any(record.tokens for record in records if record.outcome == "unknown"), "what it had computed"
     assert run.refusals["tenant concurrent_requests"], run.refusals

@@ -7,7 +7,8 @@ from uuid import UUID
 from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.billing.pricing import NO_PRICE
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
-from loraplex.tenants.errors import LimitExceeded
+from loraplex.tenants.errors import LimitExceeded, PolicyStale
+from loraplex.tenants.ledger.refusal_counts import Refused
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.quotas.reservation import (
@@ -20,7 +21,7 @@ from loraplex.tenants.rate_state import RateState
 
 
 class FakeAdmissions:
-    """`AdmissionController`. `refusals` are raised by the next admissions, one each. `before_confirmation`: what
+    """`AdmissionController`. `policy_epoch`: the newest that was published. `refusals` are raised by the next admissions, one each. `before_confirmation`: what
     happens between the provisional admission of a request and its admission.
     """
 
@@ -34,12 +35,16 @@ class FakeAdmissions:
         self.published: list[UUID] = []
         self.explanations: dict[tuple[UUID, str], Explanation] = {}
         self.degraded = False
+        self.policy_epoch = 0
         self.recent: LimitExceeded | None = None
+        self.refused: list[Refused] = []
+        self.recounted: list[UUID] = []
 
     async def admit(
         self, request: ReservationRequest, on_provisional: OnProvisional | None = None
     ) -> Reservation:
         self.asked.append(request)
+        await self.require_policy(request.tenant_id, request.policy_epoch)
         if self.refusals:
             raise self.refusals.pop(0)
         if self.before_confirmation is not None:
@@ -61,11 +66,21 @@ class FakeAdmissions:
     def recent_refusal(self, key: AuthenticatedKey, request_id: str) -> LimitExceeded | None:
         return self.recent
 
+    def count_refusal(self, refused: Refused) -> None:
+        self.refused.append(refused)
+
+    async def require_policy(self, tenant_id: UUID, policy_epoch: int) -> None:
+        if policy_epoch < self.policy_epoch:
+            raise PolicyStale("a newer policy was published")
+
     async def settle(self, admission: Reservation, usage: SettledUsage) -> None:
         self.settled.append((admission, usage))
 
     async def cancel(self, admission: Reservation) -> None:
         self.cancelled.append(admission)
+
+    async def recount(self, tenant_id: UUID) -> None:
+        self.recounted.append(tenant_id)
 
     async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:
         return []

@@ -110,6 +110,36 @@ def test_prices_leases_and_body_memory_are_checked_against_each_other() -> None:
             load_settings(flags)
 
 
+def test_the_meter_export_goes_to_a_file_or_signed_to_a_url() -> None:
+    url, secret = "https://meter.example.com/in", "whsec_" + "A" * 32
+    settings = load_settings({"meter_export": url, "meter_export_secret": secret})
+    assert settings.meter_export_secret is not None and "A" * 32 not in repr(settings)
+    assert load_settings({"meter_export": "/var/meter.jsonl"}).meter_export_secret is None
+    inside: dict[str, object] = {"meter_export": "http://10.0.0.1:8080/", "meter_export_secret": secret}
+    assert load_settings(inside | {"webhook_allow_private": True}).meter_export == "http://10.0.0.1:8080/"
+    wrong: list[tuple[dict[str, object], str]] = [
+        ({"meter_export": "meter.jsonl"}, "meter_export.*absolute path"),
+        ({"meter_export": url}, "meter_export_secret.*exactly if `meter_export` is a URL"),
+        ({"meter_export": "/m", "meter_export_secret": secret}, "meter_export_secret.*exactly if"),
+        ({"meter_export": url, "meter_export_secret": "whsec_short"}, "meter_export_secret.*24 bytes"),
+        (inside, "meter_export.*must begin with https"),
+        ({"meter_export": "https://10.0.0.1/", "meter_export_secret": secret}, "meter_export.*private"),
+    ]
+    for flags, message in wrong:
+        with pytest.raises(SettingsError, match=message):
+            load_settings(flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "grace_s"),
+    [({}, 300), ({"known_caller_s": 600}, 600), ({"known_caller_s": 0}, 30), ({"database_grace_s": 5}, 5)],
+)
+def test_a_gateway_is_ready_without_postgresql_as_long_as_it_serves_known_callers(
+    flags: dict[str, object], grace_s: float
+) -> None:
+    assert load_settings(flags).readiness_grace_s == grace_s
+
+
 def test_frozen() -> None:
     with pytest.raises(ValidationError):
         load_settings().port = 1

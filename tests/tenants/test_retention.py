@@ -9,7 +9,8 @@ from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.api_keys.scopes import INFERENCE
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Quota
-from loraplex.tenants.retention import Retention, RetentionRepository, first_id_at
+from loraplex.tenants.outbox.meter_events import WINDOW
+from loraplex.tenants.retention import METER_EVENTS, Retention, RetentionRepository, first_id_at
 
 AUDIT = (
     "INSERT INTO audit_entries (id, at, actor_kind, actor, action, target)"
@@ -24,18 +25,22 @@ RECORD = (
     " VALUES ('c', CAST(:at AS text), 'POST /', sha256(''), :at)"
 )
 POLICY_EPOCH = text("SELECT policy_epoch FROM tenants")
-FILLED = ("audit_entries", "quota_events", "idempotency_records")
+WEBHOOK = "INSERT INTO outbox_events (id, tenant_id, type, subject, data, created_at) VALUES (gen_random_uuid(), :tenant, 'adapter.ready', 'x', '{}', :at)"
+FILLED = ("audit_entries", "quota_events", "idempotency_records", "outbox_events")
 RETENTION = Retention(audit=timedelta(days=30), quota_events=timedelta(days=60))
 
 
 async def fill(database: Database, days: list[int]) -> None:
     tenant, now = await make_tenant(database), datetime.now(UTC)
     ages = [now - timedelta(days=each) for each in days]
+    async with database.as_writer() as session:
+        await session.execute(text(EVENT), [{"tenant": tenant, "at": at} for at in ages])
     async with database.as_operator() as session:
         await session.execute(text(AUDIT), [{"id": first_id_at(at), "at": at} for at in ages])
         await session.execute(text(RECORD), [{"at": at} for at in ages])
-    async with database.as_writer() as session:
-        await session.execute(text(EVENT), [{"tenant": tenant, "at": at} for at in ages])
+        # Those that the trigger wrote of the events above.
+        await session.execute(text("DELETE FROM outbox_events"))
+        await session.execute(text(WEBHOOK), [{"tenant": tenant, "at": at} for at in ages])
 
 
 async def sweep(database: Database, batch: int) -> dict[str, int]:
@@ -45,12 +50,19 @@ async def sweep(database: Database, batch: int) -> dict[str, int]:
 
 async def test_old_records_are_deleted_and_recent_ones_stay(database: Database) -> None:
     await fill(database, [-1, 1, 29, 31, 59, 61, 365])
-    everything = {"audit_entries": 4, "quota_events": 2, "idempotency_records": 6, "api_keys": 0}
+    everything = {
+        "audit_entries": 4,
+        "quota_events": 2,
+        "idempotency_records": 6,
+        "outbox_events": 4,
+        "meter_exports": 0,
+        "api_keys": 0,
+    }
     assert await sweep(database, 100) == everything
     assert await sweep(database, 100) == dict.fromkeys(everything, 0)
     async with database.as_operator() as session:
         left = {name: await session.scalar(text(f"SELECT count(*) FROM {name}")) for name in FILLED}
-    assert left == {"audit_entries": 3, "quota_events": 5, "idempotency_records": 1}
+    assert left == {"audit_entries": 3, "quota_events": 5, "idempotency_records": 1, "outbox_events": 3}
 
 
 async def test_ended_keys_stay_as_long_as_the_audit_log_names_them(database: Database) -> None:
@@ -95,5 +107,21 @@ async def test_a_batch_is_bounded_and_one_sweeps_at_a_time(database: Database) -
     async with database.as_operator() as one, database.as_operator() as two:
         first = await RetentionRepository(one, RETENTION).sweep(6)
         second = await RetentionRepository(two, RETENTION).sweep(6)
-    assert first == {**dict.fromkeys(FILLED, 6), "api_keys": 0} and set(second.values()) == {0}
-    assert await sweep(database, 6) == {**dict.fromkeys(FILLED, 4), "api_keys": 0}
+    assert first == {**dict.fromkeys(FILLED, 6), "meter_exports": 0, "api_keys": 0} and set(
+        second.values()
+    ) == {0}
+    assert await sweep(database, 6) == {**dict.fromkeys(FILLED, 4), "meter_exports": 0, "api_keys": 0}
+
+
+async def test_exported_meter_events_are_kept_longer_than_hours_are_compared(database: Database) -> None:
+    tenant, now = await make_tenant(database), datetime.now(UTC)
+    insert = text(
+        "INSERT INTO meter_exports (tenant_id, hour, meter, sequence, value, sent_at)"
+        " VALUES (:tenant, :hour, 'prompt', 1, 1, :sent_at)"
+    )
+    async with database.as_operator() as session:
+        for days, sent_at in ((61, now), (62, None), (WINDOW.days + 1, now)):
+            values = {"tenant": tenant, "hour": now - timedelta(days=days), "sent_at": sent_at}
+            await session.execute(insert, values)
+    assert (await sweep(database, 100))["meter_exports"] == 1
+    assert METER_EVENTS > WINDOW

@@ -54,6 +54,14 @@ def test_every_table_of_tenants_is_forced(database_url: str) -> None:
         assert connection.execute(REACHABLE_PARTITIONS).fetchall() == []
 
 
+@pytest.mark.parametrize("table", ["usage_records", "request_phases"])
+def test_no_role_changes_what_is_written_once(database_url: str, table: str) -> None:
+    rights = "SELECT has_table_privilege(%s, %s, 'UPDATE, DELETE, TRUNCATE, TRIGGER')"
+    with psycopg.connect(database_url) as connection:
+        for role in ROLES:
+            assert connection.execute(rights, (role, table)).fetchone() == (False,), role
+
+
 def test_the_query_finds_a_table_that_is_not(database_url: str) -> None:
     with psycopg.connect(database_url) as connection:
         connection.execute("CREATE TABLE leak (tenant_id uuid)")
@@ -131,6 +139,10 @@ async def test_a_role_ends_with_its_transaction(database: Database) -> None:
         "UPDATE price_versions SET effective = 'empty'",
         "UPDATE tenant_billing SET tax_rate_ppm = 0",
         "UPDATE alias_targets SET weight = 1",
+        "UPDATE outbox_events SET data = '{}'",
+        "UPDATE webhook_deliveries SET event_id = endpoint_id",
+        "DELETE FROM webhook_deliveries",
+        "UPDATE meter_exports SET value = 1",
         "CREATE TABLE mine (x int)",
     ],
 )

@@ -85,8 +85,12 @@ class Page(Generic[RowT, KeyT]):
     def listing(self, rows: Sequence[RowT], to_response: Callable[[RowT], ItemT]) -> Listing[ItemT]:
         """Build the response of `rows`, which were read with `fetch`."""
         here, more = rows[: self.limit], len(rows) > self.limit
-        cursor = self.cursors.encode(self.filters, self.order.position(here[-1])) if more else None
+        cursor = self.cursor(self.order.key(here[-1])) if more else None
         return Listing(data=[to_response(row) for row in here], next_cursor=cursor)
+
+    def cursor(self, key: KeyT) -> str:
+        """Return the cursor of the page that follows the row with this key."""
+        return self.cursors.encode(self.filters, self.order.write(key))
 
 
 def page_of(

@@ -34,7 +34,7 @@ from loraplex.platform.errors import ClientGone, EngineFailed, describe
 from loraplex.platform.inference.admission import RequestContext
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.generation import Generation
-from loraplex.platform.inference.model_resolution import ResolvedModel, list_models, resolve_model
+from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.inference.pipeline import InferencePipeline
 from loraplex.platform.inference.prompting.token_text import TokenText
 from loraplex.platform.parameters.parameter_table import GenerationEndpoint, read_parameters
@@ -44,6 +44,7 @@ from loraplex.platform.parameters.request_models import (
     TokenizeRequest,
 )
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
+from loraplex.tenants.ledger.refusal_counts import Refused
 
 T = TypeVar("T")
 Collect: TypeAlias = Callable[[ResponseHead, Generation, TokenText], Awaitable[ChatCompletion | Completion]]
@@ -59,7 +60,7 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
     inference = InferencePipeline(dependencies)
     # Admission refuses a request whose cached key is outdated. Routes without admission look the key up for each request.
     authorized, admissible = (
-        Depends(authenticator.requires(SCOPE, cached=cached)) for cached in (False, True)
+        Depends(authenticator.requires(SCOPE, cached=cached, known=True)) for cached in (False, True)
     )
     limits = dependencies.config
     transactions = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
@@ -79,13 +80,14 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
 
     async def generate(request: Request, caller: Caller, endpoint: GenerationEndpoint) -> Response:
         context = context_of(request, caller)
-        inference.repeat_refusal(context)
         try:
+            inference.repeat_refusal(context)
             return await _generate(dependencies, inference, request, context, endpoint)
         except Exception as error:
             if _needs_no_admission(error):
                 async with transactions.slot(caller.tenant_id):
                     await context.confirm()
+            _count_refusal(dependencies, context, error)
             raise
 
     @router.post(
@@ -107,13 +109,13 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
     @router.get("/models", responses=documented(response=ModelList))
     async def models(caller: Annotated[Caller, authorized]) -> Response:
         async with transactions.slot(caller.tenant_id):
-            found = await list_models(dependencies, caller)
+            found = await inference.models.list(caller)
         return json_response(ModelList(object="list", data=[card(each) for each in found]))
 
     @router.get("/models/{name:path}", responses=documented(response=ModelCard))
     async def one_model(name: str, caller: Annotated[Caller, authorized]) -> Response:
         async with transactions.slot(caller.tenant_id):
-            found = await resolve_model(dependencies, caller, name)
+            found = await inference.models.read(caller, name)
         return json_response(card(found), found.headers())
 
     @router.post(
@@ -126,7 +128,7 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
             read = partial(read_parameters, "tokenize")
             values = await _read_body(dependencies, request, caller, read, lease)
             async with transactions.slot(caller.tenant_id):
-                found = await resolve_model(dependencies, caller, values.model)
+                found = await inference.models.read(caller, values.model)
             response_headers_of(request.scope).update(found.headers())
             async with tokenizing.slot(caller.tenant_id):
                 prompts = await inference.prompt_ids(values, found, caller.tenant_id)
@@ -138,6 +140,19 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
 def _needs_no_admission(error: Exception) -> bool:
     """Whether the error may precede admission: then the key was not yet checked against the current policy."""
     return describe(error).row.status in UNADMITTED
+
+
+def _count_refusal(dependencies: GatewayDependencies, context: RequestContext, error: Exception) -> None:
+    """Count a request that ended without a record in the ledger, unless its client left."""
+    if context.is_recorded or isinstance(error, ClientGone):
+        return
+    refused = Refused(
+        tenant_id=context.caller.tenant_id,
+        api_key_id=context.caller.api_key_id,
+        adapter_id=context.adapter_id,
+        code=describe(error).row.code,
+    )
+    dependencies.admission_controller.count_refusal(refused)
 
 
 async def _read_body(

@@ -11,6 +11,8 @@ from loraplex.platform.api.operator.invoices import invoices_router
 from loraplex.platform.api.operator.quotas import quotas_router
 from loraplex.platform.api.operator.rate_cards import rate_cards_router
 from loraplex.platform.api.operator.tenants import tenants_router
+from loraplex.platform.api.operator.usage import usage_router
+from loraplex.platform.api.operator.usage_corrections import corrections_router
 from loraplex.platform.auth.authenticator import Authenticator
 from loraplex.platform.inference.dependencies import GatewayDependencies
 
@@ -28,4 +30,6 @@ def operator_router(
     router.include_router(rate_cards_router(endpoint, authenticator))
     router.include_router(engine_router(dependencies, authenticator))
     router.include_router(audit_router(endpoint, authenticator))
+    router.include_router(usage_router(endpoint, authenticator, dependencies.currency_of))
+    router.include_router(corrections_router(endpoint, authenticator, dependencies.admission_controller))
     return router

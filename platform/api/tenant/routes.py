@@ -16,9 +16,13 @@ from loraplex.platform.api.tenant.me import me_router
 from loraplex.platform.api.tenant.quotas import quotas_router
 from loraplex.platform.api.tenant.rate_cards import rate_cards_router
 from loraplex.platform.api.tenant.uploads import uploads_router
+from loraplex.platform.api.tenant.usage import usage_router
 from loraplex.platform.api.tenant.versions import versions_router
+from loraplex.platform.api.tenant.webhooks import webhooks_router
 from loraplex.platform.auth.authenticator import Authenticator
 from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.services.webhook_secrets import WebhookSecrets
+from loraplex.platform.services.webhooks import WebhookRules
 
 
 def tenant_router(
@@ -41,4 +45,7 @@ def tenant_router(
     router.include_router(
         quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency_of)
     )
+    router.include_router(usage_router(endpoint, authenticator, dependencies.currency_of))
+    rules = WebhookRules(WebhookSecrets(dependencies.derive_key), dependencies.config.webhook_allow_private)
+    router.include_router(webhooks_router(endpoint, authenticator, rules))
     return router

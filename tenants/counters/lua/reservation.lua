@@ -29,9 +29,16 @@ local function open(id)
   return record and parse(record)
 end
 
-local function has_ended(id)
-  local until_when = redis.call('ZSCORE', key_of('ended'), id)
+-- A reservation that was given up unused has ended, but its use is counted if its gateway lives or its journal is found.
+local GIVEN_UP = '-'
+
+local function is_remembered(member)
+  local until_when = redis.call('ZSCORE', key_of('ended'), member)
   return until_when and tonumber(until_when) > now
+end
+
+local function has_ended(id)
+  return is_remembered(id) or is_remembered(GIVEN_UP .. id)
 end
 
 -- Remember an ended id for `seconds`: late steps of this id are refused.

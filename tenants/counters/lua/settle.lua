@@ -1,7 +1,8 @@
 -- End a reservation with its use. Returns whether there was one, whether an id without one was charged, and the epoch, 0 for
 -- none.
--- ARGV: reservation id, tokens, amount, `settle` or `reap`; to charge an id without one also key, adapter or -, day, month,
--- and the only epoch under which to charge it, '' for any.
+-- ARGV: reservation id, tokens, amount, step; to charge an id without one also key, adapter or -, day, month, and the only
+-- epoch under which to charge it, '' for any. `settle` remembers the end of any id. `early`, before the ledger has the use, and
+-- `reap`, which only ends an expired lease, neither charge nor remember what they do not find.
 
 local id, tokens, amount, step = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local CHARGED_SECONDS = DAY
@@ -22,18 +23,19 @@ if reservation then
   -- A gateway that got no reply admitted it by its own clock: the ledger has these periods.
   reservation.day, reservation.month = ARGV[7] or reservation.day, ARGV[8] or reservation.month
   charge(reservation, tokens, amount)
-  remember_end(id, ENDED_SECONDS)
+  local unused = step == 'reap' and tokens == '0' and amount == '0'
+  remember_end(unused and GIVEN_UP .. id or id, ENDED_SECONDS)
   return { 1, 0, in_force }
 end
-if step == 'reap' then
+if step ~= 'settle' then
   return { 0, 0, in_force }
 end
-if ARGV[5] and not has_ended(id) and (ARGV[9] == '' or ARGV[9] == epoch) then
+if ARGV[5] and not is_remembered(id) and (ARGV[9] == '' or ARGV[9] == epoch) then
   charge({ key = ARGV[5], adapter = ARGV[6], day = ARGV[7], month = ARGV[8] }, tokens, amount)
   remember_end(id, CHARGED_SECONDS)
   return { 0, 1, in_force }
 end
-if not has_ended(id) then
+if not is_remembered(id) then
   remember_end(id, ENDED_SECONDS)
 end
 return { 0, 0, in_force }

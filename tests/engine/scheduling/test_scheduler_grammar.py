@@ -143,6 +143,23 @@ def test_a_request_times_out_while_its_grammar_is_compiled(simulation: "Simulati
     run.check_idle()
 
 
+def test_the_waits_before_the_first_step_are_measured_one_after_another(
+    simulation: "SimulationType", scripted_mask: "type[ScriptedMask]"
+) -> None:
+    run = simulation(residency={"load_s": 1.0})
+    row = run.submit(prompt(5), grammar=b"{}", adapter="slow", max_tokens=2)[0]
+    plain = run.submit(prompt(5, 50), max_tokens=30)[0]
+    for _ in range(3):
+        run.step()
+    run.give_mask([row], scripted_mask([(5, 6)]))
+    run.run()
+    assert row.grammar_s == pytest.approx(0.3)
+    assert 1.0 <= row.adapter_s <= 1.2
+    assert row.queue_s == pytest.approx(row.grammar_s + row.adapter_s, abs=0.11)
+    assert (plain.grammar_s, plain.adapter_s) == (0.0, 0.0)
+    run.check_idle()
+
+
 def test_a_late_first_mask_leaves_other_rows_decoding(
     simulation: "SimulationType", scripted_mask: "type[ScriptedMask]"
 ) -> None:

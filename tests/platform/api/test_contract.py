@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 import requests
@@ -29,6 +29,8 @@ from tests.platform.api.conftest import BASE_MODEL, Gateway, start_gateway
 from tests.platform.api.route_table import routes_of
 from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, declared
 from tests.platform.services.drafted_invoice import draft_invoice
+from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
+from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched, end
 
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
@@ -75,6 +77,10 @@ async def make_known(gateway: Gateway, database: Database, document: Mapping[str
         asking = (await TenantRepository(session).get("asking")).id
     refused = Explanation(request_id=REQUEST_ID, at=datetime.now(UTC), decisions=())
     gateway.admissions.explanations[asking, REQUEST_ID] = refused
+    finished = Used(
+        None, uuid4(), datetime.now(UTC), client_request_id=REQUEST_ID, phases={"prefill": [1, 2]}
+    )
+    settle(database.url, UsingTenant(asking, "asking", {}, {}), [finished])
     with_ids = (
         (method.upper(), path)
         for path, item in document["paths"].items()
@@ -83,6 +89,7 @@ async def make_known(gateway: Gateway, database: Database, document: Mapping[str
     )
     ids = {
         f"{method} {path}": await make_ids(gateway, database, asking, f"of-{number}")
+        | (await make_webhook(database, asking) if "{webhook_id}" in path else {})
         for number, (method, path) in enumerate(with_ids)
     }
     return Known({"tenant": admin, "operator": operator}, ids)
@@ -101,6 +108,15 @@ async def make_ids(gateway: Gateway, database: Database, asking: UUID, name: str
     ids = {"name": name, "version": "1", "alias": "production", "key_id": key, "tenant_id": str(asked)}
     ids |= {"invoice_id": invoice_id}
     return {**ids, "request_id": REQUEST_ID, "upload_id": str(upload), "file": CONFIG, "number": "1"}
+
+
+async def make_webhook(database: Database, asking: UUID) -> dict[str, str]:
+    """A webhook with a delivery that has ended. A tenant may have few, so only the operations on webhooks get one."""
+    webhook_id = await add_webhook(database, asking)
+    await add_event(database, asking)
+    delivery_id = await dispatched(database, webhook_id)
+    await end(database, delivery_id, "dead")
+    return {"webhook_id": str(webhook_id), "delivery_id": str(delivery_id)}
 
 
 def cases(operation: Any) -> st.SearchStrategy[Case[Any]]:

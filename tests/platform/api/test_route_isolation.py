@@ -12,6 +12,8 @@ from tests.platform.api.conftest import Gateway, start_gateway
 from tests.platform.api.route_table import OPERATOR, SCOPES, in_process, routes_of
 from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, declared
 from tests.platform.services.drafted_invoice import draft_invoice
+from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
+from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched
 
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.api_keys.scopes import TENANT_ADMIN
@@ -32,6 +34,8 @@ UNKNOWN = {
     "tenant_id": str(uuid4()),
     "request_id": "nonesuch",
     "upload_id": str(uuid4()),
+    "webhook_id": str(uuid4()),
+    "delivery_id": str(uuid4()),
     "file": CONFIG,
     "number": "1",
     "invoice_id": str(uuid4()),
@@ -69,6 +73,8 @@ CASES: Mapping[str, Case] = {
     "GET /tenant/v1/adapters/{name}/quotas": Case(),
     "PUT /tenant/v1/adapters/{name}/quotas": Case({}, IF_MATCH),
     "GET /tenant/v1/limits/explain/{request_id}": Case(),
+    "GET /tenant/v1/requests/{request_id}": Case(),
+    "GET /tenant/v1/requests/{request_id}/timeline": Case(),
     "POST /tenant/v1/keys/{key_id}/rotate": Case({"grace_seconds": 60}),
     "POST /tenant/v1/adapters/{name}/versions": Case(files=FILES),
     "POST /tenant/v1/adapters/{name}/uploads": Case({"files": declared(FILES)}),
@@ -76,6 +82,12 @@ CASES: Mapping[str, Case] = {
     "PUT /tenant/v1/uploads/{upload_id}/{file}/parts/{number}": Case(content=FILES[CONFIG]),
     "POST /tenant/v1/uploads/{upload_id}/complete": Case(),
     "DELETE /tenant/v1/uploads/{upload_id}": Case(),
+    "GET /tenant/v1/webhooks/{webhook_id}": Case(),
+    "PATCH /tenant/v1/webhooks/{webhook_id}": Case({"events": ["adapter.ready"]}, IF_MATCH),
+    "POST /tenant/v1/webhooks/{webhook_id}/rotate": Case(),
+    "GET /tenant/v1/webhooks/{webhook_id}/deliveries": Case(),
+    "POST /tenant/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/replay": Case(),
+    "DELETE /tenant/v1/webhooks/{webhook_id}": Case(),
     "DELETE /tenant/v1/keys/{key_id}": Case(),
     "DELETE /tenant/v1/adapters/{name}/aliases/{alias}": Case(),
     "DELETE /tenant/v1/adapters/{name}/versions/{version}": Case(),
@@ -84,6 +96,8 @@ CASES: Mapping[str, Case] = {
     "GET /operator/v1/tenants/{tenant_id}/quotas": Case(),
     "PATCH /operator/v1/tenants/{tenant_id}/quotas": Case({}, IF_MATCH),
     "PATCH /operator/v1/tenants/{tenant_id}/tier": Case({}, IF_MATCH),
+    "GET /operator/v1/tenants/{tenant_id}/billing": Case(),
+    "PATCH /operator/v1/tenants/{tenant_id}/billing": Case({}, IF_MATCH),
     "GET /tenant/v1/billing/invoices/{invoice_id}": Case(),
     "GET /operator/v1/invoices/{invoice_id}": Case(),
     "POST /operator/v1/invoices/{invoice_id}/paid": Case({"reference": "SEPA 1"}),
@@ -119,6 +133,10 @@ async def make_world(gateway: Gateway, database: Database) -> World:
         key = (await KeyRepository(session).create(found.tenant_id, "target", ["inference"])).record.key_id
     refused = Explanation(request_id="req-77", at=datetime.now(UTC), decisions=())
     gateway.admissions.explanations[found.tenant_id, "req-77"] = refused
+    finished = Used(
+        None, found.api_key_id, datetime.now(UTC), client_request_id="req-77", phases={"prefill": [1, 2]}
+    )
+    settle(database.url, UsingTenant(found.tenant_id, "owner", {}, {}), [finished])
     ids = {
         "request_id": "req-77",
         "key_id": key,
@@ -132,6 +150,9 @@ async def make_world(gateway: Gateway, database: Database) -> World:
         terms = UploadTerms(part_bytes=1000, lifetime=timedelta(hours=1), max_open=9)
         upload = await UploadRepository(session, found.tenant_id).open("support", files, terms, None)
     ids |= {"tenant_id": str(found.tenant_id), "upload_id": str(upload.id), "file": CONFIG, "number": "1"}
+    webhook_id = await add_webhook(database, found.tenant_id)
+    await add_event(database, found.tenant_id)
+    ids |= {"webhook_id": str(webhook_id), "delivery_id": str(await dispatched(database, webhook_id))}
     ids["invoice_id"] = await draft_invoice(database, found.tenant_id)
     return World(ids, owner, other_tenant, operator)
 

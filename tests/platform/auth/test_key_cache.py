@@ -31,9 +31,9 @@ FOUND = AuthenticatedKey(
 class Cache(KeyCache):
     """With a clock of its own, at zero."""
 
-    def __init__(self, seconds: float = 1.0) -> None:
+    def __init__(self, seconds: float = 1.0, known_s: float = 0.0) -> None:
         self.now = 0.0
-        super().__init__(seconds, lambda: self.now)
+        super().__init__(seconds, lambda: self.now, known_s)
 
     def find(self, key_id: str, tenant_id: UUID | None = TENANT, *, until: float | None = None) -> None:
         found = replace(FOUND, key_id=key_id, tenant_id=tenant_id)
@@ -135,3 +135,21 @@ def test_no_time_is_no_cache() -> None:
     cache = Cache(0.0)
     cache.find("a")
     assert not cache.knows("a")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_a_key_is_known_by_the_age_of_its_query_until_it_is_forgotten(seconds: float) -> None:
+    cache = Cache(seconds, known_s=300.0)
+    deadline = cache.deadline()
+    cache.now = 10.0
+    cache.find("a", until=deadline)
+    cache.find("b")
+    cache.miss("c")
+    cache.now = 299.9
+    assert [cache.known(key_id) is not None for key_id in "abcd"] == [True, True, False, False]
+    cache.now = 300.0
+    assert [cache.known(key_id) is not None for key_id in "ab"] == [False, True]
+    cache.forget(TENANT, 0)
+    assert cache.known("b") is not None
+    cache.forget(TENANT, 1)
+    assert cache.known("b") is None

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
@@ -26,6 +26,7 @@ from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
+from loraplex.tenants.ledger.partitions import LedgerPartitions, LedgerRetention
 from loraplex.tenants.models import Tenant
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.retention import Retention
@@ -120,7 +121,10 @@ async def house(database: Database, valkey_url: str, tmp_path: Path) -> AsyncIte
         settle_s=0.2,
     )
     retention = Retention(audit=timedelta(days=30), quota_events=timedelta(days=30))
-    housekeeping = Housekeeping(database=database, erasure=erasure, retention=retention)
+    partitions = LedgerPartitions(database.url, LedgerRetention())
+    housekeeping = Housekeeping(
+        database=database, erasure=erasure, retention=retention, partitions=partitions
+    )
     yield House(database, valkey, engine, storage, housekeeping)
     await valkey.aclose()
 
@@ -191,9 +195,7 @@ async def test_every_gateway_forgets_a_tenant_once(house: House) -> None:
     await house.delete(tenant_id)
     await house.housekeeping.finish_deletions()
     house.engine.forgotten.clear()
-    elsewhere = Housekeeping(
-        database=house.database, erasure=house.housekeeping.erasure, retention=house.housekeeping.retention
-    )
+    elsewhere = replace(house.housekeeping, _forgotten=set())
     for _ in range(2):
         await elsewhere.finish_deletions()
     assert house.engine.forgotten == [namespace_of(tenant_id)]

@@ -5,6 +5,7 @@ import asyncio
 import httpx
 import pytest
 from fastapi import FastAPI
+from tests.platform.database_proxy import proxied
 from tests.platform.engines.managed_engine import Managed
 
 from loraplex.engine.messages import EngineStats
@@ -12,6 +13,10 @@ from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability import health as health_module
 from loraplex.platform.observability.health import Dependency, Health, health_router
 from loraplex.platform.observability.metrics import Metrics
+from loraplex.tenants import database as database_module
+from loraplex.tenants.circuit_breaker import FAILURES
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import DatabaseUnavailable
 
 
 async def well() -> None:
@@ -24,6 +29,14 @@ async def refuses() -> None:
 
 async def hangs() -> None:
     await asyncio.sleep(60)
+
+
+async def ignores_cancellation() -> None:
+    """As a driver that waits for a silent server to confirm a cancellation."""
+    try:
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(60)
 
 
 @pytest.fixture
@@ -57,7 +70,7 @@ async def test_ready(health: Health) -> None:
     assert b'loraplex_dependency_up{dependency="valkey"} 1.0' in health.metrics.render()
 
 
-@pytest.mark.parametrize("ping", [refuses, hangs])
+@pytest.mark.parametrize("ping", [refuses, hangs, ignores_cancellation])
 async def test_valkey_away_is_a_field_and_a_metric(
     health: Health, ping: health_module.Ping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +104,26 @@ async def test_postgresql_away_longer_than_its_grace_is_unready(health: Health) 
     health.dependencies = {"postgresql": Dependency(well, 30.0)}
     await health.check()
     assert health.reasons() == []
+
+
+async def test_a_ping_that_succeeds_ends_the_time_without_postgresql(
+    health: Health, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health_module, "DEPENDENCY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(database_module, "BOUND_SECONDS", 0.05)
+    async with proxied(database.url) as proxy:
+        through = Database(proxy.url)
+        health.dependencies = {"postgresql": Dependency(through.ping, 30.0)}
+        with proxy.silent():
+            for _ in range(FAILURES):
+                with pytest.raises(DatabaseUnavailable):
+                    await through.bounded(through.ping)
+                await health.check()
+            assert through.breaker.is_open and health.dependency_states() == {"postgresql": "down"}
+        monkeypatch.setattr(health_module, "DEPENDENCY_TIMEOUT_S", 60.0)
+        await health.check()
+        assert not through.breaker.is_open and health.dependency_states() == {"postgresql": "up"}
+        await through.close()
 
 
 async def test_one_engine_well_is_ready_none_is_not(health: Health, engines: list[Managed]) -> None:

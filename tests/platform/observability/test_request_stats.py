@@ -2,6 +2,9 @@
 
 from loraplex.engine.messages import Delta, Failed, Finished, Started, Usage
 from loraplex.platform.observability.request_stats import RequestStats
+from loraplex.tenants.ledger.histograms import EMPTY, GAP_BOUNDS_MS
+from loraplex.tenants.ledger.histograms import counted as histogram
+from loraplex.tenants.quotas.reservation import RequestTimings
 
 
 def stats_of(*lengths: int) -> RequestStats:
@@ -66,6 +69,33 @@ def test_the_longest_choice_and_the_engines_longest_times() -> None:
     counter.see(1, Finished("b", 0, "stop", Usage(3, 0, 9)))
     assert (counter.queue_s, counter.prefill_s) == (0.2, 0.4)
     assert (counter.largest_choice, counter.finish_reason) == (9, "stop")
+
+
+def test_phases_follow_each_other_from_the_arrival() -> None:
+    counter = RequestStats(arrival=10.0, n=1, max_tokens=9, prompt_lengths=[3, 3], submitted=10.1)
+    counter.see(0, Started("a", None, 0, queue_s=0.1, prefill_s=0.4))
+    counter.see(1, Started("b", None, 0, queue_s=0.9, prefill_s=0.3, grammar_s=0.2, adapter_s=0.3))
+    for choice, now in ((0, 11.5), (1, 11.501), (0, 11.75)):
+        counter.deliver(choice, 1, now)
+    counter.finished = 12.0
+    timings = counter.timings()
+    assert (timings.ttft_ms, timings.duration_ms) == (1500, 2000)
+    assert timings.phases == {
+        "grammar_compile": (100, 200),
+        "adapter_load": (300, 300),
+        "queue": (600, 400),
+        "prefill": (1000, 400),
+        "decode": (1500, 250),
+    }
+    assert timings.gap_buckets == histogram(GAP_BOUNDS_MS, [250.0])
+
+
+def test_what_did_not_happen_has_no_phase() -> None:
+    counter = stats_of(3)
+    counter.finished = 0.2
+    assert counter.timings() == RequestTimings(duration_ms=200, gap_buckets=EMPTY)
+    counter.see(0, Started("a", None, 0, queue_s=0.0, prefill_s=0.1))
+    assert counter.timings().phases == {"prefill": (0, 100)}
 
 
 def test_gaps_are_those_between_delivered_tokens_of_one_choice() -> None:

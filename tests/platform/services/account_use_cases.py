@@ -1,16 +1,30 @@
 """The rows of the walk for tenants, keys and limits."""
 
+from dataclasses import replace
 from typing import Final
 
-from tests.platform.services.use_case import UseCase
+from tests.platform.services.use_case import UseCase, Way
 from tests.platform.services.walked_world import NO_ID, Outcome, World
+from tests.tenants.ledger.settled_rows import AT, reservation, usage
+from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched, end
 
-from loraplex.platform.services import api_keys, quotas, rate_cards, tenant_billing, tenants
+from loraplex.platform.services import (
+    api_keys,
+    quotas,
+    rate_cards,
+    tenant_billing,
+    tenants,
+    usage_corrections,
+    webhooks,
+)
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.ids import uuid7_from
+from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.registry.adapters import AdapterRepository
 
 NO_KEY: Final = "nonesuchnone"
+USED: Final = uuid7_from(AT)
 
 
 async def _create_with_limit(world: World) -> Outcome:
@@ -27,6 +41,18 @@ async def _suspend(world: World) -> None:
 async def _add_adapter(world: World) -> None:
     async with world.database.as_tenant(world.tenant_id) as session:
         await AdapterRepository(session, world.tenant_id).get_or_create("support")
+
+
+async def _use(world: World) -> None:
+    ledger = UsageLedger(world.database)
+    admitted = reservation(world.tenant_id)
+    await ledger.settle(replace(admitted, request=replace(admitted.request, id=USED)), usage())
+    await ledger.close()
+
+
+def _correct(request_id: object) -> Way:
+    body = {"request_id": str(request_id), "reason": "the engine was broken"}
+    return lambda world: world.operator("POST", "/usage/corrections", body)
 
 
 TENANTS: Final = (
@@ -197,5 +223,80 @@ LIMITS: Final = (
             "PUT", "/adapters/support/quotas", {"tokens_per_day": 5}, if_match="1"
         ),
         refused_http=lambda world: world.tenant("PUT", "/adapters/nonesuch/quotas", {}, if_match="1"),
+    ),
+)
+
+
+async def _add_webhook(world: World) -> None:
+    await add_webhook(world.database, world.tenant_id)
+
+
+async def _add_dead_delivery(world: World) -> None:
+    endpoint_id = await add_webhook(world.database, world.tenant_id)
+    await add_event(world.database, world.tenant_id)
+    await end(world.database, await dispatched(world.database, endpoint_id), "dead")
+
+
+async def _of_webhook(
+    world: World, method: str, path: str = "", body: object = None, **headers: str
+) -> Outcome:
+    """Of the one webhook of the world."""
+    listed = (await world.tenant("GET", "/webhooks")).document
+    return await world.tenant(method, f"/webhooks/{listed['data'][0]['id']}{path}", body, **headers)
+
+
+async def _replay(world: World) -> Outcome:
+    listed = (await _of_webhook(world, "GET", "/deliveries?state=dead")).document
+    return await _of_webhook(world, "POST", f"/deliveries/{listed['data'][0]['id']}/replay")
+
+
+NEW_WEBHOOK: Final = {"url": "https://example.com/hooks", "events": ["adapter.ready"]}
+WEBHOOKS: Final = (
+    UseCase(
+        function=webhooks.create,
+        entries=("webhook.create",),
+        http=lambda world: world.tenant("POST", "/webhooks", NEW_WEBHOOK),
+        refused_http=lambda world: world.tenant(
+            "POST", "/webhooks", {**NEW_WEBHOOK, "url": "https://10.0.0.1/"}
+        ),
+    ),
+    UseCase(
+        function=webhooks.change,
+        entries=("webhook.change",),
+        given=_add_webhook,
+        http=lambda world: _of_webhook(world, "PATCH", "", {"events": ["quota.threshold"]}, if_match="1"),
+        refused_http=lambda world: _of_webhook(
+            world, "PATCH", "", {"events": ["quota.threshold"]}, if_match="9"
+        ),
+    ),
+    UseCase(
+        function=webhooks.rotate,
+        entries=("webhook.rotate",),
+        given=_add_webhook,
+        http=lambda world: _of_webhook(world, "POST", "/rotate", {"grace_seconds": 60}),
+        refused_http=lambda world: world.tenant("POST", f"/webhooks/{NO_ID}/rotate"),
+    ),
+    UseCase(
+        function=webhooks.delete,
+        entries=("webhook.delete",),
+        given=_add_webhook,
+        http=lambda world: _of_webhook(world, "DELETE"),
+        refused_http=lambda world: world.tenant("DELETE", f"/webhooks/{NO_ID}"),
+    ),
+    UseCase(
+        function=webhooks.replay,
+        entries=("webhook.replay",),
+        given=_add_dead_delivery,
+        http=_replay,
+        refused_http=lambda world: _of_webhook(world, "POST", f"/deliveries/{NO_ID}/replay"),
+    ),
+)
+USAGE: Final = (
+    UseCase(
+        function=usage_corrections.reverse,
+        entries=("usage.correct",),
+        given=_use,
+        http=_correct(USED),
+        refused_http=_correct(NO_ID),
     ),
 )

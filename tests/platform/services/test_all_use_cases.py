@@ -32,7 +32,14 @@ from loraplex.platform.services.unit_of_work import UnitOfWork
 WALKED_BY_PUSHES: Final = {uploads.complete_upload, uploads.submit_folder}
 # A gateway's start and its jobs are the only ways: see `../server/test_prices.py` and `../jobs/test_month_closing.py`.
 RUN_BY_GATEWAYS: Final = {rate_cards.create_first, invoices.draft}
-OF_ACCOUNTS = (*accounts.TENANTS, *accounts.KEYS, *accounts.LIMITS, *accounts.BILLING)
+OF_ACCOUNTS = (
+    *accounts.TENANTS,
+    *accounts.KEYS,
+    *accounts.LIMITS,
+    *accounts.BILLING,
+    *accounts.WEBHOOKS,
+    *accounts.USAGE,
+)
 ALL = (*OF_ACCOUNTS, *of_invoices.ALL, *of_adapters.ALL)
 
 

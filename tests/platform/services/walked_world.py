@@ -24,6 +24,7 @@ from psycopg import sql
 from psycopg.rows import tuple_row
 from tests.conftest import EMPTY
 from tests.platform.api.tenant.upload_server import UploadHome
+from tests.tenants.admission.memory_journal import MemoryJournal
 from tests.tenants.billing.fixed_prices import fixed_prices
 from typer.testing import CliRunner
 
@@ -205,7 +206,14 @@ async def open_world(
     `lifecycle` None: versions stay as they are registered.
     """
     database, valkey = Database(database_url, pool_size=3), open_valkey(valkey_url)
-    admissions = QuotaAdmissionController(database, valkey, fixed_prices(Price()), uuid4(), AdmissionConfig())
+    admissions = QuotaAdmissionController(
+        database,
+        valkey,
+        fixed_prices(Price()),
+        uuid4(),
+        AdmissionConfig(),
+        journal=MemoryJournal(),
+    )
     home = UploadHome(database, folder)
     uploads = home.uploads
     if lifecycle is not None:

@@ -1,9 +1,10 @@
 """A tenant with limits and several gateways over one PostgreSQL and one Valkey, as tests of admissions need them."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -13,6 +14,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 from redis.asyncio import Redis
 from sqlalchemy import text
+from tests.tenants.admission.memory_journal import MemoryJournal
 from tests.tenants.billing.fixed_prices import fixed_prices
 from tests.tenants.counters.limited_tenant import age
 from tests.tenants.registry_records import make_tenant
@@ -24,8 +26,12 @@ from loraplex.tenants.admission.recording import AdmissionRecorder
 from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.counters.counter_replies import LimitUse
+from loraplex.tenants.counters.snapshot import CounterSnapshot
 from loraplex.tenants.database import Database
+from loraplex.tenants.errors import DatabaseUnavailable
 from loraplex.tenants.ids import uuid7
+from loraplex.tenants.ledger.journal import Journal
+from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.models import Quota
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.periods import periods_of
@@ -45,6 +51,7 @@ class TenantWithGateways:
     valkey_url: str
     tenant_id: UUID
     key: AuthenticatedKey
+    gateways: list[QuotaAdmissionController] = field(default_factory=list)
 
     @asynccontextmanager
     async def gateway(
@@ -52,16 +59,40 @@ class TenantWithGateways:
         settings: AdmissionConfig = SETTINGS,
         clock: Callable[[], float] = time.monotonic,
         recorder: AdmissionRecorder | None = None,
+        journal: Journal | None = None,
+        killed: bool = False,
     ) -> AsyncIterator[QuotaAdmissionController]:
+        """A gateway that confirms fences; its other background tasks do not run. With `killed`, it leaves without a trace."""
+        journal = journal or MemoryJournal()
         redis = open_valkey(self.valkey_url, command_s=max(settings.valkey_s, ANSWER_SECONDS))
         admissions = QuotaAdmissionController(
-            self.database, redis, fixed_prices(PRICE), uuid4(), settings, clock=clock, recorder=recorder
+            self.database,
+            redis,
+            fixed_prices(PRICE),
+            journal.gateway_id,
+            settings,
+            journal=journal,
+            clock=clock,
+            recorder=recorder,
         )
+        self.gateways.append(admissions)
+        polling = asyncio.create_task(poll_fences(admissions))
         try:
             yield admissions
         finally:
-            await admissions.close()
+            polling.cancel()
+            await asyncio.wait({polling})
+            self.gateways.remove(admissions)
+            if killed:
+                await admissions.maintenance.ledger.close()
+            else:
+                await admissions.close()
             await redis.aclose()
+
+    async def shipped(self) -> None:
+        """Every gateway has shipped its journal and sent what followed to the counters."""
+        for gateway in self.gateways:
+            await all_shipped(gateway)
 
     async def flush(self) -> None:
         """Valkey loses everything."""
@@ -98,6 +129,18 @@ class TenantWithGateways:
         return await found_key(self.database, self.key.key_id)
 
 
+async def poll_fences(gateway: QuotaAdmissionController) -> None:
+    while True:
+        with suppress(DatabaseUnavailable):
+            await gateway.maintenance.fences.poll()
+        await asyncio.sleep(0.01)
+
+
+async def all_shipped(gateway: QuotaAdmissionController) -> None:
+    await gateway.maintenance.shipping.ship()
+    await gateway.maintenance.settlements.sent()
+
+
 @asynccontextmanager
 async def open_client(url: str) -> AsyncIterator[Redis]:
     client = open_valkey(url, command_s=10.0)
@@ -120,6 +163,19 @@ async def closed(services: EmbeddedServices, database: Database) -> AsyncIterato
             yield
         finally:
             await connection.execute(allow.format(sql.Identifier(name), sql.Literal(True)))
+
+
+@asynccontextmanager
+async def closed_later(
+    services: EmbeddedServices, database: Database
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """As `closed`, from a call of the result on until the end of the block."""
+    async with AsyncExitStack() as stack:
+
+        async def close() -> None:
+            await stack.enter_async_context(closed(services, database))
+
+        yield close
 
 
 @asynccontextmanager
@@ -182,9 +238,20 @@ def usage(reservation: Reservation, completion: int = 5, cached: int = 0) -> Set
     )
 
 
-async def used(admissions: QuotaAdmissionController, tenant_id: UUID) -> dict[str, LimitUse]:
-    """The use of the tenant itself, by its limits' names."""
-    uses = await admissions.quotas(tenant_id, await limited_subjects(admissions, tenant_id))
+async def snapshot_of(
+    ledger: UsageLedger, tenant: TenantWithGateways, above: int = 0
+) -> tuple[int, CounterSnapshot]:
+    """The next epoch and a snapshot, which a fence allows."""
+    taken = await ledger.take_snapshot(tenant.tenant_id, above)
+    assert taken is not None
+    return taken
+
+
+async def used(
+    admissions: QuotaAdmissionController, tenant_id: UUID, subjects: Sequence[Subject] | None = None
+) -> dict[str, LimitUse]:
+    """The use of the tenant itself, by its limits' names; with `subjects`, without PostgreSQL."""
+    uses = await admissions.quotas(tenant_id, subjects or await limited_subjects(admissions, tenant_id))
     return {use.name: use for use in uses if use.level == "tenant"}
 
 
@@ -212,6 +279,7 @@ SUMS = """
 
 async def check_ledger(tenant: TenantWithGateways, admissions: QuotaAdmissionController) -> tuple[int, int]:
     """Records, totals and counters agree and nothing is open: the day's tokens, and how many requests were written."""
+    await tenant.shipped()
     totals = {row["period"]: row for row in await tenant.rows(TOTALS, tenant=tenant.tenant_id)}
     sums = {row["period"]: row for row in await tenant.rows(SUMS, tenant=tenant.tenant_id)}
     assert totals == sums

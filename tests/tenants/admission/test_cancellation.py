@@ -9,6 +9,7 @@ import pytest
 from tests.tenants.admission.gateways import (
     SETTINGS,
     TenantWithGateways,
+    all_shipped,
     check_ledger,
     make_tenant_with_gateways,
     set_limits,
@@ -19,7 +20,6 @@ from tests.tenants.admission.gateways import (
 from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, PolicyStale
-from loraplex.tenants.ledger.usage_ledger import Reserved, ReservedUnder
 from loraplex.tenants.quotas.reservation import Reservation
 
 MAX_STEPS = 400
@@ -42,6 +42,7 @@ async def reserved_and_running(
 ) -> tuple[int, int]:
     """Running requests and reserved tokens in the counters, after failed steps were repeated."""
     await gateway.maintenance.settlements.retry()
+    await all_shipped(gateway)
     uses = await used(gateway, tenant.tenant_id)
     return uses["concurrent_requests"].used, uses["tokens_per_day"].reserved
 
@@ -58,7 +59,6 @@ async def test_an_admission_may_be_cancelled_at_every_await(database: Database, 
             if over:
                 break
         assert over
-        await tenant.rows("DELETE FROM reservations")
         assert await check_ledger(tenant, gateway) == (0, 0)
 
 
@@ -84,20 +84,23 @@ async def test_a_reservation_of_an_old_epoch_is_cancelled_when_the_next_try_fail
     async with tenant.gateway() as gateway:
         await gateway.cancel(await gateway.admit(tenant.request()))
 
-        async def moved(reservation: Reservation, *_: Any) -> ReservedUnder:
+        admit = gateway.maintenance.journal.admit
+
+        async def overtaken(reservation: Reservation) -> None:
             newer = await set_limits(tenant, concurrent_requests=2)
             await gateway.publish(tenant.tenant_id)
             assert newer.policy_epoch is not None
             assert newer.policy_epoch > reservation.request.policy_epoch
-            return ReservedUnder(Reserved.EPOCH_MOVED, None)
+            await gateway.maintenance.fences.raise_fence(tenant.tenant_id)
+            await admit(reservation)
 
-        monkeypatch.setattr(gateway.maintenance.ledger, "reserve", moved)
+        monkeypatch.setattr(gateway.maintenance.journal, "admit", overtaken)
         with pytest.raises(PolicyStale):
             await gateway.admit(tenant.request())
         assert await reserved_and_running(gateway, tenant) == (0, 0)
 
 
-async def test_an_admission_does_not_wait_longer_than_a_lease_for_the_ledger(
+async def test_an_admission_without_counters_does_not_wait_longer_than_a_lease_for_the_ledger(
     database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By then a reaper would have ended the lease in the counters."""
@@ -105,11 +108,15 @@ async def test_an_admission_does_not_wait_longer_than_a_lease_for_the_ledger(
     async with tenant.gateway(replace(SETTINGS, lease_s=1.0)) as gateway:
         await gateway.cancel(await gateway.admit(tenant.request()))
 
-        async def slow(reservation: Reservation, *_: Any) -> ReservedUnder:
+        async def slow(*_: Any) -> int:
             await asyncio.sleep(60)
-            return ReservedUnder(Reserved.KEPT, reservation.epoch)
+            return 1
 
-        monkeypatch.setattr(gateway.maintenance.ledger, "reserve", slow)
+        monkeypatch.setattr(gateway.maintenance.ledger, "reserve_without_counters", slow)
+        for _ in range(3):
+            gateway.maintenance.breaker.failed()
+        newer = await set_limits(tenant, tokens_per_day=None)
         with pytest.raises(DatabaseUnavailable):
-            await gateway.admit(tenant.request())
+            await gateway.admit(tenant.request(key=newer))
+        gateway.maintenance.breaker.close()
         assert await reserved_and_running(gateway, tenant) == (0, 0)

@@ -3,22 +3,23 @@
 import asyncio
 from dataclasses import dataclass, field, replace
 
-import psycopg
 import pytest
 from sqlalchemy import text
 from tests.tenants.admission.gateways import (
+    all_shipped,
     check_ledger,
     make_tenant_with_gateways,
-    plain,
     set_limits,
     usage,
     used,
 )
+from tests.tenants.admission.memory_journal import MemoryJournal
 
 from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
 from loraplex.tenants.admission.recording import NONE, AdmissionRecorder
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import PolicyStale, QuotaExhausted, RateLimited
+from loraplex.tenants.errors import PolicyStale, QuotaExhausted, RateLimited, ValkeyUnavailable
+from loraplex.tenants.quotas.reservation import Reservation
 
 
 @dataclass
@@ -50,6 +51,7 @@ async def test_a_request_is_reserved_and_settled_once(database: Database, valkey
         assert reservation.rate.requests is not None
         assert (reservation.rate.requests.limit, reservation.rate.requests.remaining) == (60, 59)
         assert (await used(gateway, tenant.tenant_id))["tokens_per_day"].reserved == 30
+        await tenant.shipped()
         assert len(await tenant.rows("SELECT id FROM reservations")) == 1
         await asyncio.gather(*(gateway.settle(reservation, usage(reservation)) for _ in range(3)))
         await gateway.cancel(reservation)
@@ -113,23 +115,29 @@ async def test_what_is_refused_is_refused_again_until_the_bucket_can_have_a_requ
         assert gateway.recent_refusal(raised, "published") is None
 
 
-async def test_work_may_start_after_the_counters_and_before_the_ledger(
-    database: Database, valkey_url: str
+async def test_work_may_start_after_the_counters_and_before_the_journal(
+    database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tenant = await make_tenant_with_gateways(database, valkey_url, requests_per_minute=2)
-    async with tenant.gateway() as gateway:
+    tenant, journal = (
+        await make_tenant_with_gateways(database, valkey_url, requests_per_minute=2),
+        MemoryJournal(),
+    )
+    async with tenant.gateway(journal=journal) as gateway:
         await gateway.cancel(await gateway.admit(tenant.request()))
         on_provisional: list[str] = []
-        async with await psycopg.AsyncConnection.connect(plain(database.url)) as other:
-            # Locked as by a rebuild.
-            await other.execute("UPDATE admission_epochs SET epoch = epoch")
-            admitting = asyncio.create_task(
-                gateway.admit(tenant.request(), lambda: on_provisional.append(""))
-            )
-            async with asyncio.timeout(60):
-                while not on_provisional:
-                    await asyncio.sleep(0.001)
-            assert not admitting.done() and await tenant.rows("SELECT id FROM reservations") == []
+        admit, goes_on = journal.admit, asyncio.Event()
+
+        async def slow(reservation: Reservation) -> None:
+            await goes_on.wait()
+            await admit(reservation)
+
+        monkeypatch.setattr(journal, "admit", slow)
+        admitting = asyncio.create_task(gateway.admit(tenant.request(), lambda: on_provisional.append("")))
+        async with asyncio.timeout(60):
+            while not on_provisional:
+                await asyncio.sleep(0.001)
+        assert not admitting.done()
+        goes_on.set()
         await gateway.settle(reservation := await admitting, usage(reservation))
         with pytest.raises(RateLimited):
             await gateway.admit(tenant.request(), lambda: pytest.fail("denied, and let in"))
@@ -172,17 +180,43 @@ async def test_refusals_name_the_limit(database: Database, valkey_url: str) -> N
 async def test_a_changed_limit_is_in_force_for_the_next_request(
     database: Database, valkey_url: str, published: bool
 ) -> None:
+    """If its publication was missed: from the moment that a request of the outdated policy is shipped."""
     tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000)
     async with tenant.gateway() as first, tenant.gateway() as second:
         await second.cancel(await second.admit(tenant.request()))
         newer = await set_limits(tenant, tokens_per_day=20)
         if published:
             await first.publish(tenant.tenant_id)
+        else:
+            await second.cancel(await second.admit(tenant.request()))
+            late = await second.admit(tenant.request())
+            await all_shipped(second)
+            await asyncio.gather(*second._outdated.values())
+            await second.cancel(late)
         with pytest.raises(PolicyStale):
             await second.admit(tenant.request())
         with pytest.raises(QuotaExhausted):
             await second.admit(tenant.request(key=newer))
         assert await check_ledger(tenant, second) == (0, 0)
+
+
+async def test_a_published_policy_is_known_to_gateways_that_cannot_read_it(
+    database: Database, valkey_url: str
+) -> None:
+    tenant = await make_tenant_with_gateways(database, valkey_url)
+    epoch = tenant.key.policy_epoch or 0
+    async with tenant.gateway() as first, tenant.gateway() as second:
+        # Also before the tenant has counters.
+        await second.require_policy(tenant.tenant_id, epoch)
+        await set_limits(tenant, tokens_per_day=20)
+        await second.require_policy(tenant.tenant_id, epoch)
+        await first.publish(tenant.tenant_id)
+        with pytest.raises(PolicyStale):
+            await second.require_policy(tenant.tenant_id, epoch)
+        await second.require_policy(tenant.tenant_id, epoch + 1)
+        second.maintenance.breaker.is_open = True
+        with pytest.raises(ValkeyUnavailable):
+            await second.require_policy(tenant.tenant_id, epoch + 1)
 
 
 async def test_lost_counters_are_rebuilt_from_the_ledger(database: Database, valkey_url: str) -> None:
@@ -201,21 +235,6 @@ async def test_lost_counters_are_rebuilt_from_the_ledger(database: Database, val
         assert await check_ledger(tenant, first) == (45, 3)
 
 
-async def test_an_epoch_that_is_locked_for_a_moment_is_waited_for(
-    database: Database, valkey_url: str
-) -> None:
-    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=100)
-    async with tenant.gateway() as gateway:
-        first = await gateway.admit(tenant.request())
-        async with database.as_writer() as session:
-            await session.execute(text("UPDATE admission_epochs SET epoch = epoch"))
-            admitting = asyncio.create_task(gateway.admit(tenant.request()))
-            await asyncio.sleep(0.02)
-            assert not admitting.done()
-        second = await admitting
-        assert first.epoch == second.epoch == 1
-
-
 async def test_a_ledger_restored_from_a_backup_catches_up_with_the_counters(
     database: Database, valkey_url: str
 ) -> None:
@@ -227,6 +246,10 @@ async def test_a_ledger_restored_from_a_backup_catches_up_with_the_counters(
         async with database.as_operator() as session:
             await session.execute(text("DELETE FROM admission_epochs"))
         reservation = await gateway.admit(tenant.request())
-        assert reservation.epoch == 5
         await gateway.settle(reservation, usage(reservation))
+        await tenant.shipped()
+        await gateway.maintenance.retry()
         assert await check_ledger(tenant, gateway) == (15, 1)
+        last = await gateway.admit(tenant.request())
+        assert (reservation.epoch, last.epoch) == (4, 5)
+        await gateway.cancel(last)

@@ -1,13 +1,15 @@
-"""The rates under random rebuilds: snapshots taken early, delivered late or never, while requests are admitted, end, and
-update the counters. The ledger is a model, the counters are real. All requests stay within every window of every rate.
+"""Limits under random rebuilds of two gateways: fences, journals that are shipped late, ends that the counters know early,
+snapshots delivered late or never, counters that are lost. The ledger and the journals are models, the counters are real.
 """
 
 import asyncio
 import time
 from collections.abc import Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
+from uuid import UUID
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -26,14 +28,13 @@ from loraplex.tenants.counters.counter_replies import Admitted, CountersMissing,
 from loraplex.tenants.counters.counters import LEASE_S, Counters
 from loraplex.tenants.counters.snapshot import CounterSnapshot
 from loraplex.tenants.quotas.limits import NO_LIMITS, QuotaLimits
-from loraplex.tenants.quotas.reservation import ReservationRequest
+from loraplex.tenants.quotas.reservation import NOTHING_USED, ReservationRequest, SettledUsage
 from loraplex.tenants.valkey import open_valkey
 
 Answer = TypeVar("Answer")
 # Tight, so that whatever is missed shows.
-RATES = st.sampled_from(
-    [QuotaLimits(tokens_per_minute=60), QuotaLimits(requests_per_minute=6, tokens_per_minute=80)]
-)
+RATES = (QuotaLimits(tokens_per_minute=60), QuotaLimits(requests_per_minute=6, tokens_per_minute=80))
+DAYS = (QuotaLimits(tokens_per_day=100), QuotaLimits(tokens_per_day=160), QuotaLimits(tokens_per_day=300))
 SETTINGS = settings(
     max_examples=100,
     stateful_step_count=40,
@@ -43,12 +44,66 @@ SETTINGS = settings(
 )
 
 
+@dataclass
+class ModelLedger:
+    """PostgreSQL: the tenant's epoch and fence, its open requests, and those with a record."""
+
+    epoch: int = 0
+    fenced_epoch: int = 0
+    fence: int = 0
+    open: dict[UUID, ModelRequest] = field(default_factory=dict)
+    ended: dict[UUID, ModelRequest] = field(default_factory=dict)
+
+    def raise_fence(self) -> None:
+        self.fence += 1
+        self.fenced_epoch = self.epoch
+
+    def snapshot(self, tenant: LimitedTenant) -> CounterSnapshot:
+        model = CounterModel({**self.open, **self.ended})
+        totals = model.totals([*tenant.subjects])
+        known = tuple(each for each in totals if each.tokens)
+        reservations = tuple(each.reserved for each in self.open.values())
+        return CounterSnapshot(
+            policy_epoch=POLICY,
+            totals=known,
+            reservations=reservations,
+            full_buckets=self.epoch == 1,
+        )
+
+
+@dataclass
+class ModelJournal:
+    """A gateway: the fence that it has seen, and the records that it has not shipped; `None`: a request was cancelled.
+
+    `early`: the epochs of the counters that knew an end before the ledger.
+    """
+
+    fenced_epoch: int = 0
+    seen: int = 0
+    to_ship: int = 0
+    written: int = 0
+    records: list[tuple[ModelRequest, SettledUsage | None]] = field(default_factory=list)
+    early: dict[UUID, int] = field(default_factory=dict)
+
+    def write(self, request: ModelRequest, usage: SettledUsage | None = None) -> None:
+        self.records.append((request, usage))
+        self.written += 1
+
+    def see(self, ledger: ModelLedger) -> None:
+        self.fenced_epoch, self.seen, self.to_ship = ledger.fenced_epoch, ledger.fence, self.written
+
+    def has_confirmed(self, ledger: ModelLedger) -> bool:
+        return self.seen >= ledger.fence and self.written - len(self.records) >= self.to_ship
+
+
 class EpochMachine(RuleBasedStateMachine):
-    """`epoch`: the ledger's. `taken`: snapshots not delivered yet. `pending_updates`: ends that the counters do not know, each
-    with the ledger's epoch when it was written. `refused`: admitted by the counters but not stored in the ledger.
+    """`taken`: snapshots not delivered yet. `pending_updates`: ends that are shipped and that the counters may not know, each with
+    the ledger's epoch when it was written. `refused`: admitted by counters that a fence has outdated. `early`: ends that the
+    counters do not know yet.
     """
 
     url: str
+    limits: tuple[QuotaLimits, ...]
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,24 +111,28 @@ class EpochMachine(RuleBasedStateMachine):
         self.client, self.counters = self.run(connect(self.url))
         self.tenant = LimitedTenant()
         self.model = CounterModel()
-        self.epoch = 0
+        self.ledger = ModelLedger()
+        self.gateways = [ModelJournal(), ModelJournal()]
+        self.owners: dict[UUID, ModelJournal] = {}
         self.taken: list[tuple[int, CounterSnapshot]] = []
-        self.pending_updates: list[tuple[ModelRequest, int]] = []
+        self.pending_updates: list[tuple[ModelRequest, SettledUsage, int]] = []
         self.refused: list[ReservationRequest] = []
+        self.early: list[ModelRequest] = []
         self.passed_s = 0.0
 
-    @initialize(tenant=RATES, key=st.one_of(st.just(NO_LIMITS), RATES))
-    def have_limits(self, tenant: QuotaLimits, key: QuotaLimits) -> None:
+    @initialize(data=st.data())
+    def have_limits(self, data: st.DataObject) -> None:
+        tenant, key = (data.draw(st.sampled_from(each)) for each in (self.limits, (NO_LIMITS, *self.limits)))
         self.tenant = LimitedTenant(tenant, key)
 
-    @rule(tokens=st.sampled_from([20, 30, 60]))
-    def admit(self, tokens: int) -> None:
-        self.ask(self.tenant.request(tokens))
+    @rule(gateway=st.integers(0, 1), tokens=st.sampled_from([20, 30, 60]), overtaken=st.booleans())
+    def admit(self, gateway: int, tokens: int, overtaken: bool) -> None:
+        self.ask(self.gateways[gateway], self.tenant.request(tokens), overtaken)
 
     @precondition(lambda self: self.refused)
-    @rule(data=st.data())
-    def ask_again(self, data: st.DataObject) -> None:
-        self.ask(self.draw(data, self.refused))
+    @rule(data=st.data(), gateway=st.integers(0, 1))
+    def ask_again(self, data: st.DataObject, gateway: int) -> None:
+        self.ask(self.gateways[gateway], self.draw(data, self.refused), False)
 
     @precondition(lambda self: self.refused)
     @rule(data=st.data())
@@ -83,47 +142,67 @@ class EpochMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.open())
     @rule(data=st.data(), part=st.sampled_from([0.0, 0.5, 1.0, 1.0, 1.0]))
     def end(self, data: st.DataObject, part: float) -> None:
-        """Write the end to the ledger."""
-        found = data.draw(st.sampled_from(self.model.open()))
-        found.used, found.ended_at = (int(found.request.tokens * part), 0), self.now()
-        self.pending_updates.append((found, self.epoch))
+        self.end_of(data.draw(st.sampled_from(self.model.open())), part)
 
-    @precondition(lambda self: self.pending_updates)
+    @precondition(lambda self: self.early)
     @rule(data=st.data())
-    def tell(self, data: st.DataObject) -> None:
-        """And then the counters, as `SettlementQueue` does."""
-        found, booked = self.draw(data, self.pending_updates)
+    def settle_early(self, data: st.DataObject) -> None:
+        """Perhaps after the end was shipped."""
+        found = self.draw(data, self.early)
         assert found.used is not None
-        charge = replace(found.reserved, epoch=booked)
-        settled = self.run(
-            self.counters.settle(
-                self.tenant.tenant_id, found.request.id, usage_of(*found.used), charge=charge
-            )
-        )
-        if settled.epoch < booked and found.reserved.epoch != booked:
-            self.rebuild(late=False)
+        settled = self.run(self.counters.settle_early(found.reserved, usage_of(*found.used)))
+        if settled.found and found.request.id not in self.ledger.ended:
+            self.owners[found.request.id].early[found.request.id] = settled.epoch
 
-    def take(self) -> None:
+    @rule(gateway=st.integers(0, 1), records=st.integers(1, 4))
+    def ship(self, gateway: int, records: int) -> None:
+        self.ship_of(self.gateways[gateway], records)
+
+    @rule(gateway=st.integers(0, 1))
+    def see(self, gateway: int) -> None:
+        self.gateways[gateway].see(self.ledger)
+
+    @rule(seen=st.tuples(st.booleans(), st.booleans()), shipped=st.tuples(st.booleans(), st.booleans()))
+    def raise_fence(self, seen: tuple[bool, bool], shipped: tuple[bool, bool]) -> None:
+        """And take the next epoch at once, if every gateway has confirmed the fence."""
+        self.ledger.raise_fence()
+        for each, sees, ships in zip(self.gateways, seen, shipped, strict=True):
+            if sees:
+                each.see(self.ledger)
+            if ships:
+                self.ship_of(each, len(each.records))
+        if self.may_take():
+            self.take(late=False)
+
+    @precondition(lambda self: self.may_take())
+    @rule(late=st.sampled_from([False, False, False, True]))
+    def take(self, late: bool) -> None:
         """Take the next epoch and a snapshot of what is open now."""
-        self.epoch += 1
-        reservations = tuple(each.reserved for each in self.model.open())
-        snapshot = CounterSnapshot(
-            policy_epoch=POLICY, totals=(), reservations=reservations, full_buckets=self.epoch == 1
-        )
-        self.taken.append((self.epoch, snapshot))
+        self.ledger.epoch += 1
+        self.taken.append((self.ledger.epoch, self.ledger.snapshot(self.tenant)))
+        if not late:
+            self.deliver(self.taken.pop())
 
     @precondition(lambda self: self.taken)
     @rule(data=st.data())
     def arrive(self, data: st.DataObject) -> None:
         self.deliver(self.draw(data, self.taken))
 
-    @rule(late=st.sampled_from([False, False, False, True]))
-    def rebuild(self, late: bool) -> None:
-        self.take()
-        if not late:
-            self.deliver(self.taken.pop())
+    @precondition(lambda self: self.pending_updates)
+    @rule(data=st.data())
+    def tell(self, data: st.DataObject) -> None:
+        self.tell_of(self.draw(data, self.pending_updates))
 
-    @rule(how=st.sampled_from(["not", "not", "not", "not", "forgotten", "all"]))
+    @rule()
+    def rebuild(self) -> None:
+        """As a gateway does, with all steps: the others see the fence and ship."""
+        self.ledger.raise_fence()
+        for each in self.gateways:
+            each.see(self.ledger)
+            self.ship_of(each, len(each.records))
+        self.take(late=False)
+
+    @rule(how=st.sampled_from(["not", "not", "not", "forgotten", "all"]))
     def lose_the_counters(self, how: str) -> None:
         if how == "all":
             self.run(delete(self.client, self.tenant))
@@ -136,11 +215,12 @@ class EpochMachine(RuleBasedStateMachine):
         self.passed_s += seconds
 
     @invariant()
-    def rates_hold(self) -> None:
+    def limits_hold(self) -> None:
         """Tokens counted at the admission of their requests, and at their end."""
         now = self.now()
         for subject in self.tenant.subjects:
             requests, tokens = subject.limits.requests_per_minute, subject.limits.tokens_per_minute
+            per_day = subject.limits.tokens_per_day
             if requests is not None:
                 self.model.check_windows(subject, "requests_per_minute", requests, lambda each: each.at)
             if tokens is not None:
@@ -148,26 +228,92 @@ class EpochMachine(RuleBasedStateMachine):
                 self.model.check_windows(
                     subject, "tokens_per_minute", tokens, lambda each: min(each.ended_at, now)
                 )
+            for day in {each.reserved.day for each in self.model.of(subject)} if per_day else ():
+                assert sum(self.model.in_period(subject, "tokens_per_day", day)) <= (per_day or 0)
 
     def teardown(self) -> None:
-        self.run(self.client.aclose())
-        self.runner.close()
+        try:
+            self.finish()
+        finally:
+            self.run(self.client.aclose())
+            self.runner.close()
 
-    def ask(self, request: ReservationRequest) -> None:
+    def finish(self) -> None:
+        """When all is done, the counters have each request once."""
+        for request in self.refused:
+            self.run(self.counters.cancel(self.tenant.tenant_id, request.id))
+        for found in self.model.open():
+            self.end_of(found, 1.0)
+        for each in self.gateways:
+            self.ship_of(each, len(each.records))
+        while self.pending_updates:
+            self.tell_of(self.pending_updates.pop())
+        counted = self.run(self.counters.settled(self.tenant.tenant_id))
+        if counted is None or counted.epoch != self.ledger.epoch:
+            return
+        for use in counted.uses:
+            expected = self.model.in_period(self.tenant.subjects[0], "tokens_per_day", use.period)
+            assert (use.tokens, 0) == expected
+        assert not counted.open
+
+    def ask(self, gateway: ModelJournal, request: ReservationRequest, overtaken: bool) -> None:
+        """As `Reserver` does: in the counters, in the journal, and then the fences are looked at."""
         reply = self.run(self.counters.reserve(request))
         if isinstance(reply, CountersMissing):
-            self.rebuild(late=False)
+            self.rebuild()
             reply = self.run(self.counters.reserve(request))
         if isinstance(reply, Denied | CountersMissing):
             return
         assert isinstance(reply, Admitted)
-        if reply.epoch != self.epoch:
+        if reply.epoch <= gateway.fenced_epoch:
             self.refused.append(request)
             return
         at = reply.at.timestamp() + self.passed_s
-        self.model.requests[request.id] = ModelRequest(
-            request, reserved_of(request, reply, reply.epoch), at, at + LEASE_S
+        admitted = ModelRequest(request, reserved_of(request, reply, reply.epoch), at, at + LEASE_S)
+        self.owners[request.id] = gateway
+        gateway.write(admitted)
+        if overtaken:
+            gateway.see(self.ledger)
+        if reply.epoch <= gateway.fenced_epoch:
+            gateway.write(admitted, NOTHING_USED)
+            return
+        self.model.requests[request.id] = admitted
+
+    def end_of(self, found: ModelRequest, part: float) -> None:
+        found.used, found.ended_at = (int(found.request.tokens * part), 0), self.now()
+        self.owners[found.request.id].write(found, usage_of(*found.used))
+        self.early.append(found)
+
+    def ship_of(self, gateway: ModelJournal, records: int) -> None:
+        """As `Shipping` does: of one request only the newest record of the batch."""
+        batch, gateway.records = gateway.records[:records], gateway.records[records:]
+        for request_id, (request, usage) in {each.request.id: (each, u) for each, u in batch}.items():
+            if usage is None:
+                if request_id not in self.ledger.ended:
+                    # Not what it used: this snapshot of it stays open in the ledger.
+                    self.ledger.open[request_id] = replace(request, used=None)
+                continue
+            self.ledger.open.pop(request_id, None)
+            if usage.outcome is not None:
+                self.ledger.ended[request_id] = request
+            if gateway.early.pop(request_id, None) != self.ledger.epoch:
+                self.pending_updates.append((request, usage, self.ledger.epoch))
+
+    def tell_of(self, update: tuple[ModelRequest, SettledUsage, int]) -> None:
+        """As `SettlementQueue` does, after the end was shipped."""
+        found, usage, written = update
+        charge = None if usage.outcome is None else replace(found.reserved, epoch=written)
+        settled = self.run(
+            self.counters.settle(self.tenant.tenant_id, found.request.id, usage, charge=charge)
         )
+        if settled.epoch < written and found.reserved.epoch != written:
+            self.rebuild()
+
+    def may_take(self) -> bool:
+        if self.ledger.epoch == 0:
+            return True
+        fenced = self.ledger.epoch <= self.ledger.fenced_epoch
+        return fenced and all(each.has_confirmed(self.ledger) for each in self.gateways)
 
     def deliver(self, taken: tuple[int, CounterSnapshot]) -> None:
         self.run(self.counters.rebuild(self.tenant.tenant_id, *taken))
@@ -195,8 +341,12 @@ async def delete(client: Redis, tenant: LimitedTenant) -> None:
         await client.delete(*keys)
 
 
-def test_no_rate_is_exceeded_whatever_comes_between_the_steps(valkey_url: str) -> None:
+@pytest.mark.parametrize("limited", [RATES, DAYS], ids=["rates", "days"])
+def test_no_limit_is_exceeded_whatever_comes_between_the_steps(
+    valkey_url: str, limited: tuple[QuotaLimits, ...]
+) -> None:
     class OnValkey(EpochMachine):
         url = valkey_url
+        limits = limited
 
     run_state_machine_as_test(OnValkey, settings=SETTINGS)

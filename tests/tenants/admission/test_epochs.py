@@ -2,7 +2,7 @@
 
 import asyncio
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import text
@@ -11,6 +11,7 @@ from tests.tenants.admission.gateways import (
     check_ledger,
     make_tenant_with_gateways,
     open_client,
+    snapshot_of,
     usage,
     used,
 )
@@ -20,7 +21,6 @@ from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import PolicyStale
 from loraplex.tenants.ledger.statements import NEXT_EPOCH
-from loraplex.tenants.ledger.usage_ledger import Reserved
 from loraplex.tenants.quotas.reservation import Reservation
 from loraplex.tenants.valkey import tenant_key
 
@@ -35,22 +35,23 @@ async def test_a_reservation_of_counters_that_were_replaced_is_not_kept(
     database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=40)
-    outcomes: list[Reserved] = []
+    journaled: list[Reservation] = []
     async with tenant.gateway() as slow, tenant.gateway() as other:
         await other.cancel(await other.admit(tenant.request(1, 1)))
-        reserve = slow.maintenance.ledger.reserve
+        await slow.cancel(await slow.admit(tenant.request(1, 1)))
+        admit = slow.maintenance.journal.admit
 
-        async def overtaken(reservation: Reservation, *more: Any) -> Any:
-            if not outcomes:
+        async def overtaken(reservation: Reservation) -> None:
+            if not journaled:
                 await rebuild_counters(tenant, other)
-            reply = await reserve(reservation, *more)
-            outcomes.append(reply.outcome)
-            return reply
+            journaled.append(reservation)
+            await admit(reservation)
 
-        monkeypatch.setattr(slow.maintenance.ledger, "reserve", overtaken)
+        monkeypatch.setattr(slow.maintenance.journal, "admit", overtaken)
         reservation = await slow.admit(tenant.request())
-        assert outcomes == [Reserved.EPOCH_MOVED, Reserved.KEPT]
-        assert reservation.epoch == 2
+        assert [each.epoch for each in journaled] == [1, 2] and journaled[1] == reservation
+        assert journaled[0].id != reservation.id, "the first one is withdrawn under its own id"
+        await tenant.shipped()
         assert (await used(other, tenant.tenant_id))["tokens_per_day"].reserved == 30
         await slow.settle(reservation, usage(reservation))
         assert await check_ledger(tenant, slow) == (15, 1)
@@ -62,6 +63,8 @@ async def test_usage_waits_for_a_rebuild_and_belongs_to_its_epoch(
     tenant = await make_tenant_with_gateways(database, valkey_url)
     async with tenant.gateway() as gateway:
         reservation = await gateway.admit(tenant.request())
+        await tenant.shipped()
+        await gateway.maintenance.ledger.raise_fence(tenant.tenant_id)
         async with database.as_writer() as rebuilding:
             await rebuilding.execute(NEXT_EPOCH, {"tenant_id": tenant.tenant_id, "above": 0})
             settling = asyncio.create_task(gateway.maintenance.ledger.settle(reservation, usage(reservation)))
@@ -72,6 +75,22 @@ async def test_usage_waits_for_a_rebuild_and_belongs_to_its_epoch(
         assert (await settling).epoch == 2
 
 
+async def test_no_epoch_is_taken_before_a_fence(database: Database, valkey_url: str) -> None:
+    """But for the first one: no counters exist."""
+    tenant = await make_tenant_with_gateways(database, valkey_url)
+    async with tenant.gateway() as gateway:
+        ledger = gateway.maintenance.ledger
+        assert (await snapshot_of(ledger, tenant))[0] == 1
+        assert await ledger.take_snapshot(tenant.tenant_id) is None
+        await ledger.raise_fence(tenant.tenant_id, outdates=False)
+        assert await ledger.take_snapshot(tenant.tenant_id) is None
+        await ledger.raise_fence(tenant.tenant_id)
+        assert await ledger.take_snapshot(tenant.tenant_id, above=7) is None
+        assert (await snapshot_of(ledger, tenant))[0] == 2
+        await ledger.raise_fence(tenant.tenant_id, above=7)
+        assert (await snapshot_of(ledger, tenant, above=7))[0] == 8
+
+
 async def test_a_snapshot_read_before_the_usage_brings_nothing_back(
     database: Database, valkey_url: str
 ) -> None:
@@ -79,9 +98,11 @@ async def test_a_snapshot_read_before_the_usage_brings_nothing_back(
     async with tenant.gateway() as gateway, tenant.gateway() as rebuilding:
         reservation = await gateway.admit(tenant.request())
         ledger, counters = rebuilding.maintenance.ledger, rebuilding.maintenance.counters
-        epoch, snapshot = await ledger.take_snapshot(tenant.tenant_id)
+        await rebuilding.maintenance.fences.raise_fence(tenant.tenant_id)
+        epoch, snapshot = await snapshot_of(ledger, tenant)
         assert len(snapshot.reservations) == 1
         await gateway.settle(reservation, usage(reservation))
+        await tenant.shipped()
         assert await counters.rebuild(tenant.tenant_id, epoch, snapshot) > epoch
         assert await check_ledger(tenant, gateway) == (15, 1)
 
@@ -92,33 +113,36 @@ async def test_usage_that_a_rebuild_has_counted_is_not_counted_again(
     tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000)
     async with tenant.gateway() as slow, tenant.gateway() as other:
         reservation = await slow.admit(tenant.request())
-        settle = slow.maintenance.counters.settle
+        settle_early = slow.maintenance.counters.settle_early
 
-        async def overtaken(*arguments: Any, **more: Any) -> Any:
+        async def overtaken(*arguments: Any) -> Any:
             await rebuild_counters(tenant, other)
-            return await settle(*arguments, **more)
+            return await settle_early(*arguments)
 
-        monkeypatch.setattr(slow.maintenance.counters, "settle", overtaken)
+        monkeypatch.setattr(slow.maintenance.counters, "settle_early", overtaken)
         await slow.settle(reservation, usage(reservation))
         assert await check_ledger(tenant, slow) == (15, 1)
 
 
-async def test_a_policy_that_changes_between_counters_and_ledger_is_noticed(
-    database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_policy_whose_publication_was_missed_is_published_by_shipping(
+    database: Database, valkey_url: str
 ) -> None:
     tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000)
+    forgotten: list[UUID] = []
     async with tenant.gateway() as gateway:
-        reserve = gateway.maintenance.ledger.reserve
-
-        async def overtaken(reservation: Reservation, *more: Any) -> Any:
-            async with database.as_operator() as session:
-                await session.execute(text("UPDATE tenants SET suspended_at = now()"))
-            return await reserve(reservation, *more)
-
-        monkeypatch.setattr(gateway.maintenance.ledger, "reserve", overtaken)
+        gateway.on_policy_outdated = forgotten.append
+        await gateway.cancel(await gateway.admit(tenant.request()))
+        await tenant.shipped()
+        async with database.as_operator() as session:
+            await session.execute(text("UPDATE tenants SET suspended_at = now()"))
+        reservation = await gateway.admit(tenant.request())
+        await tenant.shipped()
+        await asyncio.gather(*gateway._outdated.values())
+        assert forgotten == [tenant.tenant_id]
         with pytest.raises(PolicyStale):
             await gateway.admit(tenant.request())
-        assert await check_ledger(tenant, gateway) == (0, 0)
+        await gateway.settle(reservation, usage(reservation))
+        assert await check_ledger(tenant, gateway) == (15, 1)
 
 
 async def test_a_gateway_that_is_late_for_a_rebuild_does_not_repeat_it(
@@ -130,14 +154,11 @@ async def test_a_gateway_that_is_late_for_a_rebuild_does_not_repeat_it(
         await gateway.cancel(await gateway.admit(tenant.request()))
         await client.delete(tenant_key(tenant.tenant_id, "seeding"))
         maintenance = gateway.maintenance
-        assert await CounterRebuild(maintenance.ledger, maintenance.counters, client, uuid4()).try_rebuild(
-            tenant.tenant_id
-        )
+        late = CounterRebuild(maintenance.ledger, maintenance.counters, maintenance.fences, client, uuid4())
+        assert await late.try_rebuild(tenant.tenant_id)
         reservation = await gateway.admit(tenant.request())
         assert reservation.epoch == 1
         await gateway.cancel(reservation)
         await tenant.flush()
-        assert await CounterRebuild(maintenance.ledger, maintenance.counters, client, uuid4()).try_rebuild(
-            tenant.tenant_id
-        )
+        assert await late.try_rebuild(tenant.tenant_id)
         assert await maintenance.ledger.epoch(tenant.tenant_id) == 2

@@ -210,14 +210,20 @@ async def test_an_odd_settle_costs_no_minute(
     tenant, now = await make_tenant_with_gateways(database, valkey_url, requests_per_minute=60), [0.0]
     async with tenant.gateway(clock=lambda: now[0]) as gateway:
         reservation = await gateway.admit(tenant.request())
-        counters, settle = gateway.maintenance.counters, gateway.maintenance.counters.settle
+        counters = gateway.maintenance.counters
+        settle, settle_early = counters.settle, counters.settle_early
 
-        async def lose(*arguments: Any, **more: Any) -> Settled:
-            await settle(*arguments, **more)
+        async def lose_early(*arguments: Any) -> Settled:
+            await settle_early(*arguments)
             raise ValkeyUnavailable("the answer was lost")
 
-        monkeypatch.setattr(counters, "settle", lose)
+        async def fail(*_: Any, **__: Any) -> Settled:
+            raise ValkeyUnavailable("away")
+
+        monkeypatch.setattr(counters, "settle_early", lose_early)
+        monkeypatch.setattr(counters, "settle", fail)
         await gateway.settle(reservation, usage(reservation))
+        await tenant.shipped()
         monkeypatch.setattr(counters, "settle", settle)
         now[0] += 900.0
         await gateway.maintenance.settlements.retry()

@@ -230,5 +230,4 @@ async def test_reservations_of_a_dead_gateway_are_given_back(database: Database,
         now[0] += SETTINGS.lease_s
         assert await first.maintenance.reaper.reap() == lost
         await check_ledger(tenant, second)
-        unknown = await tenant.rows("SELECT id FROM usage_records WHERE outcome = 'unknown'")
-        assert len(unknown) == lost
+        assert await tenant.rows("SELECT outcome FROM usage_records WHERE outcome = 'unknown'") == []

@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import psycopg
 import pytest
 import redis
 from structlog.testing import capture_logs
 from tests.tenants.admission.gateways import (
     PRICE,
+    all_shipped,
     check_ledger,
     closed,
     make_tenant_with_gateways,
+    plain,
     set_limits,
     usage,
     used,
@@ -26,18 +29,19 @@ from tests.tenants.admission.gateways import (
 
 from loraplex.platform.datastores.embedded.binaries import find_valkey
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
-from loraplex.tenants.admission.circuit_breaker import FAILURES
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.api_keys.keys import AuthenticatedKey
+from loraplex.tenants.circuit_breaker import FAILURES
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import DatabaseUnavailable, QuotaUnavailable, RateLimited
+from loraplex.tenants.errors import DatabaseUnavailable, QuotaUnavailable, RateLimited, StoreUnavailable
 from loraplex.tenants.quotas.reservation import Reservation
 
 SETTINGS = AdmissionConfig(valkey_s=0.3)
 START_SECONDS = 180.0
 REQUESTS, SHARE = 60, 25
 CALLERS, CALLS = 16, 20
+HANG = "LOCK TABLE tenants, reservations, usage_records, admission_epochs, gateways IN ACCESS EXCLUSIVE MODE"
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ async def until_available(gateway: QuotaAdmissionController) -> None:
 
 
 async def all_updated(gateway: QuotaAdmissionController) -> None:
+    await all_shipped(gateway)
     while gateway.maintenance.requests.pending_counter_updates:
         await gateway.maintenance.settlements.retry()
         await until_available(gateway)
@@ -117,6 +122,7 @@ async def test_rates_are_shared_out_while_valkey_hangs(database: Database, own_v
             assert all(reservation.degraded for reservation in admitted)
             for reservation in [running, *admitted[:20]]:
                 await gateway.settle(reservation, usage(reservation))
+            await tenant.shipped()
             assert len(gateway.maintenance.requests.pending_counter_updates) == 21
         await until_available(gateway)
         uses = await used(gateway, tenant.tenant_id)
@@ -228,21 +234,55 @@ async def test_a_new_valkey_is_rebuilt_with_what_was_admitted_without_it(
         assert await check_ledger(tenant, gateway) == (35, 3)
 
 
-async def test_after_a_failure_of_the_ledger_no_admission_is_provisional(
+async def test_no_request_waits_for_a_postgresql_that_hangs(database: Database, valkey_url: str) -> None:
+    """It is connected and silent: whatever waited for it would fail after seconds."""
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=10_000)
+    provisional: list[int] = []
+    async with tenant.gateway() as gateway:
+        running = await gateway.admit(tenant.request())
+        await tenant.shipped()
+        async with await psycopg.AsyncConnection.connect(plain(database.url)) as hanging:
+            await hanging.execute(HANG)
+            for number in range(20):
+                reservation = await gateway.admit(tenant.request(), partial(provisional.append, number))
+                await gateway.settle(reservation, usage(reservation))
+            await gateway.settle(running, usage(running))
+            assert provisional == [*range(20)]
+            assert len(gateway.maintenance.requests.early) == 21
+        assert await check_ledger(tenant, gateway) == (15 * 21, 21)
+
+
+async def test_without_both_stores_nobody_is_admitted(
+    database: Database, own_valkey: OwnValkey, embedded_services: EmbeddedServices
+) -> None:
+    tenant = await make_tenant_with_gateways(database, own_valkey.url)
+    async with tenant.gateway(SETTINGS) as gateway:
+        running = await gateway.admit(tenant.request())
+        async with closed(embedded_services, database):
+            with own_valkey.hanging():
+                for _ in range(3):
+                    with pytest.raises(DatabaseUnavailable):
+                        await gateway.admit(tenant.request())
+                await gateway.settle(running, usage(running))
+        await until_available(gateway)
+        await all_updated(gateway)
+        assert await check_ledger(tenant, gateway) == (15, 1)
+
+
+async def test_counters_that_are_lost_while_postgresql_is_away_admit_nothing(
     database: Database, valkey_url: str, embedded_services: EmbeddedServices
 ) -> None:
-    tenant = await make_tenant_with_gateways(database, valkey_url)
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=70)
     async with tenant.gateway() as gateway:
-        await gateway.cancel(await gateway.admit(tenant.request()))
-        on_provisional: list[str] = []
+        running, ended = [await gateway.admit(tenant.request()) for _ in range(2)]
         async with closed(embedded_services, database):
-            for name in ("before it is known", "while it is known"):
-                with pytest.raises(DatabaseUnavailable):
-                    await gateway.admit(tenant.request(), partial(on_provisional.append, name))
-        await gateway.cancel(
-            await gateway.admit(tenant.request(), partial(on_provisional.append, "first again"))
-        )
-        await gateway.cancel(
-            await gateway.admit(tenant.request(), partial(on_provisional.append, "second again"))
-        )
-        assert on_provisional == ["before it is known", "second again"]
+            await gateway.settle(ended, usage(ended))
+            await tenant.flush()
+            with pytest.raises(StoreUnavailable):
+                await gateway.admit(tenant.request())
+        with pytest.raises(RateLimited):
+            await gateway.admit(tenant.request(prompt=10, completion=16))
+        last = await gateway.admit(tenant.request(prompt=10, completion=15))
+        for reservation in (running, last):
+            await gateway.settle(reservation, usage(reservation))
+        assert await check_ledger(tenant, gateway) == (45, 3)

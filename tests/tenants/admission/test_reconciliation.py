@@ -27,7 +27,7 @@ from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.counters.counter_replies import Settled
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import DatabaseUnavailable, RateLimited, ValkeyUnavailable
+from loraplex.tenants.errors import DatabaseUnavailable, QuotaUnavailable, RateLimited, ValkeyUnavailable
 from loraplex.tenants.valkey import tenant_key
 
 WORKERS, ATTEMPTS = 8, 25
@@ -46,6 +46,7 @@ async def lose(client: Redis, tenant: TenantWithGateways, field: str, amount: in
 
 
 async def reconcile(gateway: QuotaAdmissionController, rounds: int = 2) -> int:
+    """Counters that lost writes are compared with what was shipped."""
     for _ in range(rounds):
         await gateway.maintenance.reconciliation.reconcile()
     return gateway.counters_rebuilt
@@ -107,13 +108,44 @@ async def test_usage_on_its_way_is_no_difference(
         async def fail(*_: object, **__: object) -> Settled:
             raise ValkeyUnavailable("away")
 
+        settle_early = counters.settle_early
         monkeypatch.setattr(counters, "settle", fail)
+        monkeypatch.setattr(counters, "settle_early", fail)
         await slow.settle(reservation, usage(reservation))
+        await tenant.shipped()
         monkeypatch.setattr(counters, "settle", settle)
+        monkeypatch.setattr(counters, "settle_early", settle_early)
         other.maintenance.requests.active[tenant.tenant_id] = None
         assert (await reconcile(slow, 3), await reconcile(other, 3)) == (0, 0)
         assert not other.maintenance.requests.active
         await slow.maintenance.settlements.retry()
+        assert await check_ledger(tenant, slow) == (30, 2)
+
+
+async def test_usage_that_is_not_shipped_is_no_drift(
+    database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counters have it and the ledger has not: its gateway is waited for, unless it is silent."""
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000)
+    async with tenant.gateway() as slow, tenant.gateway(replace(SETTINGS, fence_s=0.5)) as other:
+        await spend(tenant, other)
+        settle = slow.maintenance.ledger.settle
+
+        async def fail(*_: Any) -> Any:
+            raise DatabaseUnavailable("away")
+
+        monkeypatch.setattr(slow.maintenance.ledger, "settle", fail)
+        await spend(tenant, slow)
+        with pytest.raises(QuotaUnavailable):
+            await reconcile(other, 1)
+        await tenant.rows(
+            "UPDATE gateways SET seen_at = now() - interval '1 hour' WHERE fence < (SELECT max(fence) FROM gateways)"
+        )
+        monkeypatch.setattr(other.maintenance.fences, "_connected_since", -1e9)
+        assert await reconcile(other, 3) == 0
+        monkeypatch.setattr(slow.maintenance.ledger, "settle", settle)
+        other.maintenance.requests.active[tenant.tenant_id] = None
+        assert await reconcile(other, 3) == 0
         assert await check_ledger(tenant, slow) == (30, 2)
 
 

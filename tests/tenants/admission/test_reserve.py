@@ -9,10 +9,10 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from tests.tenants.admission.memory_journal import MemoryJournal
 from tests.tenants.artificial_time import run, running_loop
 from tests.tenants.billing.fixed_prices import EVER, fixed_prices, fixed_version
 
-from loraplex.tenants.admission.circuit_breaker import FAILURES, CircuitBreaker
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.denial_log import DenialLog
 from loraplex.tenants.admission.local_limiter import LocalLimiter
@@ -21,10 +21,10 @@ from loraplex.tenants.admission.reserve import Reserver
 from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.billing.price_table import CardKey, CardVersions, PriceTable
 from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.circuit_breaker import FAILURES, CircuitBreaker
 from loraplex.tenants.counters.counter_replies import Admitted
 from loraplex.tenants.errors import PriceMissing, QuotaUnavailable, ValkeyUnavailable
 from loraplex.tenants.ids import uuid7
-from loraplex.tenants.ledger.usage_ledger import Reserved, ReservedUnder
 from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.quotas.policies import TenantPolicy
@@ -65,22 +65,27 @@ class StubStores:
         self.calls += 1
         return await self.respond(request)
 
-    async def store(self, reservation: Reservation, *_: Any) -> ReservedUnder:
-        return ReservedUnder(Reserved.KEPT, 1)
+    async def store(self, *_: Any) -> int:
+        return 1
+
+    async def nothing(self, *_: Any) -> None:
+        return None
 
     async def of(self, tenant_id: UUID, policy_epoch: int) -> TenantPolicy:
         return TenantPolicy(policy_epoch, self.limits)
 
     def reserver(self, prices: PriceBook | None = None) -> Reserver:
         stores: Any = SimpleNamespace(reserve=self.reserve, of=self.of, cancel=self.cancel)
-        ledger: Any = SimpleNamespace(reserve=self.store)
+        ledger: Any = SimpleNamespace(reserve_without_counters=self.store)
+        fences: Any = SimpleNamespace(ready=self.nothing, outdated=lambda *_: False)
         return Reserver(
             ledger=ledger,
             counters=stores,
             counter_rebuild=stores,
             policies=stores,
             breaker=CircuitBreaker(),
-            ledger_breaker=CircuitBreaker(max_failures=1),
+            journal=MemoryJournal(),
+            fences=fences,
             denials=DenialLog(),
             recent_refusals=RecentRefusals(running_loop().time),
             local_limiter=LocalLimiter(running_loop().time),
@@ -89,6 +94,7 @@ class StubStores:
             settings=AdmissionConfig(),
             report_overdue=lambda _: None,
             cancel_later=lambda *_: None,
+            withdraw=self.nothing,
         )
 
 

@@ -6,11 +6,14 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import event, text
+from tests.platform.database_proxy import proxied
 from tests.tenants.registry_records import make_tenant
 
+from loraplex.tenants import database as database_module
 from loraplex.tenants.api_keys import last_used
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.api_keys.last_used import LastUsedTracker, writing_use
+from loraplex.tenants.circuit_breaker import FAILURES
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable
 
@@ -86,6 +89,30 @@ async def test_what_a_database_that_is_down_did_not_take_is_kept(database: Datab
     await used.flush(database)
     assert await stored_use(database) == {first: NOW, second: NOW + timedelta(seconds=1)}
     await down.close()
+
+
+async def test_a_silent_database_delays_no_flush_for_good_and_loses_no_use(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "BOUND_SECONDS", 0.02)
+    _, (first, second) = await make_keys(database, 2)
+    used = LastUsedTracker()
+    used.note(first, NOW)
+    async with proxied(database.url) as proxy:
+        through = Database(proxy.url)
+        with proxy.silent():
+            for _ in range(FAILURES):
+                with pytest.raises(DatabaseUnavailable):
+                    await used.flush(through)
+            assert through.breaker.is_open
+            used.note(second, NOW)
+            with pytest.raises(DatabaseUnavailable):
+                await used.flush(through)
+        await through.ping()
+        monkeypatch.setattr(database_module, "BOUND_SECONDS", 60.0)
+        await used.flush(through)
+        await through.close()
+    assert await stored_use(database) == {first: NOW, second: NOW}
 
 
 async def test_the_memory_is_bounded(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from sqlalchemy import select, text
 from sqlalchemy.exc import ProgrammingError
-from sqlalchemy.ext.asyncio import AsyncSession
 from tests.tenants.registry_records import add, make_tenant, set_state
 
 from loraplex.tenants.api_keys.keys import KeyRepository
@@ -46,7 +45,7 @@ async def test_an_event_is_added_once_and_its_id_follows_from_what_it_reports(da
     for _ in range(2):
         async with database.as_operator() as session:
             await Outbox.add(session, tenant_id, finalized)
-    async with database.as_writer() as session:
+    async with database.as_operator() as session:
         await Outbox.add(session, tenant_id, finalized)
         await Outbox.add(session, tenant_id, invoice(uuid4(), "2026-0002"))
         await Outbox.add(session, other, finalized)
@@ -136,6 +135,13 @@ async def test_each_change_of_a_versions_state_is_an_event(database: Database) -
     assert len({event.id for event in await events(database)}) == len(steps)
 
 
+async def test_who_settles_requests_writes_events_by_triggers_only(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    with pytest.raises(ProgrammingError, match="permission denied"):
+        async with database.as_writer() as session:
+            await Outbox.add(session, tenant_id, invoice(uuid4()))
+
+
 async def test_a_tenant_reads_its_own_events_and_writes_none(database: Database) -> None:
     mine, other = await make_tenant(database, "acme"), await make_tenant(database, "rival")
     async with database.as_operator() as session:
@@ -144,10 +150,5 @@ async def test_a_tenant_reads_its_own_events_and_writes_none(database: Database)
     async with database.as_tenant(mine) as session:
         assert [each.tenant_id for each in await session.scalars(select(OutboxEvent))] == [mine]
     with pytest.raises(ProgrammingError, match="permission denied"):
-        await _add_as_tenant(database, mine)
-
-
-async def _add_as_tenant(database: Database, tenant_id: UUID) -> None:
-    session: AsyncSession
-    async with database.as_tenant(tenant_id) as session:
-        await Outbox.add(session, tenant_id, invoice(uuid4()))
+        async with database.as_tenant(mine) as session:
+            await Outbox.add(session, mine, invoice(uuid4()))

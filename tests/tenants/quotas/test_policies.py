@@ -12,11 +12,11 @@ from tests.tenants.admission.gateways import TenantWithGateways, make_tenant_wit
 
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import PolicyStale
+from loraplex.tenants.errors import DatabaseUnavailable, PolicyStale
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.models import Quota
 from loraplex.tenants.quotas.limits import QuotaLimits
-from loraplex.tenants.quotas.policies import Policies, TenantPolicy
+from loraplex.tenants.quotas.policies import Load, Policies, TenantPolicy
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion
 
@@ -141,3 +141,26 @@ async def test_the_least_recently_used_policies_are_dropped() -> None:
     for number in (1, 2, 1, 3, 1, 2):
         await policies.of(UUID(int=number), 1)
     assert store.reads == 4
+
+
+async def test_a_policy_in_memory_serves_while_postgresql_is_away_and_no_other_one_does() -> None:
+    store, away = Store(), False
+
+    async def bounded(load: Load) -> TenantPolicy:
+        if away:
+            raise DatabaseUnavailable("away")
+        return await load()
+
+    policies = Policies(store.load, bounded=bounded)
+    policy = await policies.of(TENANT, 1)
+    away = True
+    assert await policies.of(TENANT, 1) is policy
+    for tenant_id, epoch in ((TENANT, 2), (UUID(int=2), 1)):
+        with pytest.raises(DatabaseUnavailable):
+            await policies.of(tenant_id, epoch)
+    # What a change publishes is read whatever the requests before it have met.
+    store.epoch = 2
+    assert (await policies.refresh(TENANT)).policy_epoch == 2
+    with pytest.raises(PolicyStale):
+        await policies.of(TENANT, 1)
+    assert store.reads == 2

@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -80,7 +81,8 @@ async def test_the_most_it_may_use_is_asked_for_and_what_it_used_is_settled(star
     ((admission, usage),) = gateway.admissions.settled
     assert admission.id == asked.id and gateway.admissions.cancelled == []
     expected = SettledUsage(outcome="completed", prompt_tokens=5, cached_tokens=4, completion_tokens=16)
-    assert usage == expected and response.json()["usage"]["completion_tokens"] == 16
+    assert replace(usage, timings=None) == expected and usage.timings is not None
+    assert response.json()["usage"]["completion_tokens"] == 16
 
 
 async def test_tier_and_adapter_choose_the_price(start_gateway: Any) -> None:
@@ -112,7 +114,7 @@ async def test_an_answer_that_fails_after_admission_tells_the_rates_too(start_ga
     response = await gateway.post("/v1/chat/completions", CHAT)
     assert response.status_code == 503 and headers_among(response, RATE_HEADERS) == RATE_HEADERS
     usage = await settled(gateway)
-    assert usage == SettledUsage(outcome="failed", prompt_tokens=0, cached_tokens=0, completion_tokens=0)
+    assert replace(usage, timings=None) == SettledUsage(outcome="failed")
 
 
 async def test_a_failure_midway_is_settled_by_what_was_made(start_gateway: Any) -> None:
@@ -174,6 +176,30 @@ async def test_refusals(
     # Nothing was done for it.
     assert gateway.compile_checks.checked == [] and gateway.engine.requests == []
     assert gateway.admissions.settled == gateway.admissions.cancelled == []
+    assert [(each.code, each.adapter_id) for each in gateway.admissions.refused] == [(code, None)]
+
+
+async def test_every_refusal_is_counted_once_and_nothing_that_the_ledger_has(start_gateway: Any) -> None:
+    """Bad bodies, unknown models, refused schemas and repeated refusals, but neither answers nor failures of the engine."""
+    gateway = await start_gateway(FakeScript(faults=(Fault(kind="fail", after_tokens=2, times=1),)))
+    await gateway.adapter("acme", "pirate", DIGEST)
+    for body, code in (
+        (CHAT | {"n": 0}, "invalid_value"),
+        (CHAT | {"model": "missing"}, "model_not_found"),
+        (CHAT | {"model": "pirate", "max_tokens": 60_000}, "context_length_exceeded"),
+    ):
+        response = await gateway.post("/v1/chat/completions", body)
+        assert response.json()["error"]["code"] == code == gateway.admissions.refused[-1].code
+    assert [each.adapter_id is None for each in gateway.admissions.refused] == [True, True, False]
+    gateway.admissions.recent = RateLimited("slow down", **LIMITED, rate=RATE)
+    assert (await gateway.post("/v1/chat/completions", CHAT)).status_code == 429
+    gateway.admissions.recent = None
+    assert len({(each.tenant_id, each.api_key_id) for each in gateway.admissions.refused}) == 1
+    codes = ["invalid_value", "model_not_found", "context_length_exceeded", "rate_limit_exceeded"]
+    assert [each.code for each in gateway.admissions.refused] == codes
+    assert [(await gateway.post("/v1/chat/completions", CHAT)).status_code for _ in range(2)] == [500, 200]
+    await settled(gateway, 2)
+    assert len(gateway.admissions.refused) == len(codes)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import text as sql
 from tests.tenants.admission.gateways import PRICE, SETTINGS
+from tests.tenants.admission.memory_journal import MemoryJournal
 from tests.tenants.billing.fixed_prices import fixed_prices
 
 from loraplex.adapters.errors import BlobMissing
@@ -32,7 +33,9 @@ DEPRECATED = "UPDATE adapter_versions SET state = 'deprecated' WHERE version = 1
 @asynccontextmanager
 async def controller(database: Database, valkey_url: str) -> AsyncIterator[QuotaAdmissionController]:
     redis = open_valkey(valkey_url, command_s=SETTINGS.valkey_s)
-    admissions = QuotaAdmissionController(database, redis, fixed_prices(PRICE), uuid4(), SETTINGS)
+    admissions = QuotaAdmissionController(
+        database, redis, fixed_prices(PRICE), uuid4(), SETTINGS, journal=MemoryJournal()
+    )
     try:
         yield admissions
     finally:

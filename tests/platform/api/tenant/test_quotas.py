@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 from sqlalchemy import select
+from tests.tenants.admission.memory_journal import MemoryJournal
 from tests.tenants.billing.fixed_prices import fixed_prices
 
 from loraplex.engine.fake_engine import FakeScript
@@ -19,7 +20,7 @@ from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.counters.counter_replies import Decision, Explanation, LimitUse, UnknownLimit
 from loraplex.tenants.database import Database
-from loraplex.tenants.models import Quota, UsageRecord
+from loraplex.tenants.models import Quota, RequestPhases, RequestRollup, UsageRecord
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.valkey import open_valkey
 
@@ -39,7 +40,9 @@ async def limited(
 ) -> AsyncIterator[tuple[Any, httpx.AsyncClient]]:
     """A gateway that counts, and a client with the admin key of its tenant `acme`, which has `limits`."""
     client = open_valkey(valkey_url)
-    admissions = QuotaAdmissionController(database, client, fixed_prices(PRICE), uuid4())
+    admissions = QuotaAdmissionController(
+        database, client, fixed_prices(PRICE), uuid4(), journal=MemoryJournal()
+    )
     gateway = await start_gateway(script, admissions=admissions)
     gateway.key = await gateway.tenant("boss", ("tenant:admin",))
     async with database.as_operator() as session:
@@ -84,6 +87,24 @@ async def test_limits_and_their_use(start_gateway: Any, database: Database, valk
         assert use(tenant, "max_keys") == (5, 1, 0) and use(tenant, "max_adapters") == (10_000, 0, 0)
         assert use(tenant, "max_adapter_bytes") == (16 << 30, 0, 0)
         assert tenant["limits"]["tokens_per_day"]["resets_at"].endswith("T00:00:00Z")
+
+
+async def test_a_request_is_in_the_ledger_with_its_id_and_its_times(
+    start_gateway: Any, database: Database, valkey_url: str
+) -> None:
+    async with limited(start_gateway, database, valkey_url, tokens_per_day=20) as (gateway, _):
+        response = await gateway.post("/v1/completions", BODY, **{"x-request-id": "mine-1"})
+        assert response.headers["x-request-id"] == "mine-1"
+    async with database.as_operator() as session:
+        (record,) = await session.scalars(select(UsageRecord))
+        (rollup,) = await session.scalars(select(RequestRollup))
+        (phases,) = await session.scalars(select(RequestPhases))
+    assert (record.client_request_id, record.currency) == ("mine-1", "USD")
+    assert record.ttft_ms is not None and record.duration_ms is not None
+    assert 0 <= record.ttft_ms <= record.duration_ms
+    assert (rollup.status, rollup.requests, sum(rollup.ttft_buckets)) == ("completed", 1, 1)
+    assert sum(rollup.gap_buckets) == record.completion_tokens - 1
+    assert phases.id == record.id and set(phases.phases) == {"decode"}
 
 
 @pytest.mark.parametrize("computed", [0, 3])

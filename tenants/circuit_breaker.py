@@ -1,4 +1,4 @@
-"""A circuit breaker: opens after a number of failures in a row, and closes after a successful probe.
+"""A circuit breaker of one store: opens after a number of failures in a row, and closes after a successful probe.
 
 Invariant: while it is open, no request waits for the store that is down.
 """

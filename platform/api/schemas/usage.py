@@ -1,0 +1,186 @@
+"""Response schemas of usage and requests, and usage as CSV. Amounts are exact pico-units of money, as decimal strings.
+
+Invariant: `prompt_tokens` includes `cached_tokens`, as in the responses of `/v1`.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Generic, TypeVar
+from uuid import UUID
+
+from pydantic import Field
+
+from loraplex.platform.api.management.pagination import Listing
+from loraplex.platform.api.management.responses import ResponseModel, UtcTime
+from loraplex.platform.api.management.sorting import Position, SortOrder
+from loraplex.tenants.ledger.request_log import LoggedRequest
+from loraplex.tenants.ledger.usage_reports import UsageKey, UsageRow, UsageSums
+
+RowT = TypeVar("RowT", bound="UsageDocument")
+
+
+def _absent(value: object) -> bool:
+    return value is None
+
+
+TokenClass = Annotated[str | None, Field(exclude_if=_absent)]
+
+
+class UsageSumsDocument(ResponseModel):
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    amount_pico: str
+
+
+class UsageDocument(UsageSumsDocument):
+    """The usage of one group from `start` on. `adapter` is null for the base model; it and `key_id` are null where the report
+    is not grouped by them, and UUIDs where the adapter or the key was erased.
+
+    `token_class` is there in reports by class, whose rows have the tokens and the amount of one class: `uncached_prompt`,
+    `cached_prompt`, `completion`, or `correction` for an amount without tokens. `requests` is that of the whole group.
+    """
+
+    start: UtcTime
+    adapter: str | None
+    key_id: str | None
+    token_class: TokenClass = None
+
+
+class OperatorUsageDocument(UsageDocument):
+    """`tenant_id` is null where the report is not grouped by tenant."""
+
+    tenant_id: UUID | None
+
+
+class UsageReportDocument(Listing[RowT], Generic[RowT]):
+    """`totals` are those of the whole range when the first page was read, on every page."""
+
+    totals: UsageSumsDocument
+    currency: str
+
+
+class RequestDocument(ResponseModel):
+    """One finished request. `adapter` and `version` are null for the base model; times in milliseconds are null where unknown.
+
+    `reverses_id` and `reason` are there in corrections, whose tokens and amount are added to those of the request that they
+    name.
+    """
+
+    id: UUID
+    at: UtcTime
+    adapter: str | None
+    version: int | None
+    digest: str | None
+    key_id: str
+    outcome: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    ttft_ms: int | None
+    duration_ms: int | None
+    amount_pico: str
+    price_version_id: UUID | None
+    client_request_id: str | None
+    reverses_id: Annotated[UUID | None, Field(exclude_if=_absent)] = None
+    reason: Annotated[str | None, Field(exclude_if=_absent)] = None
+
+
+class SpanDocument(ResponseModel):
+    """One phase of a request; `start_ms` counts from its arrival. `reason` is null where the phase needs none."""
+
+    name: str
+    start_ms: int
+    duration_ms: int
+    reason: str | None
+
+
+class TimelineDocument(ResponseModel):
+    """The phases in the order of their starts. Phases may overlap."""
+
+    spans: list[SpanDocument]
+
+
+def _write_key(key: UsageKey) -> Position:
+    return (key.start.astimezone(UTC).isoformat(), *map(str, key[1:4]), key.token_class)
+
+
+def _read_key(position: Position) -> UsageKey:
+    start, *ids, token_class = position
+    tenant_id, adapter_id, api_key_id = (UUID(str(each)) for each in ids)
+    return UsageKey(datetime.fromisoformat(str(start)), tenant_id, adapter_id, api_key_id, int(token_class))
+
+
+BY_GROUP: Final[SortOrder[UsageRow, UsageKey]] = SortOrder(lambda row: row.key, _write_key, _read_key)
+BY_ID: Final[SortOrder[LoggedRequest, UUID]] = SortOrder(
+    lambda row: row[0].id, lambda key: (str(key),), lambda position: UUID(str(position[0]))
+)
+
+
+def sums_response(sums: UsageSums) -> UsageSumsDocument:
+    return UsageSumsDocument(**_sums(sums))
+
+
+def usage_response(row: UsageRow) -> UsageDocument:
+    return UsageDocument(**_fields(row))
+
+
+def operator_usage_response(row: UsageRow) -> OperatorUsageDocument:
+    tenant_id = row.key.tenant_id
+    return OperatorUsageDocument(**_fields(row), tenant_id=tenant_id if tenant_id.int else None)
+
+
+def request_response(row: LoggedRequest) -> RequestDocument:
+    record, adapter, key_id = row
+    same = ("id", "digest", "outcome", "cached_tokens", "completion_tokens", "ttft_ms", "duration_ms")
+    more = ("price_version_id", "client_request_id", "reverses_id", "reason")
+    return RequestDocument(
+        **{name: getattr(record, name) for name in (*same, *more)},
+        at=record.admitted_at,
+        adapter=adapter or (None if record.adapter_id is None else str(record.adapter_id)),
+        version=record.adapter_version,
+        key_id=key_id or str(record.api_key_id),
+        prompt_tokens=record.uncached_tokens + record.cached_tokens,
+        amount_pico=str(record.amount_pico),
+    )
+
+
+def timeline_response(phases: Mapping[str, Any]) -> TimelineDocument:
+    spans = [
+        SpanDocument(name=name, start_ms=start, duration_ms=duration, reason=None)
+        for name, (start, duration) in phases.items()
+    ]
+    return TimelineDocument(spans=sorted(spans, key=lambda span: (span.start_ms, span.name)))
+
+
+def csv_columns(model: type[UsageDocument], *, by_class: bool) -> list[str]:
+    """The columns of a report as CSV: the fields of its rows, and the currency."""
+    fields = [name for name in model.model_fields if by_class or name != "token_class"]
+    first = [name for name in ("tenant_id", "start", "adapter", "key_id", "token_class") if name in fields]
+    return [*first, *(name for name in fields if name not in first), "currency"]
+
+
+def csv_lines(columns: Iterable[str], rows: Iterable[UsageDocument], currency: str) -> str:
+    """The rows as lines of CSV (RFC 4180). No text of a tenant can begin with a character that a spreadsheet computes."""
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, list(columns), extrasaction="ignore")
+    writer.writerows({**row.model_dump(mode="json"), "currency": currency} for row in rows)
+    return lines.getvalue()
+
+
+def _fields(row: UsageRow) -> dict[str, Any]:
+    return {
+        **_sums(row.sums),
+        "start": row.key.start,
+        "adapter": row.adapter,
+        "key_id": row.key_id,
+        "token_class": row.token_class,
+    }
+
+
+def _sums(sums: UsageSums) -> dict[str, Any]:
+    names = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
+    return {**{name: getattr(sums, name) for name in names}, "amount_pico": str(sums.amount_pico)}

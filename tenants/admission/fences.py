@@ -1,0 +1,143 @@
+"""Fences: points up to which every gateway has shipped its journal, before counters are rebuilt or files removed.
+
+Invariant: a gateway confirms a fence only after it treats the fenced counters as outdated and PostgreSQL has all that its
+journal had then. So whatever counters of a fenced epoch admitted and was answered is in the ledger (README.md, "Epochs").
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+import structlog
+
+from loraplex.tenants.admission.config import AdmissionConfig
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import QuotaUnavailable
+from loraplex.tenants.ledger.usage_ledger import Fence, UsageLedger
+from loraplex.tenants.single_flight import SingleFlight
+
+DEFAULTS = AdmissionConfig()
+CONFIRMED_PAUSE_SECONDS = 0.02
+# Without PostgreSQL for longer, a gateway no longer knows which others were alive meanwhile.
+SILENT_SHARE = 1 / 3
+LOG = structlog.get_logger("loraplex.fences")
+
+
+async def ship_everywhere(database: Database, tenant_id: UUID, settings: AdmissionConfig = DEFAULTS) -> None:
+    """Wait until every live gateway has shipped its journal: then the ledger has all open requests of the tenant.
+
+    Raises `QuotaUnavailable` when a gateway does not confirm within `fence_s`, `DatabaseUnavailable`.
+    """
+    ledger = UsageLedger(database)
+    try:
+        fence = await ledger.raise_fence(tenant_id, outdates=False)
+        async with _within(fence, settings.fence_s):
+            while await ledger.unconfirmed(fence.number, settings.gateway_live_s):
+                await asyncio.sleep(CONFIRMED_PAUSE_SECONDS)
+    finally:
+        await ledger.close()
+
+
+@asynccontextmanager
+async def _within(fence: Fence, seconds: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        LOG.warning("a gateway did not confirm a fence", fence=fence.number, tenant=str(fence.tenant_id))
+        raise QuotaUnavailable("another gateway has not yet shipped its journal; try again") from error
+
+
+class Fences:
+    """The fences that one gateway knows. `ship` ships all that the journal has when it is called."""
+
+    def __init__(
+        self,
+        ledger: UsageLedger,
+        ship: Callable[[], Awaitable[None]],
+        gateway_id: UUID,
+        settings: AdmissionConfig,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ledger = ledger
+        self._ship = ship
+        self._gateway_id = gateway_id
+        self._settings = settings
+        self._clock = clock
+        self._fenced_epochs: dict[UUID, int] = {}
+        self._seen = -1
+        self._confirmed = 0
+        self._connected_since = self._connected_at = clock()
+        self._starting = SingleFlight[None]()
+        self._confirming = SingleFlight[None](cancels=False)
+
+    async def ready(self) -> None:
+        """Make this gateway known and read all fences, once. Nothing is admitted before. Raises `DatabaseUnavailable`."""
+        if self._seen < 0:
+            await self._starting.run(None, self._start)
+
+    def outdated(self, tenant_id: UUID, epoch: int) -> bool:
+        """Whether a fence has outdated the tenant's counters of this epoch."""
+        return epoch <= self._fenced_epochs.get(tenant_id, 0)
+
+    async def poll(self) -> None:
+        """Read new fences, and confirm them once the journal is shipped. Raises `DatabaseUnavailable`."""
+        await self.ready()
+        self._note(await self._ledger.fences(self._seen))
+        if self._seen > self._confirmed:
+            await self._confirming.run(self._seen, self._confirm)
+
+    async def raise_fence(self, tenant_id: UUID, *, above: int = 0) -> None:
+        """Outdate the tenant's counters, and wait until every live gateway has confirmed it.
+
+        The first rebuild of a tenant waits for nothing: no counters exist. Raises `QuotaUnavailable` when a gateway does not
+        confirm within `fence_s`, `DatabaseUnavailable`.
+        """
+        fence = await self._ledger.raise_fence(tenant_id, above=above)
+        if fence.fenced_epoch:
+            await self._confirmed_by_all(fence)
+
+    async def ship_everywhere(self, tenant_id: UUID) -> bool:
+        """Wait until every live gateway has shipped what its journal has now; whether every silent one has, too.
+
+        Raises as `raise_fence`.
+        """
+        fence = await self._ledger.raise_fence(tenant_id, outdates=False)
+        await self._confirmed_by_all(fence)
+        return not await self._ledger.unconfirmed(fence.number, None)
+
+    async def _start(self) -> None:
+        await self._ledger.record_gateway(self._gateway_id, self._settings.gateway_live_s)
+        self._note(await self._ledger.fences(0))
+        self._seen = max(self._seen, 0)
+
+    def _note(self, fences: list[Fence]) -> None:
+        now = self._clock()
+        if now - self._connected_at > self._settings.gateway_live_s * SILENT_SHARE:
+            self._connected_since = now
+        self._connected_at = now
+        for fence in fences:
+            known = self._fenced_epochs.get(fence.tenant_id, 0)
+            self._fenced_epochs[fence.tenant_id] = max(known, fence.fenced_epoch)
+            self._seen = max(self._seen, fence.number)
+
+    async def _confirm(self) -> None:
+        seen = self._seen
+        await self._ship()
+        await self._ledger.confirm_fence(self._gateway_id, seen)
+        self._confirmed = max(self._confirmed, seen)
+
+    async def _confirmed_by_all(self, fence: Fence) -> None:
+        """Wait for the others. One that PostgreSQL did not see lately is dead, unless PostgreSQL itself was away lately."""
+        await self.ready()
+        async with _within(fence, self._settings.fence_s):
+            await self.poll()
+            while await self._ledger.unconfirmed(fence.number, self._live_s()):
+                await asyncio.sleep(CONFIRMED_PAUSE_SECONDS)
+
+    def _live_s(self) -> float | None:
+        """How lately a live gateway was seen; None while this one has not been connected for so long itself."""
+        live_s = self._settings.gateway_live_s
+        return live_s if self._clock() - self._connected_since >= live_s else None

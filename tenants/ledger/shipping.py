@@ -1,0 +1,134 @@
+"""Ships a gateway's journal to PostgreSQL: reservations and ended requests, in the order of the journal.
+
+Invariant: the journal forgets a record only after PostgreSQL has committed it or rejected it, and a record that is shipped
+twice is stored once. No request waits for shipping.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import psycopg
+import structlog
+
+from loraplex.tenants.database import first_line
+from loraplex.tenants.errors import StoreUnavailable
+from loraplex.tenants.ledger.journal import Journal
+from loraplex.tenants.ledger.journal_records import Admitted, Ended, JournalRecord
+from loraplex.tenants.ledger.usage_ledger import LedgerWrite, UsageLedger
+
+MAX_RECORDS = 500
+REJECTED = (psycopg.DataError, psycopg.IntegrityError)
+LOG = structlog.get_logger("loraplex.shipping")
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """An ended request and how it was written; None if PostgreSQL rejected it."""
+
+    ended: Ended
+    write: LedgerWrite | None
+
+
+class Shipping:
+    """The shipping of one journal. `on_shipped` gets the ended requests of each batch, and `on_policy_outdated` each tenant
+    of which a request was admitted under an outdated policy. Neither may wait.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        ledger: UsageLedger,
+        gateway_id: UUID,
+        lease_s: float,
+        on_shipped: Callable[[Sequence[Shipped]], None],
+        on_policy_outdated: Callable[[UUID], None],
+    ) -> None:
+        self.rejected = 0
+        """How many records PostgreSQL has rejected; the journal keeps them as dead letters."""
+        self._journal = journal
+        self._ledger = ledger
+        self._gateway_id = gateway_id
+        self._lease_s = lease_s
+        self._on_shipped = on_shipped
+        self._on_policy_outdated = on_policy_outdated
+        self._shipped = 0
+        self._one_batch = asyncio.Lock()
+        self._running: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Ship in the background whatever is in the journal, until it is shipped or PostgreSQL fails."""
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+
+    async def ship(self) -> None:
+        """Ship all that is in the journal now. Raises `DatabaseUnavailable`."""
+        until = self._journal.position
+        while self._shipped < until:
+            async with self._one_batch:
+                if self._shipped < until:
+                    await self._ship_batch(until)
+
+    async def close(self) -> None:
+        """Wait for the batch in progress."""
+        if self._running is not None:
+            await asyncio.wait({self._running})
+
+    async def _run(self) -> None:
+        try:
+            while self._shipped < self._journal.position:
+                await self.ship()
+        except (StoreUnavailable, psycopg.Error) as error:
+            LOG.warning("the journal waits for PostgreSQL", reason=first_line(error))
+        finally:
+            self._running = None
+
+    async def _ship_batch(self, until: int) -> None:
+        """Ship the oldest records. Of one request, only the newest record counts."""
+        records = await self._journal.unshipped(MAX_RECORDS)
+        newest = {record.reservation.id: record for record in records}
+        open_requests = [each for each in newest.values() if isinstance(each, Admitted)]
+        ended = [each for each in newest.values() if isinstance(each, Ended)]
+        await self._reserve(open_requests)
+        shipped = await self._settle(ended)
+        position = records[-1].position if records else until
+        await self._journal.shipped(position)
+        self._shipped = position
+        self._on_shipped(shipped)
+
+    async def _reserve(self, admitted: Sequence[Admitted]) -> None:
+        results = await asyncio.gather(
+            *(self._ledger.reserve(each.reservation, self._gateway_id, self._lease_s) for each in admitted),
+            return_exceptions=True,
+        )
+        outdated = set[UUID]()
+        for each, result in zip(admitted, results, strict=True):
+            if isinstance(result, BaseException):
+                await self._reject(each, result)
+            elif result:
+                outdated.add(each.reservation.tenant_id)
+        for tenant_id in outdated:
+            self._on_policy_outdated(tenant_id)
+
+    async def _settle(self, ended: Sequence[Ended]) -> list[Shipped]:
+        results = await asyncio.gather(
+            *(self._ledger.settle(each.reservation, each.usage) for each in ended), return_exceptions=True
+        )
+        shipped = list[Shipped]()
+        for each, result in zip(ended, results, strict=True):
+            if isinstance(result, BaseException):
+                await self._reject(each, result)
+                shipped.append(Shipped(each, None))
+            else:
+                shipped.append(Shipped(each, result))
+        return shipped
+
+    async def _reject(self, record: JournalRecord, error: BaseException) -> None:
+        """Keep a record that PostgreSQL rejects, so that it does not stop those behind it. Raises any other error."""
+        if not isinstance(error, REJECTED):
+            raise error
+        self.rejected += 1
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        LOG.error("PostgreSQL rejects a record", admission=str(record.reservation.id), reason=reason)
+        await self._journal.reject(record.position, reason)

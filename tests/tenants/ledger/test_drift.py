@@ -1,0 +1,209 @@
+"""A difference that a superuser plants in any store is found and named; without one, everything agrees."""
+
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from tests.tenants.ledger.stored_usage import Used, UsingTenant, make_tenant, settle
+
+from loraplex.tenants.database import Database
+from loraplex.tenants.ids import uuid7_derived
+from loraplex.tenants.ledger.drift import (
+    DAY,
+    HOUR,
+    ComparedRange,
+    Comparison,
+    all_ranges,
+    compare,
+    first_comparable,
+    newest_ranges,
+)
+
+AT = datetime.now(UTC).replace(day=2, hour=10, minute=59, second=59, microsecond=990_000)
+
+
+def use(url: str) -> UsingTenant:
+    """Requests of two hours and two days, with and without an adapter or a price, one settled at an hour's border."""
+    tenant = make_tenant(url)
+    first, second = tenant.keys.values()
+    version = tenant.version("USD")
+    settle(
+        url,
+        tenant,
+        [
+            Used(tenant.adapters["coral"], first, AT, price_version_id=version),
+            Used(tenant.adapters["coral"], first, AT + timedelta(milliseconds=20), price_version_id=version),
+            Used(None, second, AT + DAY, amount_pico=1_234_567),
+            Used(None, second, AT, price_version_id=version, id=UUID(int=uuid4().int | 0xF << 124)),
+        ],
+    )
+    return tenant
+
+
+async def everything(database: Database) -> list[Comparison]:
+    async with database.as_operator() as session:
+        first = await first_comparable(session)
+        assert first is not None
+        return [await compare(session, part) for part in all_ranges(first, AT + 2 * DAY, DAY)]
+
+
+def plant(url: str, statement: str) -> None:
+    """Past every trigger."""
+    with psycopg.connect(url) as connection:
+        connection.execute("SET session_replication_role = replica")
+        assert connection.execute(statement.encode()).rowcount == 1
+
+
+async def test_sums_and_rows_agree(database: Database) -> None:
+    use(database.url), use(database.url)
+    found = await everything(database)
+    assert [each for each in found if each.differing] == []
+    assert {each.part.compared: each.sums for each in found if each.sums}.keys() == {
+        "rollups",
+        "days",
+        "months",
+    }
+    assert sum(each.sums for each in found if each.part.compared == "rollups") == 8
+
+
+async def test_an_empty_ledger_has_nothing_to_compare(database: Database) -> None:
+    async with database.as_operator() as session:
+        assert await first_comparable(session) is None
+
+
+async def test_a_correction_is_in_all_sums(database: Database) -> None:
+    tenant = make_tenant(database.url)
+    key = next(iter(tenant.keys.values()))
+    (settled,) = settle(database.url, tenant, [Used(None, key, AT, amount_pico=1_500)])
+    reversing = Used(
+        None,
+        key,
+        AT,
+        uncached=-10,
+        cached=-4,
+        completion=-6,
+        amount_pico=-1_500,
+        id=uuid7_derived(settled, "correction"),
+        reverses_id=settled,
+    )
+    settle(database.url, tenant, [reversing])
+    found = await everything(database)
+    assert [each for each in found if each.differing] == []
+    assert sum(each.sums for each in found if each.part.compared == "rollups") == 1
+
+
+@pytest.mark.parametrize(
+    ("statement", "compared", "columns", "drift"),
+    [
+        ("UPDATE usage_rollups SET amount_pico = amount_pico + 7 {one}", ["rollups"], {"amount_pico": 7}, 7),
+        ("UPDATE usage_rollups SET cached_tokens = 5 {one}", ["rollups"], {"cached_tokens": 1}, 0),
+        ("UPDATE usage_rollups SET requests = 3 {one}", ["rollups"], {"requests": 2}, 0),
+        ("UPDATE usage_totals SET tokens = tokens - 2 {day}", ["days", "months"], {"tokens": -2}, 0),
+        (
+            "UPDATE usage_totals SET amount_nano = amount_nano + 1 {day}",
+            ["days", "months"],
+            {"amount_nano": 1},
+            1000,
+        ),
+        ("UPDATE usage_totals SET requests = 9 {month}", ["months"], {"requests": 5}, 0),
+    ],
+)
+async def test_a_changed_sum_is_found_and_named(
+    database: Database, statement: str, compared: list[str], columns: dict[str, int], drift: int
+) -> None:
+    use(database.url)
+    tenant = use(database.url)
+    where = {
+        "one": f"WHERE tenant_id = '{tenant.id}' AND adapter_id = '{tenant.adapters['coral']}' AND hour < '{AT}'",
+        "day": f"WHERE tenant_id = '{tenant.id}' AND level = 'adapter' AND period = 'd:{AT:%Y-%m-%d}'",
+        "month": f"WHERE tenant_id = '{tenant.id}' AND level = 'tenant' AND period LIKE 'm:%'",
+    }
+    plant(database.url, statement.format(**where))
+    differing = [each for each in await everything(database) if each.differing]
+    assert [each.part.compared for each in differing] == compared
+    (named,) = differing[0].named
+    assert named.tenant_id == tenant.id
+    assert named.exceeds == columns
+    assert differing[0].drift_pico == drift
+    assert str(tenant.id) in str(named) and next(iter(columns)) in str(named)
+
+
+async def test_a_missing_sum_and_one_without_rows_are_found(database: Database) -> None:
+    tenant = use(database.url)
+    where = f"tenant_id = '{tenant.id}' AND adapter_id = '{tenant.adapters['coral']}' AND hour < '{AT}'"
+    plant(database.url, f"UPDATE usage_rollups SET hour = hour + interval '5 hours' WHERE {where}")
+    (found,) = [each for each in await everything(database) if each.differing]
+    amount = 10 * 3_000_001 + 4 + 6 * 7_000_003
+    assert found.drift_pico == 2 * amount
+    assert sorted(each.exceeds["amount_pico"] for each in found.named) == [-amount, amount]
+
+
+async def test_a_changed_row_of_the_ledger_differs_from_all_its_sums(database: Database) -> None:
+    tenant = use(database.url)
+    plant(
+        database.url,
+        f"UPDATE usage_records SET amount_pico = amount_pico - 5000 WHERE tenant_id = '{tenant.id}' AND adapter_id IS NULL"
+        " AND price_version_id IS NULL",
+    )
+    differing = [each for each in await everything(database) if each.differing]
+    assert {each.part.compared: each.drift_pico for each in differing} == {"rollups": 5000, "days": 10_000}
+
+
+async def test_a_deleted_row_is_found(database: Database) -> None:
+    tenant = use(database.url)
+    plant(
+        database.url,
+        f"DELETE FROM usage_records WHERE tenant_id = '{tenant.id}' AND price_version_id IS NULL",
+    )
+    differing = [each for each in await everything(database) if each.differing]
+    assert {each.part.compared for each in differing} == {"rollups", "days"}
+    assert differing[0].named
+
+
+async def test_many_differences_are_counted_and_few_are_named(database: Database) -> None:
+    tenant = make_tenant(database.url)
+    settle(database.url, tenant, [Used(uuid4(), uuid4(), AT, amount_pico=1) for _ in range(30)])
+    with psycopg.connect(database.url) as connection:
+        connection.execute("UPDATE usage_rollups SET amount_pico = 3")
+    (found,) = [each for each in await everything(database) if each.differing]
+    assert (found.differing, found.drift_pico, len(found.named)) == (30, 60, 20)
+
+
+async def test_after_a_dropped_month_comparing_begins_a_day_later(database: Database) -> None:
+    tenant = use(database.url)
+    month = AT.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    async with database.as_operator() as session:
+        assert await first_comparable(session) == month
+    key = next(iter(tenant.keys.values()))
+    plant(
+        database.url,
+        "INSERT INTO usage_rollups (tenant_id, hour, adapter_id, api_key_id, price_version_id, currency, requests, "
+        "uncached_tokens, cached_tokens, completion_tokens, amount_pico) "
+        f"VALUES ('{tenant.id}', '{month - HOUR}', '{key}', '{key}', '{key}', 'USD', 1, 1, 1, 1, 1)",
+    )
+    async with database.as_operator() as session:
+        assert await first_comparable(session) == month + DAY
+
+
+def test_the_ranges_cover_every_hour_day_and_month_once() -> None:
+    first, now = datetime(2026, 9, 30, tzinfo=UTC), datetime(2026, 11, 2, 5, 30, tzinfo=UTC)
+    parts = [*all_ranges(first, now, HOUR)]
+    assert len(parts) == len(set(parts))
+    for compared, step in (("rollups", HOUR), ("days", DAY)):
+        starts = sorted(part.start for part in parts if part.compared == compared)
+        end = datetime(2026, 11, 3, tzinfo=UTC)
+        assert starts == [first + place * step for place in range((end - first) // step)]
+    months = [(part.start.month, part.end.month) for part in parts if part.compared == "months"]
+    assert months == [(11, 12), (10, 11), (9, 10)]
+    assert newest_ranges(now) == [
+        ComparedRange(compared="rollups", start=start, end=start + HOUR)
+        for start in (now.replace(minute=0), now.replace(hour=4, minute=0))
+    ]
+    assert {*newest_ranges(now)} <= {*parts}, "a difference of the newest hour is counted once"
+
+
+def test_a_range_names_itself() -> None:
+    start = datetime(2026, 11, 1, tzinfo=UTC)
+    part = ComparedRange(compared="days", start=start, end=start + DAY)
+    assert (str(part), part.store) == ("days 2026-11-01T00:00Z to 2026-11-02T00:00Z", "totals")

@@ -1,0 +1,177 @@
+"""Reports from rollups against sums over the rows themselves, over random requests, prices, ranges and groups."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import astuple
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+from uuid import UUID
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy.ext.asyncio import AsyncSession
+from tests.tenants.ledger.stored_usage import Used, UsingTenant, make_tenant, settle
+
+from loraplex.tenants.database import Database
+from loraplex.tenants.ledger.usage_reports import (
+    CLASSES,
+    NO_CLASS,
+    Bucket,
+    Dimension,
+    UsageKey,
+    UsageQuery,
+    UsageRow,
+    UsageSums,
+    usage_rows,
+    usage_totals,
+)
+from loraplex.tenants.models import NO_ID
+
+FIRST = datetime(2026, 10, 30, 20, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+DIMENSIONS: tuple[Dimension, ...] = ("tenant", "adapter", "key", "class")
+TOKENS = st.integers(0, 50) | st.just(10**12)
+FoundT = TypeVar("FoundT")
+
+
+def requests_of(tenant: UsingTenant) -> st.SearchStrategy[list[Used]]:
+    return st.lists(
+        st.builds(
+            Used,
+            adapter_id=st.sampled_from([None, *tenant.adapters.values()]),
+            api_key_id=st.sampled_from([*tenant.keys.values()]),
+            at=st.integers(0, 4 * 24 * 60).map(lambda minutes: FIRST + timedelta(minutes=minutes)),
+            uncached=TOKENS,
+            cached=TOKENS,
+            completion=st.integers(0, 50),
+            price_version_id=st.sampled_from([None, *tenant.prices]).filter(
+                lambda version: version is None or tenant.currencies[version] == "USD"
+            ),
+            amount_pico=st.integers(0, 10**12),
+        ),
+        max_size=20,
+    )
+
+
+def in_session(url: str, tenant_id: UUID | None, work: Callable[[AsyncSession], Awaitable[FoundT]]) -> FoundT:
+    async def run() -> FoundT:
+        database = Database(url, pool_size=1)
+        try:
+            role = database.as_operator() if tenant_id is None else database.as_tenant(tenant_id)
+            async with role as session:
+                return await work(session)
+        finally:
+            await database.close()
+
+    return asyncio.run(run())
+
+
+def bucket_start(at: datetime, bucket: Bucket) -> datetime:
+    hour = at.replace(minute=0)
+    if bucket == "1h":
+        return hour
+    return hour.replace(hour=0) if bucket == "1d" else hour.replace(hour=0, day=1)
+
+
+def naive(tenant: UsingTenant, query: UsageQuery, requests: list[Used]) -> dict[UsageKey, tuple[int, ...]]:
+    """Sums in Python: (requests, prompt, cached, completion, amount) by group."""
+    sums: dict[UsageKey, list[int]] = defaultdict(lambda: [0] * 5)
+    for used in map(tenant.priced, requests):
+        if not query.start <= used.at < query.end:
+            continue
+        ids = (
+            tenant.id if "tenant" in query.group_by else NO_ID,
+            (used.adapter_id or NO_ID) if "adapter" in query.group_by else NO_ID,
+            used.api_key_id if "key" in query.group_by else NO_ID,
+        )
+        for token_class, values in classes_of(tenant, used, by_class="class" in query.group_by):
+            place = UsageKey(bucket_start(used.at, query.bucket), ids[0], ids[1], ids[2], token_class)
+            sums[place] = [a + b for a, b in zip(sums[place], [1, *values], strict=True)]
+    groups: dict[Any, int] = defaultdict(int)
+    for key, found in sums.items():
+        groups[key[:4]] = max(groups[key[:4]], found[0])
+    return {
+        key: (groups[key[:4]], *found[1:])
+        for key, found in sums.items()
+        if "class" not in query.group_by or any(found[1:]) or is_unused(sums, key)
+    }
+
+
+def is_unused(sums: dict[UsageKey, list[int]], key: UsageKey) -> bool:
+    """Of requests that used nothing, the first class has a row."""
+    of_group = [found for other, found in sums.items() if other[:4] == key[:4]]
+    return key.token_class == 0 and not any(any(found[1:]) for found in of_group)
+
+
+def classes_of(
+    tenant: UsingTenant, used: Used, *, by_class: bool
+) -> list[tuple[int, tuple[int, int, int, int]]]:
+    whole = (used.uncached + used.cached, used.cached, used.completion, used.amount_pico)
+    if not by_class:
+        return [(NO_CLASS, whole)]
+    price = tenant.prices.get(used.price_version_id) if used.price_version_id else None
+    amounts = (0, 0, 0)
+    if price is not None:
+        amounts = (
+            used.uncached * price.prompt,
+            used.cached * price.cached_prompt,
+            used.completion * price.completion,
+        )
+    return [
+        (0, (used.uncached, 0, 0, amounts[0])),
+        (1, (used.cached, used.cached, 0, amounts[1])),
+        (2, (0, 0, used.completion, amounts[2])),
+        (3, (0, 0, 0, used.amount_pico - sum(amounts))),
+    ]
+
+
+async def all_rows(session: AsyncSession, query: UsageQuery, page: int) -> list[UsageRow]:
+    """Page by page."""
+    rows: list[UsageRow] = []
+    while True:
+        after = rows[-1].key if rows else None
+        found = await usage_rows(session, query, after, page)
+        rows += found
+        if len(found) < page:
+            return rows
+
+
+@settings(max_examples=40)
+@given(st.data())
+def check_reports(url: str, data: st.DataObject) -> None:
+    tenant, other = make_tenant(url), make_tenant(url)
+    requests = data.draw(requests_of(tenant))
+    settle(url, tenant, requests)
+    settle(url, other, [Used(None, next(iter(other.keys.values())), FIRST)])
+    hours = sorted(data.draw(st.lists(st.integers(0, 4 * 24), min_size=2, max_size=2, unique=True)))
+    as_operator = data.draw(st.booleans())
+    query = UsageQuery(
+        tenant_id=tenant.id,
+        start=FIRST + hours[0] * HOUR,
+        end=FIRST + hours[1] * HOUR,
+        bucket=data.draw(st.sampled_from(("1h", "1d", "1mo"))),
+        group_by=frozenset(data.draw(st.sets(st.sampled_from(DIMENSIONS)))),
+    )
+    page = data.draw(st.integers(1, 4))
+
+    async def work(session: AsyncSession) -> tuple[list[UsageRow], dict[str, UsageSums]]:
+        return await all_rows(session, query, page), await usage_totals(session, query)
+
+    rows, totals = in_session(url, None if as_operator else tenant.id, work)
+    expected = naive(tenant, query, requests)
+    assert {row.key: astuple(row.sums) for row in rows} == expected
+    assert [row.key for row in rows] == sorted(expected), "sorted, and none twice"
+    total = astuple(totals.get("USD", UsageSums()))
+    assert (
+        total[1:] == tuple(sum(values) for values in zip(*expected.values(), strict=True))[1:] or not expected
+    )
+    names = {identity: name for name, identity in (tenant.adapters | tenant.keys).items()}
+    for row in rows:
+        assert row.adapter == names.get(row.key.adapter_id)
+        assert row.key_id == names.get(row.key.api_key_id)
+        assert row.token_class == (CLASSES[row.key.token_class] if "class" in query.group_by else None)
+
+
+def test_reports_equal_sums_over_the_rows(database_url: str) -> None:
+    check_reports(database_url)
