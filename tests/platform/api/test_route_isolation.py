@@ -102,8 +102,6 @@ CASES: Mapping[str, Case] = {
     "GET /operator/v1/invoices/{invoice_id}": Case(),
     "POST /operator/v1/invoices/{invoice_id}/paid": Case({"reference": "SEPA 1"}),
     "POST /operator/v1/invoices/{invoice_id}/void": Case(),
-    "GET /operator/v1/tenants/{tenant_id}/billing": Case(),
-    "PATCH /operator/v1/tenants/{tenant_id}/billing": Case({}, IF_MATCH),
     "GET /operator/v1/tenants/{tenant_id}/credits": Case(),
     "POST /operator/v1/tenants/{tenant_id}/credits": Case({"amount_micro": 5, "reason": "welcome"}),
     "POST /operator/v1/tenants/{tenant_id}/suspend": Case(),
