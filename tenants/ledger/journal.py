@@ -1,6 +1,6 @@
 """The durable local journal of one gateway: what it admitted and what ended, until PostgreSQL has it.
 
-Invariant: a record is on the disk before the call that writes it returns, and leaves it only after `shipped`. See README.md.
+Invariant: a record is on the disk before the call that writes it returns, and leaves it only after `shipped`. See journal.md.
 """
 
 import asyncio
@@ -124,8 +124,9 @@ class Journal:
             self._progress_timer = asyncio.get_running_loop().call_later(PROGRESS_S, self._write_progress)
 
     async def end(self, reservation_id: UUID, usage: SettledUsage) -> bool:
-        """Write the end of an open request durably; its room was reserved by `admit`. False if it is not open: it has ended
-        already, or was never admitted.
+        """Write the end of an open request durably; its room was reserved by `admit`. Repeat it after `JournalUnavailable`.
+
+        False if the request is not open: it has ended already, or its admission is not in the journal.
         """
         self._progress.pop(reservation_id, None)
         ended: bool = await self._submit(End(reservation_id, usage_text(usage)))

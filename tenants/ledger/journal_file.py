@@ -132,7 +132,7 @@ class JournalConfig:
     """
 
     max_bytes: int
-    base_pages: int = 2048
+    base_pages: int = 1024
     growth_pages: int = 256
     checkpoint_pages: int = 512
     spare_pages: int = 128
@@ -303,6 +303,8 @@ class JournalFile:
         pages = min(spare, self._pages - self._config.base_pages, self._config.growth_pages)
         if pages <= 0:
             return False
+        # Moved pages go through the log, too: from its start they fit.
+        self.checkpoint()
         self._execute(f"PRAGMA incremental_vacuum({pages})")
         self.checkpoint()
         self._measure()

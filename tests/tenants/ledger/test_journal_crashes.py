@@ -57,8 +57,12 @@ def test_a_fault_at_every_operation_loses_nothing(fault: str) -> None:
     for operation in range(1, last + 1):
         journal = CrashingJournal.started()
         setattr(journal.disk, fault, journal.disk.operations + operation)
-        for _ in program(journal, random.Random(operation)):
-            journal.check()
+        chance = random.Random(operation)
+        for _ in program(journal, chance):
+            assert journal.commits.position == journal.model.position
+        journal.check()
+        journal.crash(chance)
+        journal.check()
         journal.close()
 
 
