@@ -54,7 +54,7 @@ from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissio
 from loraplex.tenants.admission.recovery import ship_left_behind
 from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.database import Database
-from loraplex.tenants.ledger.journal import Journal
+from loraplex.tenants.ledger.journal.journal import Journal
 
 # Share of the deadline. A check that used up its processor time failed because of its grammar, not of a busy machine.
 CPU_SHARE: Final = 0.8

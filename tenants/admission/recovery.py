@@ -11,8 +11,8 @@ from uuid import UUID
 import structlog
 
 from loraplex.tenants.database import Database
-from loraplex.tenants.ledger.journal import NO_RECORDER, Journal, left_behind
-from loraplex.tenants.ledger.journal_commits import JournalRecorder
+from loraplex.tenants.ledger.journal.commits import JournalRecorder
+from loraplex.tenants.ledger.journal.journal import NO_RECORDER, Journal, left_behind
 from loraplex.tenants.ledger.shipping import Shipping
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 

@@ -13,12 +13,12 @@ from tempfile import TemporaryDirectory
 from typing import Final
 from uuid import uuid4
 
-from tests.tenants.ledger.journal_fixtures import reservation
+from tests.tenants.ledger.journal.fixtures import reservation
 
 from loraplex.platform.bench.latency_metrics import percentile
 from loraplex.platform.bench.report import Case, Ratio, Report
-from loraplex.tenants.ledger.journal import Journal
-from loraplex.tenants.ledger.journal_commits import JournalRecorder
+from loraplex.tenants.ledger.journal.commits import JournalRecorder
+from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.quotas.reservation import SettledUsage
 
 WRITERS: Final = (1, 16, 128)

@@ -1,6 +1,6 @@
 """The durable local journal of one gateway: what it admitted and what ended, until PostgreSQL has it.
 
-Invariant: a record is on the disk before the call that writes it returns, and leaves it only after `shipped`. See journal.md.
+Invariant: a record is on the disk before the call that writes it returns, and leaves it only after `shipped`. See README.md.
 """
 
 import asyncio
@@ -12,17 +12,17 @@ from uuid import UUID
 import structlog
 
 from loraplex.tenants.errors import JournalUnavailable, JournalUnreadable
-from loraplex.tenants.ledger.journal_commits import Admit, End, JournalCommits, JournalRecorder, Progress
-from loraplex.tenants.ledger.journal_file import Connect, JournalConfig, JournalFile, connect
-from loraplex.tenants.ledger.journal_folder import JournalLock, ended_gateways, prepare
-from loraplex.tenants.ledger.journal_records import (
+from loraplex.tenants.ledger.journal.commits import Admit, End, JournalCommits, JournalRecorder, Progress
+from loraplex.tenants.ledger.journal.file import Connect, JournalConfig, JournalFile, connect
+from loraplex.tenants.ledger.journal.folder import JournalLock, ended_gateways, prepare
+from loraplex.tenants.ledger.journal.records import (
     DeadLetter,
     JournalRecord,
     OpenRequest,
     reservation_text,
     usage_text,
 )
-from loraplex.tenants.ledger.journal_writer import MAX_ROWS, Call, Command, JournalWriter, Stop
+from loraplex.tenants.ledger.journal.writer import MAX_ROWS, Call, Command, JournalWriter, Stop
 from loraplex.tenants.quotas.reservation import Reservation, SettledUsage
 
 # Progress is written together, so often that it is at most a second old on the disk.

@@ -7,12 +7,12 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
-from tests.tenants.ledger.journal_fixtures import MAX_BYTES, progressed, reservation, used
+from tests.tenants.ledger.journal.fixtures import MAX_BYTES, progressed, reservation, used
 
 from loraplex.tenants.errors import JournalUnavailable
-from loraplex.tenants.ledger import journal as journal_module
-from loraplex.tenants.ledger.journal import Journal, left_behind
-from loraplex.tenants.ledger.journal_records import Admitted, Ended, OpenRequest
+from loraplex.tenants.ledger.journal import journal as journal_module
+from loraplex.tenants.ledger.journal.journal import Journal, left_behind
+from loraplex.tenants.ledger.journal.records import Admitted, Ended, OpenRequest
 from loraplex.tenants.quotas.reservation import NOTHING_USED, SettledUsage
 
 

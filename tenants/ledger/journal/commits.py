@@ -15,8 +15,8 @@ from uuid import UUID
 import structlog
 
 from loraplex.tenants.errors import JournalFull, JournalUnavailable, JournalUnreadable
-from loraplex.tenants.ledger.journal_file import JournalFile, JournalRows
-from loraplex.tenants.ledger.journal_records import usage_text
+from loraplex.tenants.ledger.journal.file import JournalFile, JournalRows
+from loraplex.tenants.ledger.journal.records import usage_text
 from loraplex.tenants.quotas.reservation import NOTHING_USED, SettledUsage
 
 # Ages of waiting records are exact to this.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
 from loraplex.tenants.errors import JournalFull, JournalUnreadable
-from loraplex.tenants.ledger.journal_records import (
+from loraplex.tenants.ledger.journal.records import (
     DeadLetter,
     JournalRecord,
     OpenRequest,
@@ -22,7 +22,7 @@ from loraplex.tenants.ledger.journal_records import (
     read_reservation,
     read_usage,
 )
-from loraplex.tenants.ledger.journal_statements import (
+from loraplex.tenants.ledger.journal.statements import (
     DEAD_LETTERS,
     EXCLUSIVE,
     FORGET,

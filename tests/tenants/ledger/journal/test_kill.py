@@ -6,18 +6,18 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.tenants.ledger.journal_fixtures import MAX_BYTES
+from tests.tenants.ledger.journal.fixtures import MAX_BYTES
 
-from loraplex.tenants.ledger.journal import left_behind
-from loraplex.tenants.ledger.journal_records import Ended
+from loraplex.tenants.ledger.journal.journal import left_behind
+from loraplex.tenants.ledger.journal.records import Ended
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 LINES = 200
 
 
 async def test_a_killed_process_loses_nothing_that_it_had_promised(tmp_path: Path) -> None:
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.tenants.ledger.killed_journal", str(tmp_path)),
+        *(sys.executable, "-m", "tests.tenants.ledger.journal.killed_journal", str(tmp_path)),
         stdout=asyncio.subprocess.PIPE,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT / '.src'}{os.pathsep}{ROOT}"},

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
 
 import pytest
-from tests.tenants.ledger.crashing_journal import CrashingJournal
-from tests.tenants.ledger.journal_fixtures import reservation, used
+from tests.tenants.ledger.journal.crashing_journal import CrashingJournal
+from tests.tenants.ledger.journal.fixtures import reservation, used
 
 from loraplex.tenants.errors import JournalUnavailable
-from loraplex.tenants.ledger.journal_commits import Admit, End, JournalCommits, Write
-from loraplex.tenants.ledger.journal_records import Ended, JournalRecord, reservation_text, usage_text
+from loraplex.tenants.ledger.journal.commits import Admit, End, JournalCommits, Write
+from loraplex.tenants.ledger.journal.records import Ended, JournalRecord, reservation_text, usage_text
 from loraplex.tenants.quotas.reservation import NOTHING_USED, Reservation, SettledUsage
 
 Fault: TypeAlias = Literal["off_at", "fails_at"]

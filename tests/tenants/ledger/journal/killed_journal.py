@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 from uuid import uuid4
 
-from tests.tenants.ledger.journal_fixtures import MAX_BYTES, progressed, reservation, used
+from tests.tenants.ledger.journal.fixtures import MAX_BYTES, progressed, reservation, used
 
-from loraplex.tenants.ledger.journal import Journal
+from loraplex.tenants.ledger.journal.journal import Journal
 
 
 async def main(folder: Path) -> None:

@@ -9,12 +9,12 @@ from contextlib import suppress
 from uuid import UUID
 
 import pytest
-from tests.tenants.ledger.crashing_journal import CrashingJournal
-from tests.tenants.ledger.journal_fixtures import progressed, reservation, used
+from tests.tenants.ledger.journal.crashing_journal import CrashingJournal
+from tests.tenants.ledger.journal.fixtures import progressed, reservation, used
 
 from loraplex.tenants.errors import JournalUnavailable
-from loraplex.tenants.ledger.journal_commits import Admit, End, Progress
-from loraplex.tenants.ledger.journal_records import reservation_text, usage_text
+from loraplex.tenants.ledger.journal.commits import Admit, End, Progress
+from loraplex.tenants.ledger.journal.records import reservation_text, usage_text
 
 
 def program(journal: CrashingJournal, chance: random.Random) -> Iterator[None]:

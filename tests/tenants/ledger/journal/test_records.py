@@ -4,18 +4,18 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
-from tests.tenants.ledger.journal_fixtures import KEY, TENANT, progressed, reservation, used
+from tests.tenants.ledger.journal.fixtures import KEY, TENANT, progressed, reservation, used
 
 from loraplex.tenants.errors import JournalUnreadable
 from loraplex.tenants.ledger.histograms import BUCKETS
-from loraplex.tenants.ledger.journal_file import OPEN_REQUEST_BYTES
-from loraplex.tenants.ledger.journal_records import (
+from loraplex.tenants.ledger.journal.file import OPEN_REQUEST_BYTES
+from loraplex.tenants.ledger.journal.records import (
     read_reservation,
     read_usage,
     reservation_text,
     usage_text,
 )
-from loraplex.tenants.ledger.journal_statements import FORMAT
+from loraplex.tenants.ledger.journal.statements import FORMAT
 from loraplex.tenants.quotas.limits import QuotaLimits, Subject
 from loraplex.tenants.quotas.reservation import RequestTimings, SettledUsage
 from loraplex.tenants.rate_state import Rate, RateState
