@@ -84,10 +84,14 @@ class SettlementQueue:
         while self._sending:
             await asyncio.wait([*self._sending])
 
-    async def retry(self) -> None:
-        """Repeat every step that is not done, until a store fails again."""
+    async def write_ends(self) -> None:
+        """Write the ends that the journal could not write. Raises `JournalUnavailable`."""
         for request_id in [*self._not_in_journal]:
             await self._settle(self._not_in_journal.pop(request_id))
+
+    async def retry(self) -> None:
+        """Repeat every step that is not done, until a store fails again."""
+        await self.write_ends()
         if self._breaker.is_open:
             return
         await self._send([*self._requests.pending_counter_updates.values()])
@@ -102,11 +106,12 @@ class SettlementQueue:
         except BaseException:
             self._not_in_journal[reservation.id] = pending
             raise
-        if not is_in_journal:
+        if not is_in_journal and pending.usage.outcome is None:
             # Its admission was cancelled before the journal had it.
-            del self._requests.unsettled[reservation.id]
+            self._requests.unsettled.pop(reservation.id, None)
             self.cancel_later(reservation.tenant_id, reservation.id)
-        elif not self._breaker.is_open:
+        elif reservation.id in self._requests.unsettled and not self._breaker.is_open:
+            # Usage that the journal did not write now is in it since a call that failed, and perhaps shipped.
             await self._settle_early(pending)
 
     async def _settle_early(self, pending: PendingSettlement) -> None:

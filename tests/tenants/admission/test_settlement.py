@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 from tests.tenants.admission.gateways import (
@@ -109,6 +110,32 @@ async def test_an_end_that_the_journal_could_not_write_is_written_later(
         monkeypatch.setattr(journal, "end", end)
         await gateway.maintenance.retry()
         assert await check_ledger(tenant, gateway) == (15, 1)
+
+
+@pytest.mark.parametrize("shipped", [False, True])
+async def test_an_end_that_the_journal_has_in_spite_of_its_error_counts_once(
+    shipped: bool, database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk may fail after it has written: the journal then finds the end when it opens the file again."""
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000)
+    journal = MemoryJournal()
+    async with tenant.gateway(journal=journal) as gateway:
+        reservation = await gateway.admit(tenant.request())
+        end = journal.end
+
+        async def write_and_fail(reservation_id: UUID, used: SettledUsage) -> bool:
+            await end(reservation_id, used)
+            raise JournalUnavailable("the disk fails")
+
+        monkeypatch.setattr(journal, "end", write_and_fail)
+        with pytest.raises(JournalUnavailable):
+            await gateway.settle(reservation, usage(reservation))
+        monkeypatch.setattr(journal, "end", end)
+        if shipped:
+            await tenant.shipped()
+        await gateway.maintenance.retry()
+        assert await check_ledger(tenant, gateway) == (15, 1)
+        assert gateway.maintenance.requests.leased() == []
 
 
 async def test_usage_that_postgresql_rejects_stops_no_other(database: Database, valkey_url: str) -> None:
