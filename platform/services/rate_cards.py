@@ -21,7 +21,7 @@ from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.quotas.periods import period_end, period_start, periods_of
 
 ACTION = "rate-card.create"
-MONTH: Final = r"[2-9]\d{3}-(0[1-9]|1[0-2])"
+MONTH: Final = "20[0-9]{2}-(0[1-9]|1[0-2])"
 
 
 async def create(

@@ -28,7 +28,7 @@ async def change(
     """Set the billing data of a tenant that `fields` names. Another currency begins with the next month, or at once for a
     tenant that was never used. `seen`: the revision that the author has read, None for any.
 
-    Raises `TenantNotFound`, `RevisionMoved`.
+    Raises `TenantNotFound`, `RevisionMoved`, and `InUse` for another currency in the month in which the last one began.
     """
     tenant = await TenantRepository(uow.session).living(tenant_id)
     billings = TenantBillings(uow.session)

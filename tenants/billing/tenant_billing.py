@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.billing.price_table import TenantCurrency
 from loraplex.tenants.billing.pricing import NO_PRICE
 from loraplex.tenants.billing.rate_cards import NOTICE, RateCards
+from loraplex.tenants.errors import InUse
 from loraplex.tenants.models import ApiKey, ReservationRow, TenantBilling, UsageTotal
 
 FIRST_REVISION: Final = 1
@@ -84,13 +85,14 @@ class TenantBillings:
 
     async def change(self, row: TenantBilling, change: Mapping[str, Any]) -> BillingData:
         """Set the fields that `change` names. Another currency begins with the next month; at once for a tenant that was never
-        used. The present currency ends a change that has not begun.
+        used. The present currency ends a change that has not begun. Raises `InUse` for another one in the month in which the last
+        one began: the bill of the month before needs both of that one.
         """
         now, default = await self._now(), await self.default_currency()
         fields = {name: value for name, value in change.items() if name in PLAIN_FIELDS}
         if "currency" in change:
             present = currency_of(row, default).at(now)
-            fields |= await self._new_currency(row.tenant_id, present, change["currency"], now)
+            fields |= await self._new_currency(row, present, change["currency"], now)
         for name, value in {**fields, "updated_at": now}.items():
             setattr(row, name, value)
         await self._session.flush()
@@ -102,11 +104,18 @@ class TenantBillings:
         return NO_PRICE.currency if first is None else first.key.currency
 
     async def _new_currency(
-        self, tenant_id: UUID, present: str, wanted: str, now: datetime
+        self, row: TenantBilling, present: str, wanted: str, now: datetime
     ) -> dict[str, str | date | None]:
-        if wanted == present or not await self._was_used(tenant_id):
+        begins, begun = next_month(now + NOTICE), row.next_currency_from
+        if begun is not None and begun <= now.date():
+            if wanted == present:
+                return {}
+            if next_month(now) == next_month(datetime.combine(begun, time(), UTC)):
+                raise InUse(
+                    f"the currency changed on {begun}; it can be changed again from {next_month(now)} on"
+                )
+        if wanted == present or not await self._was_used(row.tenant_id):
             return {"currency": wanted, "next_currency": None, "next_currency_from": None}
-        begins = next_month(now + NOTICE)
         return {"currency": present, "next_currency": wanted, "next_currency_from": begins}
 
     async def _was_used(self, tenant_id: UUID) -> bool:

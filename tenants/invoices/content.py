@@ -18,6 +18,7 @@ from loraplex.tenants.invoices.lines import (
     Charge,
     InvoiceLine,
     LineKind,
+    billed_micro,
     charges_of,
     outstanding_lines,
 )
@@ -61,10 +62,11 @@ async def compute_contents(
     contents = {}
     for currency in sorted({terms.currency, *currencies, *sums, *billed}):
         charges = charges_of(sums.get(currency, ()), prices)
-        lines = outstanding_lines(month, charges, billed.get(currency, {}), prices)
+        before = billed.get(currency, {})
+        lines = outstanding_lines(month, charges, before, prices)
         own = terms if currency == terms.currency else replace(terms, currency=currency, minimum_micro=0)
         credits = tuple(await CreditRepository(session, tenant_id).balances(currency))
-        totals = total_invoice(month, lines, credits, own)
+        totals = total_invoice(month, lines, credits, own, billed_micro(month, before))
         names = await usage.adapter_names(line.adapter_id for line in lines if line.adapter_id is not None)
         contents[currency] = InvoiceContent(terms=own, totals=totals, credits=credits, adapters=names)
     return contents

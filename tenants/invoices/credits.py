@@ -3,10 +3,11 @@
 Invariant: every transaction sums to zero, and no grant falls below zero. Changes take the tenant's billing lock.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Final
 from uuid import UUID
 
 from sqlalchemy import ScalarSelect, func, select
@@ -17,11 +18,13 @@ from loraplex.tenants.ids import uuid7
 from loraplex.tenants.invoices.locks import lock_tenant
 from loraplex.tenants.invoices.totals import CreditBalance, CreditUse
 from loraplex.tenants.models import CreditEntry, CreditGrant
+from loraplex.tenants.models.billing import CURRENCY
 from loraplex.tenants.models.invoices import MAX_CREDIT_MICRO
 
 MAX_PRIORITY = 100
 DEFAULT_PRIORITY = 50
 MAX_REASON = 500
+LAST_EXPIRY: Final = datetime(3000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,10 @@ class NewCredit:
             raise InvalidField("priority", f"priority must be between 0 and {MAX_PRIORITY}")
         if not 1 <= len(self.reason) <= MAX_REASON:
             raise InvalidField("reason", f"reason must have 1 to {MAX_REASON} characters")
+        if not re.fullmatch(CURRENCY, self.currency):
+            raise InvalidField("currency", "currency must be three capital letters")
+        if self.expires_at is not None and self.expires_at > LAST_EXPIRY:
+            raise InvalidField("expires_at", f"expires_at must lie before the year {LAST_EXPIRY.year}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,11 +167,22 @@ def unit_price(key: LineKey, prices: Mapping[UUID, Price]) -> int | None:
     return prices_by_class(prices[key.price_version_id])[TOKEN_CLASSES.index(key.token_class)]
 
 
-def minimum_line(month: Month, lines: Iterable[InvoiceLine], minimum_micro: int) -> InvoiceLine | None:
-    """Return the rest up to the tenant's minimum, None where the month's own usage reaches it. Adjustments of earlier months
-    count for neither: their months had a minimum of their own. Nor does the minimum take back a correction.
+def billed_micro(month: Month, billed: Mapping[LineKey, Charge]) -> int:
+    """Return what other invoices billed of the month, in micro-units."""
+    return sum(
+        half_even(charge.amount_pico, PICO_PER_MICRO) for key, charge in billed.items() if key.month == month
+    )
+
+
+def minimum_line(
+    month: Month, lines: Iterable[InvoiceLine], minimum_micro: int, billed_micro: int = 0
+) -> InvoiceLine | None:
+    """Return the rest up to the tenant's minimum, None where the month's own usage reaches it, with what other invoices billed
+    of it. Adjustments of earlier months do not count: their months had a minimum of their own. Nor does the minimum take back
+    a correction.
     """
-    missing = minimum_micro - max(0, sum(line.amount_micro for line in lines if line.kind == "usage"))
+    used_micro = billed_micro + sum(line.amount_micro for line in lines if line.kind == "usage")
+    missing = minimum_micro - max(0, used_micro)
     if missing <= 0:
         return None
     return InvoiceLine(

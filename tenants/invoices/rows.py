@@ -5,12 +5,12 @@ Invariant: the rows add up to its lines exactly, or `UsageIncomplete` is raised:
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.billing.pricing import Price
@@ -27,6 +27,8 @@ from loraplex.tenants.models import PriceVersion, UsageRecord
 RACE: Final = timedelta(minutes=2)
 # An id is made by a gateway's clock, `admitted_at` is the counters'.
 CLOCK_SKEW: Final = timedelta(days=1)
+# Lesser ids contain no time: releases before the ledger had partitions derived some from other ids.
+_FIRST_ID: Final = uuid7_from(datetime(2020, 1, 1, tzinfo=UTC))
 BATCH: Final = 5000
 _AMOUNTS: Final = (
     *(UsageRecord.uncached_tokens, UsageRecord.cached_tokens, UsageRecord.completion_tokens),
@@ -101,7 +103,7 @@ class InvoiceRows:
         """Narrow a query to the rows of a month that were settled before the invoice became final."""
         return query.where(
             UsageRecord.tenant_id == self.invoice.tenant_id,
-            UsageRecord.id >= uuid7_from(month.begin - CLOCK_SKEW),
+            or_(UsageRecord.id >= uuid7_from(month.begin - CLOCK_SKEW), UsageRecord.id < _FIRST_ID),
             UsageRecord.admitted_at >= month.begin,
             UsageRecord.admitted_at < month.end,
             UsageRecord.currency == self.invoice.content.terms.currency,

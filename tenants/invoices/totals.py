@@ -77,10 +77,16 @@ class InvoiceTotals:
 
 
 def total_invoice(
-    month: Month, lines: Sequence[InvoiceLine], credits: Iterable[CreditBalance], terms: InvoiceTerms
+    month: Month,
+    lines: Sequence[InvoiceLine],
+    credits: Iterable[CreditBalance],
+    terms: InvoiceTerms,
+    billed_micro: int = 0,
 ) -> InvoiceTotals:
-    """Sum up an invoice. `lines` are those of usage and adjustments; the minimum is added here."""
-    rest = minimum_line(month, lines, terms.minimum_micro)
+    """Sum up an invoice. `lines` are those of usage and adjustments; the minimum is added here. `billed_micro`: what other
+    invoices billed of the month.
+    """
+    rest = minimum_line(month, lines, terms.minimum_micro, billed_micro)
     every = (*lines,) if rest is None else (*lines, rest)
     subtotal = sum(line.amount_micro for line in every)
     uses = burn(month, credits, subtotal)

@@ -35,6 +35,7 @@ from loraplex.tenants.invoices.lines import (
     Charge,
     LineKey,
     UsageSum,
+    billed_micro,
     charges_of,
     outstanding_lines,
 )
@@ -97,7 +98,7 @@ def _recompute(folder: Path) -> None:
     prices = {identity: period.price for identity, period in periods.items()}
     charges = _charges(folder, periods, prices)
     lines = outstanding_lines(month, charges, billed, prices)
-    totals = total_invoice(month, lines, credits, terms)
+    totals = total_invoice(month, lines, credits, terms, billed_micro(month, billed))
     adapters = _read(INVOICE, invoice, _adapters)
     documents = [
         line_document(line, adapters.get(None if line.adapter_id is None else str(line.adapter_id)))

@@ -50,7 +50,7 @@ class TenantBillingDocument(ResponseModel):
 
 class TenantBillingUpdate(RequestModel):
     """Fields that are absent stay unchanged, and null removes a text. Another currency begins with the next month, or at once
-    for a tenant that was never used; the present one ends a change that has not begun. `issuer` and `customer_address` may have
+    for a tenant that was never used; the present one ends a change that has not begun. It changes once a month at most. `issuer` and `customer_address` may have
     several lines.
     """
 
@@ -85,7 +85,7 @@ def billing_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -
 
     @router.patch(
         "",
-        responses=documented(412, 428, response=TenantBillingDocument),
+        responses=documented(409, 412, 428, response=TenantBillingDocument),
         openapi_extra=described(TenantBillingUpdate, if_match=True),
     )
     async def change_billing(

@@ -5,14 +5,14 @@ from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.openapi import described, listed
 from loraplex.platform.api.management.pagination import Page
-from loraplex.platform.api.management.request_bodies import RequestModel, request_model
+from loraplex.platform.api.management.request_bodies import RequestModel, Time, request_model
 from loraplex.platform.api.management.responses import ApiResponse, documented
 from loraplex.platform.api.schemas.invoices import BY_GRANT, CreditDocument, to_credit
 from loraplex.platform.api.schemas.tenants import tenant_id_of
@@ -20,7 +20,13 @@ from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
 from loraplex.platform.services import credits
 from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.invoices.credits import MAX_PRIORITY, MAX_REASON, CreditRepository, GrantedCredit
+from loraplex.tenants.invoices.credits import (
+    DEFAULT_PRIORITY,
+    MAX_PRIORITY,
+    MAX_REASON,
+    CreditRepository,
+    GrantedCredit,
+)
 from loraplex.tenants.models.invoices import MAX_CREDIT_MICRO
 
 
@@ -28,8 +34,8 @@ class NewCreditBody(RequestModel):
     """`currency` absent or null: that of the tenant now. It pays for months that end before `expires_at`."""
 
     amount_micro: Annotated[int, Field(ge=1, le=MAX_CREDIT_MICRO)]
-    priority: Annotated[int, Field(ge=0, le=MAX_PRIORITY)] = 50
-    expires_at: AwareDatetime | None = None
+    priority: Annotated[int, Field(ge=0, le=MAX_PRIORITY)] = DEFAULT_PRIORITY
+    expires_at: Time | None = None
     reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON)]
     currency: Annotated[str | None, Field(pattern="^[A-Z]{3}$")] = None
 

@@ -20,6 +20,7 @@ from loraplex.platform.api.schemas.invoices import (
     RESPONSES,
     InvoiceDocument,
     InvoiceSummaryDocument,
+    checked_filters,
     format_of,
     formatted,
     invoice_id_of,
@@ -174,8 +175,8 @@ def _add_payment(router: APIRouter, endpoint: ManagementEndpoint, operator: obje
 
 
 def _filters(given: Any) -> dict[str, Any]:
-    """Read the filters of the listing. Raises `InvalidParameter`."""
-    filters = dict(given)
+    """Read the filters of the listing. Raises `InvalidParameter`, `InvalidField`."""
+    filters = checked_filters(given)
     if "tenant_id" in filters:
         try:
             filters["tenant_id"] = tenant_id_of(filters["tenant_id"])

@@ -1,6 +1,6 @@
 """Response schemas of invoices and credits. Amounts named `_micro`, `credits` and `tax` are micro-units of the currency."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 from uuid import UUID
 
@@ -22,7 +22,9 @@ from loraplex.tenants.invoices.credits import GrantedCredit
 from loraplex.tenants.invoices.currencies import decimal_text, minor_digits
 from loraplex.tenants.invoices.document import invoice_document
 from loraplex.tenants.invoices.invoices import InvoiceDetails
+from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.models import Invoice
+from loraplex.tenants.models.invoices import INVOICE_STATES
 
 BY_TIME: Final[SortOrder[Invoice, Any]] = by_time(lambda invoice: (invoice.created_at, invoice.id))
 BY_GRANT: Final[SortOrder[GrantedCredit, UUID]] = by_id(lambda credit: credit.grant.id)
@@ -152,6 +154,15 @@ def to_credit(credit: GrantedCredit) -> CreditDocument:
     names = CreditDocument.model_fields.keys() - {"available_micro"}
     fields = {name: getattr(credit.grant, name) for name in names}
     return CreditDocument(**fields, available_micro=credit.available_micro)
+
+
+def checked_filters(given: Mapping[str, str]) -> dict[str, Any]:
+    """Return the filters of a listing of invoices. Raises `InvalidParameter`, `InvalidField`."""
+    if "month" in given:
+        Month.parse(given["month"])
+    if given.get("state", INVOICE_STATES[0]) not in INVOICE_STATES:
+        raise InvalidParameter(f"`state` must be one of {', '.join(INVOICE_STATES)}.", param="state")
+    return dict(given)
 
 
 def format_of(request: Request) -> str:

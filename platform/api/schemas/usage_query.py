@@ -3,6 +3,7 @@
 Invariant: a refusal names the parameter and what is allowed.
 """
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar, get_args
@@ -12,6 +13,7 @@ from loraplex.platform.errors import InvalidParameter
 from loraplex.tenants.ledger.request_log import RequestFilters
 from loraplex.tenants.ledger.usage_reports import Bucket, Dimension, UsageQuery
 from loraplex.tenants.models import OUTCOMES
+from loraplex.tenants.models.billing import CURRENCY
 
 HOUR: Final = timedelta(hours=1)
 MAX_RANGE: Final = timedelta(days=400)
@@ -62,9 +64,12 @@ def usage_query(
     groups = [name for name in filters.get("group_by", "").split(",") if name]
     if len(groups) != len(set(groups)):
         raise InvalidParameter("`group_by` names something twice.", param="group_by")
+    currency = filters.get("currency")
+    if currency is not None and not re.fullmatch(CURRENCY, currency):
+        raise InvalidParameter("`currency` must be three capital letters, as in ISO 4217.", param="currency")
     return UsageQuery(
         tenant_id=tenant_id,
-        currency=filters.get("currency"),
+        currency=currency,
         start=start,
         end=end,
         bucket=_choice("bucket", filters.get("bucket", DEFAULT_BUCKET), get_args(Bucket)),

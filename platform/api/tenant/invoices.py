@@ -16,6 +16,7 @@ from loraplex.platform.api.schemas.invoices import (
     RESPONSES,
     CreditDocument,
     InvoiceSummaryDocument,
+    checked_filters,
     format_of,
     formatted,
     invoice_id_of,
@@ -50,7 +51,7 @@ def invoices_router(endpoint: ManagementEndpoint, authenticator: Authenticator) 
             caller,
             BY_TIME,
             lambda session, page: InvoiceRepository(session, caller.tenant_id).page(
-                page.filters, page.after, page.fetch
+                checked_filters(page.filters), page.after, page.fetch
             ),
             to_summary,
             FILTERS,

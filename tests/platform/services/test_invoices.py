@@ -99,6 +99,17 @@ async def test_a_correction_is_a_negative_line_and_may_make_a_total_negative(dat
     assert second.content.totals.total_micro == -1_500_000
 
 
+async def test_usage_that_another_invoice_billed_counts_towards_the_minimum(database: Database) -> None:
+    tenant = await make_billed_tenant(database)
+    await tenant.set_terms(minimum_micro=10_000_000)
+    await tenant.use(JANUARY.begin, 4 * MILLION)
+    await void(database, (await finalize(tenant)).id)
+    # February bills the usage of January as an adjustment, and its own minimum.
+    assert (await finalize(tenant, FEBRUARY)).content.totals.total_micro == 16_000_000
+    again = await finalize(tenant)
+    assert [(line.kind, line.amount_micro) for line in again.content.totals.lines] == [("minimum", 4_000_000)]
+
+
 async def test_terms_are_those_of_the_moment_it_became_final(database: Database) -> None:
     tenant = await make_billed_tenant(database)
     address = {

@@ -10,8 +10,9 @@ from tests.tenants.registry_records import make_tenant
 
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.billing.rate_cards import RateCards
-from loraplex.tenants.billing.tenant_billing import BillingData, TenantBillings, next_month
+from loraplex.tenants.billing.tenant_billing import BillingData, TenantBillings, currency_of, next_month
 from loraplex.tenants.database import Database
+from loraplex.tenants.errors import InUse
 from loraplex.tenants.models import TenantBilling
 
 
@@ -103,6 +104,25 @@ async def test_a_change_that_has_begun_is_the_present_currency(database: Databas
         assert (await TenantBillings(session).get(tenant_id))[0] == BillingData(currency="EUR")
     changed = await change(database, tenant_id, currency="USD")
     assert (changed.currency, changed.next_currency) == ("EUR", "USD")
+
+
+async def test_the_former_currency_is_kept_while_its_last_month_is_billed(
+    database: Database, tenant_id: UUID
+) -> None:
+    await note_use(database, tenant_id)
+    await change(database, tenant_id, currency="EUR")
+    begun = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    async with database.as_operator() as session:
+        row = await session.get(TenantBilling, tenant_id)
+        assert row is not None
+        row.next_currency_from = begun.date()
+    assert await change(database, tenant_id, currency="EUR") == BillingData(currency="EUR")
+    with pytest.raises(InUse, match="can be changed again from"):
+        await change(database, tenant_id, currency="GBP")
+    async with database.as_operator() as session:
+        row = await session.get(TenantBilling, tenant_id)
+        assert row is not None
+        assert currency_of(row, "USD").at(begun - timedelta(seconds=1)) == "USD"
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,29 @@ async def test_the_recomputed_bill_agrees(database: Database, tmp_path: Path) ->
     assert len((tmp_path / "1" / USAGE).read_text().splitlines()) == 1 + 23 + 2
 
 
+async def test_a_minimum_that_another_invoice_helps_to_reach_is_recomputed(
+    database: Database, tmp_path: Path
+) -> None:
+    tenant = await make_billed_tenant(database)
+    await tenant.set_terms(minimum_micro=10_000_000)
+    await tenant.use(JANUARY.begin, 4 * MILLION)
+    await void(database, (await finalize(tenant)).id)
+    await finalize(tenant, FEBRUARY)
+    assert verify_export(await export(database, (await finalize(tenant)).id, tmp_path / "bill")) == []
+
+
+@pytest.mark.parametrize("identity", [UUID(int=1), UUID(int=2**128 - 1)])
+async def test_rows_whose_ids_contain_no_time_are_exported(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, identity: UUID
+) -> None:
+    tenant = await make_billed_tenant(database)
+    monkeypatch.setattr("tests.tenants.invoices.billed_tenant.uuid7", lambda: identity)
+    await tenant.use(JANUARY.begin, 5, amount_pico=5, with_version=False)
+    monkeypatch.undo()
+    await tenant.use(JANUARY.begin, MILLION)
+    assert verify_export(await export(database, (await finalize(tenant)).id, tmp_path / "bill")) == []
+
+
 async def test_every_single_digit_that_is_changed_is_found(database: Database, tmp_path: Path) -> None:
     tenant = await busy_tenant(database)
     await finalize(tenant)

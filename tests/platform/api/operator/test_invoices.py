@@ -105,6 +105,30 @@ async def test_what_cannot_be_finalized_is_refused(
     assert refused.detail.startswith(str(status)) and refused.document["error"]["param"] == param
 
 
+@pytest.mark.parametrize("query", ["state=open", "month=2026-13", "month=2026"])
+async def test_a_filter_that_selects_nothing_ever_is_refused(world: World, query: str) -> None:
+    param = query.partition("=")[0]
+    for plane, path in ((world.operator, "/invoices"), (world.tenant, "/billing/invoices")):
+        refused = await plane("GET", f"{path}?{query}")
+        assert refused.detail.startswith("400") and refused.document["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("expires_at", "9999-12-31T23:59:59-14:00"),
+        ("expires_at", "2999-01-01"),
+        ("expires_at", "2020-01-01T00:00:00Z"),
+        ("currency", "EURO"),
+        ("amount_micro", 10**15 + 1),
+    ],
+)
+async def test_a_credit_that_cannot_be_granted_is_refused(world: World, field: str, value: str | int) -> None:
+    body = {"amount_micro": 1, "reason": "welcome", field: value}
+    refused = await world.operator("POST", f"/tenants/{world.tenant_id}/credits", body)
+    assert refused.detail.startswith("400") and refused.document["error"]["param"] == field
+
+
 async def test_an_unknown_tenant_has_no_bill(world: World) -> None:
     body = {"tenant_id": str(UUID(int=9)), "month": "2026-01"}
     for step in ("preview", "finalize"):

@@ -194,6 +194,6 @@ async def test_a_preview_rates_last_month_and_writes_nothing(operator: Any, data
 
 
 async def test_an_invalid_month_is_refused(operator: Any) -> None:
-    for month in ("2026-13", "2026-1", "26-01", "0000-01", 202610):
+    for month in ("2026-13", "2026-1", "26-01", "0000-01", "9999-12", "2100-01", 202610):
         response = await operator.post("/rate-cards/preview", {**ALL, "month": month})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "month"), month
