@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 from tests.tenants.admission.memory_journal import MemoryJournal
-from tests.tenants.ledger.journal_fixtures import reservation
+from tests.tenants.ledger.journal.fixtures import reservation
 
 from loraplex.tenants.errors import DatabaseUnavailable
 from loraplex.tenants.ledger.shipping import MAX_RECORDS, Shipping
