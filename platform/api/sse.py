@@ -1,6 +1,7 @@
 """Server-sent events over ASGI (WHATWG HTML, 9.2): one `data:` line per event, the last one `[DONE]` unless it failed.
 
-Invariant: the generation is closed however the stream ends: completely, with an error, or because the client left.
+Invariant: the generation is closed however the stream ends: completely, with an error, or because the client left. Unless the
+client left, its usage is in the journal before the last byte is sent.
 """
 
 import asyncio
@@ -58,18 +59,19 @@ class EventStream(Response):
         self._stall_s = stall_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        failure: BaseException | None = None
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await unless_disconnected(receive, self._pump(send))
         except ClientGone:
             return
         except Exception as error:  # noqa: BLE001 - every error is sent to the client, and the generation is closed
-            failure = error
-            with suppress(ClientGone):
-                await self._fail(error, send)
+            try:
+                await self._generation.close(error)
+            finally:
+                with suppress(ClientGone):
+                    await self._fail(error, send)
         finally:
-            await self._generation.close(failure)
+            await self._generation.close()
 
     async def _pump(self, send: Send) -> None:
         encoder = self._encoder

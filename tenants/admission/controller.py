@@ -302,9 +302,9 @@ class QuotaAdmissionController:
         """Ship the journal, for a few seconds at most, then remove this gateway. The next start ships what is left."""
         try:
             async with asyncio.timeout(FINISH_SECONDS):
-                await self._settlements.retry()
+                await self._settlements.write_ends()
                 await self._shipping.ship()
-            await self._settlements.sent()
+            await self._finish_counters()
             await self._refusal_counts.flush()
             await self._ledger.remove_gateway(self._gateway_id)
         except (StoreUnavailable, TimeoutError) as error:
@@ -312,6 +312,15 @@ class QuotaAdmissionController:
         finally:
             await self._shipping.close()
             await self._ledger.close()
+
+    async def _finish_counters(self) -> None:
+        """Send the counters what they miss. Without it, other gateways end the leases and reconcile."""
+        try:
+            async with asyncio.timeout(FINISH_SECONDS):
+                await self._settlements.sent()
+                await self._settlements.retry()
+        except (StoreUnavailable, TimeoutError) as error:
+            LOG.warning("other gateways bring the counters up to date", reason=str(error))
 
     async def _end(self, reservation: Reservation, usage: SettledUsage) -> None:
         if self._requests.running.pop(reservation.id, None) is None:

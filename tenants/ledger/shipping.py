@@ -13,7 +13,7 @@ import psycopg
 import structlog
 
 from loraplex.tenants.database import first_line
-from loraplex.tenants.errors import StoreUnavailable
+from loraplex.tenants.errors import DatabaseUnavailable, StoreUnavailable
 from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.ledger.journal.records import Admitted, Ended, JournalRecord
 from loraplex.tenants.ledger.usage_ledger import LedgerWrite, UsageLedger
@@ -56,28 +56,32 @@ class Shipping:
         self._shipped = 0
         self._one_batch = asyncio.Lock()
         self._running: asyncio.Task[None] | None = None
+        self._is_closing = False
 
     def begin(self) -> None:
         """Ship in the background whatever is in the journal, until it is shipped or PostgreSQL fails."""
-        if self._running is None:
+        if self._running is None and not self._is_closing:
             self._running = asyncio.create_task(self._run())
 
     async def ship(self) -> None:
-        """Ship all that is in the journal now. Raises `DatabaseUnavailable`."""
+        """Ship all that is in the journal now. Raises `DatabaseUnavailable`, also after `close`."""
         until = self._journal.position
         while self._shipped < until:
             async with self._one_batch:
+                if self._is_closing:
+                    raise DatabaseUnavailable("the server is stopping")
                 if self._shipped < until:
                     await self._ship_batch(until)
 
     async def close(self) -> None:
-        """Wait for the batch in progress."""
+        """Wait for the batch in progress; what is behind it is not shipped."""
+        self._is_closing = True
         if self._running is not None:
             await asyncio.wait({self._running})
 
     async def _run(self) -> None:
         try:
-            while self._shipped < self._journal.position:
+            while self._shipped < self._journal.position and not self._is_closing:
                 await self.ship()
         except (StoreUnavailable, psycopg.Error) as error:
             LOG.warning("the journal waits for PostgreSQL", reason=first_line(error))

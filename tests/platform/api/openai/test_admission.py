@@ -124,6 +124,29 @@ async def test_a_failure_midway_is_settled_by_what_was_made(start_gateway: Any) 
     assert (usage.outcome, usage.completion_tokens) == ("failed", 3) and usage.prompt_tokens > 0
 
 
+async def test_a_stream_that_fails_is_settled_before_its_last_byte(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await start_gateway(FakeScript(faults=(Fault(kind="nan", after_tokens=2),)))
+    settle, begun, written = gateway.admissions.settle, asyncio.Event(), asyncio.Event()
+
+    async def settle_slowly(*arguments: Any) -> None:
+        begun.set()
+        await written.wait()
+        await settle(*arguments)
+
+    monkeypatch.setattr(gateway.admissions, "settle", settle_slowly)
+    answering = asyncio.create_task(gateway.post("/v1/chat/completions", CHAT | {"stream": True}))
+    async with asyncio.timeout(60):
+        await begun.wait()
+    await asyncio.sleep(0.05)
+    assert not answering.done()
+    written.set()
+    response = await answering
+    assert "event: error" in response.text
+    assert len(gateway.admissions.settled) == 1
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_is_settled_by_what_the_engine_made(
     start_gateway: Any, stream: bool

@@ -1,0 +1,44 @@
+"""Shipping ends with its gateway: the batch in progress is finished, and what is behind it waits for the next start."""
+
+import asyncio
+from uuid import uuid4
+
+import pytest
+from tests.tenants.admission.memory_journal import MemoryJournal
+from tests.tenants.ledger.journal.fixtures import reservation
+
+from loraplex.tenants.errors import DatabaseUnavailable
+from loraplex.tenants.ledger.shipping import MAX_RECORDS, Shipping
+from loraplex.tenants.ledger.usage_ledger import UsageLedger
+
+
+class SlowLedger(UsageLedger):
+    """Stores reservations once `stored` is set."""
+
+    def __init__(self) -> None:
+        self.stored = asyncio.Event()
+        self.asked = 0
+
+    async def reserve(self, *_: object) -> bool:
+        self.asked += 1
+        await self.stored.wait()
+        return False
+
+
+async def test_a_gateway_that_stops_does_not_ship_a_long_journal() -> None:
+    journal, ledger = MemoryJournal(), SlowLedger()
+    shipping = Shipping(journal, ledger, uuid4(), 45.0, lambda _: None, lambda _: None)
+    for _ in range(3 * MAX_RECORDS):
+        await journal.admit(reservation())
+    shipping.begin()
+    async with asyncio.timeout(60):
+        while ledger.asked < MAX_RECORDS:
+            await asyncio.sleep(0.001)
+    closing = asyncio.create_task(shipping.close())
+    await asyncio.sleep(0)
+    ledger.stored.set()
+    await closing
+    shipping.begin()
+    with pytest.raises(DatabaseUnavailable, match="stopping"):
+        await shipping.ship()
+    assert len(await journal.unshipped(10 * MAX_RECORDS)) == 2 * MAX_RECORDS
