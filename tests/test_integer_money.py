@@ -12,7 +12,7 @@ COMPUTING = (
     *("tenants/billing", "tenants/invoices", "tenants/ledger", "tenants/quotas/reservation.py"),
     *("tenants/models/billing.py", "tenants/models/invoices.py", "tenants/models/usage.py"),
 )
-PLATFORM = ("services", "api/operator", "api/tenant", "api/schemas", "cli", "jobs")
+PLATFORM = ("services", "api/operator", "api/tenant", "api/schemas", "cli/billing", "jobs")
 ABOUT_MONEY = re.compile(r"billing|credit|invoice|month|rate_card|usage")
 TIME = re.compile(r"(^|_)(m?s|seconds|milliseconds|since)$", re.IGNORECASE)
 PATH = re.compile(r"(folder|path|parent|dir)$", re.IGNORECASE)
@@ -118,7 +118,7 @@ def test_the_walk_finds_the_modules_that_compute_money() -> None:
         "platform/services/tenant_billing.py",
         "platform/api/operator/rate_cards.py",
         "platform/api/schemas/rate_cards.py",
-        "platform/cli/rate_card.py",
+        "platform/cli/billing/rate_card.py",
     } <= names
 
 

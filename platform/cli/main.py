@@ -26,14 +26,14 @@ COMMANDS: Final = {
         "app",
         "Push, list, alias, roll back and delete adapters.",
     ),
-    "rate-card": ("loraplex.platform.cli.rate_card", "app", "Create, list and preview prices."),
-    "credit": ("loraplex.platform.cli.credit", "app", "Grant and list credits."),
+    "rate-card": ("loraplex.platform.cli.billing.rate_card", "app", "Create, list and preview prices."),
+    "credit": ("loraplex.platform.cli.billing.credit", "app", "Grant and list credits."),
     "invoice": (
-        "loraplex.platform.cli.invoice",
+        "loraplex.platform.cli.billing.invoice",
         "app",
         "Preview, finalize, list, pay, void, export and verify invoices.",
     ),
-    "usage": ("loraplex.platform.cli.usage", "app", "Export the usage ledger, and compare its sums."),
+    "usage": ("loraplex.platform.cli.billing.usage", "app", "Export the usage ledger, and compare its sums."),
     "migrate": ("loraplex.platform.cli.migrate", "app", "Bring the database to the newest schema."),
     "bench": ("loraplex.platform.cli.bench", "app", "Measure speed: load generator and benchmarks."),
     "grammar": (

@@ -5,7 +5,7 @@ from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from loraplex.tenants.ledger.journal_commits import JournalRecorder
+from loraplex.tenants.ledger.journal.commits import JournalRecorder
 
 COMMIT_BUCKETS: Final = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005),

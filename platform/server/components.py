@@ -54,7 +54,7 @@ from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissio
 from loraplex.tenants.admission.recovery import ship_left_behind
 from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.database import Database
-from loraplex.tenants.ledger.journal import Journal
+from loraplex.tenants.ledger.journal.journal import Journal
 
 # Share of the deadline. A check that used up its processor time failed because of its grammar, not of a busy machine.
 CPU_SHARE: Final = 0.8
@@ -218,10 +218,14 @@ async def open_admission_control(
     stack.push_async_callback(for_rebuilds.aclose)
     folder, max_bytes = settings.data_dir / JOURNAL_FOLDER, settings.journal_max_bytes
     tenants = await ship_left_behind(
-        database, folder, max_bytes=max_bytes, lease_s=settings.admission_lease_s
+        database,
+        folder,
+        max_bytes=max_bytes,
+        lease_s=settings.admission_lease_s,
+        recorder=metrics.journal,
     )
     gateway_id = uuid4()
-    journal = await Journal.open(folder, gateway_id, max_bytes=max_bytes)
+    journal = await Journal.open(folder, gateway_id, max_bytes=max_bytes, recorder=metrics.journal)
     stack.push_async_callback(journal.close)
     config = AdmissionConfig(
         lease_s=settings.admission_lease_s,
@@ -241,6 +245,7 @@ async def open_admission_control(
     controller.rebuild_later(tenants)
     stack.push_async_callback(controller.close)
     metrics.watch(controller)
+    metrics.journal.watch(journal)
     maintenance = asyncio.create_task(controller.run())
     stack.push_async_callback(_end, maintenance)
     return controller

@@ -35,7 +35,7 @@ async def ensure_first_card(settings: Settings, database: Database) -> None:
     async with unit_of_work(database, system_actor("gateway"), None, None) as uow:
         made = await rate_cards.create_first(uow, settings.currency, settings.price)
     if made is not None:
-        LOG.info("the first rate card is made from the settings", **rate_cards.snapshot(made))
+        LOG.debug("the first rate card is made from the settings", **rate_cards.snapshot(made))
         return
     async with database.as_operator() as session:
         first = await RateCards(session).oldest_for_all()

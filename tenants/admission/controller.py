@@ -37,7 +37,7 @@ from loraplex.tenants.errors import (
     StoreUnavailable,
     ValkeyUnavailable,
 )
-from loraplex.tenants.ledger.journal import Journal
+from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.ledger.refusal_counts import RefusalCounts, Refused
 from loraplex.tenants.ledger.shipping import Shipped, Shipping
 from loraplex.tenants.ledger.usage_ledger import UsageLedger

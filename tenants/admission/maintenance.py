@@ -21,7 +21,7 @@ from loraplex.tenants.admission.settlement import SettlementQueue
 from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import StoreUnavailable, ValkeyUnavailable
-from loraplex.tenants.ledger.journal import Journal
+from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.ledger.refusal_counts import RefusalCounts
 from loraplex.tenants.ledger.shipping import Shipping
 from loraplex.tenants.ledger.usage_ledger import UsageLedger

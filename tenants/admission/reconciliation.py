@@ -6,40 +6,20 @@ progress cause none: they belong to requests that the counters have open, or adm
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from uuid import UUID
 
 import structlog
 
+from loraplex.tenants.admission.counter_drift import CounterDrift, compare_counters
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.admission.fences import Fences
 from loraplex.tenants.admission.in_flight import InFlightReservations
-from loraplex.tenants.billing.pricing import PICO_PER_NANO
 from loraplex.tenants.circuit_breaker import CircuitBreaker
-from loraplex.tenants.counters.counter_replies import PeriodUse, SettledUse
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import StoreUnavailable
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 
 LOG = structlog.get_logger("loraplex.reconciliation")
-
-
-@dataclass(frozen=True, slots=True)
-class CounterDrift:
-    """The amounts by which the counters of an epoch are behind the ledger; negative where they are ahead."""
-
-    epoch: int
-    behind: tuple[PeriodUse, ...]
-
-    @property
-    def pico(self) -> int:
-        """The size of the largest difference, in pico-units; a day is part of its month."""
-        return max(abs(each.amount_nano) for each in self.behind) * PICO_PER_NANO
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether the counters lack nothing: a gateway without PostgreSQL may have settled the rest."""
-        return all(each.tokens <= 0 and each.amount_nano <= 0 for each in self.behind)
 
 
 class Reconciliation:
@@ -104,25 +84,13 @@ class Reconciliation:
     async def _drift(self, tenant_id: UUID) -> CounterDrift | None:
         """The drift of a tenant's counters. None also while a rebuild is in progress or the ledger has no answer."""
         counted = await self._counters.settled(tenant_id)
-        if counted is None or await self._compare(tenant_id, counted) is None:
+        if counted is None or await compare_counters(self._ledger, tenant_id, counted) is None:
             return None
         # Their gateways may not have shipped all that the counters know.
         began = self._clock()
         everywhere = await self._fences.ship_everywhere(tenant_id)
-        drift = await self._compare(tenant_id, counted, self._clock() - began)
+        drift = await compare_counters(self._ledger, tenant_id, counted, self._clock() - began)
         return None if drift is not None and drift.is_ahead and not everywhere else drift
-
-    async def _compare(
-        self, tenant_id: UUID, counted: SettledUse, waited_s: float = 0.0
-    ) -> CounterDrift | None:
-        expected = await self._ledger.settled(tenant_id, counted, waited_s)
-        if expected is None or expected.epoch != counted.epoch or expected.uses == counted.uses:
-            return None
-        behind = tuple(
-            PeriodUse(right.period, right.tokens - there.tokens, right.amount_nano - there.amount_nano)
-            for right, there in zip(expected.uses, counted.uses, strict=True)
-        )
-        return CounterDrift(counted.epoch, behind)
 
     @property
     def drifts_pico(self) -> tuple[int, ...]:

@@ -11,14 +11,22 @@ from uuid import UUID
 import structlog
 
 from loraplex.tenants.database import Database
-from loraplex.tenants.ledger.journal import Journal, left_behind
+from loraplex.tenants.ledger.journal.commits import JournalRecorder
+from loraplex.tenants.ledger.journal.journal import NO_RECORDER, Journal, left_behind
 from loraplex.tenants.ledger.shipping import Shipping
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 
 LOG = structlog.get_logger("loraplex.recovery")
 
 
-async def ship_left_behind(database: Database, folder: Path, *, max_bytes: int, lease_s: float) -> set[UUID]:
+async def ship_left_behind(
+    database: Database,
+    folder: Path,
+    *,
+    max_bytes: int,
+    lease_s: float,
+    recorder: JournalRecorder = NO_RECORDER,
+) -> set[UUID]:
     """Ship all journals in `folder` whose gateway is gone, and remove these gateways. Return the tenants of their requests,
     whose counters must be rebuilt.
 
@@ -26,7 +34,7 @@ async def ship_left_behind(database: Database, folder: Path, *, max_bytes: int, 
     """
     tenants, ledger = set[UUID](), UsageLedger(database)
     try:
-        async for journal in left_behind(folder, max_bytes=max_bytes):
+        async for journal in left_behind(folder, max_bytes=max_bytes, recorder=recorder):
             try:
                 tenants |= await _ship(journal, ledger, lease_s)
             finally:

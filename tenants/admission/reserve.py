@@ -43,7 +43,7 @@ from loraplex.tenants.errors import (
     ValkeyUnavailable,
 )
 from loraplex.tenants.ids import uuid7
-from loraplex.tenants.ledger.journal import Journal
+from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas.limits import COUNTED, PERIODIC, LimitName
 from loraplex.tenants.quotas.periods import periods_of

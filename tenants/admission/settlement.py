@@ -22,7 +22,7 @@ from loraplex.tenants.admission.in_flight import (
 from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import StoreUnavailable, ValkeyUnavailable
-from loraplex.tenants.ledger.journal import Journal
+from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.ledger.shipping import Shipped
 
 AT_ONCE = 64

@@ -14,8 +14,8 @@ import structlog
 
 from loraplex.tenants.database import first_line
 from loraplex.tenants.errors import StoreUnavailable
-from loraplex.tenants.ledger.journal import Journal
-from loraplex.tenants.ledger.journal_records import Admitted, Ended, JournalRecord
+from loraplex.tenants.ledger.journal.journal import Journal
+from loraplex.tenants.ledger.journal.records import Admitted, Ended, JournalRecord
 from loraplex.tenants.ledger.usage_ledger import LedgerWrite, UsageLedger
 
 MAX_RECORDS = 500

@@ -16,6 +16,7 @@ from tests.benchmarks.attacks import AttackShape, measure_attacks
 from tests.benchmarks.bodies import BodiesShape, measure_bodies
 from tests.benchmarks.chunked_prefill import ChunkedPrefillShape, measure_chunked_prefill
 from tests.benchmarks.gateway import GatewayShape, measure_gateway
+from tests.benchmarks.journal import JournalShape, measure_journal
 from tests.benchmarks.ledger import LedgerLoad, measure_ledger
 from tests.benchmarks.ledger_rows import LedgerShape
 from tests.benchmarks.noisy_neighbours import NoisyNeighboursShape, measure_noisy_neighbours
@@ -265,6 +266,21 @@ def bodies(
         return measure_bodies(BodiesShape(rounds, repeats), against)
 
     run_bench(work, out, as_json)
+
+
+@app.command()
+def journal(
+    writes: Annotated[int, typer.Option(min=256, help="Of each case in each round.")] = 4096,
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    folder: Annotated[
+        Path | None, typer.Option(help="On the disk to measure; default the temporary folder.")
+    ] = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rate and latency of durable writes to a gateway's journal, beside syncing as many bytes."""
+    shape = JournalShape(writes, rounds, folder)
+    run_bench(lambda: measure_journal(shape, print_progress), out, as_json, uvloop.new_event_loop)
 
 
 @app.command("report")

@@ -41,7 +41,7 @@ from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository
 from loraplex.tenants.api_keys.scopes import INFERENCE
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
-from loraplex.tenants.ledger.journal import Journal
+from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.models import Quota
 from loraplex.tenants.quotas.limits import COUNTED
 from loraplex.tenants.valkey import open_valkey

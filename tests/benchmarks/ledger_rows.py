@@ -38,6 +38,7 @@ FROM (
     FROM generate_series(%(begin)s::integer, %(end)s::integer) n
 ) made
 """
+# By the hour, as gateways write them: that decides how many pages of the table a report reads.
 ROLLUPS = sql.SQL("""
 INSERT INTO usage_rollups
 SELECT tenant_id, date_trunc('hour', admitted_at, 'UTC'), coalesce(adapter_id, {no_id}), api_key_id, price_version_id,

@@ -27,7 +27,7 @@ from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissio
 from loraplex.tenants.admission.recovery import ship_left_behind
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
-from loraplex.tenants.ledger.journal import Journal
+from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.valkey import ANSWER_SECONDS, open_valkey
 
 MODEL = "farm"

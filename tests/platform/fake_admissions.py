@@ -37,6 +37,8 @@ class FakeAdmissions:
         self.degraded = False
         self.policy_epoch = 0
         self.recent: LimitExceeded | None = None
+        self.followed: list[Callable[[], SettledUsage]] = []
+        self.on_policy_outdated: Callable[[UUID], None] = lambda _: None
         self.refused: list[Refused] = []
         self.recounted: list[UUID] = []
 
@@ -65,6 +67,9 @@ class FakeAdmissions:
 
     def recent_refusal(self, key: AuthenticatedKey, request_id: str) -> LimitExceeded | None:
         return self.recent
+
+    def follow(self, reservation: Reservation, used_so_far: Callable[[], SettledUsage]) -> None:
+        self.followed.append(used_so_far)
 
     def count_refusal(self, refused: Refused) -> None:
         self.refused.append(refused)

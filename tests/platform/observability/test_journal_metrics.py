@@ -4,10 +4,10 @@ from pathlib import Path
 from uuid import uuid4
 
 from prometheus_client import CollectorRegistry
-from tests.tenants.ledger.journal_fixtures import MAX_BYTES, reservation, used
+from tests.tenants.ledger.journal.fixtures import MAX_BYTES, reservation, used
 
 from loraplex.platform.observability.journal_metrics import JournalMetrics
-from loraplex.tenants.ledger.journal import Journal, left_behind
+from loraplex.tenants.ledger.journal.journal import Journal, left_behind
 
 
 async def test_what_waits_is_exported(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 from tests.end_to_end.live_server import command_line, descendants, lives
 from tests.platform.server.serve_process import Serve, make_key, model_folder, script, serving, stores, until
+from tests.tenants.invoices.billed_tenant import make_billed_tenant
 
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript, Fault
 from loraplex.engine.messages import EngineRequest, Failed
@@ -28,6 +30,8 @@ from loraplex.platform.engines.remote_client import RemoteEngine
 from loraplex.platform.server.serve import _serve_engine, _serve_gateway
 from loraplex.platform.server.uvicorn_server import Shutdown, bind
 from loraplex.platform.startup_errors import EngineStartFailed, PortTaken
+from loraplex.tenants.database import Database
+from loraplex.tenants.invoices.months import Month
 
 __all__ = ["model_folder", "stores"]
 
@@ -231,7 +235,24 @@ def test_stores_that_cannot_be_restarted_end_the_process_by_name(tmp_path: Path,
     assert "no_such_setting" in errors
 
 
+async def use_last_month(url: str) -> None:
+    """Make a tenant whose invoice of last month is due."""
+    database = Database(url)
+    tenant = await make_billed_tenant(database, "billed")
+    await tenant.use(Month.of(datetime.now(UTC)).previous.begin, 1000)
+    await database.close()
+
+
+def invoices_of(url: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(url) as connection:
+        return connection.execute(
+            "SELECT name, state FROM invoices JOIN tenants t ON t.id = tenant_id"
+        ).fetchall()
+
+
 def test_two_gateways_share_one_engine(tmp_path: Path, model_folder: Path, stores: dict[str, str]) -> None:
+    """They share the stores too: one of them closes last month."""
+    asyncio.run(use_last_month(stores["database_url"]))
     address = f"ipc://{tmp_path}/shared/e.sock"
     fake = script(token_interval_s=0.02)
     with serving(
@@ -251,6 +272,7 @@ def test_two_gateways_share_one_engine(tmp_path: Path, model_folder: Path, store
                 assert engine.process.wait(60) == 0
                 until(lambda: httpx.get(f"{one.url}/readyz").status_code == 503)
                 assert chat(one.url, key).status_code == 503
+                until(lambda: invoices_of(stores["database_url"]) == [("billed", "draft")])
 
 
 def frozen_engine(serve: Serve) -> int:

@@ -30,7 +30,7 @@ from loraplex.tenants.counters.snapshot import CounterSnapshot
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable
 from loraplex.tenants.ids import uuid7
-from loraplex.tenants.ledger.journal import Journal
+from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.models import Quota
 from loraplex.tenants.quotas.limits import Subject

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from uuid import UUID, uuid4
 
 from loraplex.tenants.errors import JournalFull
-from loraplex.tenants.ledger.journal import Journal
-from loraplex.tenants.ledger.journal_records import Admitted, Ended, JournalRecord, OpenRequest
+from loraplex.tenants.ledger.journal.journal import Journal
+from loraplex.tenants.ledger.journal.records import Admitted, Ended, JournalRecord, OpenRequest
 from loraplex.tenants.quotas.reservation import NOTHING_USED, Reservation, SettledUsage
 
 

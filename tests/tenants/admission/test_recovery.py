@@ -20,7 +20,7 @@ from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.admission.recovery import ship_left_behind
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable
-from loraplex.tenants.ledger.journal import Journal
+from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas.reservation import SettledUsage
 

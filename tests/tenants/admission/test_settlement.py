@@ -32,7 +32,7 @@ from loraplex.tenants.errors import (
     RateLimited,
     ValkeyUnavailable,
 )
-from loraplex.tenants.ledger.journal_records import OpenRequest
+from loraplex.tenants.ledger.journal.records import OpenRequest
 from loraplex.tenants.ledger.usage_ledger import LedgerWrite
 from loraplex.tenants.quotas.limits import NO_LIMITS, Subject
 from loraplex.tenants.quotas.reservation import NOTHING_USED, Reservation, ReservationRequest, SettledUsage

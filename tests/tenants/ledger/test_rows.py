@@ -4,11 +4,14 @@ import re
 from datetime import UTC, datetime
 from uuid import uuid4
 
+from sqlalchemy import inspect
 from tests.tenants.counters.limited_tenant import LimitedTenant
 
 from loraplex.tenants.billing.pricing import NO_PRICE
+from loraplex.tenants.ledger.corrections import correction_row
 from loraplex.tenants.ledger.statements import RESERVE, RESERVE_WITHOUT_COUNTERS, SETTLE
 from loraplex.tenants.ledger.usage_ledger import reservation_row, usage_row
+from loraplex.tenants.models import UsageRecord
 from loraplex.tenants.quotas.reservation import Reservation, SettledUsage
 
 RESERVATION = Reservation(
@@ -30,3 +33,15 @@ def test_a_reservation_names_the_columns_of_its_statements() -> None:
 
 def test_usage_names_the_columns_of_its_statement() -> None:
     assert [*usage_row(RESERVATION, SettledUsage(outcome="failed"))] == read_columns(SETTLE)
+
+
+def test_a_correction_names_columns_of_its_statement() -> None:
+    settled = usage_row(RESERVATION, SettledUsage(outcome="completed", prompt_tokens=7, cached_tokens=3))
+    names = {column.name for column in inspect(UsageRecord).columns}
+    record = UsageRecord(**{name: value for name, value in settled.items() if name in names})
+    correction = correction_row(record, "wrong")
+    assert {*correction} <= {*read_columns(SETTLE)}
+    assert (correction["uncached_tokens"], correction["cached_tokens"]) == (-4, -3)
+    differing = {name for name in correction if correction[name] != settled[name]}
+    assert differing == {"id", "kind", "reverses_id", "reason", "uncached_tokens", "cached_tokens"}
+    assert (correction["reverses_id"], correction["reason"]) == (settled["id"], "wrong")

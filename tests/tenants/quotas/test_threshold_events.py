@@ -30,6 +30,7 @@ async def use_twenty_tokens(tenant: TenantWithGateways, gateway: QuotaAdmissionC
 
 
 async def events(tenant: TenantWithGateways) -> list[tuple[str, int]]:
+    await tenant.shipped()
     return [(row["limit_name"], row["threshold"]) for row in await tenant.rows(EVENTS)]
 
 
@@ -58,6 +59,7 @@ async def test_a_lowered_limit_is_crossed_by_the_next_use(database: Database, va
         reservation = await gateway.admit(tenant.request(10, 10))
         await set_limits(tenant, tokens_per_day=20)
         await gateway.settle(reservation, usage(reservation, completion=10))
+        await tenant.shipped()
         assert await events(tenant) == [("tokens_per_day", 80), ("tokens_per_day", 100)]
 
 
@@ -72,6 +74,7 @@ async def test_a_key_and_an_adapter_have_thresholds_of_their_own(database: Datab
     async with tenant.gateway() as gateway:
         reservation = await gateway.admit(replace(tenant.request(5, 10, key=key), adapter_id=adapter_id))
         await gateway.settle(reservation, usage(reservation, completion=5))
+        await tenant.shipped()
     rows = await tenant.rows(
         "SELECT level, subject_id, limit_name, threshold FROM quota_events ORDER BY 1, 4"
     )

@@ -79,7 +79,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counted
 
 
-async def test_a_change_is_seen_by_the_next_request(
+async def test_a_published_change_is_seen_by_the_next_request(
     start_gateway: Any, database: Database, valkey_url: str, reads: Counter[str]
 ) -> None:
     async with controller(database, valkey_url) as admissions:
@@ -87,6 +87,7 @@ async def test_a_change_is_seen_by_the_next_request(
         tenant_id = await push_versions(gateway)
         for version in (1, 2, 1):
             await change(database, tenant_id, "move", version)
+            await admissions.publish(tenant_id)
             for _ in range(2):
                 response = await gateway.post("/v1/completions", ONE)
                 assert response.headers["x-loraplex-adapter"] == f"pirate@{version}", response.text
@@ -95,7 +96,7 @@ async def test_a_change_is_seen_by_the_next_request(
 
 
 @pytest.mark.parametrize("what", ["delete alias", "deprecate version", "delete adapter"])
-async def test_what_is_gone_does_not_exist_for_the_next_request(
+async def test_what_is_gone_does_not_exist_for_the_request_after_its_publication(
     start_gateway: Any, database: Database, valkey_url: str, what: str
 ) -> None:
     async with controller(database, valkey_url) as admissions:
@@ -103,6 +104,7 @@ async def test_what_is_gone_does_not_exist_for_the_next_request(
         tenant_id = await push_versions(gateway)
         assert (await gateway.post("/v1/completions", ONE)).status_code == 200
         await change(database, tenant_id, what)
+        await admissions.publish(tenant_id)
         response = await gateway.post("/v1/completions", ONE)
         assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
         assert not [name for name in response.headers if "adapter" in name]

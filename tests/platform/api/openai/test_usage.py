@@ -42,6 +42,7 @@ async def test_usage_metrics_and_settlement_are_equal(start_gateway: Any, stream
     stats, usage = await ended(gateway)
     assert usage_in(response.text, stream) == tokens_of(stats) == tokens_of(usage) == (5, 4, 16)
     assert (stats.finish_reason, usage.outcome) == ("length", "completed")
+    assert [tokens_of(used_so_far()) for used_so_far in gateway.admissions.followed] == [(5, 4, 16)]
 
 
 async def test_a_client_that_leaves_is_in_metrics_and_settlement_alike(start_gateway: Any) -> None:

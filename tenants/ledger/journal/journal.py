@@ -12,17 +12,17 @@ from uuid import UUID
 import structlog
 
 from loraplex.tenants.errors import JournalUnavailable, JournalUnreadable
-from loraplex.tenants.ledger.journal_commits import Admit, End, JournalCommits, JournalRecorder, Progress
-from loraplex.tenants.ledger.journal_file import Connect, JournalConfig, JournalFile, connect
-from loraplex.tenants.ledger.journal_folder import JournalLock, ended_gateways, prepare
-from loraplex.tenants.ledger.journal_records import (
+from loraplex.tenants.ledger.journal.commits import Admit, End, JournalCommits, JournalRecorder, Progress
+from loraplex.tenants.ledger.journal.file import Connect, JournalConfig, JournalFile, connect
+from loraplex.tenants.ledger.journal.folder import JournalLock, ended_gateways, prepare
+from loraplex.tenants.ledger.journal.records import (
     DeadLetter,
     JournalRecord,
     OpenRequest,
     reservation_text,
     usage_text,
 )
-from loraplex.tenants.ledger.journal_writer import MAX_ROWS, Call, Command, JournalWriter, Stop
+from loraplex.tenants.ledger.journal.writer import MAX_ROWS, Call, Command, JournalWriter, Stop
 from loraplex.tenants.quotas.reservation import Reservation, SettledUsage
 
 # Progress is written together, so often that it is at most a second old on the disk.
@@ -41,7 +41,7 @@ class Journal:
         self._writer = JournalWriter(commits)
         self._progress: dict[UUID, SettledUsage] = {}
         self._progress_timer: asyncio.TimerHandle | None = None
-        self.is_closed = False
+        self._is_closed = False
 
     @classmethod
     async def open(
@@ -120,12 +120,13 @@ class Journal:
     def progress(self, reservation_id: UUID, usage: SettledUsage) -> None:
         """Note what an open request has used; on the disk a second later. Requests that are not open are ignored."""
         self._progress[reservation_id] = usage
-        if self._progress_timer is None and not self.is_closed:
+        if self._progress_timer is None and not self._is_closed:
             self._progress_timer = asyncio.get_running_loop().call_later(PROGRESS_S, self._write_progress)
 
     async def end(self, reservation_id: UUID, usage: SettledUsage) -> bool:
-        """Write the end of an open request durably; its room was reserved by `admit`. False if it is not open: it has ended
-        already, or was never admitted.
+        """Write the end of an open request durably; its room was reserved by `admit`. Repeat it after `JournalUnavailable`.
+
+        False if the request is not open: it has ended already, or its admission is not in the journal.
         """
         self._progress.pop(reservation_id, None)
         ended: bool = await self._submit(End(reservation_id, usage_text(usage)))
@@ -155,11 +156,13 @@ class Journal:
         return [request for _, request in requests]
 
     async def close(self) -> None:
-        """Write what is left and close. The file is deleted if nothing in it is open, unshipped or rejected."""
+        """Write what is left and close; may be repeated. The file is deleted if nothing in it is open, unshipped or rejected."""
+        if self._is_closed:
+            return
         if self._progress_timer is not None:
             self._progress_timer.cancel()
             self._write_progress()
-        self.is_closed = True
+        self._is_closed = True
         is_drained = self._writer.submit(Call(lambda file: file.is_drained))
         await self._writer.submit(Stop())
         if is_drained.exception() is None and is_drained.result():
@@ -174,7 +177,7 @@ class Journal:
             self._writer.submit(Progress(dict(noted[first : first + MAX_ROWS]))).add_done_callback(_ignore)
 
     async def _submit(self, command: Command) -> Any:
-        if self.is_closed:
+        if self._is_closed:
             raise JournalUnavailable("this server is stopping: its usage journal is closed")
         return await self._writer.submit(command)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
-from tests.tenants.ledger.journal_fixtures import MAX_BYTES, progressed, reservation, used
+from tests.tenants.ledger.journal.fixtures import MAX_BYTES, progressed, reservation, used
 
 from loraplex.tenants.errors import JournalUnavailable
-from loraplex.tenants.ledger import journal as journal_module
-from loraplex.tenants.ledger.journal import Journal, left_behind
-from loraplex.tenants.ledger.journal_records import Admitted, Ended, OpenRequest
+from loraplex.tenants.ledger.journal import journal as journal_module
+from loraplex.tenants.ledger.journal.journal import Journal, left_behind
+from loraplex.tenants.ledger.journal.records import Admitted, Ended, OpenRequest
 from loraplex.tenants.quotas.reservation import NOTHING_USED, SettledUsage
 
 
@@ -20,8 +20,7 @@ from loraplex.tenants.quotas.reservation import NOTHING_USED, SettledUsage
 async def journal(tmp_path: Path) -> AsyncIterator[Journal]:
     journal = await Journal.open(tmp_path, uuid4(), max_bytes=MAX_BYTES)
     yield journal
-    if not journal.is_closed:
-        await journal.close()
+    await journal.close()
 
 
 async def reopen(journal: Journal, folder: Path) -> Journal:
@@ -207,6 +206,13 @@ async def test_an_unreadable_journal_is_moved_aside(
     assert [each async for each in left_behind(tmp_path, max_bytes=MAX_BYTES)] == []
     (aside,) = tmp_path.iterdir()
     assert (aside.name, aside.stat().st_size) == (f"{path.name}.unreadable", size)
+
+
+async def test_a_closed_journal_writes_nothing(journal: Journal) -> None:
+    await journal.close()
+    await journal.close()
+    with pytest.raises(JournalUnavailable, match="stopping"):
+        await journal.admit(reservation())
 
 
 async def test_files_are_for_their_owner_alone(journal: Journal, tmp_path: Path) -> None:

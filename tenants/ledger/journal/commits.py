@@ -15,8 +15,8 @@ from uuid import UUID
 import structlog
 
 from loraplex.tenants.errors import JournalFull, JournalUnavailable, JournalUnreadable
-from loraplex.tenants.ledger.journal_file import JournalFile, JournalRows
-from loraplex.tenants.ledger.journal_records import usage_text
+from loraplex.tenants.ledger.journal.file import JournalFile, JournalRows
+from loraplex.tenants.ledger.journal.records import usage_text
 from loraplex.tenants.quotas.reservation import NOTHING_USED, SettledUsage
 
 # Ages of waiting records are exact to this.
@@ -124,6 +124,7 @@ class JournalCommits:
         self._file: JournalFile | None = None
         self._uncertain: StagedRows | None = None
         self._refused: list[UUID] = []
+        self._ended: set[UUID] = set()
         self._unshipped_since: deque[tuple[int, float]] = deque()
 
     def load(self) -> None:
@@ -136,6 +137,7 @@ class JournalCommits:
                 with suppress(JournalFull):
                     self._make_room(file, 1, ANOTHER)
                 self._note(file)
+                self.bytes = file.bytes
         except JournalUnreadable:
             self.close()
             raise
@@ -190,13 +192,20 @@ class JournalCommits:
     def _commit(self, writes: Sequence[Write]) -> list[bool | None]:
         with self._disk() as file:
             staged = StagedRows(self.position, self._open)
-            answers = [staged.add(each) for each in writes]
+            answers = [self._repeats_end(each) or staged.add(each) for each in writes]
             began = time.perf_counter()
             if staged.rows.admissions:
                 self._make_room(file, len(staged.rows.admissions), staged.rows)
             self._write_rows(file, staged)
             self._recorder.committed(len(writes), time.perf_counter() - began)
             return answers
+
+    def _repeats_end(self, write: Write) -> bool:
+        """Whether a write is an end that is in the file already, though its caller got an error."""
+        if not isinstance(write, End) or write.id not in self._ended:
+            return False
+        self._ended.discard(write.id)
+        return True
 
     def _write_rows(self, file: JournalFile, staged: StagedRows) -> None:
         self._uncertain = staged
@@ -251,12 +260,13 @@ class JournalCommits:
 
     def _decide(self, file: JournalFile) -> None:
         """Whether the transaction that failed is in the file is known now. Its callers were refused, so its admissions are
-        cancelled; its ends are true.
+        cancelled. Its ends are true, and their callers will repeat them.
         """
         staged, self._uncertain = self._uncertain, None
         if staged is not None and file.position > self.position:
             self._apply(staged)
             self._refused += [id for id, position in staged.changes.items() if position is not None]
+            self._ended.update(id for id, position in staged.changes.items() if position is None)
         if cancelled := [id for id in self._refused if id in self._open]:
             ends = StagedRows(self.position, self._open)
             for id in cancelled:
@@ -268,7 +278,7 @@ class JournalCommits:
 
     def _note(self, file: JournalFile) -> None:
         """Note the state of the file for other threads and, once a second, since when records wait."""
-        self.bytes, self.shipped, self.dead_letters = file.bytes, file.shipped, file.dead_letter_count
+        self.shipped, self.dead_letters = file.shipped, file.dead_letter_count
         since, now = self._unshipped_since, time.monotonic()
         while since and since[0][0] <= self.shipped:
             since.popleft()

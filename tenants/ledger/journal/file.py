@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
 from loraplex.tenants.errors import JournalFull, JournalUnreadable
-from loraplex.tenants.ledger.journal_records import (
+from loraplex.tenants.ledger.journal.records import (
     DeadLetter,
     JournalRecord,
     OpenRequest,
@@ -22,9 +22,20 @@ from loraplex.tenants.ledger.journal_records import (
     read_reservation,
     read_usage,
 )
+from loraplex.tenants.ledger.journal.statements import (
+    DEAD_LETTERS,
+    EXCLUSIVE,
+    FORGET,
+    FORMAT,
+    LAST_POSITION,
+    OPEN_REQUESTS,
+    PAGE_BYTES,
+    PRAGMAS,
+    RECORDS,
+    REJECT,
+    SCHEMA,
+)
 
-FORMAT: Final = 1
-PAGE_BYTES: Final = 4096
 FRAME_BYTES: Final = PAGE_BYTES + 24
 # The end of a request and its last progress, as text.
 OPEN_REQUEST_BYTES: Final = 1024 + 512
@@ -32,69 +43,6 @@ OPEN_REQUEST_BYTES: Final = 1024 + 512
 FORGET_STEP: Final = 256
 MAX_REASON: Final = 500
 ROWS_AT_ONCE: Final = 1000
-
-# No other process reads the file: the index of the log is in memory.
-EXCLUSIVE: Final = "PRAGMA locking_mode = EXCLUSIVE"
-# The log is checkpointed after callers have their answer.
-PRAGMAS: Final = (
-    f"PRAGMA page_size = {PAGE_BYTES}",
-    "PRAGMA auto_vacuum = INCREMENTAL",
-    "PRAGMA journal_mode = WAL",
-    "PRAGMA synchronous = FULL",
-    "PRAGMA fullfsync = ON",
-    "PRAGMA wal_autocheckpoint = 0",
-    "PRAGMA secure_delete = OFF",
-)
-SCHEMA: Final = (
-    "CREATE TABLE admissions (position INTEGER PRIMARY KEY, reservation TEXT NOT NULL)",
-    "CREATE TABLE progress (admission INTEGER PRIMARY KEY, usage TEXT NOT NULL)",
-    "CREATE TABLE ends (position INTEGER PRIMARY KEY, admission INTEGER NOT NULL, usage TEXT NOT NULL)",
-    "CREATE TABLE rejections (position INTEGER PRIMARY KEY, reason TEXT NOT NULL, rejected_at TEXT NOT NULL)",
-    "CREATE TABLE state (shipped INTEGER NOT NULL)",
-    "CREATE TABLE reserve (bytes BLOB)",
-    "INSERT INTO state VALUES (0)",
-    f"PRAGMA user_version = {FORMAT}",
-)
-LAST_POSITION: Final = """
-SELECT max(shipped, (SELECT coalesce(max(position), 0) FROM admissions), (SELECT coalesce(max(position), 0) FROM ends)), shipped
-FROM state
-"""
-RECORDS: Final = """
-SELECT position, reservation, NULL FROM admissions WHERE position > ?1
-UNION ALL
-SELECT e.position, a.reservation, e.usage FROM ends e JOIN admissions a ON a.position = e.admission WHERE e.position > ?1
-ORDER BY 1 LIMIT ?2
-"""
-OPEN_REQUESTS: Final = """
-SELECT a.position, a.reservation, p.usage FROM admissions a LEFT JOIN progress p ON p.admission = a.position
-WHERE a.position NOT IN (SELECT admission FROM ends) ORDER BY a.position
-"""
-DEAD_LETTERS: Final = """
-SELECT r.position, a.reservation, NULL, r.reason, r.rejected_at FROM rejections r JOIN admissions a ON a.position = r.position
-UNION ALL
-SELECT r.position, a.reservation, e.usage, r.reason, r.rejected_at
-FROM rejections r JOIN ends e ON e.position = r.position JOIN admissions a ON a.position = e.admission
-ORDER BY 1
-"""
-REJECT: Final = """
-INSERT OR REPLACE INTO rejections SELECT ?1, ?2, ?3
-WHERE EXISTS (SELECT 1 FROM admissions WHERE position = ?1) OR EXISTS (SELECT 1 FROM ends WHERE position = ?1)
-"""
-# Requests whose end was shipped and not rejected.
-FORGOTTEN: Final = """
-SELECT admission FROM ends
-WHERE position > ?1 AND position <= ?2 AND position NOT IN (SELECT position FROM rejections)
-"""
-FORGET: Final = (
-    f"DELETE FROM progress WHERE admission IN ({FORGOTTEN})",
-    f"DELETE FROM rejections WHERE position IN ({FORGOTTEN})",
-    f"DELETE FROM admissions WHERE position IN ({FORGOTTEN})",
-    """
-    DELETE FROM ends
-    WHERE position > ?1 AND position <= ?2 AND position NOT IN (SELECT position FROM rejections)
-    """,
-    "UPDATE state SET shipped = ?2 WHERE shipped = ?1",
-)
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -132,7 +80,7 @@ class JournalConfig:
     """
 
     max_bytes: int
-    base_pages: int = 2048
+    base_pages: int = 1024
     growth_pages: int = 256
     checkpoint_pages: int = 512
     spare_pages: int = 128
@@ -303,6 +251,8 @@ class JournalFile:
         pages = min(spare, self._pages - self._config.base_pages, self._config.growth_pages)
         if pages <= 0:
             return False
+        # Moved pages go through the log, too: from its start they fit.
+        self.checkpoint()
         self._execute(f"PRAGMA incremental_vacuum({pages})")
         self.checkpoint()
         self._measure()

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from loraplex.tenants.errors import JournalUnreadable
+from loraplex.tenants.errors import InvalidField, JournalUnreadable
 from loraplex.tenants.quotas.reservation import NO_RATES, NOTHING_USED, Reservation, SettledUsage
 
 _ENCODER: Final = msgspec.json.Encoder()
@@ -69,7 +69,7 @@ def read_reservation(text: str) -> Reservation:
     """Decode a reservation. Raises `JournalUnreadable`."""
     try:
         return _RESERVATIONS.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, InvalidField) as error:
         raise JournalUnreadable(f"a reservation cannot be read: {error}") from error
 
 
@@ -77,7 +77,7 @@ def read_usage(text: str | None) -> SettledUsage:
     """Decode usage; without a text, nothing was used. Raises `JournalUnreadable`."""
     try:
         return NOTHING_USED if text is None else _USAGES.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, InvalidField) as error:
         raise JournalUnreadable(f"the usage of a request cannot be read: {error}") from error
 
 

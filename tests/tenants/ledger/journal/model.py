@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from loraplex.tenants.ledger.journal_commits import Admit, End, JournalCommits, Progress, Write
-from loraplex.tenants.ledger.journal_file import JournalFile
-from loraplex.tenants.ledger.journal_records import (
+from loraplex.tenants.ledger.journal.commits import Admit, End, JournalCommits, Progress, Write
+from loraplex.tenants.ledger.journal.file import JournalFile
+from loraplex.tenants.ledger.journal.records import (
     Admitted,
     DeadLetter,
     Ended,

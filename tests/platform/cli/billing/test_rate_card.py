@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from loraplex.platform.cli import rate_card, tenant
+from loraplex.platform.cli import tenant
+from loraplex.platform.cli.billing import rate_card
 
 PRICES = ("--currency", "USD", "--prompt", "3", "--completion", "7")
 LATER = ("--effective-from", "2030-01-31T12:00:00Z")

@@ -5,13 +5,13 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.tenants.ledger.crashing_disk import CrashingDisk
-from tests.tenants.ledger.journal_model import JournalContent, JournalModel, content_of
+from tests.tenants.ledger.journal.crashing_disk import CrashingDisk
+from tests.tenants.ledger.journal.model import JournalContent, JournalModel, content_of
 
 from loraplex.tenants.errors import JournalFull, JournalUnavailable
-from loraplex.tenants.ledger.journal_commits import Admit, End, JournalCommits, JournalRecorder, Write
-from loraplex.tenants.ledger.journal_file import JournalConfig, JournalFile
-from loraplex.tenants.ledger.journal_records import usage_text
+from loraplex.tenants.ledger.journal.commits import Admit, End, JournalCommits, JournalRecorder, Write
+from loraplex.tenants.ledger.journal.file import JournalConfig, JournalFile
+from loraplex.tenants.ledger.journal.records import usage_text
 from loraplex.tenants.quotas.reservation import NOTHING_USED
 
 # So small that a few requests grow the file, empty its log and return pages.

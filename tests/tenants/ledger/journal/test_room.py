@@ -11,13 +11,13 @@ from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
-from tests.tenants.ledger.journal_fixtures import progressed, reservation, used
+from tests.tenants.ledger.journal.fixtures import progressed, reservation, used
 
 from loraplex.tenants.errors import JournalFull
-from loraplex.tenants.ledger import journal_writer
-from loraplex.tenants.ledger.journal import Journal
-from loraplex.tenants.ledger.journal_file import JournalConfig
-from loraplex.tenants.ledger.journal_folder import JournalLock
+from loraplex.tenants.ledger.journal import writer
+from loraplex.tenants.ledger.journal.file import JournalConfig
+from loraplex.tenants.ledger.journal.folder import JournalLock
+from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.quotas.reservation import Reservation
 
 SMALL = JournalConfig(
@@ -66,7 +66,7 @@ async def test_the_bound_refuses_admissions_and_no_end(journal: Journal, tmp_pat
 async def test_a_drained_journal_admits_again_and_returns_its_pages(
     journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_writer, "SHRINK_PAUSE_S", 0.0)
+    monkeypatch.setattr(writer, "SHRINK_PAUSE_S", 0.0)
     for each in await admit_until_full(journal):
         await journal.end(each.id, used(1))
     full = bytes_on_disk(tmp_path)
@@ -125,7 +125,7 @@ async def test_one_row_that_cannot_be_written_fails_alone(
 ) -> None:
     good, bad = reservation(), reservation()
     monkeypatch.setattr(
-        "loraplex.tenants.ledger.journal.reservation_text",
+        "loraplex.tenants.ledger.journal.journal.reservation_text",
         lambda each: object() if each is bad else "{}",
     )
     results = await asyncio.gather(journal.admit(bad), journal.admit(good), return_exceptions=True)

@@ -13,7 +13,7 @@ import pytest
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, make_tenant, settle
 from typer.testing import CliRunner, Result
 
-from loraplex.platform.cli import usage
+from loraplex.platform.cli.billing import usage
 from loraplex.tenants.admission import counter_drift
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database

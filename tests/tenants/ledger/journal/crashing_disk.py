@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import apsw
 
@@ -76,8 +76,8 @@ class StoredFile:
 class CrashingDisk:
     """Files by name. `operations` counts writes, truncations, syncs and deletions.
 
-    `off_at`: the power fails during that operation. `fails_at`: that operation, once, is an I/O error. `capacity`: bytes of all
-    files, beyond which the disk is full.
+    `off_at`: the power fails during that operation. `fails_at`: that operation, once, is an I/O error. `at_sync`: which of
+    them the next sync is. `capacity`: bytes of all files, beyond which the disk is full.
     """
 
     def __init__(self) -> None:
@@ -89,6 +89,7 @@ class CrashingDisk:
         self.is_off = False
         self.has_failed = False
         self.capacity: int | None = None
+        self.at_sync: Literal["off_at", "fails_at"] | None = None
         self._vfs = _DiskVFS(f"crashing-{id(self)}", self)
 
     def connect(self, path: Path) -> "DiskConnection":
@@ -125,6 +126,9 @@ class CrashingDisk:
     def sync(self, name: str) -> None:
         """Sync a file, unless it fails. With a file that was never synced, SQLite syncs the folder."""
         is_new = self.files[name].is_new
+        if self.at_sync is not None:
+            setattr(self, self.at_sync, self.operations + 1)
+            self.at_sync = None
 
         def sync() -> None:
             if self.operations in (self.off_at, self.fails_at):

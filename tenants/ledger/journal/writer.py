@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias
 
 import structlog
 
-from loraplex.tenants.ledger.journal_commits import JournalCommits, Write
-from loraplex.tenants.ledger.journal_file import JournalFile
+from loraplex.tenants.ledger.journal.commits import JournalCommits, Write
+from loraplex.tenants.ledger.journal.file import JournalFile
 
 MAX_ROWS: Final = 256
 # How often a full journal looks for room again.

@@ -9,11 +9,11 @@ from uuid import UUID
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.tenants.ledger.crashing_journal import CrashingJournal
-from tests.tenants.ledger.journal_fixtures import progressed, reservation, used
+from tests.tenants.ledger.journal.crashing_journal import CrashingJournal
+from tests.tenants.ledger.journal.fixtures import progressed, reservation, used
 
-from loraplex.tenants.ledger.journal_commits import Admit, End, Progress, Write
-from loraplex.tenants.ledger.journal_records import reservation_text, usage_text
+from loraplex.tenants.ledger.journal.commits import Admit, End, Progress, Write
+from loraplex.tenants.ledger.journal.records import reservation_text, usage_text
 
 COUNTS = st.integers(min_value=0, max_value=3)
 SEEDS = st.integers(min_value=0, max_value=1 << 32)

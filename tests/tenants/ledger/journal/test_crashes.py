@@ -9,12 +9,12 @@ from contextlib import suppress
 from uuid import UUID
 
 import pytest
-from tests.tenants.ledger.crashing_journal import CrashingJournal
-from tests.tenants.ledger.journal_fixtures import progressed, reservation, used
+from tests.tenants.ledger.journal.crashing_journal import CrashingJournal
+from tests.tenants.ledger.journal.fixtures import progressed, reservation, used
 
 from loraplex.tenants.errors import JournalUnavailable
-from loraplex.tenants.ledger.journal_commits import Admit, End, Progress
-from loraplex.tenants.ledger.journal_records import reservation_text, usage_text
+from loraplex.tenants.ledger.journal.commits import Admit, End, Progress
+from loraplex.tenants.ledger.journal.records import reservation_text, usage_text
 
 
 def program(journal: CrashingJournal, chance: random.Random) -> Iterator[None]:
@@ -57,8 +57,12 @@ def test_a_fault_at_every_operation_loses_nothing(fault: str) -> None:
     for operation in range(1, last + 1):
         journal = CrashingJournal.started()
         setattr(journal.disk, fault, journal.disk.operations + operation)
-        for _ in program(journal, random.Random(operation)):
-            journal.check()
+        chance = random.Random(operation)
+        for _ in program(journal, chance):
+            assert journal.commits.position == journal.model.position
+        journal.check()
+        journal.crash(chance)
+        journal.check()
         journal.close()
 
 

@@ -1,0 +1,1 @@
+"""Commands on usage, prices, credits and invoices."""

@@ -1,0 +1,1 @@
+"""The durable local journal of a gateway."""
