@@ -5,7 +5,15 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 # They start engines of their own.
 APART = frozenset(
     f"tests/end_to_end/test_{name}.py"
-    for name in ("admission", "cancellation", "grammar_engine", "parity", "processes", "soak")
+    for name in (
+        "admission",
+        "cancellation",
+        "grammar_engine",
+        "killed_gateway",
+        "parity",
+        "processes",
+        "soak",
+    )
 )
 
 
