@@ -11,7 +11,7 @@ from tests.platform.server.serve_process import Serve
 from typer.testing import CliRunner
 
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
-from loraplex.platform.cli import usage
+from loraplex.platform.cli.billing import usage
 from loraplex.platform.datastores.embedded.lock import ConnectionFacts, OwnerLock
 from loraplex.platform.datastores.embedded.servers import SERVICES_FOLDER, ServerPair, make_private
 

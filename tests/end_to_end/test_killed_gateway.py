@@ -36,7 +36,7 @@ from tests.end_to_end.lost_stores import (
 from tests.platform.server.serve_process import Serve, serving
 
 from loraplex.platform.datastores.embedded.servers import ServerPair
-from loraplex.tenants.ledger.journal import left_behind
+from loraplex.tenants.ledger.journal.journal import left_behind
 
 __all__ = ["external"]
 

@@ -26,7 +26,8 @@ TRANSFER: Final = """
 DO $$ DECLARE statement text; BEGIN
     FOR statement IN
         SELECT format('ALTER TABLE %s OWNER TO {role}', oid::regclass) FROM pg_class
-        WHERE relnamespace = 'public'::regnamespace AND relowner = '{superuser}'::regrole AND relkind IN ('r', 'p', 'v', 'm')
+        WHERE relnamespace = 'public'::regnamespace AND relowner = '{superuser}'::regrole AND relkind IN ('r', 'p', 'v', 'm', 'S')
+        AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = pg_class.oid AND relkind = 'S' AND d.deptype IN ('a', 'i'))
         UNION ALL SELECT format('ALTER ROUTINE %s OWNER TO {role}', oid::regprocedure) FROM pg_proc
         WHERE pronamespace = 'public'::regnamespace AND proowner = '{superuser}'::regrole
         UNION ALL SELECT format('ALTER POLICY %I ON %s TO {role}', polname, polrelid::regclass) FROM pg_policy

@@ -223,6 +223,7 @@ async def test_a_new_valkey_is_rebuilt_with_what_was_admitted_without_it(
             first, second = [await gateway.admit(tenant.request()) for _ in range(2)]
             await gateway.settle(first, usage(first))
         await until_available(gateway)
+        await tenant.shipped()
         await tenant.flush()
         newer = await set_limits(tenant, tokens_per_day=50)
         lasting = await gateway.admit(tenant.request(5, 0, key=newer))

@@ -203,9 +203,19 @@ async def test_a_spent_budget_is_refused_explained_and_reported(
         assert (decision["used"], decision["asked"], decision["passed"]) == (10, 10, False)
         for unknown in ("never", "x" * 300):
             assert (await http.get(f"limits/explain/{unknown}")).status_code == 404
-        (event,) = (await http.get("events")).json()["data"]
+        (event,) = await events_when_shipped(http)
         assert (event["limit_name"], event["threshold"], event["used"]) == ("tokens_per_day", 80, 10)
         assert (event["level"], event["limit"]) == ("tenant", 12)
+
+
+async def events_when_shipped(http: httpx.AsyncClient) -> list[dict[str, Any]]:
+    """The threshold events, once usage has reached the ledger."""
+    async with asyncio.timeout(60):
+        while True:
+            found: list[dict[str, Any]] = (await http.get("events")).json()["data"]
+            if found:
+                return found
+            await asyncio.sleep(0.02)
 
 
 async def test_every_prompt_and_choice_is_a_concurrent_request(
