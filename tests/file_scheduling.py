@@ -10,6 +10,7 @@ APART = frozenset(
         "cancellation",
         "grammar_engine",
         "killed_gateway",
+        "never_lose",
         "parity",
         "processes",
         "soak",
