@@ -64,7 +64,7 @@ class AdmissionMaintenance:
 
     async def retry(self) -> None:
         """Ship what waits for PostgreSQL, and repeat what failed."""
-        self.shipping.begin()
+        self.shipping.retry()
         await self.settlements.retry()
 
     async def record_progress(self) -> None:
@@ -130,11 +130,15 @@ class AdmissionMaintenance:
 
 
 async def _repeat(step: Callable[[], Awaitable[object]], seconds: float) -> None:
+    has_failed = False
     while True:
         try:
             await step()
+            has_failed = False
         except StoreUnavailable as error:
-            LOG.warning("will be tried again", step=step.__name__, reason=str(error))
+            if not has_failed:
+                LOG.warning("will be tried again", step=step.__name__, reason=str(error))
+            has_failed = True
         except Exception:
             LOG.exception("will be tried again", step=step.__name__)
         await asyncio.sleep(seconds)

@@ -57,9 +57,17 @@ class Shipping:
         self._one_batch = asyncio.Lock()
         self._running: asyncio.Task[None] | None = None
         self._is_closing = False
+        self._has_failed = False
 
     def begin(self) -> None:
-        """Ship in the background whatever is in the journal, until it is shipped or PostgreSQL fails."""
+        """Ship in the background whatever is in the journal, until it is shipped or PostgreSQL fails. After a failure only
+        `retry` begins: every request calls this, and each attempt reads and encodes a whole batch.
+        """
+        if not self._has_failed:
+            self.retry()
+
+    def retry(self) -> None:
+        """As `begin`, also after a failure."""
         if self._running is None and not self._is_closing:
             self._running = asyncio.create_task(self._run())
 
@@ -83,8 +91,11 @@ class Shipping:
         try:
             while self._shipped < self._journal.position and not self._is_closing:
                 await self.ship()
+            self._has_failed = False
         except (StoreUnavailable, psycopg.Error) as error:
-            LOG.warning("the journal waits for PostgreSQL", reason=first_line(error))
+            if not self._has_failed:
+                LOG.warning("the journal waits for PostgreSQL", reason=first_line(error))
+            self._has_failed = True
         finally:
             self._running = None
 

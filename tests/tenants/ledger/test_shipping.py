@@ -1,9 +1,10 @@
-"""Shipping ends with its gateway: the batch in progress is finished, and what is behind it waits for the next start."""
+"""Shipping tries a failed PostgreSQL again once per retry, and ends with its gateway after the batch in progress."""
 
 import asyncio
 from uuid import uuid4
 
 import pytest
+from structlog.testing import capture_logs
 from tests.tenants.admission.memory_journal import MemoryJournal
 from tests.tenants.ledger.journal.fixtures import reservation
 
@@ -23,6 +24,41 @@ class SlowLedger(UsageLedger):
         self.asked += 1
         await self.stored.wait()
         return False
+
+
+class FailingLedger(UsageLedger):
+    """Stores no reservation while `fails`."""
+
+    def __init__(self) -> None:
+        self.fails = True
+        self.attempts = 0
+
+    async def reserve(self, *_: object) -> bool:
+        self.attempts += 1
+        if self.fails:
+            raise DatabaseUnavailable("refused")
+        return False
+
+
+async def test_requests_do_not_repeat_what_failed() -> None:
+    """While PostgreSQL is away, an attempt per request would read and encode the waiting journal each time."""
+    journal, ledger = MemoryJournal(), FailingLedger()
+    shipping = Shipping(journal, ledger, uuid4(), 45.0, lambda _: None, lambda _: None)
+    with capture_logs() as logs:
+        for _ in range(20):
+            await journal.admit(reservation())
+            shipping.begin()
+            await asyncio.sleep(0.001)
+        assert ledger.attempts == 1
+        shipping.retry()
+        await asyncio.sleep(0.001)
+        assert ledger.attempts == 1 + 20
+    assert [each["event"] for each in logs] == ["the journal waits for PostgreSQL"]
+    ledger.fails = False
+    shipping.retry()
+    await shipping.ship()
+    await shipping.close()
+    assert not await journal.unshipped(MAX_RECORDS)
 
 
 async def test_a_gateway_that_stops_does_not_ship_a_long_journal() -> None:
