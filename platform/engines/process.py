@@ -106,7 +106,7 @@ class EngineProcess:
             async with asyncio.timeout(self._options.start_timeout_s):
                 await self._send_spawn_request(process)
                 await self._until_ready(process)
-                await self.client.wait_ready()
+                await self._until_connected(process)
         except TimeoutError:
             await self._kill()
             limit = self._options.start_timeout_s
@@ -145,8 +145,23 @@ class EngineProcess:
                 case Ready():
                     self._stage = "connecting to its socket"
                     return
-        status = await process.wait()
-        raise EngineStartFailed(
+        raise self._ended_early(await process.wait())
+
+    async def _until_connected(self, process: Process) -> None:
+        """Wait for the client's connection. Raises `EngineStartFailed` when the child ends before."""
+        ended = asyncio.create_task(process.wait())
+        connected = asyncio.create_task(self.client.wait_ready())
+        try:
+            await asyncio.wait({ended, connected}, return_when=asyncio.FIRST_COMPLETED)
+            if not connected.done():
+                raise self._ended_early(ended.result())
+            await connected
+        finally:
+            ended.cancel()
+            connected.cancel()
+
+    def _ended_early(self, status: int) -> EngineStartFailed:
+        return EngineStartFailed(
             f"the engine ended with status {status} before it was ready, at: {self._stage}"
         )
 

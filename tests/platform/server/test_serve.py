@@ -340,7 +340,9 @@ async def test_a_lone_engine_in_a_crash_loop_ends_its_process_with_an_error(
                 EngineRequest(request_id="r", namespace=bytes(32), prompt_token_ids=[1], sampling=sampling)
             )
             assert [type(event) async for event in stream] == [Failed]
-            with pytest.raises(EngineStartFailed, match="keeps failing and is not restarted") as error:
+            # It may die before its own supervisor has seen it ready.
+            reasons = "keeps failing and is not restarted|ended with status"
+            with pytest.raises(EngineStartFailed, match=reasons) as error:
                 await serving
     finally:
         await engine.close()
