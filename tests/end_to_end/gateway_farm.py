@@ -95,20 +95,22 @@ async def serve(plan: FarmPlan, listener: socket.socket) -> None:
     )
     admissions.rebuild_later(tenants)
     upkeep = asyncio.create_task(admissions.run())
-    app = create_app(services(plan, database, admissions))
+    app = create_app(services(plan.script, database, admissions))
     config = uvicorn.Config(app, log_level="error", lifespan="off", access_log=False, ws="none")
     await uvicorn.Server(config).serve(sockets=[listener])
     upkeep.cancel()
 
 
-def services(plan: FarmPlan, database: Database, admissions: QuotaAdmissionController) -> GatewayDependencies:
+def services(
+    script: FakeScript, database: Database, admissions: QuotaAdmissionController
+) -> GatewayDependencies:
     absent: Any = SimpleNamespace(special_tokens=frozenset(), record=lambda timings: None)
     no_uploads: Any = SimpleNamespace(limits=UploadConfig())
     no_uploads.in_turns = lambda turn: no_uploads
     return GatewayDependencies(
         served_model_name=MODEL,
         database=database,
-        engine=FakeEngine(plan.script),
+        engine=FakeEngine(script),
         prompts=absent,
         token_text=absent,
         recorder=absent,
