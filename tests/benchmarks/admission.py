@@ -263,7 +263,7 @@ def report_of(shape: AdmissionShape, found: Mapping[str, Sequence[RequestTiming]
         report.ratios.append(Ratio(f"ms of settlement after the last token at p{share}", added))
     report.notes.append(
         "A request is let in, answered by a scripted engine and settled; HTTP and keys are on neither side. Its first event "
-        "waits for the usage ledger, which is written meanwhile."
+        "waits for the journal; PostgreSQL is written meanwhile."
     )
     return report
 
