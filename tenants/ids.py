@@ -1,4 +1,4 @@
-"""UUIDs that sort by their time of creation: version 7 (RFC 9562), with a fraction of the millisecond in `rand_a`."""
+"""UUIDs: new ones sort by their time of creation (version 7, RFC 9562, with a fraction of the millisecond in `rand_a`)."""
 
 import secrets
 import time
@@ -14,6 +14,15 @@ def uuid7_from(time: datetime) -> UUID:
     """The smallest UUID created at this time or later."""
     milliseconds = (time - EPOCH) // timedelta(milliseconds=1)
     return UUID(int=(milliseconds & ((1 << 48) - 1)) << 80 | 7 << 76 | 0b10 << 62)
+
+
+def canonical_uuid(text: str) -> UUID | None:
+    """Parse a UUID in canonical form; None for any other text."""
+    try:
+        parsed = UUID(text)
+    except ValueError:
+        return None
+    return parsed if str(parsed) == text else None
 
 
 def uuid7() -> UUID:

@@ -89,14 +89,6 @@ async def prices_of(session: AsyncSession, ids: Iterable[UUID]) -> Mapping[UUID,
 
 
 def _usage_sum(month: datetime, adapter_id: UUID, price_version_id: UUID, *amounts: Any) -> UsageSum:
-    # Sums are numeric: exact integers, of any size.
-    uncached, cached, completion, pico = map(int, amounts)
-    return UsageSum(
-        month=Month.of(month),
-        adapter_id=None if adapter_id == NO_ID else adapter_id,
-        price_version_id=None if price_version_id == NO_ID else price_version_id,
-        uncached_tokens=uncached,
-        cached_tokens=cached,
-        completion_tokens=completion,
-        amount_pico=pico,
-    )
+    adapter = None if adapter_id == NO_ID else adapter_id
+    version = None if price_version_id == NO_ID else price_version_id
+    return UsageSum.of(Month.of(month), adapter, version, *amounts)

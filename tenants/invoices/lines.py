@@ -6,7 +6,8 @@ month has used less what earlier invoices billed of it, so usage that arrives la
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from decimal import Decimal
+from typing import Final, Literal, Self
 from uuid import UUID
 
 from loraplex.tenants.billing.pricing import Price
@@ -32,6 +33,20 @@ class UsageSum:
     cached_tokens: int
     completion_tokens: int
     amount_pico: int
+
+    @classmethod
+    def of(cls, month: Month, adapter_id: UUID | None, version: UUID | None, *amounts: int | Decimal) -> Self:
+        """The sum with these amounts, in the order of its fields: sums of PostgreSQL are numeric, exact integers of any size."""
+        uncached, cached, completion, pico = map(int, amounts)
+        return cls(
+            month=month,
+            adapter_id=adapter_id,
+            price_version_id=version,
+            uncached_tokens=uncached,
+            cached_tokens=cached,
+            completion_tokens=completion,
+            amount_pico=pico,
+        )
 
 
 @dataclass(frozen=True, slots=True)

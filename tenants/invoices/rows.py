@@ -118,7 +118,7 @@ class InvoiceRows:
     async def _sums(self, month: Month) -> list[UsageSum]:
         group = (UsageRecord.adapter_id, UsageRecord.price_version_id)
         query = self._of_month(select(*group, *map(func.sum, _AMOUNTS)), month).group_by(*group)
-        return [_usage_sum(month, *row) for row in await self.session.execute(query)]
+        return [UsageSum.of(month, *row) for row in await self.session.execute(query)]
 
     async def _load_prices(self, ids: Collection[UUID | None]) -> None:
         query = select(PriceVersion).where(PriceVersion.id.in_([each for each in ids if each is not None]))
@@ -146,7 +146,7 @@ class InvoiceRows:
         newest_first = query.order_by(UsageRecord.settled_at.desc(), UsageRecord.id.desc())
         for identity, *row in (await self.session.execute(newest_first)).all():
             self.late.add(identity)
-            for key, charge in self._charges([_usage_sum(group.month, *row)]).items():
+            for key, charge in self._charges([UsageSum.of(group.month, *row)]).items():
                 rest[key] -= charge
             if all(rest.get(key) == charge for key, charge in expected.items()):
                 return rest
@@ -165,16 +165,3 @@ def _due(line: InvoiceLine | None) -> Charge:
 
 def _billed_until(line: InvoiceLine) -> Charge:
     return line.billed + _due(line)
-
-
-def _usage_sum(month: Month, adapter_id: UUID | None, version: UUID | None, *amounts: Any) -> UsageSum:
-    uncached, cached, completion, pico = map(int, amounts)
-    return UsageSum(
-        month=month,
-        adapter_id=adapter_id,
-        price_version_id=version,
-        uncached_tokens=uncached,
-        cached_tokens=cached,
-        completion_tokens=completion,
-        amount_pico=pico,
-    )

@@ -119,7 +119,7 @@ def _charges(
         total = sums.setdefault(key, [0, 0, 0, 0])
         for index, name in enumerate(COLUMNS[5:]):
             total[index] += getattr(row, name)
-    return charges_of((_usage_sum(*key, *total) for key, total in sums.items()), prices)
+    return charges_of((UsageSum.of(*key, *total) for key, total in sums.items()), prices)
 
 
 def _check_row(place: str, row: UsageRow, periods: Mapping[UUID, PricePeriod]) -> None:
@@ -261,19 +261,6 @@ def _usage_row(cells: list[str]) -> UsageRow:
         cached_tokens=cached,
         completion_tokens=completion,
         amount_pico=amount,
-    )
-
-
-def _usage_sum(month: Month, adapter_id: UUID | None, version: UUID | None, *amounts: int) -> UsageSum:
-    uncached, cached, completion, pico = amounts
-    return UsageSum(
-        month=month,
-        adapter_id=adapter_id,
-        price_version_id=version,
-        uncached_tokens=uncached,
-        cached_tokens=cached,
-        completion_tokens=completion,
-        amount_pico=pico,
     )
 
 

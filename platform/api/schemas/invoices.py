@@ -18,6 +18,7 @@ from loraplex.platform.api.management.sorting import SortOrder, by_id, by_time
 from loraplex.platform.errors import InvalidParameter, UnknownParameter
 from loraplex.platform.services.invoice_formats import CONTENT_SECURITY_POLICY, invoice_csv, invoice_html
 from loraplex.tenants.errors import InvoiceNotFound
+from loraplex.tenants.ids import canonical_uuid
 from loraplex.tenants.invoices.credits import GrantedCredit
 from loraplex.tenants.invoices.currencies import decimal_text, minor_digits
 from loraplex.tenants.invoices.document import invoice_document
@@ -194,10 +195,7 @@ def formatted(invoice: InvoiceDetails, name: str) -> Response:
 
 def invoice_id_of(text: str) -> UUID:
     """Parse an invoice id. Raises `InvoiceNotFound` for a text that is no UUID in canonical form."""
-    try:
-        identity = UUID(text)
-    except ValueError:
-        identity = None
-    if identity is None or str(identity) != text:
+    identity = canonical_uuid(text)
+    if identity is None:
         raise InvoiceNotFound(f"no invoice {text[:40]}")
     return identity

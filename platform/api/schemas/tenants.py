@@ -6,6 +6,7 @@ from uuid import UUID
 from loraplex.platform.api.management.responses import ResponseModel, UtcTime
 from loraplex.platform.services.tenants import CreatedTenant
 from loraplex.tenants.errors import TenantNotFound
+from loraplex.tenants.ids import canonical_uuid
 from loraplex.tenants.models import Tenant
 
 
@@ -42,10 +43,7 @@ def _fields(tenant: Tenant) -> dict[str, Any]:
 
 def tenant_id_of(text: str) -> UUID:
     """Parse a tenant id. Raises `TenantNotFound` for a text that is no UUID in canonical form."""
-    try:
-        tenant_id = UUID(text)
-    except ValueError:
-        tenant_id = None
-    if tenant_id is None or str(tenant_id) != text:
+    tenant_id = canonical_uuid(text)
+    if tenant_id is None:
         raise TenantNotFound(f"no tenant {text[:40]}")
     return tenant_id

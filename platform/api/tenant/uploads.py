@@ -40,10 +40,10 @@ from loraplex.platform.services.actors import Actor, key_actor
 from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.platform.tenant_limiter import TenantLimiter
 from loraplex.tenants.errors import UploadNotFound
+from loraplex.tenants.ids import canonical_uuid
 from loraplex.tenants.registry.uploads import DeclaredFile, UploadRepository
 
 WRITE: Final = "adapters:write"
-_UPLOAD_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
@@ -197,9 +197,10 @@ def _declared_bytes(request: Request, max_bytes: int) -> int:
 
 def _upload_id(text: str) -> UUID:
     """Parse an upload id. Raises `UploadNotFound`."""
-    if not _UPLOAD_ID.fullmatch(text):
+    parsed = canonical_uuid(text)
+    if parsed is None:
         raise UploadNotFound("no such upload")
-    return UUID(text)
+    return parsed
 
 
 def _part_number(text: str) -> int:

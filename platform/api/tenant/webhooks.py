@@ -31,6 +31,7 @@ from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.platform.services.webhooks import IssuedWebhook, WebhookRules
 from loraplex.tenants.api_keys.scopes import BILLING_READ, TENANT_ADMIN
 from loraplex.tenants.errors import DeliveryNotFound, WebhookNotFound
+from loraplex.tenants.ids import canonical_uuid
 from loraplex.tenants.models import WebhookEndpoint
 from loraplex.tenants.outbox.endpoints import Delivery, WebhookRepository
 
@@ -176,7 +177,7 @@ def _add_deliveries(router: APIRouter, endpoint: ManagementEndpoint, reader: Any
         """Repeat an ended delivery: the same event and id, with as many attempts as a new one."""
 
         async def work(uow: UnitOfWork) -> ApiResponse:
-            identity, delivery = _webhook_id(webhook_id), _uuid(delivery_id)
+            identity, delivery = _webhook_id(webhook_id), canonical_uuid(delivery_id)
             if delivery is None:
                 raise DeliveryNotFound("this webhook has no such delivery")
             replayed = await webhooks.replay(uow, caller.tenant_id, identity, delivery)
@@ -200,16 +201,7 @@ def issued_response(issued: IssuedWebhook) -> ApiResponse:
 
 def _webhook_id(text: str) -> UUID:
     """Parse an id. Raises `WebhookNotFound`."""
-    parsed = _uuid(text)
+    parsed = canonical_uuid(text)
     if parsed is None:
         raise WebhookNotFound("no such webhook")
     return parsed
-
-
-def _uuid(text: str) -> UUID | None:
-    """Parse an id in its usual spelling; None for any other text."""
-    try:
-        parsed = UUID(text)
-    except ValueError:
-        return None
-    return parsed if str(parsed) == text else None
