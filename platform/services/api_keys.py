@@ -5,7 +5,6 @@ grants nothing beyond its own rights, which are read in the same transaction.
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 from uuid import UUID
 
@@ -13,6 +12,7 @@ from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.api_keys.delegation import KeyDelegation
 from loraplex.tenants.api_keys.keys import IssuedKey, KeyChange, KeyRepository
 from loraplex.tenants.models import ApiKey
+from loraplex.tenants.rfc3339 import utc_text
 
 SNAPSHOT: Final = ("name", "environment", "scopes", "allowed_cidrs", "created_by")
 TIMES: Final = ("created_at", "expires_at", "revoked_at")
@@ -141,11 +141,6 @@ def snapshot(record: ApiKey) -> dict[str, Any]:
     return {
         "id": record.key_id,
         **{name: getattr(record, name) for name in SNAPSHOT},
-        **{name: _utc(getattr(record, name)) for name in TIMES},
+        **{name: utc_text(getattr(record, name)) for name in TIMES},
         "replaced_by": None if record.successor is None else record.successor.key_id,
     }
-
-
-def _utc(time: datetime | None) -> str | None:
-    """Return the time as RFC 3339 writes UTC, as responses do."""
-    return None if time is None else time.astimezone(UTC).isoformat().replace("+00:00", "Z")

@@ -2,7 +2,6 @@
 pico-units are decimal strings, since they exceed what JSON readers keep.
 """
 
-from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -11,6 +10,7 @@ from loraplex.tenants.invoices.currencies import decimal_text, minor_digits
 from loraplex.tenants.invoices.invoices import InvoiceDetails
 from loraplex.tenants.invoices.lines import InvoiceLine
 from loraplex.tenants.invoices.totals import InvoiceTotals
+from loraplex.tenants.rfc3339 import utc_text
 
 TERMS: Final = (
     *("issuer", "customer_name", "customer_address", "vat_id"),
@@ -71,11 +71,6 @@ def totals_document(totals: InvoiceTotals, currency: str) -> dict[str, Any]:
         "total_micro": totals.total_micro,
         "total": decimal_text(totals.total_micro, minor_digits(currency)),
     }
-
-
-def utc_text(time: datetime | None) -> str | None:
-    """Write a time as RFC 3339 writes UTC."""
-    return None if time is None else time.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def _name(content: InvoiceContent, adapter_id: UUID | None) -> str | None:

@@ -17,9 +17,10 @@ from uuid import UUID
 
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.invoices.content import balance_document
-from loraplex.tenants.invoices.document import invoice_document, utc_text
+from loraplex.tenants.invoices.document import invoice_document
 from loraplex.tenants.invoices.invoices import InvoiceDetails
 from loraplex.tenants.invoices.lines import Charge, LineKey
+from loraplex.tenants.rfc3339 import utc_text
 
 FORMAT: Final = 1
 INVOICE: Final = "invoice.json"

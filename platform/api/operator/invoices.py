@@ -35,6 +35,7 @@ from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.errors import TenantNotFound
 from loraplex.tenants.invoices.invoices import InvoiceDetails, InvoiceRepository
 from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.models import Invoice
 
 OPERATOR_FILTERS: Final = {"tenant_id": "Only invoices of this tenant.", **FILTERS}
 
@@ -133,7 +134,7 @@ def _add_closing(router: APIRouter, endpoint: ManagementEndpoint, operator: obje
             invoice = await invoices.finalize(
                 uow, body.tenant_id, month, now=datetime.now(UTC), currency=body.currency
             )
-            return ApiResponse(200, to_response(await InvoiceRepository(uow.session).details(invoice)))
+            return await _answer(uow, invoice)
 
         return await endpoint.perform(request, caller, work)
 
@@ -150,7 +151,7 @@ def _add_payment(router: APIRouter, endpoint: ManagementEndpoint, operator: obje
     ) -> Response:
         async def work(uow: UnitOfWork) -> ApiResponse:
             invoice = await invoices.pay(uow, invoice_id_of(invoice_id), body.reference)
-            return ApiResponse(200, to_response(await InvoiceRepository(uow.session).details(invoice)))
+            return await _answer(uow, invoice)
 
         return await endpoint.perform(request, caller, work)
 
@@ -169,9 +170,13 @@ def _add_payment(router: APIRouter, endpoint: ManagementEndpoint, operator: obje
 
         async def work(uow: UnitOfWork) -> ApiResponse:
             invoice = await invoices.void(uow, invoice_id_of(invoice_id))
-            return ApiResponse(200, to_response(await InvoiceRepository(uow.session).details(invoice)))
+            return await _answer(uow, invoice)
 
         return await endpoint.perform(request, caller, work)
+
+
+async def _answer(uow: UnitOfWork, invoice: Invoice) -> ApiResponse:
+    return ApiResponse(200, to_response(await InvoiceRepository(uow.session).details(invoice)))
 
 
 def _filters(given: Any) -> dict[str, Any]:

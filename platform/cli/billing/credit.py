@@ -12,7 +12,7 @@ from loraplex.platform.services import credits
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.invoices.credits import DEFAULT_PRIORITY, CreditRepository, GrantedCredit
-from loraplex.tenants.invoices.document import utc_text
+from loraplex.tenants.rfc3339 import utc_text, zoned_time
 
 app = typer.Typer(name="credit", help="Credits of tenants, which invoices use up.", no_args_is_help=True)
 
@@ -77,11 +77,8 @@ def read_time(text: str | None) -> datetime | None:
     """Parse a time with a zone. Raises `InvalidField`."""
     if text is None:
         return None
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        time = None
-    if time is None or time.tzinfo is None:
+    time = zoned_time(text)
+    if time is None:
         raise InvalidField("expires_at", "expires_at must be a time with zone, such as 2026-12-31T00:00:00Z")
     return time.astimezone(UTC)
 

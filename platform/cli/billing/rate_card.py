@@ -21,6 +21,7 @@ from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.billing.rate_cards import CardVersion, RateCards
 from loraplex.tenants.models.billing import CURRENCY
 from loraplex.tenants.names import check_adapter_name, check_pattern, check_tier
+from loraplex.tenants.rfc3339 import zoned_time
 
 app = typer.Typer(
     name="rate-card", help="Prices of tokens, as versions with effective dates.", no_args_is_help=True
@@ -148,11 +149,8 @@ def check_scope(tier: str | None, tenant: str | None, adapter: str | None) -> No
 
 def read_time(text: str) -> datetime:
     """Parse a time with its zone."""
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        time = None
-    if time is None or time.tzinfo is None:
+    time = zoned_time(text)
+    if time is None:
         raise typer.BadParameter(f"{text[:80]}: write a time with its zone, such as 2030-01-31T12:00:00Z")
     return time
 

@@ -30,6 +30,7 @@ from loraplex.tenants.ledger.drift import DAY, Comparison, all_ranges, compare, 
 from loraplex.tenants.ledger.usage_export import COLUMNS, TEXTS, exported_rows
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas.periods import period_start, periods_of
+from loraplex.tenants.rfc3339 import utc_text
 from loraplex.tenants.valkey import open_valkey
 
 app = typer.Typer(
@@ -94,7 +95,7 @@ async def write_rows(file: TextIO, form: str, rows: AsyncIterator[dict[str, Any]
 def written(value: Any) -> Any:
     """Times in RFC 3339 (UTC), ids as text, numbers as they are."""
     if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        return utc_text(value)
     return str(value) if isinstance(value, UUID) else value
 
 
