@@ -5,7 +5,6 @@ Invariant: no failure ends a task; it is logged, and the task runs again after i
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -20,11 +19,12 @@ from loraplex.tenants.admission.reconciliation import Reconciliation
 from loraplex.tenants.admission.settlement import SettlementQueue
 from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counters import Counters
-from loraplex.tenants.errors import StoreUnavailable, ValkeyUnavailable
+from loraplex.tenants.errors import ValkeyUnavailable
 from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.ledger.refusal_counts import RefusalCounts
 from loraplex.tenants.ledger.shipping import Shipping
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
+from loraplex.tenants.repetition import repeat
 
 LEASES_AT_ONCE = 256
 LOG = structlog.get_logger("loraplex.admission_maintenance")
@@ -53,14 +53,14 @@ class AdmissionMaintenance:
         """Run all tasks until cancelled."""
         settings = self.settings
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_repeat(self.heartbeat, settings.heartbeat_s))
-            tasks.create_task(_repeat(self.fences.poll, settings.fence_poll_s))
-            tasks.create_task(_repeat(self.record_progress, settings.progress_s))
-            tasks.create_task(_repeat(self.retry, settings.retry_s))
-            tasks.create_task(_repeat(self.probe, settings.probe_s))
-            tasks.create_task(_repeat(self.reaper.reap, settings.heartbeat_s))
-            tasks.create_task(_repeat(self.reconciliation.reconcile, settings.reconcile_s))
-            tasks.create_task(_repeat(self.refusal_counts.flush, settings.refusal_counts_s))
+            tasks.create_task(repeat(LOG, self.heartbeat, settings.heartbeat_s))
+            tasks.create_task(repeat(LOG, self.fences.poll, settings.fence_poll_s))
+            tasks.create_task(repeat(LOG, self.record_progress, settings.progress_s))
+            tasks.create_task(repeat(LOG, self.retry, settings.retry_s))
+            tasks.create_task(repeat(LOG, self.probe, settings.probe_s))
+            tasks.create_task(repeat(LOG, self.reaper.reap, settings.heartbeat_s))
+            tasks.create_task(repeat(LOG, self.reconciliation.reconcile, settings.reconcile_s))
+            tasks.create_task(repeat(LOG, self.refusal_counts.flush, settings.refusal_counts_s))
 
     async def retry(self) -> None:
         """Ship what waits for PostgreSQL, and repeat what failed."""
@@ -127,18 +127,3 @@ class AdmissionMaintenance:
         for reply in replies:
             if isinstance(reply, BaseException):
                 raise reply
-
-
-async def _repeat(step: Callable[[], Awaitable[object]], seconds: float) -> None:
-    has_failed = False
-    while True:
-        try:
-            await step()
-            has_failed = False
-        except StoreUnavailable as error:
-            if not has_failed:
-                LOG.warning("will be tried again", step=step.__name__, reason=str(error))
-            has_failed = True
-        except Exception:
-            LOG.exception("will be tried again", step=step.__name__)
-        await asyncio.sleep(seconds)

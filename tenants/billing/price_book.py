@@ -20,9 +20,9 @@ from loraplex.tenants.billing.pricing import Price, PriceVersion
 from loraplex.tenants.billing.rate_cards import KEY_COLUMNS
 from loraplex.tenants.billing.tenant_billing import TenantBillings, currency_of
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import StoreUnavailable
 from loraplex.tenants.models import PriceEpoch, RateCard, TenantBilling
 from loraplex.tenants.models import PriceVersion as PriceVersionRow
+from loraplex.tenants.repetition import repeat
 
 RELOAD_S: Final = 1.0
 # Requests are admitted within minutes of now, whatever the clocks; versions that ended before are not needed.
@@ -83,14 +83,12 @@ class PriceBook:
 
     async def run(self, database: Database, every_s: float = RELOAD_S) -> None:
         """Reload again and again until cancelled."""
-        while True:
-            await asyncio.sleep(every_s)
-            try:
-                await self.reload(database)
-            except StoreUnavailable as error:
-                LOG.warning("prices could not be read; the last ones stay in force", reason=str(error))
-            except Exception:
-                LOG.exception("prices could not be read; the last ones stay in force")
+
+        async def reload() -> None:
+            await self.reload(database)
+
+        await asyncio.sleep(every_s)
+        await repeat(LOG, reload, every_s, "prices could not be read; the last ones stay in force")
 
 
 async def load_table(session: AsyncSession) -> PriceTable:
