@@ -88,6 +88,8 @@ async def test_the_way_back_to_valkey(database: Database, valkey_url: str) -> No
         degraded = await gateway.admit(tenant.request())
         assert degraded.degraded
         await gateway.settle(degraded, usage(degraded))
+        # What is shipped while the breaker is open waits for the probe.
+        await tenant.shipped()
         await until(settled)
         assert await check_ledger(tenant, gateway) == (15, 1)
 
