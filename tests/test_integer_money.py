@@ -12,7 +12,15 @@ COMPUTING = (
     *("tenants/billing", "tenants/invoices", "tenants/ledger", "tenants/quotas/reservation.py"),
     *("tenants/models/billing.py", "tenants/models/invoices.py", "tenants/models/usage.py"),
 )
-PLATFORM = ("services", "api/operator", "api/tenant", "api/schemas", "cli/billing", "jobs")
+PLATFORM = (
+    "services",
+    "services/billing",
+    "api/operator",
+    "api/tenant",
+    "api/schemas",
+    "cli/billing",
+    "jobs",
+)
 ABOUT_MONEY = re.compile(r"billing|credit|invoice|month|rate_card|usage")
 TIME = re.compile(r"(^|_)(m?s|seconds|milliseconds|since)$", re.IGNORECASE)
 PATH = re.compile(r"(folder|path|parent|dir)$", re.IGNORECASE)
@@ -21,7 +29,11 @@ PATH = re.compile(r"(folder|path|parent|dir)$", re.IGNORECASE)
 def files() -> list[Path]:
     found = {file for place in COMPUTING for file in [ROOT / place, *(ROOT / place).glob("**/*.py")]}
     for place in PLATFORM:
-        found |= {file for file in (ROOT / "platform" / place).glob("*.py") if ABOUT_MONEY.search(file.name)}
+        found |= {
+            file
+            for file in (ROOT / "platform" / place).glob("*.py")
+            if ABOUT_MONEY.search(str(file.relative_to(ROOT)))
+        }
     return sorted(file for file in found if file.is_file())
 
 
@@ -114,8 +126,8 @@ def test_the_walk_finds_the_modules_that_compute_money() -> None:
         "tenants/billing/pricing.py",
         "tenants/ledger/statements.py",
         "tenants/quotas/reservation.py",
-        "platform/services/rate_cards.py",
-        "platform/services/tenant_billing.py",
+        "platform/services/billing/rate_cards.py",
+        "platform/services/billing/tenant_billing.py",
         "platform/api/operator/rate_cards.py",
         "platform/api/schemas/rate_cards.py",
         "platform/cli/billing/rate_card.py",

@@ -19,12 +19,12 @@ from loraplex.platform.api.management.openapi import Application
 from loraplex.platform.api.openai.openapi import DOCUMENTED_MODELS
 from loraplex.platform.api.openai.routes import inference_router
 from loraplex.platform.api.operator.routes import operator_router
-from loraplex.platform.api.request_id import RequestIds, request_id_of
 from loraplex.platform.api.tenant.routes import tenant_router
 from loraplex.platform.auth.authenticator import Authenticator
 from loraplex.platform.errors import ClientError, ErrorRow, GatewayError, describe
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.rate_limit_headers import RETRY_HEADER
+from loraplex.platform.observability.request_id import RequestIds, request_id_of
 from loraplex.tenants.errors import TenantsError
 
 LOG = structlog.get_logger("loraplex.gateway")

@@ -14,8 +14,8 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.platform.services import invoices
 from loraplex.platform.services.actors import system_actor
+from loraplex.platform.services.billing import invoices
 from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError

@@ -10,8 +10,8 @@ from typing import Final
 import structlog
 
 from loraplex.platform.config import Settings
-from loraplex.platform.services import rate_cards
 from loraplex.platform.services.actors import system_actor
+from loraplex.platform.services.billing import rate_cards
 from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.billing.rate_cards import RateCards

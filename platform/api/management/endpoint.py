@@ -24,10 +24,10 @@ from loraplex.platform.api.management.responses import (
     to_stored,
 )
 from loraplex.platform.api.management.sorting import KeyT, RowT, SortOrder
-from loraplex.platform.api.request_id import request_id_of
 from loraplex.platform.auth.authenticator import Caller, OperatorCaller
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.observability.request_id import request_id_of
 from loraplex.platform.services.actors import Actor, key_actor, operator_actor
 from loraplex.platform.services.stored_responses import EncryptedResponses, StoredResponse
 from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work

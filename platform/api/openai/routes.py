@@ -27,7 +27,6 @@ from loraplex.platform.api.openai.response_models import (
     encoded,
 )
 from loraplex.platform.api.request_body import read_object
-from loraplex.platform.api.request_id import request_id_of, response_headers_of
 from loraplex.platform.api.sse import EventStream, unless_disconnected
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.errors import ClientGone, EngineFailed, describe
@@ -37,6 +36,7 @@ from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.inference.pipeline import InferencePipeline
 from loraplex.platform.inference.prompting.token_text import TokenText
+from loraplex.platform.observability.request_id import request_id_of, response_headers_of
 from loraplex.platform.parameters.parameter_table import GenerationEndpoint, read_parameters
 from loraplex.platform.parameters.request_models import (
     ChatRequest,

@@ -17,7 +17,7 @@ from loraplex.platform.api.schemas.rate_cards import Currency
 from loraplex.platform.api.schemas.tenants import tenant_id_of
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.services import tenant_billing
+from loraplex.platform.services.billing import tenant_billing
 from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.billing.tenant_billing import BillingData, TenantBillings

@@ -17,7 +17,7 @@ from loraplex.platform.api.management.responses import ApiResponse, documented
 from loraplex.platform.api.schemas.invoices import BY_GRANT, CreditDocument, to_credit
 from loraplex.platform.api.schemas.tenants import tenant_id_of
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
-from loraplex.platform.services import credits
+from loraplex.platform.services.billing import credits
 from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.invoices.credits import (

@@ -30,7 +30,7 @@ from loraplex.platform.api.schemas.invoices import (
 from loraplex.platform.api.schemas.tenants import tenant_id_of
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.services import invoices
+from loraplex.platform.services.billing import invoices
 from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.errors import TenantNotFound
 from loraplex.tenants.invoices.invoices import InvoiceDetails, InvoiceRepository

@@ -30,7 +30,7 @@ from loraplex.platform.api.schemas.rate_cards import (
     version_id_of,
 )
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
-from loraplex.platform.services import rate_cards
+from loraplex.platform.services.billing import rate_cards
 from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.billing.preview import totals
 from loraplex.tenants.billing.rate_cards import CardVersion, RateCards

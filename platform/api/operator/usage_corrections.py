@@ -12,7 +12,7 @@ from loraplex.platform.api.management.openapi import described
 from loraplex.platform.api.management.request_bodies import RequestModel, request_model
 from loraplex.platform.api.management.responses import ApiResponse, ResponseModel, documented
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
-from loraplex.platform.services import usage_corrections
+from loraplex.platform.services.billing import usage_corrections
 from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.admission.controller import AdmissionController
 from loraplex.tenants.ledger.corrections import MAX_REASON

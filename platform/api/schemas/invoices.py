@@ -16,7 +16,11 @@ from loraplex.platform.api.management.responses import (
 )
 from loraplex.platform.api.management.sorting import SortOrder, by_id, by_time
 from loraplex.platform.errors import InvalidParameter, UnknownParameter
-from loraplex.platform.services.invoice_formats import CONTENT_SECURITY_POLICY, invoice_csv, invoice_html
+from loraplex.platform.services.billing.invoice_formats import (
+    CONTENT_SECURITY_POLICY,
+    invoice_csv,
+    invoice_html,
+)
 from loraplex.tenants.errors import InvoiceNotFound
 from loraplex.tenants.ids import canonical_uuid
 from loraplex.tenants.invoices.credits import GrantedCredit

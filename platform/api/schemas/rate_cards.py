@@ -10,7 +10,7 @@ from loraplex.platform.api.management.request_bodies import RequestModel, Time
 from loraplex.platform.api.management.responses import ResponseModel, UtcTime
 from loraplex.platform.api.management.sorting import SortOrder, by_id
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.services.rate_cards import MONTH
+from loraplex.platform.services.billing.rate_cards import MONTH
 from loraplex.tenants.billing.preview import RatedTotal, RatedUsage
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import MAX_PRICE, Price

@@ -19,7 +19,6 @@ from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.openapi import described
 from loraplex.platform.api.management.request_bodies import request_model
 from loraplex.platform.api.management.responses import ApiResponse, documented, respond
-from loraplex.platform.api.request_id import request_id_of
 from loraplex.platform.api.schemas.uploads import (
     AcceptedVersion,
     PartDocument,
@@ -35,6 +34,7 @@ from loraplex.platform.api.schemas.uploads import (
 )
 from loraplex.platform.api.tenant.multipart_upload import FRAME_BYTES, receive_folder
 from loraplex.platform.auth.authenticator import Authenticator, Caller
+from loraplex.platform.observability.request_id import request_id_of
 from loraplex.platform.services import uploads as use_cases
 from loraplex.platform.services.actors import Actor, key_actor
 from loraplex.platform.services.unit_of_work import UnitOfWork

@@ -8,7 +8,7 @@ import typer
 
 from loraplex.platform.cli.command_context import command_unit_of_work, open_database, run_command
 from loraplex.platform.cli.output import print_document, print_rows
-from loraplex.platform.services import credits
+from loraplex.platform.services.billing import credits
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.invoices.credits import DEFAULT_PRIORITY, CreditRepository, GrantedCredit

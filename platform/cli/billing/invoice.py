@@ -14,7 +14,7 @@ from loraplex.platform.cli.command_context import (
     run_command,
 )
 from loraplex.platform.cli.output import print_document, print_rows
-from loraplex.platform.services import invoices
+from loraplex.platform.services.billing import invoices
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.invoices.currencies import decimal_text, minor_digits

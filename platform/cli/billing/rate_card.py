@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.cli.command_context import command_unit_of_work, open_database, run_command
 from loraplex.platform.cli.output import print_document, print_rows
-from loraplex.platform.services import rate_cards
+from loraplex.platform.services.billing import rate_cards
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.billing.preview import RatedTotal, RatedUsage, totals
 from loraplex.tenants.billing.price_table import CardKey

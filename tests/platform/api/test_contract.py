@@ -28,7 +28,7 @@ from schemathesis.specs.openapi.checks import (
 from tests.platform.api.conftest import BASE_MODEL, Gateway, start_gateway
 from tests.platform.api.route_table import routes_of
 from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, declared
-from tests.platform.services.drafted_invoice import draft_invoice
+from tests.platform.services.billing.drafted_invoice import draft_invoice
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
 from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched, end
 

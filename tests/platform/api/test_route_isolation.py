@@ -11,7 +11,7 @@ import httpx
 from tests.platform.api.conftest import Gateway, start_gateway
 from tests.platform.api.route_table import OPERATOR, SCOPES, in_process, routes_of
 from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, declared
-from tests.platform.services.drafted_invoice import draft_invoice
+from tests.platform.services.billing.drafted_invoice import draft_invoice
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
 from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched
 

@@ -24,8 +24,9 @@ from tests.platform.services.walked_world import (
 
 from loraplex.adapters.versions.pending_folders import GATEWAYS_LOCK, PENDING_FOLDER, PendingFolders
 from loraplex.platform import services
-from loraplex.platform.services import invoices, rate_cards, uploads
+from loraplex.platform.services import uploads
 from loraplex.platform.services.actors import Actor
+from loraplex.platform.services.billing import invoices, rate_cards
 from loraplex.platform.services.unit_of_work import UnitOfWork
 
 # Both register a version, which needs a server that validates it: see `test_push_ways.py`.

@@ -25,8 +25,8 @@ from hypothesis.stateful import (
 from tests.conftest import EMPTY
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 
-from loraplex.platform.services import credits, invoices
 from loraplex.platform.services.actors import system_actor
+from loraplex.platform.services.billing import credits, invoices
 from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database

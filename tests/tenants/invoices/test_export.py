@@ -7,12 +7,12 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from tests.platform.services.test_invoices import FEBRUARY, JANUARY, MILLION, finalize, grant, void
+from tests.platform.services.billing.test_invoices import FEBRUARY, JANUARY, MILLION, finalize, grant, void
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 from tests.tenants.registry_records import add
 
-from loraplex.platform.services import invoices
 from loraplex.platform.services.actors import system_actor
+from loraplex.platform.services.billing import invoices
 from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvoiceStateForbids, UsageIncomplete

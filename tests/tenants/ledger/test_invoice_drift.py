@@ -7,8 +7,8 @@ import psycopg
 import pytest
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 
-from loraplex.platform.services import invoices
 from loraplex.platform.services.actors import system_actor
+from loraplex.platform.services.billing import invoices
 from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.database import Database
 from loraplex.tenants.ids import uuid7_from

@@ -25,10 +25,10 @@ from loraplex.adapters.limits import UploadConfig
 from loraplex.platform.api.app import error_response
 from loraplex.platform.api.body_budget import BodyBudget
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
-from loraplex.platform.api.request_id import RequestIds
 from loraplex.platform.api.tenant.uploads import uploads_router
 from loraplex.platform.auth.authenticator import Authenticator
 from loraplex.platform.errors import GatewayError, describe
+from loraplex.platform.observability.request_id import RequestIds
 from loraplex.platform.server.secret import derive
 from loraplex.tenants.audit_log import Actor
 from loraplex.tenants.database import Database

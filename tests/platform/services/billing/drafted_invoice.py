@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 from uuid import UUID
 
-from loraplex.platform.services import invoices
 from loraplex.platform.services.actors import system_actor
+from loraplex.platform.services.billing import invoices
 from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.database import Database
 from loraplex.tenants.invoices.invoices import invoice_id

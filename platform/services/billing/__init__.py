@@ -1,0 +1,1 @@
+"""Use cases on prices, credits, invoices and the billing data of tenants."""
