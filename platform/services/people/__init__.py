@@ -1,0 +1,1 @@
+"""Use cases of people: sign in, sessions, invitations, roles, passwords and the second factor."""
