@@ -23,6 +23,7 @@ from loraplex.engine.messages import EngineInfo
 from loraplex.platform.api.app import create_app
 from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.config import Settings
+from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
 from loraplex.platform.datastores.connections import StoreAddresses, ensure_schema, open_stores
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.engines.startup import open_engines
@@ -239,6 +240,9 @@ async def _create_app(
     if settings.metrics_port is None:
         routers.append(metrics_router(exposition))
     app = create_app(dependencies, routers)
+    if settings.console:
+        console = create_console(dependencies, ConsoleOptions(public_url=settings.public_url))
+        app.router.routes.append(ConsoleRoute(console))
     await asyncio.to_thread(lambda: app.rendered_document)
     return app
 
