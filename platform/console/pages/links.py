@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
-from loraplex.platform.services.people.invitations import Acceptance, accept_invitation
-from loraplex.platform.services.people.passwords import reset_password
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,6 +14,8 @@ from loraplex.platform.console.cookies import area_of
 from loraplex.platform.console.endpoint import FIRST_PAGE, ConsoleEndpoint, redirect
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, read_open_form
 from loraplex.platform.services.people.errors import SecondFactorNeeded
+from loraplex.platform.services.people.invitations import Acceptance, accept_invitation
+from loraplex.platform.services.people.passwords import reset_password
 from loraplex.platform.services.people.sign_in import find_link
 
 TEMPLATES = {
