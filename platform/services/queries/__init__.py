@@ -1,1 +1,1 @@
-"""Reads of the console. Invariant: a function takes a session in the viewer's database role and returns frozen records."""
+"""Reads of the console, one module per noun: functions of a session in the viewer's role that return plain dataclasses."""
