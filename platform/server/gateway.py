@@ -211,6 +211,7 @@ async def _open_dependencies(
         served_model_name=resources.served_model_name,
         database=database,
         engine=engines,
+        health=resources.health,
         poison_memory=engines.poison_memory,
         prompts=text.prompts,
         token_text=text.token_text,
@@ -344,6 +345,7 @@ def _limits(settings: Settings) -> ServingConfig:
         known_caller_s=settings.known_caller_s,
         idempotency_s=settings.idempotency_hours * 3600.0,
         webhook_allow_private=settings.webhook_allow_private,
+        audit_retention_days=settings.audit_retention_days,
         accelerator_price=_accelerator_price(settings),
     )
 
