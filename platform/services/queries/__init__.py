@@ -1,1 +1,1 @@
-"""Reads of the console: one module per noun. Each runs in the session of its reader's role and returns frozen dataclasses."""
+"""Reads of the console, one module per noun: functions of a session in the viewer's role that return plain dataclasses."""
