@@ -54,7 +54,6 @@ class ServingConfig:
     webhook_allow_private: bool = False
     audit_retention_days: int = 365
     accelerator_price: AcceleratorPrice | None = None
-    health: Health | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,3 +90,4 @@ class GatewayDependencies:
     poison_memory: PoisonMemory = field(default_factory=PoisonMemory)
     key_use: LastUsedTracker = field(default_factory=LastUsedTracker)
     background_tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
+    health: Health | None = None

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
+from functools import partial
 from typing import Annotated, Final
 from urllib.parse import urlencode
 from uuid import UUID
@@ -70,7 +71,7 @@ async def _lines(
     while True:
         behind = None if after is None else str(after)
         page = await endpoint.query(
-            session, lambda found, behind=behind: audit.entries(found, chosen, behind, EXPORT_BATCH)
+            session, partial(audit.entries, chosen=chosen, after=behind, limit=EXPORT_BATCH)
         )
         yield b"".join(map(audit.json_line, page.rows))
         if page.older is None:
