@@ -10,11 +10,13 @@ from loraplex.platform.console.pages.account import account_pages
 from loraplex.platform.console.pages.audit import audit_pages
 from loraplex.platform.console.pages.billing import billing_pages
 from loraplex.platform.console.pages.links import links_pages
+from loraplex.platform.console.pages.oidc import oidc_pages
 from loraplex.platform.console.pages.sign_in import sign_in_pages
 
 PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     sign_in_pages,
     links_pages,
+    oidc_pages,
     account_pages,
     audit_pages,
     billing_pages,
