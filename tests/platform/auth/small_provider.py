@@ -26,6 +26,7 @@ class SmallProvider:
     userinfo: dict[str, Any] = field(default_factory=dict)
     key: Any = field(default_factory=lambda: KEY)
     algorithm: str = "RS256"
+    callback: str = CALLBACK
     nonce: str = ""
     challenge: str = ""
     statuses: dict[str, int] = field(default_factory=dict)
@@ -37,7 +38,7 @@ class SmallProvider:
     def authorize(self, address: str) -> dict[str, str]:
         """Sign the person in; return the query with which the browser goes back."""
         query = {name: values[0] for name, values in parse_qs(urlsplit(address).query).items()}
-        assert query["redirect_uri"] == CALLBACK and query["client_id"] == CLIENT
+        assert query["redirect_uri"] == self.callback and query["client_id"] == CLIENT
         assert (query["response_type"], query["code_challenge_method"]) == ("code", "S256")
         assert "openid" in query["scope"].split()
         self.nonce, self.challenge = query["nonce"], query["code_challenge"]
@@ -69,7 +70,7 @@ class SmallProvider:
 
     def _token(self, request: httpx2.Request) -> Any:
         sent = {name: values[0] for name, values in parse_qs(request.content.decode()).items()}
-        assert sent["code"] == "the code" and sent["redirect_uri"] == CALLBACK
+        assert sent["code"] == "the code" and sent["redirect_uri"] == self.callback
         digest = hashlib.sha256(sent["code_verifier"].encode()).digest()
         assert base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == self.challenge
         assert request.headers["authorization"].startswith("Basic ")
