@@ -4,8 +4,16 @@ from fastapi import APIRouter
 
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.pages.account import account_pages
+from loraplex.platform.console.pages.adapters import adapters_pages
+from loraplex.platform.console.pages.aliases import aliases_pages
+from loraplex.platform.console.pages.keys import keys_pages
 
 
 def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
     """Build the routers of all pages, each with absolute paths."""
-    return [account_pages(endpoint)]
+    return [
+        account_pages(endpoint),
+        keys_pages(endpoint),
+        adapters_pages(endpoint),
+        aliases_pages(endpoint),
+    ]
