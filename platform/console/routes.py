@@ -14,6 +14,7 @@ from loraplex.platform.console.pages.billing import billing_pages
 from loraplex.platform.console.pages.keys import keys_pages
 from loraplex.platform.console.pages.links import links_pages
 from loraplex.platform.console.pages.sign_in import sign_in_pages
+from loraplex.platform.console.pages.uploads import uploads_pages
 
 PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     sign_in_pages,
@@ -24,6 +25,7 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     keys_pages,
     adapters_pages,
     aliases_pages,
+    uploads_pages,
 )
 
 
