@@ -6,7 +6,9 @@ from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.pages.account import account_pages
 from loraplex.platform.console.pages.audit import audit_pages
 from loraplex.platform.console.pages.billing import billing_pages
+from loraplex.platform.console.pages.links import links_pages
 from loraplex.platform.console.pages.playground import playground_pages
+from loraplex.platform.console.pages.sign_in import sign_in_pages
 from loraplex.platform.console.pages.tokens import token_pages
 
 
@@ -18,4 +20,6 @@ def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
         token_pages(endpoint),
         billing_pages(endpoint),
         audit_pages(endpoint),
+        sign_in_pages(endpoint),
+        links_pages(endpoint),
     ]
