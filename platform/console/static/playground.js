@@ -84,7 +84,7 @@ async function send() {
   /** @type {AnswersTurn} */
   const turn = { kind: "answers", answers: asked.length > 1 || asked[0] === 0 ? [null] : [null, null] };
   const bodies = asked.map((column) => /** @type {[number, any]} */ ([column, body(column)]));
-  for (const [column, request] of bodies) turn.answers[column] = newAnswer(request.model);
+  for (const [column, request] of bodies) turn.answers[column] = newAnswer(request);
   const element = add(turn);
   await run(turn, element, bodies);
 }
@@ -128,7 +128,7 @@ async function again(turn, element, column) {
   if (state.running || state.turns.at(-1) !== turn || !checkFields()) return;
   turn.answers[column] = null;
   const request = body(column);
-  turn.answers[column] = newAnswer(request.model);
+  turn.answers[column] = newAnswer(request);
   /** @type {HTMLElement} */ (element.querySelector(`[data-column="${column}"]`)).replaceWith(card(turn, element, column));
   await run(turn, element, [[column, request]]);
 }

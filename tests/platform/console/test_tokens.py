@@ -58,7 +58,8 @@ async def test_a_bearer_of_ten_minutes_that_is_no_key_of_the_tenant(
         }
         assert await KeyRepository(session).list(tenant_id) == []
         await KeyRepository(session).create(tenant_id, "app", ["inference"])
-        assert (await session.scalars(select(AuditEntry))).all() == []
+        actions = await session.scalars(select(AuditEntry.action))
+        assert not [each for each in actions if each.startswith("key.")]
 
     for ahead, status in ((LIFETIME - timedelta(seconds=60), 200), (LIFETIME + timedelta(seconds=1), 401)):
 

@@ -16,6 +16,7 @@
  * @property {string | null} requestId
  * @property {string | null} adapter the version that answered
  * @property {string | null} digest
+ * @property {boolean} isFormed whether the request asked for a form of its text
  * @property {string | null} enforcement `full` or `validated`, where a schema applies
  * @property {number | null} firstTokenMs
  * @property {number | null} tokensPerS
@@ -79,10 +80,11 @@ class Refused extends Error {
   }
 }
 
-/** @param {string} model @returns {Answer} */
-export function newAnswer(model) {
+/** Return the answer to a request, before it has begun. @param {any} body @returns {Answer} */
+export function newAnswer(body) {
   return {
-    model,
+    model: body.model,
+    isFormed: Boolean(body.response_format),
     text: "",
     calls: [],
     finish: null,
