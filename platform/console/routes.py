@@ -4,8 +4,11 @@ from fastapi import APIRouter
 
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.pages.account import account_pages
+from loraplex.platform.console.pages.adapters import adapters_pages
+from loraplex.platform.console.pages.aliases import aliases_pages
 from loraplex.platform.console.pages.audit import audit_pages
 from loraplex.platform.console.pages.billing import billing_pages
+from loraplex.platform.console.pages.keys import keys_pages
 from loraplex.platform.console.pages.links import links_pages
 from loraplex.platform.console.pages.playground import playground_pages
 from loraplex.platform.console.pages.sign_in import sign_in_pages

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
-from loraplex.platform.services.people.invitations import Acceptance, accept_invitation
-from loraplex.platform.services.people.passwords import reset_password
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,6 +14,8 @@ from loraplex.platform.console.cookies import area_of
 from loraplex.platform.console.endpoint import FIRST_PAGE, ConsoleEndpoint, redirect
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, read_open_form
 from loraplex.platform.services.people.errors import SecondFactorNeeded
+from loraplex.platform.services.people.invitations import Acceptance, accept_invitation
+from loraplex.platform.services.people.passwords import reset_password
 from loraplex.platform.services.people.sign_in import find_link
 
 TEMPLATES = {
@@ -25,6 +25,7 @@ TEMPLATES = {
     "reset": "sign_in/reset.html",
 }
 FORM = Depends(read_open_form)
+NOTHING_TYPED = Entered()
 
 
 def links_pages(endpoint: ConsoleEndpoint) -> APIRouter:
@@ -44,7 +45,7 @@ class LinkPages:
     endpoint: ConsoleEndpoint
 
     async def show(
-        self, request: Request, token: str, form: Entered = Entered(), *, status: int = 200
+        self, request: Request, token: str, form: Entered = NOTHING_TYPED, *, status: int = 200
     ) -> Response:
         """Show the form of an invitation or a reset. Raises `LinkNotValid`."""
         link = await find_link(self.endpoint.dependencies.database, token)
