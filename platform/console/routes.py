@@ -19,10 +19,13 @@ def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
     """Build the routers of all pages, each with absolute paths."""
     return [
         account_pages(endpoint),
-        playground_pages(endpoint),
-        token_pages(endpoint),
-        billing_pages(endpoint),
+        adapters_pages(endpoint),
+        aliases_pages(endpoint),
         audit_pages(endpoint),
-        sign_in_pages(endpoint),
+        billing_pages(endpoint),
+        keys_pages(endpoint),
         links_pages(endpoint),
+        playground_pages(endpoint),
+        sign_in_pages(endpoint),
+        token_pages(endpoint),
     ]
