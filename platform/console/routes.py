@@ -13,7 +13,9 @@ from loraplex.platform.console.pages.audit import audit_pages
 from loraplex.platform.console.pages.billing import billing_pages
 from loraplex.platform.console.pages.keys import keys_pages
 from loraplex.platform.console.pages.links import links_pages
+from loraplex.platform.console.pages.playground import playground_pages
 from loraplex.platform.console.pages.sign_in import sign_in_pages
+from loraplex.platform.console.pages.tokens import token_pages
 from loraplex.platform.console.pages.uploads import uploads_pages
 
 PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
@@ -26,6 +28,8 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     adapters_pages,
     aliases_pages,
     uploads_pages,
+    playground_pages,
+    token_pages,
 )
 
 
