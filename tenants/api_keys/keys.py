@@ -144,6 +144,12 @@ class KeyRepository:
             query = query.where(tuple_(ApiKey.created_at, ApiKey.id) > after)
         return (await self._session.scalars(query)).all()
 
+    async def expiring(self, tenant_id: UUID, before: datetime, limit: int) -> Sequence[ApiKey]:
+        """At most `limit` working keys that end before that time, the first to end first; not those that were replaced."""
+        ending = (alive(datetime.now(UTC)), ApiKey.expires_at < before, ApiKey.replaced_by.is_(None))
+        query = select(ApiKey).where(ApiKey.tenant_id == tenant_id, *ending)
+        return (await self._session.scalars(query.order_by(ApiKey.expires_at, ApiKey.id).limit(limit))).all()
+
     async def change(
         self, tenant_id: UUID | None, key_id: str, change: KeyChange, expected: int | None = None
     ) -> ApiKey:

@@ -2,7 +2,7 @@
 A key or adapter without a row has no limits, and is read as an unchanged row.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, TypeAlias
@@ -106,6 +106,12 @@ class QuotaRepository:
         query = query.where(Adapter.deleted_at.is_(None)).order_by(Adapter.name).limit(limit)
         found = await self._session.execute(query)
         return [state_of("adapter", subject, name, row) for row, subject, name in found]
+
+    async def key_names(self, key_ids: Collection[str]) -> dict[str, str]:
+        """The names of the tenant's keys by their public ids."""
+        query = select(ApiKey.key_id, ApiKey.name).where(ApiKey.tenant_id == self._tenant_id)
+        found = await self._session.execute(query.where(ApiKey.key_id.in_(key_ids)))
+        return {key_id: name for key_id, name in found}
 
     async def locked(self, state: QuotaState) -> Quota:
         """The row of a key or an adapter, created if missing, and locked until the transaction ends."""
