@@ -24,14 +24,13 @@ def counted(bounds: tuple[int, ...], milliseconds: Iterable[float]) -> tuple[int
     return tuple(counts)
 
 
-def quantile(bounds: tuple[int, ...], counts: Sequence[int], share: float) -> int | None:
-    """The milliseconds that a share of the counted times does not exceed, interpolated within a bucket; None without times.
-
-    Times beyond the last bound count as that bound.
+def quantile(bounds: tuple[int, ...], counts: Sequence[int], percent: int) -> int | None:
+    """The milliseconds that so many per cent of the counted times do not exceed, interpolated within a bucket; None without
+    times. Times beyond the last bound count as that bound.
     """
-    rank, before = share * sum(counts), 0
+    rank, before = percent * sum(counts), 0
     for lower, upper, count in zip((0, *bounds), (*bounds, bounds[-1]), counts, strict=True):
-        if count and rank <= before + count:
-            return round(lower + (upper - lower) * (rank - before) / count)
-        before += count
+        if count and rank <= before + 100 * count:
+            return lower + (2 * (upper - lower) * (rank - before) + 100 * count) // (200 * count)
+        before += 100 * count
     return None

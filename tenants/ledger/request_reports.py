@@ -84,9 +84,9 @@ class RequestSums:
         """Requests that failed or were refused."""
         return self.failed + self.refused
 
-    def ttft_ms(self, share: float) -> int | None:
-        """That quantile of the times to the first token, within the precision of the buckets; None without any."""
-        return quantile(TTFT_BOUNDS_MS, self.ttft, share)
+    def ttft_ms(self, percent: int) -> int | None:
+        """That percentile of the times to the first token, within the precision of the buckets; None without any."""
+        return quantile(TTFT_BOUNDS_MS, self.ttft, percent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

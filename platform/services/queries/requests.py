@@ -145,7 +145,7 @@ async def find(session: AsyncSession, tenant_id: UUID, request_id: str) -> Reque
     return RequestDetail(
         request=request,
         phases=phases,
-        median_ttft_ms=around.ttft_ms(0.5),
+        median_ttft_ms=around.ttft_ms(50),
         cost=await _cost(session, request),
         registered_digest=await registered_digest(session, row[0].adapter_id, request.version),
     )

@@ -76,7 +76,7 @@ async def test_requests_by_period_and_adapter(database: Database) -> None:
     found = {(row.start, row.adapter): row.sums for row in rows}
     support = found[DAY, "support"]
     assert (support.requests, support.failed, support.refused, support.errors) == (4, 1, 0, 1)
-    assert support.ttft_ms(0.5) == 75 and sum(support.ttft) == 3
+    assert support.ttft_ms(50) == 75 and sum(support.ttft) == 3
     base = found[DAY, None]
     assert (base.requests, base.failed, base.refused, base.limited) == (7, 0, 6, 4), "an abort is no error"
     assert {row.adapter_id for row in rows} == {NO_ID, *tenant.adapters.values()}

@@ -75,7 +75,7 @@ async def test_a_new_tenant_has_nothing(database: Database) -> None:
         spent = await overview.spend(session, tenant.id, "USD", NOW)
         assert await overview.attention(session, tenant.id, spent, NOW) == ()
     assert found.current.requests == found.previous.requests == 0 and found.series == ()
-    assert len(found.periods) == 30 and found.current.ttft_ms(0.5) is None
+    assert len(found.periods) == 30 and found.current.ttft_ms(50) is None
     assert (spent.month_pico, spent.forecast, spent.budget_micro) == (0, None, None)
 
 
