@@ -40,12 +40,13 @@ FILTERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """The author of a change: a key or an operator by the key's public id, the user who runs a command, or a part of the system.
+    """The author of a change: a key or an operator by the key's public id, a person of the console by the email address, the
+    user who runs a command, or a part of the system.
 
     `address` is the client's; None where it has none, as on a unix socket.
     """
 
-    kind: Literal["key", "operator", "command", "system"]
+    kind: Literal["key", "operator", "command", "system", "user"]
     name: str
     address: str | None = None
     request_id: str | None = None
