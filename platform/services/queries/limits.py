@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.admission.controller import AdmissionController
 from loraplex.tenants.audit_log import last_authors
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
-from loraplex.tenants.errors import RefusalNotFound
+from loraplex.tenants.errors import RefusalNotFound, StoreUnavailable
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository, QuotaState
 from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, MAXIMA
 from loraplex.tenants.quotas.threshold_events import quota_events
@@ -186,9 +186,12 @@ async def stored(session: AsyncSession, tenant_id: UUID) -> StoredLimits:
 
 async def with_use(
     controller: AdmissionController, tenant_id: UUID, found: StoredLimits
-) -> tuple[LimitedSubject, ...]:
-    """Ask the counters for the use of these limits. Raises `StoreUnavailable`."""
-    uses = await controller.quotas(tenant_id, [state.subject for state in found.states])
+) -> tuple[LimitedSubject, ...] | None:
+    """Ask the counters for the use of these limits; None while they do not answer."""
+    try:
+        uses = await controller.quotas(tenant_id, [state.subject for state in found.states])
+    except StoreUnavailable:
+        return None
     by_place: dict[tuple[UUID, str], LimitUse] = {(use.subject_id, use.name): use for use in uses}
     return tuple(
         replace(subject, limits=tuple(_counted(each, state.subject_id, by_place) for each in subject.limits))

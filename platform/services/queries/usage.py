@@ -15,6 +15,7 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.ledger.usage_reports import (
     Bucket,
     Dimension,
@@ -28,10 +29,12 @@ from loraplex.tenants.ledger.usage_reports import (
 )
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.models.usage import REST
+from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.rfc3339 import utc_text
 
 NAMED_GROUPS: Final = 20
 """Groups with a row of their own on the page. CSV and JSON have all."""
+MAX_CHOICES: Final = 200
 CLASS_ROWS: Final = 20_000
 """More rows than 400 days by the hour and class have: such a report is read whole."""
 ROWS_AT_ONCE: Final = 5000
@@ -110,6 +113,21 @@ class UsageReport:
     totals: UsageSums
     groups: tuple[UsageGroup, ...]
     periods: tuple[UsagePeriod, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FilterChoices:
+    """What a page's filters offer, at most `MAX_CHOICES` of each: names of adapters, and keys with their names."""
+
+    adapters: tuple[str, ...]
+    keys: tuple[tuple[str, str], ...]
+
+
+async def filter_choices(session: AsyncSession, tenant_id: UUID) -> FilterChoices:
+    """Read the tenant's adapters, by name, and its keys, oldest first."""
+    adapters = await AdapterRepository(session, tenant_id).page(None, MAX_CHOICES)
+    keys = await KeyRepository(session).page(tenant_id, None, MAX_CHOICES)
+    return FilterChoices(tuple(each.name for each in adapters), tuple((key.key_id, key.name) for key in keys))
 
 
 async def report(

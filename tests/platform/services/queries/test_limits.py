@@ -14,7 +14,7 @@ from loraplex.platform.services.queries import limits
 from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.counters.counter_replies import Decision, Explanation, LimitUse, UnknownLimit
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import KeyNotFound, RefusalNotFound
+from loraplex.tenants.errors import KeyNotFound, RefusalNotFound, ValkeyUnavailable
 from loraplex.tenants.quotas.limits import QuotaLimits, Subject
 
 AT = datetime(2026, 12, 1, tzinfo=UTC)
@@ -39,6 +39,13 @@ class CountingAdmissions(FakeAdmissions):
         ]
 
 
+class SilentAdmissions(FakeAdmissions):
+    """Its counters do not answer."""
+
+    async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> list[LimitUse]:
+        raise ValkeyUnavailable("away")
+
+
 async def test_limits_of_all_levels_with_their_use_and_author(database: Database) -> None:
     seen = observed_tenant(database.url, tokens_per_day=1000, requests_per_minute=60, max_keys=4)
     set_limits(database.url, seen.id, api_key_id=seen.tenant.keys[seen.key_id], tokens_per_day=500)
@@ -53,7 +60,9 @@ async def test_limits_of_all_levels_with_their_use_and_author(database: Database
         ("adapter", "coral", "author"),
     ]
     assert all(each.used is None for each in found.subjects[0].limits if not each.name.startswith("max_"))
-    tenant, key, adapter = await limits.with_use(CountingAdmissions(), seen.id, found)
+    counted = await limits.with_use(CountingAdmissions(), seen.id, found)
+    assert counted is not None
+    tenant, key, adapter = counted
     by_name = {each.name: each for each in tenant.limits}
     day = by_name["tokens_per_day"]
     assert (day.limit, day.used, day.reserved, day.taken, day.resets_at) == (1000, 500, 100, 600, AT)
@@ -66,6 +75,14 @@ async def test_limits_of_all_levels_with_their_use_and_author(database: Database
         ("key", "tokens_per_day"),
         ("tenant", "max_keys"),
     ]
+
+
+async def test_without_counters_limits_are_known_and_their_use_is_not(database: Database) -> None:
+    seen = observed_tenant(database.url, tokens_per_day=1000)
+    async with database.as_tenant(seen.id) as session:
+        found = await limits.stored(session, seen.id)
+    assert await limits.with_use(SilentAdmissions(), seen.id, found) is None
+    assert found.subjects[0].limits[0].limit == 1000
 
 
 async def test_the_limits_of_one_key_beside_those_of_the_tenant(database: Database) -> None:
