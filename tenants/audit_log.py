@@ -14,7 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from loraplex.tenants.ids import uuid7
+from loraplex.tenants.ids import uuid7, uuid7_from
 from loraplex.tenants.models import AuditEntry
 
 REMOVED: Final = "(removed)"
@@ -101,12 +101,16 @@ async def audit_entries(
     filters: Mapping[str, str],
     after: UUID | None,
     limit: int,
+    *,
+    since: datetime | None = None,
 ) -> Sequence[AuditEntry]:
     """Entries, newest first, behind the entry `after`; None for `tenant_id`: of every tenant and of none.
 
-    `filters`: names of `FILTERS` and the value each must have.
+    `filters`: names of `FILTERS` and the value each must have. `since`: no entries from before.
     """
     query = select(AuditEntry).order_by(AuditEntry.id.desc()).limit(limit)
+    if since is not None:
+        query = query.where(AuditEntry.id >= uuid7_from(since))
     if tenant_id is not None:
         query = query.where(AuditEntry.tenant_id == tenant_id)
     for name, value in filters.items():

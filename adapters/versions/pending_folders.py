@@ -20,6 +20,7 @@ from loraplex.adapters.storage.free_space import disk_errors
 PENDING_FOLDER = ".validating"
 GATEWAYS_LOCK = "gateways.lock"
 _LOCK_SUFFIX = ".lock"
+_NEW_SUFFIX = ".new"
 _LOCK_NAME = re.compile(r"([0-9a-f]{32})\.lock")
 
 
@@ -88,9 +89,7 @@ class PendingFolders:
         """Take a staged folder over in one step and lock it. Raises `StorageError`."""
         with disk_errors():
             self._make_root()
-            pending = self._lock(version_id)
-            if pending is None:
-                raise StorageError("an upload of this version is pending already")
+            pending = self._locked(version_id)
             try:
                 staged.rename(pending.folder)
             except OSError:
@@ -111,11 +110,32 @@ class PendingFolders:
         if self._root.is_symlink():
             raise StorageError(f"{self._root} is a symbolic link")
 
-    def _lock(self, version_id: UUID) -> PendingFolder | None:
-        """Lock the folder; None while another process has the lock."""
+    def _locked(self, version_id: UUID) -> PendingFolder:
+        """Make the lock of a new folder. It gets its name when it is locked: one that is not yet looks abandoned."""
         folder = self._root / version_id.hex
         lock = folder.with_name(f"{version_id.hex}{_LOCK_SUFFIX}")
-        descriptor = _open_lock(lock)
+        unnamed = folder.with_name(f"{version_id.hex}{_NEW_SUFFIX}")
+        descriptor = _open_lock(unnamed)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            os.link(unnamed, lock)
+        except BaseException as error:
+            os.close(descriptor)
+            if isinstance(error, FileExistsError):
+                raise StorageError("an upload of this version is pending already") from error
+            raise
+        finally:
+            unnamed.unlink(missing_ok=True)
+        return PendingFolder(version_id, folder, lock, descriptor)
+
+    def _lock(self, version_id: UUID) -> PendingFolder | None:
+        """Lock an abandoned folder; None while another process has the lock, or once it is discarded."""
+        folder = self._root / version_id.hex
+        lock = folder.with_name(f"{version_id.hex}{_LOCK_SUFFIX}")
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -19,9 +19,9 @@ from loraplex.platform.console.error_pages import ErrorPages
 from loraplex.platform.console.origin import PublicOrigin
 from loraplex.platform.console.routes import page_routers
 from loraplex.platform.console.security_headers import SecurityHeaders
-from loraplex.platform.console.static_files import StaticFiles
 from loraplex.platform.console.templating import Templates
 from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.static_files import StaticFiles
 
 STATIC: Final = Path(__file__).parent / "static"
 STATIC_PREFIX: Final = "/console/static"

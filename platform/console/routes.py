@@ -4,8 +4,18 @@ from fastapi import APIRouter
 
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.pages.account import account_pages
+from loraplex.platform.console.pages.limits import limits_pages
+from loraplex.platform.console.pages.overview import overview_pages
+from loraplex.platform.console.pages.requests import requests_pages
+from loraplex.platform.console.pages.usage import usage_pages
 
 
 def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
     """Build the routers of all pages, each with absolute paths."""
-    return [account_pages(endpoint)]
+    return [
+        account_pages(endpoint),
+        limits_pages(endpoint),
+        overview_pages(endpoint),
+        requests_pages(endpoint),
+        usage_pages(endpoint),
+    ]

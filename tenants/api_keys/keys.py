@@ -5,7 +5,7 @@ one tenant change one at a time, and a tenant never has more of them than its qu
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TypeAlias, TypedDict
+from typing import Literal, TypeAlias, TypedDict
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Select, func, or_, select, text, tuple_
@@ -33,6 +33,7 @@ from loraplex.tenants.names import check_key_name
 MAX_GRACE_SECONDS = 30 * 24 * 3600
 LAST_EXPIRY = datetime(3000, 1, 1, tzinfo=UTC)
 NO_DIGEST = bytes(32)
+KeyState: TypeAlias = Literal["working", "expired", "revoked"]
 KeyLimits: TypeAlias = Mapping[str, int | None]
 """The limits of a key by the names of their columns; None is no limit."""
 FIND_KEY = text("SELECT * FROM find_api_key(:key_id)")
@@ -146,9 +147,25 @@ class KeyRepository:
 
     async def expiring(self, tenant_id: UUID, before: datetime, limit: int) -> Sequence[ApiKey]:
         """At most `limit` working keys that end before that time, the first to end first; not those that were replaced."""
+        query = of_owner(tenant_id).order_by(None).order_by(ApiKey.expires_at, ApiKey.id).limit(limit)
         ending = (alive(datetime.now(UTC)), ApiKey.expires_at < before, ApiKey.replaced_by.is_(None))
-        query = select(ApiKey).where(ApiKey.tenant_id == tenant_id, *ending)
-        return (await self._session.scalars(query.order_by(ApiKey.expires_at, ApiKey.id).limit(limit))).all()
+        return (await self._session.scalars(query.where(*ending))).all()
+
+    async def newest(
+        self, tenant_id: UUID, state: KeyState | None, before: tuple[datetime, UUID] | None, limit: int
+    ) -> Sequence[ApiKey]:
+        """At most `limit` keys in this state (None: any), newest first, before the one created at that time with that id."""
+        query = of_owner(tenant_id).order_by(None).order_by(ApiKey.created_at.desc(), ApiKey.id.desc())
+        if state is not None:
+            query = query.where(_in_state(state, datetime.now(UTC)))
+        if before is not None:
+            query = query.where(tuple_(ApiKey.created_at, ApiKey.id) < before)
+        return (await self._session.scalars(query.limit(limit))).all()
+
+    async def replaced_by(self, tenant_id: UUID, ids: Iterable[UUID]) -> dict[UUID, ApiKey]:
+        """The keys that these keys replaced, by the new one's id."""
+        query = of_owner(tenant_id).where(ApiKey.replaced_by.in_([*ids]))
+        return {old.replaced_by: old for old in await self._session.scalars(query) if old.replaced_by}
 
     async def change(
         self, tenant_id: UUID | None, key_id: str, change: KeyChange, expected: int | None = None
@@ -272,7 +289,7 @@ class KeyRepository:
         limit = default_limits(self._session).in_force("max_keys", set_limit)
         counts = select(func.count(), func.count().filter(ApiKey.replaced_by.is_(None)))
         found = await self._session.execute(
-            counts.where(ApiKey.tenant_id == tenant_id, alive(datetime.now(UTC)))
+            counts.where(ApiKey.tenant_id == tenant_id, ApiKey.kind == "key", alive(datetime.now(UTC)))
         )
         every, current = found.one()
         if every >= 2 * limit or (not replaced and current >= limit):
@@ -296,7 +313,7 @@ class KeyRepository:
 
 
 def of_owner(tenant_id: UUID | None) -> Select[ApiKey]:
-    query = select(ApiKey).where(ApiKey.tenant_id == tenant_id)
+    query = select(ApiKey).where(ApiKey.tenant_id == tenant_id, ApiKey.kind == "key")
     return query.options(selectinload(ApiKey.successor)).order_by(ApiKey.created_at, ApiKey.id)
 
 
@@ -322,6 +339,16 @@ def check_usable(record: AuthenticatedKey, now: datetime) -> AuthenticatedKey:
     if record.suspended_at is not None:
         raise TenantSuspended(f"tenant {record.tenant_name} is suspended")
     return record
+
+
+def _in_state(state: KeyState, now: datetime) -> ColumnElement[bool]:
+    match state:
+        case "working":
+            return alive(now)
+        case "expired":
+            return ApiKey.revoked_at.is_(None) & (ApiKey.expires_at <= now)
+        case "revoked":
+            return ApiKey.revoked_at.is_not(None)
 
 
 def is_live(record: ApiKey | AuthenticatedKey, now: datetime) -> bool:

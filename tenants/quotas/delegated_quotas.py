@@ -145,6 +145,7 @@ class QuotaRepository:
         )
         keys = select(func.count(ApiKey.id)).where(
             ApiKey.tenant_id == self._tenant_id,
+            ApiKey.kind == "key",
             ApiKey.revoked_at.is_(None),
             ApiKey.replaced_by.is_(None),
             ApiKey.expires_at.is_(None) | (ApiKey.expires_at > func.now()),

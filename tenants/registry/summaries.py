@@ -41,7 +41,7 @@ ORDER BY v.state, v.created_at DESC, v.id LIMIT :limit""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterSummary:
+class ServedAdapter:
     """`production`: version -> weight in percent, empty without that alias. `newest` is None before the first version."""
 
     id: UUID
@@ -62,16 +62,14 @@ class TroubledVersion:
     failed_check: str | None
 
 
-async def adapter_summaries(
+async def served_adapters(
     session: AsyncSession, tenant_id: UUID, first: Sequence[UUID], limit: int
-) -> tuple[list[AdapterSummary], int]:
+) -> tuple[list[ServedAdapter], int]:
     """At most `limit` adapters, those of `first` before the others, which come newest first; and how many there are."""
     parameters = {"tenant_id": tenant_id, "first": list(first), "limit": limit}
     found = (await session.execute(_SUMMARIES, parameters)).all()
     summaries = [
-        AdapterSummary(
-            id=row[0], name=row[1], newest=row[2], newest_state=row[3], production=_targets(row[4])
-        )
+        ServedAdapter(id=row[0], name=row[1], newest=row[2], newest_state=row[3], production=_targets(row[4]))
         for row in found
     ]
     return summaries, found[0][5] if found else 0

@@ -4,7 +4,7 @@ Invariant: a download has exactly the rows that the page sums, from the same que
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import partial
 from typing import Annotated, Final, cast

@@ -1,1 +1,1 @@
-"""Reads of the console: each function runs in the viewer's database role and returns frozen values, never rows of the ORM."""
+"""Reads of the console, one module per noun: functions of a session in the viewer's role that return plain dataclasses."""

@@ -16,7 +16,7 @@ from loraplex.tenants.audit_log import last_authors
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.errors import RefusalNotFound, StoreUnavailable
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository, QuotaState
-from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, MAXIMA
+from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, MAXIMA, QuotaLimits
 from loraplex.tenants.quotas.threshold_events import quota_events
 
 SUBJECTS: Final = 100
@@ -25,6 +25,8 @@ NEAREST: Final = 4
 EVENTS: Final = 20
 CHANGED: Final = "quotas.change"
 Level: TypeAlias = Literal["tenant", "key", "adapter"]
+Limits: TypeAlias = QuotaLimits
+"""All limits of a subject, as a change sets them."""
 Unit: TypeAlias = Literal["requests", "tokens", "money", "bytes", "things"]
 COUNTED_LIMITS: Final[tuple[str, ...]] = COUNTED
 """The limits that a key or an adapter may have."""

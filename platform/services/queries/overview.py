@@ -26,7 +26,7 @@ from loraplex.tenants.ledger.usage_reports import UsageQuery, usage_rows
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.models.usage import REST
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
-from loraplex.tenants.registry.summaries import AdapterSummary, adapter_summaries, troubled_versions
+from loraplex.tenants.registry.summaries import ServedAdapter, served_adapters, troubled_versions
 
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
@@ -70,7 +70,7 @@ class AdapterSeries:
 class AdapterLine:
     """A registered adapter and its requests in the range."""
 
-    summary: AdapterSummary
+    summary: ServedAdapter
     sums: RequestSums
 
 
@@ -145,9 +145,7 @@ async def requests(
     current = [row for row in rows if row.start >= start]
     by_id = _by_adapter(current)
     known = [row for row in by_id if row.id not in (NO_ID, REST)]
-    summaries, count = await adapter_summaries(
-        session, tenant_id, [each.id for each in known], NAMED_ADAPTERS
-    )
+    summaries, count = await served_adapters(session, tenant_id, [each.id for each in known], NAMED_ADAPTERS)
     sums = {each.id: each.sums for each in by_id}
     return RequestOverview(
         start=start,

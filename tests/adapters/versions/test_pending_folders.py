@@ -3,6 +3,7 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from uuid import uuid4
 
 import pytest
@@ -54,6 +55,30 @@ def test_only_an_unlocked_folder_is_resumed(tmp_path: Path, folders: PendingFold
     pending.discard()
     assert (again.folder / "file").exists(), "who let go has no say any more"
     again.discard()
+    assert names(tmp_path) == []
+
+
+def test_a_folder_that_is_being_added_is_never_abandoned(tmp_path: Path, folders: PendingFolders) -> None:
+    """Another process looks for abandoned folders all the time."""
+    (tmp_path / "adapters" / PENDING_FOLDER).mkdir(parents=True)
+    added = Event()
+
+    def resumed() -> int:
+        found = 0
+        while not added.is_set():
+            for pending in PendingFolders(tmp_path / "adapters").abandoned():
+                pending.discard()
+                found += 1
+        return found
+
+    with ThreadPoolExecutor(1) as other:
+        finding = other.submit(resumed)
+        try:
+            for _ in range(500):
+                folders.add(staged(tmp_path), uuid4()).discard()
+        finally:
+            added.set()
+        assert finding.result() == 0
     assert names(tmp_path) == []
 
 

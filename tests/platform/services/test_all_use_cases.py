@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from importlib import import_module
 from inspect import iscoroutinefunction
 from pathlib import Path
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from typing import Final
 
 import pytest
@@ -118,8 +118,8 @@ async def assert_published(world: World, before: Dump) -> None:
 def test_every_use_case_is_walked() -> None:
     """A use case is a public coroutine function with an author: an `Actor`, or a unit of work, which has one."""
     found = set()
-    for module in iter_modules(services.__path__):
-        members = vars(import_module(f"{services.__name__}.{module.name}"))
+    for module in walk_packages(services.__path__, f"{services.__name__}."):
+        members = vars(import_module(module.name))
         for name, each in members.items():
             if iscoroutinefunction(each) and not name.startswith("_"):
                 types = each.__annotations__.values()

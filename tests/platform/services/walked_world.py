@@ -169,19 +169,24 @@ def command_author() -> tuple[str, str, bool]:
 
 
 def comparable(dump: Dump) -> Mapping[str, Sequence[str]]:
-    """Return the rows with ids numbered in the order of their rows, all times alike, and without authors."""
+    """Return the rows with ids numbered in the order of their rows, all times alike, and without authors.
+
+    Rows that are alike are in the order of their times: PostgreSQL returns rows as it found room for them.
+    """
     keys = [re.escape(row["key_id"]) for row in dump["api_keys"]]
     ids, labels = re.compile("|".join([_UUID, *keys])), dict[str, str]()
 
     def label(match: re.Match[str]) -> str:
         return labels.setdefault(match[0], f"id {len(labels)}")
 
+    def shape(row: str) -> tuple[str, list[str]]:
+        return ids.sub("id", re.sub(_TIME, "time", row)), re.findall(_TIME, row)
+
     texts = {
-        table: [re.sub(_TIME, "time", json.dumps(_anonymous(row), sort_keys=True)) for row in rows]
-        for table, rows in dump.items()
+        table: [json.dumps(_anonymous(row), sort_keys=True) for row in rows] for table, rows in dump.items()
     }
     return {
-        table: [ids.sub(label, row) for row in sorted(rows, key=lambda row: ids.sub("id", row))]
+        table: [ids.sub(label, re.sub(_TIME, "time", row)) for row in sorted(rows, key=shape)]
         for table, rows in texts.items()
     }
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import redis
@@ -98,8 +99,8 @@ async def test_every_step_works_on_whatever_node_the_tenant_is(cluster_ports: li
     assert isinstance(client, RedisCluster)
     await ping(client)
     counters = Counters(client, command_s=10.0, bulk_s=10.0)
-    places = set()
-    for _ in range(12):
+    places = set[int]()
+    while len(places) < 2:
         tenant = LimitedTenant(
             tenant=QuotaLimits(requests_per_minute=1, tokens_per_day=10),
             key=QuotaLimits(concurrent_requests=1),
@@ -107,8 +108,6 @@ async def test_every_step_works_on_whatever_node_the_tenant_is(cluster_ports: li
         places.add(client.keyslot(tenant_key(tenant.tenant_id, "state")) * NODES // SLOTS)
         await go_through_all_steps(counters, tenant)
     await client.aclose()
-    # Twelve random tenants on one of three nodes: one time in 100,000.
-    assert len(places) > 1
 
 
 async def go_through_all_steps(counters: Counters, tenant: LimitedTenant) -> None:
@@ -136,16 +135,15 @@ async def test_admissions_work_on_whatever_node_the_tenant_is(
     client = open_valkey(url, command_s=10.0)
     assert isinstance(client, RedisCluster)
     await ping(client)
-    places = set()
-    for number in range(6):
+    places = set[int]()
+    while len(places) < 2:
+        name = f"tenant-{uuid4()}"
         tenant = await make_tenant_with_gateways(
-            database, url, f"tenant-{number}", concurrent_requests=2, tokens_per_day=100
+            database, url, name, concurrent_requests=2, tokens_per_day=100
         )
         places.add(client.keyslot(tenant_key(tenant.tenant_id, "state")) * NODES // SLOTS)
         await go_through_a_life(tenant, client)
     await client.aclose()
-    # Six random tenants on one of three nodes: less than one time in 200.
-    assert len(places) > 1
 
 
 async def go_through_a_life(tenant: TenantWithGateways, client: RedisCluster) -> None:

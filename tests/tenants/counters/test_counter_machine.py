@@ -59,7 +59,6 @@ SETTINGS = settings(
     max_examples=25,
     stateful_step_count=40,
     deadline=None,
-    derandomize=False,
     phases=[Phase.generate],
     suppress_health_check=[*HealthCheck],
 )

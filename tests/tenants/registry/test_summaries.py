@@ -9,7 +9,7 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.models import AdapterVersion
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
-from loraplex.tenants.registry.summaries import adapter_summaries, registered_digest, troubled_versions
+from loraplex.tenants.registry.summaries import registered_digest, served_adapters, troubled_versions
 
 CHECKS = {"checks": [{"name": "ranks", "passed": True}, {"name": "shapes", "passed": False}]}
 
@@ -42,14 +42,14 @@ async def test_summaries_name_the_wanted_first(database: Database) -> None:
         await AliasRepository(session, tenant_id).set("b", "production", {1: 90, 2: 10})
         await AliasRepository(session, tenant_id).set("b", "production", {1: 40, 2: 60})
         await AliasRepository(session, tenant_id).set("b", "canary", {2: 100})
-        found, count = await adapter_summaries(session, tenant_id, [ids[1], ids[0]], 3)
+        found, count = await served_adapters(session, tenant_id, [ids[1], ids[0]], 3)
         assert await registered_digest(session, ids[0], 2) == "2" * 64
         assert await registered_digest(session, ids[0], 9) is None
     assert [each.name for each in found] == ["b", "a", "empty"] and count == 4
     assert found[0].production == {1: 40, 2: 60} and found[1].production == {}
     assert [(each.newest, each.newest_state) for each in found] == [(2, "ready"), (2, "ready"), (None, None)]
     async with database.as_tenant(other) as session:
-        assert await adapter_summaries(session, tenant_id, ids, 3) == ([], 0)
+        assert await served_adapters(session, tenant_id, ids, 3) == ([], 0)
 
 
 async def test_quarantined_and_newest_rejected_versions_need_attention(database: Database) -> None:

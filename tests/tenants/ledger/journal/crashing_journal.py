@@ -14,10 +14,11 @@ from loraplex.tenants.ledger.journal.file import JournalConfig, JournalFile
 from loraplex.tenants.ledger.journal.records import usage_text
 from loraplex.tenants.quotas.reservation import NOTHING_USED
 
-# So small that a few requests grow the file, empty its log and return pages.
+# So small that a few requests grow the file, empty its log and return pages. What a transaction writes beside its rows is not
+# estimated: a log of a thousand pages has room for it, and a small one needs more than twice what it is emptied at.
 CONFIG = JournalConfig(
     max_bytes=1 << 20,
-    base_pages=16,
+    base_pages=32,
     growth_pages=4,
     checkpoint_pages=8,
     spare_pages=8,
