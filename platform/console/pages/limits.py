@@ -119,7 +119,7 @@ def limits_pages(endpoint: ConsoleEndpoint) -> APIRouter:
         )
 
     for folder in ("keys", "adapters"):
-        _add_edit(router, endpoint, cast("Folder", folder))
+        _add_edit(router, endpoint, folder)
     return router
 
 

@@ -22,6 +22,7 @@ from loraplex.platform.services.queries.overview import (
     RequestOverview,
     SpendOverview,
 )
+from loraplex.platform.services.queries.residency import residency
 
 ADAPTERS_READ: Final = "adapters:read"
 KEYS_WRITE: Final = "keys:write"
@@ -89,6 +90,7 @@ def overview_pages(endpoint: ConsoleEndpoint) -> APIRouter:
             attention=found.attention,
             nearest=None if counted is None else limits.nearest(counted),
             charts=None if found.requests is None else _charts(found.requests),
+            residency=await residency(dependencies.engine, dependencies.namespace_of(tenant_id)),
             sees_keys=KEYS_WRITE in session.scopes,
             words=OUTCOME_WORDS,
             statuses=overview.STATUSES,

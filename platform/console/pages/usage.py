@@ -22,6 +22,7 @@ from loraplex.platform.console.forms import Form, FormInvalid
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.queries import usage
 from loraplex.platform.services.queries.usage import (
+    Bucket,
     FilterChoices,
     RunQuery,
     Split,
@@ -140,7 +141,7 @@ def _chosen(form: Form, now: datetime) -> _Chosen:
     today = now.date()
     last = day_of(form, "to", today)
     first = day_of(form, "from", last.replace(day=1))
-    bucket = cast("usage.Bucket", chosen(form, "bucket", ("1d", "1h")))
+    bucket = cast("Bucket", chosen(form, "bucket", ("1d", "1h")))
     days = (last - first).days + 1
     if days < 1:
         raise FormInvalid({"from": "The first day must not be after the last one."})
@@ -173,11 +174,14 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """`periods`: each with its row of the chart, in pico-units of money. `prefix`: what stands before an amount."""
+    """`periods`: each with its row of the chart, in pico-units of money; `totals`: the sums of the series over all of them.
+    `prefix`: what stands before an amount.
+    """
 
     groups: tuple[_Group, ...]
     series: tuple[Series, ...]
     periods: tuple[tuple[UsagePeriod, ChartRow], ...]
+    totals: tuple[int, ...]
     prefix: str
 
 
@@ -192,14 +196,20 @@ def _shown(
     ids = [group.id for group in report.groups]
     rows = []
     for period in report.periods:
-        amounts = [period.amounts.get(each, 0) for each in ids]
-        values = (*amounts[:own], *([sum(amounts[own:])] if len(names) > own else []))
+        values = _folded([period.amounts.get(each, 0) for each in ids], own)
         rows.append((period, ChartRow(period.start, values, period.start <= now < period.start + step)))
     groups = tuple(
         _Group(name, min(place, MAX_SERIES), _link(group, split, session), group)
         for place, (name, group) in enumerate(zip(names, report.groups, strict=True), start=1)
     )
-    return _Shown(groups, series, tuple(rows), SYMBOLS.get(report.currency, f"{report.currency}\u00a0"))
+    totals = _folded([group.sums.amount_pico for group in report.groups], own)
+    prefix = SYMBOLS.get(report.currency, f"{report.currency}\u00a0")
+    return _Shown(groups, series, tuple(rows), totals, prefix)
+
+
+def _folded(amounts: list[int], own: int) -> tuple[int, ...]:
+    """The amounts of the groups with a series of their own, and the sum of the others if there are any."""
+    return (*amounts[:own], *([sum(amounts[own:])] if len(amounts) > own else []))
 
 
 def _name(group: UsageGroup, split: Split, keys: Mapping[str, str]) -> str:

@@ -85,7 +85,7 @@ function draw(figure) {
     {
       width: canvas.clientWidth,
       height: canvas.clientHeight,
-      padding: [8, 8, 0, 0],
+      padding: [8, 24, 0, 0],
       legend: { show: false },
       tzDate: (/** @type {number} */ at) => Plot.tzDate(new Date(at * 1000), "Etc/UTC"),
       cursor: { y: false, drag: { setScale: false, x: false, y: false }, points: { show: !bars } },
@@ -94,8 +94,8 @@ function draw(figure) {
         y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, (most || 1) * 1.05] },
       },
       axes: [
-        { ...look, grid: { show: false }, incrs: [step, ...[2, 3, 4, 6, 7, 12, 14, 24, 28].map((times) => times * step)], space: 56, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((at) => moment(at, step)) },
-        { ...look, border: { show: false }, grid: { stroke: line, width: 1 }, size: 56, space: 40, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((value) => write(figure, value)) },
+        { ...look, size: 28, grid: { show: false }, incrs: [step, ...[2, 3, 4, 6, 7, 12, 14, 24, 28].map((times) => times * step)], space: 56, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((at) => moment(at, step)) },
+        { ...look, border: { show: false }, grid: { stroke: line, width: 1 }, size: 56, space: 32, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((value) => write(figure, value)) },
       ],
       series: [
         {},

@@ -165,7 +165,7 @@ async def stored(session: AsyncSession, tenant_id: UUID) -> StoredLimits:
             id=state.name,
             name=names.get(state.name, state.name) if state.level == "key" else state.name,
             revision=state.revision,
-            limits=tuple(_limits(state)),
+            limits=tuple(_limits(state, names.get(state.name, state.name))),
             set_by=None if author is None else author.actor,
             set_at=None if author is None else author.at,
         )
@@ -257,14 +257,14 @@ async def _edited(repository: QuotaRepository, state: QuotaState, name: str) -> 
     )
 
 
-def _limits(state: QuotaState) -> Iterable[LimitState]:
+def _limits(state: QuotaState, subject: str) -> Iterable[LimitState]:
     """The limits that the subject has, in the order of their names in the API."""
     for name in COUNTED if state.level == "tenant" else MAXIMA:
         limit = state.limits.get(name)
         if limit is not None:
             yield LimitState(
                 level=state.level,
-                subject=state.name,
+                subject=subject,
                 name=name,
                 limit=limit,
                 used=None,

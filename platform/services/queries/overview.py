@@ -26,6 +26,7 @@ from loraplex.tenants.ledger.usage_reports import UsageQuery, usage_rows
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.models.usage import REST
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
+from loraplex.tenants.registry.catalog import AdapterCatalog
 from loraplex.tenants.registry.summaries import ServedAdapter, served_adapters, troubled_versions
 
 HOUR: Final = timedelta(hours=1)
@@ -68,10 +69,11 @@ class AdapterSeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterLine:
-    """A registered adapter and its requests in the range."""
+    """A registered adapter and its requests in the range. `digests`: those of the versions of its `production` alias."""
 
     summary: ServedAdapter
     sums: RequestSums
+    digests: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,7 @@ async def requests(
     known = [row for row in by_id if row.id not in (NO_ID, REST)]
     summaries, count = await served_adapters(session, tenant_id, [each.id for each in known], NAMED_ADAPTERS)
     sums = {each.id: each.sums for each in by_id}
+    digests = await AdapterCatalog(session, tenant_id).production_digests([each.id for each in summaries])
     return RequestOverview(
         start=start,
         end=end,
@@ -156,7 +159,12 @@ async def requests(
         periods=_periods(current, start, end, step),
         series=_charted(by_id),
         adapters=tuple(
-            AdapterLine(summary=each, sums=sums.get(each.id, RequestSums())) for each in summaries
+            AdapterLine(
+                summary=each,
+                sums=sums.get(each.id, RequestSums()),
+                digests=tuple(digests.get(each.id, ())),
+            )
+            for each in summaries
         ),
         all_adapters=count,
         failures=tuple(await latest_failures(session, tenant_id, start, end, FAILURES)),

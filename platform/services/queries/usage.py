@@ -16,8 +16,8 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.ledger import usage_reports
 from loraplex.tenants.ledger.usage_reports import (
-    Bucket,
     Dimension,
     UsageKey,
     UsageQuery,
@@ -39,6 +39,7 @@ CLASS_ROWS: Final = 20_000
 """More rows than 400 days by the hour and class have: such a report is read whole."""
 ROWS_AT_ONCE: Final = 5000
 """Rows of one transaction of a download."""
+Bucket: TypeAlias = usage_reports.Bucket
 Split: TypeAlias = Literal["adapter", "key", "class"]
 GroupKind: TypeAlias = Literal["named", "base", "rest"]
 FoundT = TypeVar("FoundT")
