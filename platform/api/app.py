@@ -26,13 +26,21 @@ from loraplex.platform.errors import ClientError, ErrorRow, GatewayError, descri
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.rate_limit_headers import RETRY_HEADER
 from loraplex.platform.observability.request_id import RequestIds, request_id_of
+from loraplex.platform.observability.request_record import ObservedRequests, RequestObserver
 from loraplex.tenants.errors import TenantsError
 
 LOG = structlog.get_logger("loraplex.gateway")
 
 
-def create_app(dependencies: GatewayDependencies, routers: Sequence[APIRouter] = ()) -> Application:
-    """Build the application: inference, tenant and operator plane, and `routers`. Its documentation is at `/docs`."""
+def create_app(
+    dependencies: GatewayDependencies,
+    routers: Sequence[APIRouter] = (),
+    observers: Sequence[RequestObserver] = (),
+) -> Application:
+    """Build the application: inference, tenant and operator plane, and `routers`. Its documentation is at `/docs`.
+
+    `observers` see every request when it has ended.
+    """
     app = Application(title="loraplex", redirect_slashes=False, docs_url=None, redoc_url=None)
     app.models = DOCUMENTED_MODELS
     authenticator = Authenticator(
@@ -56,6 +64,7 @@ def create_app(dependencies: GatewayDependencies, routers: Sequence[APIRouter] =
         app.add_exception_handler(error, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(ErrorBoundary)
+    app.add_middleware(ObservedRequests, observers=observers)
     app.add_middleware(RequestIds)
     return app
 

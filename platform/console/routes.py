@@ -4,6 +4,8 @@ from fastapi import APIRouter
 
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.pages.account import account_pages
+from loraplex.platform.console.pages.audit import audit_pages
+from loraplex.platform.console.pages.billing import billing_pages
 from loraplex.platform.console.pages.limits import limits_pages
 from loraplex.platform.console.pages.overview import overview_pages
 from loraplex.platform.console.pages.requests import requests_pages
@@ -14,6 +16,8 @@ def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
     """Build the routers of all pages, each with absolute paths."""
     return [
         account_pages(endpoint),
+        audit_pages(endpoint),
+        billing_pages(endpoint),
         limits_pages(endpoint),
         overview_pages(endpoint),
         requests_pages(endpoint),

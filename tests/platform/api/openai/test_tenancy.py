@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import httpx
@@ -280,8 +281,11 @@ async def test_scopes(start_gateway: Any, database: Database) -> None:
 
 
 async def test_a_hot_key_is_looked_up_once_and_its_end_is_seen(
-    start_gateway: Any, database: Database
+    start_gateway: Any, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now = [0.0]
+    with_clock = partial(authenticator.Authenticator, clock=lambda: now[0])
+    monkeypatch.setattr("loraplex.platform.api.app.Authenticator", with_clock)
     gateway = await start_gateway(FakeScript(), ServingConfig(key_cache_s=2.0))
     create = gateway.client().chat.completions.create
     await create(model=MODEL, messages=USER, max_tokens=1)
@@ -289,7 +293,7 @@ async def test_a_hot_key_is_looked_up_once_and_its_end_is_seen(
         tenant = await TenantRepository(session).get("acme")
         await KeyRepository(session).revoke(tenant.id, gateway.key.split("_")[2])
     await create(model=MODEL, messages=USER, max_tokens=1)
-    await asyncio.sleep(2.1)
+    now[0] = 2.1
     with pytest.raises(openai.AuthenticationError):
         await create(model=MODEL, messages=USER, max_tokens=1)
 
