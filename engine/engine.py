@@ -215,6 +215,8 @@ class Engine:
             referenced_blocks=blocks.num_referenced,
             total_blocks=blocks.total,
             resident_adapters=adapters.resident_digests,
+            device_adapters=adapters.device_keys,
+            host_adapters=adapters.host_keys,
             pinned_adapters=adapters.num_pinned,
             quarantined_adapters=adapters.quarantined,
             adapter_bytes=adapters.resident_bytes,

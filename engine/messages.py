@@ -157,7 +157,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     `step_tokens_histogram[i]` counts steps of at most `STEP_TOKEN_BOUNDS[i]` tokens and more than the previous bound; one
     more count at the end is for steps above all bounds. `late_masks` counts rows that skipped a step because their
     grammar's mask was not ready in time; `forced_tokens` those that a grammar left no choice about. `quarantined_adapters`
-    are keys (`AdapterRef.key`) of the newest adapters refused here. `adapter_page_error` is the greatest relative error
+    are keys (`AdapterRef.key`) of the newest adapters refused here. `device_adapters` are the keys of `resident_adapters`, and
+    `host_adapters` of those in host memory, which may be on the device as well. `adapter_page_error` is the greatest relative error
     that 8-bit pages cause in a module of a resident adapter.
     """
 
@@ -169,6 +170,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     referenced_blocks: int = 0
     total_blocks: int = 0
     resident_adapters: list[str] = []
+    device_adapters: list[tuple[bytes, str]] = []
+    host_adapters: list[tuple[bytes, str]] = []
     pinned_adapters: int = 0
     quarantined_adapters: list[tuple[bytes, str]] = []
     adapter_bytes: int = 0

@@ -116,6 +116,7 @@ class Settings(BaseSettings):
     price_prompt: int = Field(default=0, ge=0, le=MAX_PRICE)
     price_cached_prompt: int | None = Field(default=None, ge=0, le=MAX_PRICE)
     price_completion: int = Field(default=0, ge=0, le=MAX_PRICE)
+    accelerator_price_per_hour: int | None = Field(default=None, ge=0, le=10**12)
     invoice_grace_hours: int = Field(default=24, ge=0, le=720)
     admission_heartbeat_s: float = Field(default=10.0, gt=0, le=600)
     admission_lease_s: float = Field(default=45.0, gt=0, le=3600, validate_default=True)

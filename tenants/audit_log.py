@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.ids import uuid7
+from loraplex.tenants.ids import uuid7, uuid7_from
 from loraplex.tenants.models import AuditEntry
 
 REMOVED: Final = "(removed)"
@@ -37,12 +37,13 @@ FILTERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """The author of a change: a key or an operator by the key's public id, the user who runs a command, or a part of the system.
+    """The author of a change: a key or an operator by the key's public id, a person of the console by the email address, the
+    user who runs a command, or a part of the system.
 
     `address` is the client's; None where it has none, as on a unix socket.
     """
 
-    kind: Literal["key", "operator", "command", "system"]
+    kind: Literal["key", "operator", "command", "system", "user"]
     name: str
     address: str | None = None
     request_id: str | None = None
@@ -97,12 +98,16 @@ async def audit_entries(
     filters: Mapping[str, str],
     after: UUID | None,
     limit: int,
+    *,
+    since: datetime | None = None,
 ) -> Sequence[AuditEntry]:
     """Entries, newest first, behind the entry `after`; None for `tenant_id`: of every tenant and of none.
 
-    `filters`: names of `FILTERS` and the value each must have.
+    `filters`: names of `FILTERS` and the value each must have. `since`: no entries from before.
     """
     query = select(AuditEntry).order_by(AuditEntry.id.desc()).limit(limit)
+    if since is not None:
+        query = query.where(AuditEntry.id >= uuid7_from(since))
     if tenant_id is not None:
         query = query.where(AuditEntry.tenant_id == tenant_id)
     for name, value in filters.items():

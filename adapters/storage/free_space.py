@@ -8,12 +8,28 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from loraplex.adapters.errors import BlobStoreUnavailable, StorageFull
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """The bytes of a file system, and those of them that are free."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+def disk_space(place: Path) -> DiskSpace:
+    """Return the space of the file system of `place`. Raises `BlobStoreUnavailable`."""
+    with disk_errors():
+        status = os.statvfs(place)
+    return DiskSpace(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize)
 
 
 def require_free(place: Path | int, floor_bytes: int, size: int = 0) -> None:

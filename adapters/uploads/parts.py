@@ -19,6 +19,8 @@ from loraplex.adapters.storage.threads import on_thread
 from loraplex.tenants.registry.uploads import DeclaredFile
 
 _UPLOADS: Final = "uploads"
+PROBE: Final = f"{_UPLOADS}/probe"
+"""A key that no object has: asking for it shows whether the store answers."""
 _IDENTITY: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 NAMED_MISSING: Final = 20
 
@@ -66,6 +68,10 @@ class UploadParts:
     def __init__(self, objects: ObjectStore, floor_bytes: int = 0) -> None:
         self._objects = objects
         self._floor_bytes = floor_bytes
+
+    async def require_store(self) -> None:
+        """Raise `BlobStoreUnavailable` unless the folder or the bucket of blobs answers."""
+        await self._objects.exists(PROBE)
 
     async def receive(
         self,

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.adapters.errors import BlobStoreUnavailable, PartRefused, StorageError, UploadTooLarge
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits, UploadConfig
-from loraplex.adapters.storage.free_space import require_free
+from loraplex.adapters.storage.free_space import DiskSpace, disk_space, require_free
 from loraplex.adapters.storage.local_store import (
     LocalAdapterStore,
     max_file_bytes,
@@ -123,6 +123,14 @@ class Uploads:
     async def require_space(self) -> None:
         """Raise `StorageFull` while the disk has no more free space than its floor."""
         await on_thread(require_free, self.storage.root.parent, self.limits.storage_floor_bytes)
+
+    async def disk_space(self) -> DiskSpace:
+        """Return the space of the file system that receives uploads. Raises `BlobStoreUnavailable`."""
+        return await on_thread(disk_space, self.storage.root.parent)
+
+    async def require_store(self) -> None:
+        """Raise `BlobStoreUnavailable` unless the folder or the bucket of blobs answers; a bucket is tried for a minute."""
+        await self._parts.require_store()
 
     async def expected_size(self, tenant_id: UUID, upload_id: UUID, file: str, number: int) -> int:
         """Return the size in bytes of this part of an open upload.

@@ -111,7 +111,17 @@ class AdapterPool:
     @property
     def resident_digests(self) -> list[str]:
         """Least recently used first, adapters in use last. O(resident)."""
-        return [digest for _, digest in (*self._idle, *self._pinned)]
+        return [digest for _, digest in self.device_keys]
+
+    @property
+    def device_keys(self) -> list[Key]:
+        """In the order of `resident_digests`."""
+        return [*self._idle, *self._pinned]
+
+    @property
+    def host_keys(self) -> list[Key]:
+        """Adapters in host memory, also if they are on the device."""
+        return self._host.keys
 
     @property
     def quarantined(self) -> list[Key]:

@@ -27,7 +27,7 @@ from loraplex.grammar.constraints import (
     StructuralTag,
     Tool,
 )
-from loraplex.grammar.enforcement.enforcement_plan import Enforcement, EnforcementPlan
+from loraplex.grammar.enforcement.enforcement_plan import Enforcement, EnforcementPlan, UnenforcedKeyword
 from loraplex.grammar.enforcement.planner import ALL_BACKENDS
 from loraplex.grammar.errors import GrammarRefused
 from loraplex.grammar.parsing.content_parser import ContentParser, ValidateValue
@@ -47,6 +47,8 @@ class OutputPlan:
     `keep_special_tokens`: control tokens mark calls, so the text must be decoded with them.
 
     `calls` None: no calls; `content` is then the schema, a JSON text, that validates the whole output, if any.
+
+    `unenforced`: the keywords of its schemas that are validated, because the grammar does not enforce them.
     """
 
     spec: GrammarSpec | None
@@ -54,6 +56,7 @@ class OutputPlan:
     keep_special_tokens: bool = False
     calls: ToolCallFormat | None = None
     content: str | None = None
+    unenforced: tuple[UnenforcedKeyword, ...] = ()
 
     def parser(self, validate: ValidateValue) -> OutputParser:
         """Create the parser of one choice. It calls `validate` for each value that the grammar alone does not
@@ -108,7 +111,12 @@ def _native(
 def _content_only(constraints: OutputConstraints, content: TreeFormat, limits: SchemaLimits) -> OutputPlan:
     schema_set = plan_schemas(schemas_of(content), limits, backends=_backends_of(content))
     spec = _spec(constraints, schema_set.backend, _content_tree(content, schema_set.plans, limits))
-    return OutputPlan(spec, schema_set.enforcement, content=_content_schema(schema_set.plans))
+    return OutputPlan(
+        spec,
+        schema_set.enforcement,
+        content=_content_schema(schema_set.plans),
+        unenforced=schema_set.unenforced,
+    )
 
 
 def _with_calls(
@@ -148,6 +156,7 @@ def _with_calls(
         "validated" if ambiguous else schema_set.enforcement,
         any(token in control_tokens for token in syntax.tokens),
         ToolCallFormat(syntax, placement, argument_schemas, _content_schema(of_content)),
+        unenforced=schema_set.unenforced,
     )
 
 

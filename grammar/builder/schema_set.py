@@ -10,7 +10,7 @@ from functools import reduce
 from typing import Final
 
 from loraplex.grammar.constraints import JsonSchemaValue, SchemaLimits
-from loraplex.grammar.enforcement.enforcement_plan import Enforcement, EnforcementPlan
+from loraplex.grammar.enforcement.enforcement_plan import Enforcement, EnforcementPlan, UnenforcedKeyword
 from loraplex.grammar.enforcement.planner import ALL_BACKENDS, PREFERENCE, plan_enforcement
 from loraplex.grammar.json_schema.bounds import check_together
 from loraplex.grammar.spec import Backend
@@ -40,6 +40,11 @@ class SchemaSet:
         if not self.plans:
             return None
         return "full" if all(plan.enforcement == "full" for plan in self.plans) else "validated"
+
+    @property
+    def unenforced(self) -> tuple[UnenforcedKeyword, ...]:
+        """The keywords that only validation enforces, each with its place in its own schema."""
+        return tuple(keyword for plan in self.plans for keyword in plan.unenforced)
 
 
 def plan_schemas(

@@ -36,6 +36,10 @@ class ClientAddresses:
             address = hop_address(hop)
         return None if address is None else str(address)
 
+    def is_proxied(self, request: Request) -> bool:
+        """Return whether a trusted proxy sent the request: then its other headers of forwarding count too."""
+        return request.client is not None and is_within(parse_address(request.client.host), self.trusted)
+
 
 def client_network(address: str | None) -> str:
     """Return the network that counts as one client: an IPv4 address, the /64 of an IPv6 address, or `UNKNOWN`."""

@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,6 +15,7 @@ from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import EngineError
 from loraplex.engine.models.config import ModelConfig
 from loraplex.platform.cli.command_context import exit_codes
+from loraplex.platform.cli.plan_cost import cost_document, cost_lines, measured
 from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.engines.memory_worksheet import worksheet_document, worksheet_table
 from loraplex.platform.server.base_model_file import read_base_model
@@ -43,6 +44,18 @@ def plan_command(
         int | None, typer.Option(min=1, help="Tokens per row for the number of rows; by default the longest.")
     ] = None,
     rank: Annotated[int, typer.Option(min=1, max=MAX_RANK, help="Rank of the adapters to count.")] = 16,
+    price_per_hour: Annotated[
+        str | None,
+        typer.Option(help="What the machine costs per hour, such as 2.49: adds the cost of tokens."),
+    ] = None,
+    currency: Annotated[str, typer.Option(help="Currency of that price.")] = "USD",
+    bench_result: Annotated[
+        Path | None, typer.Option(help="The throughput, as a result file of `loraplex bench serve`.")
+    ] = None,
+    tokens_per_second: Annotated[
+        float | None,
+        typer.Option(help="The throughput, measured elsewhere: of prompts and responses together."),
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="The server's data directory.")] = None,
     config: Annotated[Path | None, typer.Option(help="Default ./loraplex.toml, if it exists.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -60,12 +73,26 @@ def plan_command(
         settings = load_settings(flags, config)
         engine, described = _model(settings)
         plan = _plan(described, engine, _machine(engine, described, device_memory), Workload(context, rank))
+        cost = _cost(price_per_hour, currency, tokens_per_second, bench_result)
     advice = memory_advice(described, engine, plan)
     if as_json:
-        typer.echo(json.dumps(worksheet_document(plan, advice)))
+        typer.echo(json.dumps(worksheet_document(plan, advice) | ({} if cost is None else {"cost": cost})))
     else:
         _print(plan, advice)
+        for line in [] if cost is None else cost_lines(cost):
+            typer.echo(line)
     raise typer.Exit(0 if plan.fits else 1)
+
+
+def _cost(
+    price_per_hour: str | None, currency: str, tokens_per_second: float | None, bench_result: Path | None
+) -> dict[str, Any] | None:
+    """The cost of tokens; None without a price."""
+    if price_per_hour is not None:
+        return cost_document(price_per_hour, currency, measured(tokens_per_second, bench_result))
+    if tokens_per_second is not None or bench_result is not None:
+        raise SettingsError("--price-per-hour: none given, so a throughput has no cost")
+    return None
 
 
 def _model(settings: Settings) -> tuple[EngineConfig, ModelConfig]:

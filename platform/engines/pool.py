@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import math
 from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
 from typing import Protocol
 
 from loraplex.engine.client import EngineClient
@@ -20,6 +21,7 @@ SPILL_FACTOR = 1.25
 class ManagedEngine(EngineClient, Protocol):
     """An engine client that also reports the engine's state. `RemoteEngine` implements it.
 
+    `last_stats` is None while the engine does not respond; `known_stats` are its newest ones all the same, of `known_at`.
     `restarts` and `failure`, why the engine does not run now, are known of an engine that this process supervises. `deaths`
     counts processes that were lost and replaced by another.
     """
@@ -32,6 +34,12 @@ class ManagedEngine(EngineClient, Protocol):
 
     @property
     def last_stats(self) -> EngineStats | None: ...
+
+    @property
+    def known_stats(self) -> EngineStats | None: ...
+
+    @property
+    def known_at(self) -> datetime | None: ...
 
     @property
     def restarts(self) -> int: ...

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TypeAlias
 from uuid import uuid4
 
@@ -83,6 +84,8 @@ class RemoteEngine:
         self._tasks: list[asyncio.Task[None]] = []
         self._log = structlog.get_logger("loraplex.remote_engine").bind(engine=address)
         self.last_stats: EngineStats | None = None
+        self.known_stats: EngineStats | None = None
+        self.known_at: datetime | None = None
         self.restarts = 0
         self.deaths = 0
         self.failure: str | None = None
@@ -296,7 +299,8 @@ class RemoteEngine:
                 if forgotten is not None:
                     forgotten.set_result(None)
             case wire.Pong(number, stats):
-                self.last_stats = stats
+                self.last_stats = self.known_stats = stats
+                self.known_at = datetime.now(UTC)
                 reply = self._pongs.pop(number, None)
                 if reply is not None and not reply.done():
                     reply.set_result(stats)

@@ -17,6 +17,7 @@ from loraplex.platform.inference.structured_output.request_analysis import Reque
 from loraplex.platform.inference.structured_output.value_validation import ValueValidation
 from loraplex.platform.observability.request_stats import RequestRecorder
 from loraplex.platform.parameters.json_object import BodyLimits
+from loraplex.platform.services.queries.serving_cost import AcceleratorPrice
 from loraplex.platform.services.unit_of_work import PolicyPublisher
 from loraplex.tenants.admission.controller import AdmissionController
 from loraplex.tenants.api_keys.last_used import LastUsedTracker
@@ -50,6 +51,7 @@ class ServingConfig:
     known_caller_s: float = 300.0
     idempotency_s: float = 86_400.0
     webhook_allow_private: bool = False
+    accelerator_price: AcceleratorPrice | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import structlog
@@ -35,11 +36,19 @@ class Dependency:
     grace_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A dependency that is away: since when, and the newest error."""
+
+    since: datetime
+    error: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Health:
     """Readiness of this gateway. An engine with work that completes no step for `stall_s` is not ready.
 
-    `down`: since when each dependency that is away has been, by `clock`.
+    `down`: since when each dependency that is away has been, by `clock`; `outages` has the same for people.
     """
 
     engines: EnginePool
@@ -50,6 +59,8 @@ class Health:
     pings: SingleFlight[None] = field(default_factory=SingleFlight[None])
     draining: bool = False
     down: dict[str, float] = field(default_factory=dict)
+    outages: dict[str, Outage] = field(default_factory=dict)
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def reasons(self) -> list[str]:
         """Why this gateway cannot answer; empty when it can."""
@@ -86,8 +97,12 @@ class Health:
                     "dependency down", name=name, error=str(error)[:200]
                 )
             self.down.setdefault(name, self.clock())
+            known = self.outages.get(name)
+            since = datetime.now(UTC) if known is None else known.since
+            self.outages[name] = Outage(since, str(error)[:200] or type(error).__name__)
         else:
             self.down.pop(name, None)
+            self.outages.pop(name, None)
         self.metrics.set_dependency(name, name not in self.down)
 
     def _missing(self, name: str) -> str | None:

@@ -56,6 +56,7 @@ from loraplex.platform.server.components import (
 )
 from loraplex.platform.server.resources import GatewayResources, open_resources
 from loraplex.platform.server.secret import derive, server_secret, tenant_namespace
+from loraplex.platform.services.queries.serving_cost import AcceleratorPrice
 from loraplex.platform.services.webhook_secrets import WebhookSecrets
 from loraplex.platform.startup_errors import SettingsError
 from loraplex.platform.workers.pool import WorkerPool
@@ -339,4 +340,10 @@ def _limits(settings: Settings) -> ServingConfig:
         known_caller_s=settings.known_caller_s,
         idempotency_s=settings.idempotency_hours * 3600.0,
         webhook_allow_private=settings.webhook_allow_private,
+        accelerator_price=_accelerator_price(settings),
     )
+
+
+def _accelerator_price(settings: Settings) -> AcceleratorPrice | None:
+    price = settings.accelerator_price_per_hour
+    return None if price is None else AcceleratorPrice(price, settings.currency)

@@ -1,6 +1,7 @@
-"""Use cases on versions: change the profile, delete, lift a quarantine.
+"""Use cases on versions: change the profile, deprecate, restore, delete, lift a quarantine.
 
-Invariant: a deletion needs a version that nothing uses; its number is never used again.
+Invariant: a deprecation needs a version without an alias. A deletion needs one that nothing uses; its number is never used
+again.
 """
 
 from typing import Any
@@ -8,8 +9,10 @@ from uuid import UUID
 
 from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.admission.fences import ship_everywhere
+from loraplex.tenants.errors import InUse
 from loraplex.tenants.models import AdapterVersion
-from loraplex.tenants.registry.adapters import AdapterRepository, ProfileChange
+from loraplex.tenants.registry.adapters import AdapterRepository, ProfileChange, require_revision
+from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion
 from loraplex.tenants.registry.versions import VersionStates, target_of
 
@@ -33,6 +36,41 @@ async def change_profile(
     target = target_of(name, version)
     await uow.audit.record("version.change", target, before, _profile(record), tenant_id=tenant_id)
     return record
+
+
+async def deprecate(
+    uow: UnitOfWork, tenant_id: UUID, name: str, version: int, *, seen: int | None = None
+) -> AdapterVersion:
+    """Take a ready version out of service: no alias may point to it, and `name@version` is refused from now on. Requests that
+    run on it end on it. `seen` as in `change_profile`.
+
+    Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, `VersionStateChanged` for a version that is not ready, and
+    `InUse` while an alias points to it.
+    """
+    adapters = AdapterRepository(uow.session, tenant_id)
+    adapter = await adapters.locked(name)
+    record = await adapters.version_of(adapter, version)
+    if seen is not None:
+        require_revision(record, seen)
+    if names := await AliasRepository(uow.session, tenant_id).pointing_to(adapter, version):
+        raise InUse(f"these aliases point to version {version}: {', '.join(names)}; move them first")
+    states = VersionStates(uow.session, tenant_id, uow.audit)
+    return await states.move(record.id, "deprecated", expected=("ready",))
+
+
+async def restore(
+    uow: UnitOfWork, tenant_id: UUID, name: str, version: int, *, seen: int | None = None
+) -> AdapterVersion:
+    """Make a deprecated version ready again. `seen` as in `change_profile`.
+
+    Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, and `VersionStateChanged` for a version that is not deprecated.
+    """
+    adapters = AdapterRepository(uow.session, tenant_id)
+    record = await adapters.version_of(await adapters.locked(name), version)
+    if seen is not None:
+        require_revision(record, seen)
+    states = VersionStates(uow.session, tenant_id, uow.audit)
+    return await states.move(record.id, "ready", expected=("deprecated",))
 
 
 async def delete(

@@ -2,7 +2,7 @@
 authenticates; a deleted tenant is found by its id only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import UUID
@@ -72,9 +72,11 @@ class TenantRepository:
         query = select(Tenant).where(Tenant.deleted_at.is_(None)).order_by(Tenant.name)
         return [*await self._session.scalars(query)]
 
-    async def page(self, after: str | None, limit: int) -> Sequence[Tenant]:
-        """At most `limit` living tenants by name, those behind the name `after`."""
+    async def page(self, after: str | None, limit: int, *, prefix: str = "") -> Sequence[Tenant]:
+        """At most `limit` living tenants by name, those behind the name `after` whose names begin with `prefix`."""
         query = select(Tenant).where(Tenant.deleted_at.is_(None)).order_by(Tenant.name).limit(limit)
+        if prefix:
+            query = query.where(Tenant.name.startswith(prefix, autoescape=True))
         if after is not None:
             query = query.where(Tenant.name > after)
         return (await self._session.scalars(query)).all()
@@ -106,3 +108,11 @@ def check_weight(weight: float) -> float:
     if not 0 < weight <= MAX_WEIGHT:
         raise InvalidField("weight", f"weight must be above 0 and at most {MAX_WEIGHT:g}")
     return weight
+
+
+async def names_of(session: AsyncSession, ids: Collection[UUID]) -> dict[UUID, str]:
+    """The names of tenants by their ids, of deleted ones too, as an operator."""
+    if not ids:
+        return {}
+    query = select(Tenant.id, Tenant.name).where(Tenant.id.in_(ids))
+    return {row.id: row.name for row in await session.execute(query)}

@@ -15,6 +15,7 @@ import structlog
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.admission.denial_log import DenialLog
+from loraplex.tenants.admission.drift_log import DriftLog
 from loraplex.tenants.admission.fences import Fences
 from loraplex.tenants.admission.in_flight import InFlightReservations, PendingSettlement, RunningRequest
 from loraplex.tenants.admission.local_limiter import LocalLimiter
@@ -181,6 +182,11 @@ class QuotaAdmissionController:
     def counters_rebuilt(self) -> int:
         """How often counters were rebuilt because they differed from the ledger."""
         return self._reconciliation.rebuilt
+
+    @property
+    def drift_log(self) -> DriftLog:
+        """What this gateway's comparisons of counters with the ledger found."""
+        return self._reconciliation.log
 
     async def admit(
         self, request: ReservationRequest, on_provisional: OnProvisional | None = None
@@ -355,6 +361,11 @@ class AdmissionController(Protocol):
     """
 
     on_policy_outdated: Callable[[UUID], None]
+
+    @property
+    def drift_log(self) -> DriftLog:
+        """What comparisons of counters with the ledger found."""
+        ...
 
     async def admit(
         self, request: ReservationRequest, on_provisional: OnProvisional | None = None

@@ -12,6 +12,7 @@ import structlog
 
 from loraplex.tenants.admission.counter_drift import CounterDrift, compare_counters
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
+from loraplex.tenants.admission.drift_log import DriftLog
 from loraplex.tenants.admission.fences import Fences
 from loraplex.tenants.admission.in_flight import InFlightReservations
 from loraplex.tenants.circuit_breaker import CircuitBreaker
@@ -38,6 +39,7 @@ class Reconciliation:
     ) -> None:
         self.rebuilt = 0
         """How often counters were rebuilt because they differed from the ledger."""
+        self.log = DriftLog()
         self._ledger = ledger
         self._counters = counters
         self._counter_rebuild = counter_rebuild
@@ -72,6 +74,7 @@ class Reconciliation:
     async def _reconcile(self, tenant_id: UUID) -> bool:
         """Whether the tenant is done; False if its counters differ and must be compared once more."""
         drift = await self._drift(tenant_id)
+        self.log.compared(tenant_id, drift)
         before = self._drifting.pop(tenant_id, None)
         if drift is None:
             return True
@@ -110,3 +113,4 @@ class Reconciliation:
             "the counters differ from the ledger; they are rebuilt", tenant=str(tenant_id), behind=behind
         )
         await self._counter_rebuild.rebuild(tenant_id)
+        self.log.corrected(tenant_id)

@@ -5,7 +5,7 @@ one tenant change one at a time, and a tenant never has more of them than its qu
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TypeAlias, TypedDict
+from typing import Literal, TypeAlias, TypedDict
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Select, func, or_, select, text, tuple_
@@ -33,6 +33,7 @@ from loraplex.tenants.names import check_key_name
 MAX_GRACE_SECONDS = 30 * 24 * 3600
 LAST_EXPIRY = datetime(3000, 1, 1, tzinfo=UTC)
 NO_DIGEST = bytes(32)
+KeyState: TypeAlias = Literal["working", "expired", "revoked"]
 KeyLimits: TypeAlias = Mapping[str, int | None]
 """The limits of a key by the names of their columns; None is no limit."""
 FIND_KEY = text("SELECT * FROM find_api_key(:key_id)")
@@ -143,6 +144,22 @@ class KeyRepository:
         if after is not None:
             query = query.where(tuple_(ApiKey.created_at, ApiKey.id) > after)
         return (await self._session.scalars(query)).all()
+
+    async def newest(
+        self, tenant_id: UUID, state: KeyState | None, before: tuple[datetime, UUID] | None, limit: int
+    ) -> Sequence[ApiKey]:
+        """At most `limit` keys in this state (None: any), newest first, before the one created at that time with that id."""
+        query = of_owner(tenant_id).order_by(None).order_by(ApiKey.created_at.desc(), ApiKey.id.desc())
+        if state is not None:
+            query = query.where(_in_state(state, datetime.now(UTC)))
+        if before is not None:
+            query = query.where(tuple_(ApiKey.created_at, ApiKey.id) < before)
+        return (await self._session.scalars(query.limit(limit))).all()
+
+    async def replaced_by(self, tenant_id: UUID, ids: Iterable[UUID]) -> dict[UUID, ApiKey]:
+        """The keys that these keys replaced, by the new one's id."""
+        query = of_owner(tenant_id).where(ApiKey.replaced_by.in_([*ids]))
+        return {old.replaced_by: old for old in await self._session.scalars(query) if old.replaced_by}
 
     async def change(
         self, tenant_id: UUID | None, key_id: str, change: KeyChange, expected: int | None = None
@@ -316,6 +333,16 @@ def check_usable(record: AuthenticatedKey, now: datetime) -> AuthenticatedKey:
     if record.suspended_at is not None:
         raise TenantSuspended(f"tenant {record.tenant_name} is suspended")
     return record
+
+
+def _in_state(state: KeyState, now: datetime) -> ColumnElement[bool]:
+    match state:
+        case "working":
+            return alive(now)
+        case "expired":
+            return ApiKey.revoked_at.is_(None) & (ApiKey.expires_at <= now)
+        case "revoked":
+            return ApiKey.revoked_at.is_not(None)
 
 
 def is_live(record: ApiKey | AuthenticatedKey, now: datetime) -> bool:

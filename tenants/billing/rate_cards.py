@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import Row, Select, func, select, text
+from sqlalchemy import ColumnElement, Row, Select, func, select, text
 from sqlalchemy.dialects.postgresql import Range, insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -22,6 +22,7 @@ from loraplex.tenants.models import PriceVersion, RateCard
 # Gateways read new cards once a second, so a price is known everywhere before it begins.
 NOTICE: Final = timedelta(seconds=2)
 MAX_AHEAD: Final = timedelta(days=3660)
+MAX_STANDING: Final = 200
 EVER: Final = EPOCH
 """The start of a price that has always been in force."""
 # Creations run one at a time: a card is rarely made, and the first gateways of an installation may start together.
@@ -116,13 +117,18 @@ class RateCards:
     ) -> Sequence[CardVersion]:
         """At most `limit` versions in these currencies that cover a tenant of this tier, newest first, behind `after`."""
         query = _versions().order_by(PriceVersion.id.desc()).limit(limit)
-        query = query.where(
-            RateCard.currency.in_(currencies),
-            (RateCard.tenant_id == tenant_id) | RateCard.tenant_id.is_(None),
-            (RateCard.tier == tier) | RateCard.tier.is_(None),
-        )
+        query = query.where(*_covers(tenant_id, tier, currencies))
         if after is not None:
             query = query.where(PriceVersion.id < after)
+        return [_card_version(row) for row in await self._session.execute(query)]
+
+    async def standing(
+        self, tenant_id: UUID, tier: str, currencies: Sequence[str], at: datetime
+    ) -> Sequence[CardVersion]:
+        """The versions that cover a tenant of this tier at that time or later, by their starts; at most `MAX_STANDING`."""
+        ends = func.upper(PriceVersion.effective)
+        query = _versions().where(*_covers(tenant_id, tier, currencies), ends.is_(None) | (ends > at))
+        query = query.order_by(func.lower(PriceVersion.effective), PriceVersion.id).limit(MAX_STANDING)
         return [_card_version(row) for row in await self._session.execute(query)]
 
     async def _add(self, key: CardKey, price: Price, begins: datetime) -> CardVersion:
@@ -171,6 +177,14 @@ class RateCards:
 
 
 KEY_COLUMNS: Final = (RateCard.tier, RateCard.tenant_id, RateCard.adapter_name, RateCard.currency)
+
+
+def _covers(tenant_id: UUID, tier: str, currencies: Sequence[str]) -> tuple[ColumnElement[bool], ...]:
+    return (
+        RateCard.currency.in_(currencies),
+        (RateCard.tenant_id == tenant_id) | RateCard.tenant_id.is_(None),
+        (RateCard.tier == tier) | RateCard.tier.is_(None),
+    )
 
 
 def start_of(version: PriceVersion) -> datetime:

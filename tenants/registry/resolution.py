@@ -4,7 +4,7 @@ Invariant: names contain neither `:` nor `@`, so a reference has one meaning; on
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -110,16 +110,24 @@ class ModelResolver:
             {row.version: row.weight for row in rows},
         )
 
-    async def list(self) -> list[ResolvedAdapter]:
-        """The version with the largest share of each alias of each living adapter, by names; without a ready version, none."""
+    async def list(self, limit: int | None = None) -> list[ResolvedAdapter]:
+        """The version with the largest share of each alias of each living adapter, by names; without a ready version, none.
+
+        `limit`: reads at most that many targets, None for all.
+        """
         query = self._aliased().order_by(
             Adapter.name, AdapterAlias.alias, AliasTarget.weight.desc(), AdapterVersion.version.desc()
         )
         first: dict[tuple[str, str | None], ResolvedAdapter] = {}
-        for row in await self._session.execute(query):
+        for row in await self._session.execute(query.limit(limit)):
             found = resolved(row, row.alias)
             first.setdefault((found.name, found.alias), found)
         return [*first.values()]
+
+    async def versions(self, limit: int) -> Sequence[ResolvedAdapter]:
+        """At most `limit` versions of living adapters, newest first."""
+        query = self._ready().order_by(AdapterVersion.created_at.desc(), AdapterVersion.version.desc())
+        return [resolved(row, None) for row in await self._session.execute(query.limit(limit))]
 
     def _aliased(self) -> Select[Any]:
         return (

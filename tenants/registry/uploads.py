@@ -155,6 +155,17 @@ class UploadRepository:
         _require_open(upload)
         return upload
 
+    async def open_of(self, adapter_id: UUID) -> Sequence[Upload]:
+        """The adapter's open uploads with declared files, newest first."""
+        query = select(Upload).where(
+            Upload.tenant_id == self._tenant_id,
+            Upload.adapter_id == adapter_id,
+            Upload.state == OPEN,
+            Upload.expires_at > datetime.now(UTC),
+            func.jsonb_array_length(Upload.files) > 0,
+        )
+        return (await self._session.scalars(query.order_by(Upload.created_at.desc(), Upload.id))).all()
+
     async def adapter_name(self, upload: Upload) -> str:
         """The name of its adapter, deleted or not."""
         query = select(Adapter.name).where(Adapter.id == upload.adapter_id)

@@ -16,12 +16,12 @@ from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, String, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.errors import VersionNotFound, VersionStateChanged
-from loraplex.tenants.models import Adapter, AdapterVersion
+from loraplex.tenants.models import Adapter, AdapterVersion, Tenant
 from loraplex.tenants.registry.adapters import SERVING_STATES, AdapterRepository, fresh
 from loraplex.tenants.registry.deletion import Blob, lock_digest
 
@@ -157,6 +157,23 @@ async def owners_of(session: AsyncSession, digest: str) -> Sequence[UUID]:
     query = select(AdapterVersion.tenant_id).distinct()
     serving = query.where(AdapterVersion.digest == digest, AdapterVersion.state.in_(SERVING_STATES))
     return (await session.scalars(serving)).all()
+
+
+async def names_by_digest(session: AsyncSession, digests: Collection[str]) -> dict[str, str]:
+    """Name the versions of these digests, as `tenant/adapter@version`, for an operator's session. Equal files of several
+    adapters are named by one.
+    """
+    if not digests:
+        return {}
+    name = Tenant.name + "/" + Adapter.name + "@" + cast(AdapterVersion.version, String)
+    query = (
+        select(AdapterVersion.digest, func.min(name))
+        .join(Tenant, Tenant.id == AdapterVersion.tenant_id)
+        .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
+        .where(AdapterVersion.digest.in_(digests))
+        .group_by(AdapterVersion.digest)
+    )
+    return {digest: found for digest, found in await session.execute(query) if digest is not None}
 
 
 def target_of(name: str, version: int) -> str:

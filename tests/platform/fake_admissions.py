@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
+from loraplex.tenants.admission.drift_log import DriftLog
 from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.billing.pricing import NO_PRICE
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
@@ -41,6 +42,7 @@ class FakeAdmissions:
         self.on_policy_outdated: Callable[[UUID], None] = lambda _: None
         self.refused: list[Refused] = []
         self.recounted: list[UUID] = []
+        self.drift_log = DriftLog()
 
     async def admit(
         self, request: ReservationRequest, on_provisional: OnProvisional | None = None

@@ -37,6 +37,12 @@ class HostCache:
         return len(self._blobs)
 
     @property
+    def keys(self) -> list[Key]:
+        """The adapters that are kept. The loader may evict some meanwhile, hence the lock."""
+        with self._lock:
+            return [*self._blobs]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all blobs."""
         return int(self._blobs.currsize)

@@ -69,6 +69,7 @@ def versions_router(endpoint: ManagementEndpoint, authenticator: Authenticator) 
     writer = Depends(authenticator.requires(ADAPTERS_WRITE))
     _add_reads(router, endpoint, reader)
     _add_changes(router, endpoint, writer)
+    _add_service(router, endpoint, writer)
     return router
 
 
@@ -134,6 +135,41 @@ def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -
         async def work(uow: UnitOfWork) -> ApiResponse:
             await versions.delete(uow, caller.tenant_id, name, number_of(version), seen=seen)
             return ApiResponse(204)
+
+        return await endpoint.perform(request, caller, work)
+
+
+def _add_service(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -> None:
+    described_change = described(if_match=True, if_match_required=False, repeatable=True)
+    changed = documented(409, 412, 422, response=VersionDocument)
+
+    @router.post(
+        "/adapters/{name}/versions/{version}/deprecate", responses=changed, openapi_extra=described_change
+    )
+    async def deprecate_version(
+        name: str, version: str, request: Request, caller: Annotated[Caller, writer]
+    ) -> Response:
+        """Take a ready version out of service. Refused while an alias points to it."""
+        seen = if_match_or_any(request)
+
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            record = await versions.deprecate(uow, caller.tenant_id, name, number_of(version), seen=seen)
+            return api_response(name, record)
+
+        return await endpoint.perform(request, caller, work)
+
+    @router.post(
+        "/adapters/{name}/versions/{version}/restore", responses=changed, openapi_extra=described_change
+    )
+    async def restore_version(
+        name: str, version: str, request: Request, caller: Annotated[Caller, writer]
+    ) -> Response:
+        """Make a deprecated version ready again."""
+        seen = if_match_or_any(request)
+
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            record = await versions.restore(uow, caller.tenant_id, name, number_of(version), seen=seen)
+            return api_response(name, record)
 
         return await endpoint.perform(request, caller, work)
 

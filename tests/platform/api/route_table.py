@@ -35,6 +35,8 @@ SCOPES: Final = {
     "GET /tenant/v1/adapters/{name}/versions/{version}": "adapters:read",
     "PATCH /tenant/v1/adapters/{name}/versions/{version}": "adapters:write",
     "DELETE /tenant/v1/adapters/{name}/versions/{version}": "adapters:write",
+    "POST /tenant/v1/adapters/{name}/versions/{version}/deprecate": "adapters:write",
+    "POST /tenant/v1/adapters/{name}/versions/{version}/restore": "adapters:write",
     "GET /tenant/v1/adapters/{name}/aliases": "adapters:read",
     "GET /tenant/v1/adapters/{name}/aliases/{alias}": "adapters:read",
     "PUT /tenant/v1/adapters/{name}/aliases/{alias}": "adapters:write",

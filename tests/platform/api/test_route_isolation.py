@@ -67,6 +67,8 @@ CASES: Mapping[str, Case] = {
     "GET /tenant/v1/adapters/{name}/aliases": Case(),
     "GET /tenant/v1/adapters/{name}/aliases/{alias}": Case(),
     "PUT /tenant/v1/adapters/{name}/aliases/{alias}": Case({"version": 1}, IF_MATCH),
+    "POST /tenant/v1/adapters/{name}/versions/{version}/deprecate": Case(),
+    "POST /tenant/v1/adapters/{name}/versions/{version}/restore": Case(),
     "POST /tenant/v1/adapters/{name}/aliases/{alias}/rollback": Case(),
     "GET /tenant/v1/keys/{key_id}/quotas": Case(),
     "PUT /tenant/v1/keys/{key_id}/quotas": Case({}, IF_MATCH),

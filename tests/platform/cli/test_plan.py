@@ -118,3 +118,57 @@ def test_sizes(text: str, size: int) -> None:
 def test_other_sizes_are_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="--device-memory"):
         parse_size(text)
+
+
+def priced(*arguments: str) -> tuple[int, str]:
+    return run("--device-memory", "141GB", "--price-per-hour", "2.50", *arguments)
+
+
+def test_the_cost_of_tokens_from_a_rate() -> None:
+    cost = document(
+        *("--device-memory", "141GB", "--price-per-hour", "2.50", "--currency", "EUR"),
+        *("--tokens-per-second", "1000"),
+    )["cost"]
+    assert cost == {
+        "currency": "EUR",
+        "price_per_hour_micro": 2_500_000,
+        "tokens_per_second": 1000.0,
+        "cost_per_million_tokens_micro": 694_444,
+        "cost_per_million_output_tokens_micro": None,
+    }
+    code, output = priced("--tokens-per-second", "1000")
+    assert code == 0
+    assert "2.50 USD per hour at 1,000 tokens per second: 0.694444 USD per million tokens" in output
+
+
+def test_the_cost_of_tokens_from_a_benchmark(folder: Path) -> None:
+    figures = {"total_input_tokens": 30_000, "total_output_tokens": 10_000, "duration": 8.0}
+    older = {"benchmark": "serve", "case": "x", "figure": {**figures, "duration": 99.0}}
+    ratio = {"benchmark": "serve", "case": "ratio", "figure": {"ratio": 2.0}}
+    lines = [older, {"benchmark": "serve", "case": "y", "figure": figures}, ratio]
+    (folder / "result.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    code, output = priced("--bench-result", "result.jsonl")
+    assert code == 0
+    assert "at 5,000 tokens per second: 0.138889 USD per million tokens" in output
+    assert "charged to responses: 0.555556 USD per million tokens" in output
+
+
+@pytest.mark.parametrize("price", ["0", "-1", "two", "0.0000001", "1e99", "nan", "inf"])
+def test_prices_that_are_none_are_refused(price: str) -> None:
+    code, output = run("--device-memory", "141GB", "--tokens-per-second", "9", f"--price-per-hour={price}")
+    assert code == 2 and "--price-per-hour" in output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--tokens-per-second", "0"),
+        ("--tokens-per-second", "9", "--bench-result", "result.jsonl"),
+        ("--bench-result", "result.jsonl"),
+        ("--bench-result", "no-such-file"),
+    ],
+)
+def test_a_cost_needs_one_throughput(folder: Path, arguments: tuple[str, ...]) -> None:
+    (folder / "result.jsonl").write_text('{"benchmark": "lora", "figure": {}}\n')
+    assert priced(*arguments)[0] == 2

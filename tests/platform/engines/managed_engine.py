@@ -1,5 +1,7 @@
 """A fake engine whose health a test sets; satisfies `ManagedEngine`."""
 
+from datetime import datetime
+
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.engine.messages import EngineStats
 
@@ -11,6 +13,8 @@ class Managed(FakeEngine):
         super().__init__(script)
         self.connected = True
         self.last_stats: EngineStats | None = None
+        self.known_stats: EngineStats | None = None
+        self.known_at: datetime | None = None
         self.restarts = 0
         self.deaths = 0
         self.failure: str | None = None

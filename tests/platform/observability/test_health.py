@@ -84,6 +84,7 @@ async def test_valkey_away_is_a_field_and_a_metric(
     answer = await status(health, "/readyz")
     assert answer.status_code == 200
     assert answer.json() == {"status": "ok", "dependencies": {"postgresql": "up", "valkey": "down"}}
+    assert [*health.outages] == ["valkey"] and health.outages["valkey"].error
     assert b'loraplex_dependency_up{dependency="valkey"} 0.0' in health.metrics.render()
 
 
@@ -103,7 +104,7 @@ async def test_postgresql_away_longer_than_its_grace_is_unready(health: Health) 
     assert (await status(health, "/livez")).status_code == 200
     health.dependencies = {"postgresql": Dependency(well, 30.0)}
     await health.check()
-    assert health.reasons() == []
+    assert health.reasons() == [] and not health.outages
 
 
 async def test_a_ping_that_succeeds_ends_the_time_without_postgresql(

@@ -38,8 +38,9 @@ async def _idle_and_busy(world: World) -> None:
 
 
 async def _aliased(world: World) -> None:
-    """Version 1 has no alias, 2 has been and 3 is `production`, 4 is quarantined."""
-    await _add(world, ("ready", "ready", "ready", "quarantined"), {"production": (2, 3), "fresh": (3,)})
+    """Version 1 has no alias, 2 has been and 3 is `production`, 4 is quarantined, 5 is deprecated."""
+    states = ("ready", "ready", "ready", "quarantined", "deprecated")
+    await _add(world, states, {"production": (2, 3), "fresh": (3,)})
 
 
 async def _open(world: World, name: str = "voice") -> Outcome:
@@ -106,6 +107,20 @@ ALL: Final = (
         command=lambda world: _profile(world, 1),
         refused_http=lambda world: _patch(world, 3),
         refused_command=lambda world: _profile(world, 3),
+    ),
+    UseCase(
+        function=versions.deprecate,
+        entries=("version.deprecate",),
+        given=_aliased,
+        http=lambda world: world.tenant("POST", "/adapters/voice/versions/1/deprecate"),
+        refused_http=lambda world: world.tenant("POST", "/adapters/voice/versions/3/deprecate"),
+    ),
+    UseCase(
+        function=versions.restore,
+        entries=("version.restore",),
+        given=_aliased,
+        http=lambda world: world.tenant("POST", "/adapters/voice/versions/5/restore"),
+        refused_http=lambda world: world.tenant("POST", "/adapters/voice/versions/4/restore"),
     ),
     UseCase(
         function=versions.delete,

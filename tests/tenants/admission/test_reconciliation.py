@@ -63,7 +63,9 @@ async def test_lost_writes_are_noticed_and_rebuilt(
             await spend(tenant, gateway)
         await lose(client, tenant, field, amount)
         assert await reconcile(gateway, 1) == 0
+        assert [each.corrected_at for each in gateway.drift_log.findings] == [None]
         assert await reconcile(gateway, 1) == 1
+        assert [each.corrected_at is None for each in gateway.drift_log.findings] == [False]
         assert await check_ledger(tenant, gateway) == (45, 3)
         await spend(tenant, gateway)
         assert await reconcile(gateway, 3) == 1

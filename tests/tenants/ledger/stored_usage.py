@@ -38,6 +38,7 @@ class Used:
     phases: dict[str, list[int]] | None = None
     id: UUID | None = None
     reverses_id: UUID | None = None
+    adapter_version: int = 1
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def _row(tenant: UsingTenant, used: Used) -> dict[str, Any]:
         "client_request_id": used.client_request_id,
         "api_key_id": used.api_key_id,
         "adapter_id": used.adapter_id,
-        "adapter_version": None if used.adapter_id is None else 1,
+        "adapter_version": None if used.adapter_id is None else used.adapter_version,
         "digest": None if used.adapter_id is None else "a" * 64,
         "outcome": used.outcome,
         "uncached_tokens": used.uncached,

@@ -168,3 +168,23 @@ async def test_a_version_that_is_being_validated_is_not_deleted(tenant: ManagedT
     for path in ("adapters/pirate/versions/1", "adapters/pirate"):
         refused = await tenant.http.delete(path)
         assert refused.status_code == 409 and "validated" in refused.json()["error"]["message"]
+
+
+async def test_a_deprecated_version_serves_no_request_until_it_is_restored(tenant: ManagedTenant) -> None:
+    for number in (1, 2):
+        await tenant.version(number)
+    await tenant.put("production", {"version": 1}, None)
+    aliased = await tenant.http.post("adapters/pirate/versions/1/deprecate")
+    assert (aliased.status_code, aliased.json()["error"]["code"]) == (409, "in_use")
+    assert "production" in aliased.json()["error"]["message"]
+    stale = await tenant.http.post("adapters/pirate/versions/2/deprecate", headers={"if-match": '"99"'})
+    assert stale.status_code == 412
+    deprecated = await tenant.http.post("adapters/pirate/versions/2/deprecate")
+    assert (deprecated.status_code, deprecated.json()["state"]) == (200, "deprecated")
+    assert (await tenant.http.post("adapters/pirate/versions/2/deprecate")).status_code == 409
+    assert (await tenant.put("production", {"version": 2}, 1)).status_code == 409
+    restored = await tenant.http.post("adapters/pirate/versions/2/restore")
+    assert (restored.status_code, restored.json()["state"]) == (200, "ready")
+    assert (await tenant.http.post("adapters/pirate/versions/2/restore")).status_code == 409
+    actions = [action for action, _ in await tenant.actions()]
+    assert (actions.count("version.deprecate"), actions.count("version.restore")) == (1, 1)

@@ -1,0 +1,85 @@
+"""The console as an application of its own, beside the API in one gateway: its errors are pages, its headers its own."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import Receive, Scope, Send
+
+from loraplex.platform.console.endpoint import ConsoleEndpoint, FindSession
+from loraplex.platform.console.error_pages import ErrorPages
+from loraplex.platform.console.origin import PublicOrigin
+from loraplex.platform.console.routes import page_routers
+from loraplex.platform.console.security_headers import SecurityHeaders
+from loraplex.platform.console.static_files import StaticFiles
+from loraplex.platform.console.templating import Templates
+from loraplex.platform.inference.dependencies import GatewayDependencies
+
+STATIC: Final = Path(__file__).parent / "static"
+STATIC_PREFIX: Final = "/console/static"
+AREAS: Final = ("/console", "/operator/console")
+MIN_COMPRESSED_BYTES: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleOptions:
+    """`public_url`: the address that people use, without a slash at the end; None: that of each request."""
+
+    public_url: str | None = None
+
+
+def create_console(
+    dependencies: GatewayDependencies, options: ConsoleOptions, find_session: FindSession
+) -> FastAPI:
+    """Build the application of all pages, with absolute paths."""
+    static = StaticFiles(STATIC, STATIC_PREFIX)
+    origin = PublicOrigin(options.public_url, dependencies.addresses)
+    endpoint = ConsoleEndpoint(dependencies, Templates(static), origin, find_session)
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    app.state.endpoint, app.state.origin = endpoint, origin
+    app.add_route(f"{STATIC_PREFIX}/{{name:path}}", static.send)
+    routers = page_routers(endpoint)
+    for router in routers:
+        app.include_router(router)
+    endpoint.pages = frozenset(getattr(route, "path", "") for router in routers for route in router.routes)
+    _show_errors(app, endpoint)
+    app.add_middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=6)
+    app.add_middleware(SecurityHeaders)
+    return app
+
+
+def _show_errors(app: FastAPI, endpoint: ConsoleEndpoint) -> None:
+    async def respond(request: Request, error: Exception) -> Response:
+        return await pages.respond(request, error)
+
+    pages = ErrorPages(app, endpoint)
+    app.add_exception_handler(HTTPException, respond)
+    app.add_exception_handler(RequestValidationError, respond)
+    app.add_middleware(partial(ErrorPages, endpoint=endpoint))
+
+
+class ConsoleRoute(BaseRoute):
+    """A route of the gateway that hands everything below `AREAS` to the console, with its path unchanged."""
+
+    def __init__(self, console: FastAPI) -> None:
+        self._console = console
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Return whether a request is the console's."""
+        path = scope.get("path", "")
+        is_ours = scope["type"] == "http" and any(
+            path == area or path.startswith(f"{area}/") for area in AREAS
+        )
+        return (Match.FULL if is_ours else Match.NONE), {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the console answer."""
+        await self._console(scope, receive, send)

@@ -1,0 +1,81 @@
+"""The console's cookies: one session for each area, and the sentence that the next page shows once.
+
+Invariant: no cookie can be read by scripts, and behind TLS none can be set by another host (`__Host-`).
+"""
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from loraplex.platform.console.origin import PublicOrigin
+
+Area: TypeAlias = Literal["tenant", "operator"]
+OPERATOR_PATH: Final = "/operator/console"
+TENANT_PATH: Final = "/console"
+SESSION_COOKIE: Final[dict[Area, str]] = {"tenant": "loraplex", "operator": "loraplex-operator"}
+TOAST_COOKIE: Final = "loraplex-toast"
+TOAST_SECONDS: Final = 60
+MAX_TOAST_LENGTH: Final = 400
+
+
+def area_of(request: Request) -> Area:
+    """Return the area that the path of a request belongs to."""
+    return "operator" if request.url.path.startswith(OPERATOR_PATH) else "tenant"
+
+
+@dataclass(frozen=True, slots=True)
+class Cookies:
+    """Reads and writes the console's cookies."""
+
+    origin: PublicOrigin
+
+    def session_token(self, request: Request) -> str | None:
+        """Return the token of the session of the request's area."""
+        return request.cookies.get(self._name(request, SESSION_COOKIE[area_of(request)]))
+
+    def start_session(self, request: Request, response: Response, area: Area, token: str) -> None:
+        """Give the browser the token of a session; the server alone knows when it ends."""
+        self._set(request, response, SESSION_COOKIE[area], token, None)
+
+    def end_session(self, request: Request, response: Response, area: Area) -> None:
+        """Take the token from the browser."""
+        self._set(request, response, SESSION_COOKIE[area], "", 0)
+
+    def leave_toast(self, request: Request, response: Response, text: str) -> None:
+        """Leave a sentence for the next page."""
+        value = base64.urlsafe_b64encode(text[:MAX_TOAST_LENGTH].encode()).rstrip(b"=").decode()
+        self._set(request, response, TOAST_COOKIE, value, TOAST_SECONDS)
+
+    def toast(self, request: Request) -> str | None:
+        """Return the sentence that an earlier response left."""
+        value = request.cookies.get(self._name(request, TOAST_COOKIE))
+        if not value:
+            return None
+        try:
+            return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).decode()[:MAX_TOAST_LENGTH]
+        except (binascii.Error, ValueError):
+            return None
+
+    def drop_toast(self, request: Request, response: Response) -> None:
+        """Take the sentence from the browser: it was shown."""
+        self._set(request, response, TOAST_COOKIE, "", 0)
+
+    def _set(
+        self, request: Request, response: Response, name: str, value: str, max_age_s: int | None
+    ) -> None:
+        response.set_cookie(
+            self._name(request, name),
+            value,
+            max_age=max_age_s,
+            path="/",
+            httponly=True,
+            samesite="lax",
+            secure=self.origin.is_secure(request),
+        )
+
+    def _name(self, request: Request, name: str) -> str:
+        return f"__Host-{name}" if self.origin.is_secure(request) else name

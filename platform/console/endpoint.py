@@ -1,0 +1,271 @@
+"""What every page of the console is given: its session, reads and changes in the session's role, and its responses.
+
+Invariant: a page runs as the person of its session, in the database role of the session's tenant or as an operator.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
+from urllib.parse import urlencode
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from loraplex.platform.console.cookies import TENANT_PATH, Cookies, area_of
+from loraplex.platform.console.csrf import is_token, masked
+from loraplex.platform.console.forms import CSRF_HEADER, Form
+from loraplex.platform.console.navigation import OPERATOR_AREA, TENANT_AREA, navigation
+from loraplex.platform.console.origin import PublicOrigin
+from loraplex.platform.console.templating import Templates
+from loraplex.platform.errors import FormRefused, InsufficientScope
+from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.observability.request_id import request_id_of
+from loraplex.platform.services.people.identity import ConsoleSession
+from loraplex.platform.services.stored_responses import EncryptedResponses
+from loraplex.platform.services.stored_results import SentForm, run_once
+from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
+from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
+
+FoundT = TypeVar("FoundT")
+ResultT = TypeVar("ResultT")
+FindSession: TypeAlias = Callable[[str, Literal["tenant", "operator"]], Awaitable[ConsoleSession | None]]
+"""The token of a cookie and its area -> the session."""
+FIRST_PAGE: Final = {"tenant": TENANT_PATH, "operator": "/operator/console"}
+
+
+class SignInNeeded(Exception):
+    """The request has no session, or one that ended."""
+
+
+class ConsoleEndpoint:
+    """Runs the work of pages in the role of a session, and builds their responses."""
+
+    def __init__(
+        self,
+        dependencies: GatewayDependencies,
+        templates: Templates,
+        origin: PublicOrigin,
+        find_session: FindSession,
+    ) -> None:
+        self._dependencies = dependencies
+        self._templates = templates
+        self._find_session = find_session
+        self._limiter = TenantLimiter("pages", per_tenant=AT_ONCE, waiting=MAX_WAITING)
+        self.origin = origin
+        self.cookies = Cookies(origin)
+        self.pages: frozenset[str] = frozenset()
+        """The paths of all pages, set when they are assembled."""
+
+    @property
+    def dependencies(self) -> GatewayDependencies:
+        """What the gateway's routes use."""
+        return self._dependencies
+
+    def requires(self, scope: str | None = None) -> Callable[[Request], Awaitable[ConsoleSession]]:
+        """Return a dependency of FastAPI that gives a page its session, which must have `scope`.
+
+        It raises `SignInNeeded`, `InsufficientScope` and `StoreUnavailable` of tenants.
+        """
+
+        async def required(request: Request) -> ConsoleSession:
+            session = await self.session(request)
+            if session is None or session.tenant_id is None:
+                raise SignInNeeded
+            if scope is not None and scope not in session.scopes:
+                raise InsufficientScope(_scope_missing(scope, session), param=scope)
+            return session
+
+        return required
+
+    def requires_operator(self) -> Callable[[Request], Awaitable[ConsoleSession]]:
+        """Return a dependency of FastAPI that gives a page of the operator area its session. It raises as `requires`."""
+
+        async def required(request: Request) -> ConsoleSession:
+            session = await self.session(request)
+            if session is None:
+                raise SignInNeeded
+            if not session.operator:
+                raise InsufficientScope("Only operators may open this page.", param="operator")
+            return session
+
+        return required
+
+    async def session(self, request: Request) -> ConsoleSession | None:
+        """Return the session of the request's area, read once per request."""
+        if not hasattr(request.state, "console_session"):
+            token = self.cookies.session_token(request)
+            found = None if token is None else await self._find_session(token, area_of(request))
+            request.state.console_session = found
+        session: ConsoleSession | None = request.state.console_session
+        return session
+
+    async def check_token(self, request: Request, sent: str | None) -> None:
+        """Raise `FormRefused` unless the CSRF token is that of the request's session, `SignInNeeded` without one."""
+        session = await self.session(request)
+        if session is None:
+            raise SignInNeeded
+        if not is_token(sent or request.headers.get(CSRF_HEADER), session.csrf_token):
+            raise FormRefused("This form belongs to another session. Open the page again and repeat it.")
+
+    async def query(
+        self, session: ConsoleSession, find: Callable[[AsyncSession], Awaitable[FoundT]]
+    ) -> FoundT:
+        """Return what `find` reads in the role of the session's tenant, or of operators."""
+        database, tenant_id = self._dependencies.database, session.tenant_id
+        role = database.as_operator() if tenant_id is None else database.as_tenant(tenant_id)
+        async with self._slot(session), role as transaction:
+            return await find(transaction)
+
+    @overload
+    async def perform(
+        self,
+        request: Request,
+        session: ConsoleSession,
+        form: Form,
+        work: Callable[[UnitOfWork], Awaitable[object]],
+    ) -> None: ...
+
+    @overload
+    async def perform(
+        self,
+        request: Request,
+        session: ConsoleSession,
+        form: Form,
+        work: Callable[[UnitOfWork], Awaitable[ResultT]],
+        returns: type[ResultT],
+    ) -> ResultT: ...
+
+    async def perform(
+        self,
+        request: Request,
+        session: ConsoleSession,
+        form: Form,
+        work: Callable[[UnitOfWork], Awaitable[Any]],
+        returns: type[Any] | None = None,
+    ) -> Any:
+        """Run `work` in one unit of work of the session's person, once for a form that is sent twice.
+
+        The result is that of the first time, if `returns` names its type: one that msgspec writes as JSON. Raises
+        `InsufficientScope` where an operator looks into a tenant.
+        """
+        if session.viewing_as_operator:
+            raise InsufficientScope("You look into this tenant as an operator: nothing can be changed here.")
+        async with self._slot(session), self._unit_of_work(request, session) as uow:
+            if form.idempotency_key is None:
+                return await work(uow)
+            sent = SentForm(
+                author=f"user:{session.user_id}",
+                key=form.idempotency_key,
+                route=f"{request.method} {request.url.path}",
+                sha256=form.sha256,
+            )
+
+            async def result() -> Any:
+                produced = await work(uow)
+                return produced if returns is not None else None
+
+            return await run_once(uow, sent, self._stored_results, result, returns or type(None))
+
+    def page(
+        self,
+        request: Request,
+        session: ConsoleSession | None,
+        template: str,
+        /,
+        *,
+        status: int = 200,
+        **context: Any,
+    ) -> Response:
+        """Respond with a whole page. `context` is what its template reads besides the variables of every page."""
+        toast = self.cookies.toast(request)
+        content = self._templates.render(
+            template, self._context(request, session) | {"toast": toast} | context
+        )
+        response = HTMLResponse(content, status)
+        if toast is not None:
+            self.cookies.drop_toast(request, response)
+        return response
+
+    def fragment(
+        self,
+        request: Request,
+        session: ConsoleSession,
+        template: str,
+        block: str,
+        /,
+        *,
+        status: int = 200,
+        **context: Any,
+    ) -> Response:
+        """Respond with one block of a page's template, for htmx."""
+        values = self._context(request, session) | {"toast": None} | context
+        return HTMLResponse(self._templates.render_block(template, block, values), status)
+
+    def back(self, request: Request, session: ConsoleSession, location: str, toast: str) -> Response:
+        """Send the browser to `location`, a path of this server, after a change; the page there shows `toast` once."""
+        response = redirect(request, location)
+        self.cookies.leave_toast(request, response, toast)
+        return response
+
+    def _context(self, request: Request, session: ConsoleSession | None) -> dict[str, Any]:
+        path, area = request.url.path, area_of(request)
+        groups = OPERATOR_AREA if area == "operator" else TENANT_AREA
+        scopes = frozenset[str]() if session is None else session.scopes
+        return {
+            "session": session,
+            "nav": navigation(groups, scopes, self.pages, path),
+            "area": area,
+            "home": FIRST_PAGE[area],
+            "request_path": path,
+            "request_id": request_id_of(request.scope),
+            "public_host": self.origin.host(request),
+            "base_url": f"{self.origin.of(request)}/v1",
+            "served_model": self._dependencies.served_model_name,
+            "csrf": None if session is None else masked(session.csrf_token),
+            "now": datetime.now(UTC),
+        }
+
+    @property
+    def _stored_results(self) -> EncryptedResponses:
+        lifetime = timedelta(seconds=self._dependencies.config.idempotency_s)
+        return EncryptedResponses(self._dependencies.derive_key, lifetime)
+
+    def _slot(self, session: ConsoleSession) -> AbstractAsyncContextManager[None]:
+        return nullcontext() if session.tenant_id is None else self._limiter.slot(session.tenant_id)
+
+    @asynccontextmanager
+    async def _unit_of_work(self, request: Request, session: ConsoleSession) -> AsyncIterator[UnitOfWork]:
+        dependencies = self._dependencies
+        actor = session.actor(dependencies.addresses.of(request), request_id_of(request.scope))
+        publisher = dependencies.policy_publisher
+        async with unit_of_work(dependencies.database, actor, session.tenant_id, publisher) as uow:
+            yield uow
+
+
+def is_htmx(request: Request) -> bool:
+    """Return whether htmx sent the request, for a part of a page."""
+    return request.headers.get("hx-request") == "true"
+
+
+def redirect(request: Request, location: str) -> Response:
+    """Send the browser to a path of this server: 303, or the header by which htmx opens a page."""
+    if is_htmx(request):
+        return Response(headers={"hx-redirect": location})
+    return RedirectResponse(location, 303)
+
+
+def sign_in_address(request: Request) -> str:
+    """Return the address of the sign-in page that leads back to the page of the request."""
+    first = FIRST_PAGE[area_of(request)]
+    here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    if request.method != "GET" or is_htmx(request) or here == first:
+        return f"{first}/sign-in"
+    return f"{first}/sign-in?{urlencode({'next': here})}"
+
+
+def _scope_missing(scope: str, session: ConsoleSession) -> str:
+    if session.viewing_as_operator:
+        return "You look into this tenant as an operator: nothing can be changed here."
+    return f"This page needs the scope {scope}, which your role, {session.role}, has not."

@@ -1,0 +1,96 @@
+"""Turns every error of a page into a response for people: what happened, what to do, and the request's id."""
+
+from typing import Final
+
+import structlog
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from loraplex.platform.console.endpoint import (
+    ConsoleEndpoint,
+    SignInNeeded,
+    is_htmx,
+    redirect,
+    sign_in_address,
+)
+from loraplex.platform.console.forms import FormInvalid
+from loraplex.platform.errors import ClientError, ErrorRow, describe
+from loraplex.platform.observability.request_id import request_id_of
+
+LOG: Final = structlog.get_logger("loraplex.console")
+_TITLES: Final = {
+    400: "The request is not valid",
+    403: "Not allowed",
+    404: "Not found",
+    405: "Not found",
+    409: "Not possible now",
+    412: "It has changed meanwhile",
+    413: "Too large",
+    422: "Not valid",
+    429: "Limited",
+    503: "Not available now",
+}
+
+
+class ErrorPages:
+    """ASGI middleware: answers an error with a page, or with a note where htmx asked for a part of one."""
+
+    def __init__(self, app: ASGIApp, endpoint: ConsoleEndpoint) -> None:
+        self._app = app
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def send_and_mark(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_mark)
+        except Exception as error:
+            if started or scope["type"] != "http":
+                raise
+            await (await self.respond(Request(scope), error))(scope, receive, send)
+
+    async def respond(self, request: Request, error: Exception) -> Response:
+        """Return the response to an error before the first byte of another one."""
+        if isinstance(error, SignInNeeded):
+            return self._sign_in(request)
+        described = _described(error)
+        if described.row.is_logged:
+            LOG.error("page failed", request_id=request_id_of(request.scope), exc_info=error)
+        session = getattr(request.state, "console_session", None)
+        status = described.row.status
+        title = _TITLES.get(status, "The server could not complete this")
+        template = "errors/note.html" if is_htmx(request) else "errors/page.html"
+        response = self._endpoint.page(
+            request, session, template, status=status, title=title, error=described
+        )
+        if described.row.retry_after_s is not None:
+            response.headers["retry-after"] = str(described.row.retry_after_s)
+        return response
+
+    def _sign_in(self, request: Request) -> Response:
+        if not is_htmx(request):
+            return redirect(request, sign_in_address(request))
+        return self._endpoint.page(
+            request, None, "errors/session_ended.html", status=401, sign_in=sign_in_address(request)
+        )
+
+
+def _described(error: Exception) -> ClientError:
+    if isinstance(error, HTTPException):
+        status = 404 if error.status_code == 405 else error.status_code
+        return ClientError(ErrorRow(status, "invalid_request_error", "not_found"), "There is no such page.")
+    if isinstance(error, RequestValidationError):
+        return ClientError(
+            ErrorRow(404, "invalid_request_error", "not_found"), "There is nothing at this address."
+        )
+    if isinstance(error, FormInvalid):
+        return ClientError(ErrorRow(422, "invalid_request_error", "invalid_value"), str(error))
+    return describe(error)

@@ -1,0 +1,218 @@
+"""How the console writes amounts, counts, durations, sizes, times and ids: the filters of its templates.
+
+Invariant: amounts are integers throughout. What is not zero is never shown as zero. None, an unknown value, is `–`.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from loraplex.platform.services.billing.currencies import minor_digits
+
+UNKNOWN: Final = "–"
+MINUS: Final = "\u2212"
+SPACE: Final = "\u00a0"
+"""No-break, between a number and its unit."""
+PICO_DIGITS: Final = 12
+MICRO_DIGITS: Final = 6
+SUM_DIGITS: Final = 4
+RATE_DIGITS: Final = 3
+_SYMBOLS: Final = {"USD": "$", "EUR": "€", "GBP": "£"}
+_DECIMAL_SIZES: Final = ("B", "kB", "MB", "GB", "TB", "PB")
+_BINARY_SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SHORT_DIGEST: Final = 12
+_SHORT_ID: Final = 8
+
+
+def money_total(micro: int | None, currency: str) -> str:
+    """Write an amount in micro-units with the digits of the currency's minor unit: `$20.82`."""
+    return _money(micro, currency, MICRO_DIGITS, minor_digits(currency))
+
+
+def money_sum(pico: int | None, currency: str) -> str:
+    """Write a sum in pico-units, of a day or an adapter, with four decimals: `$1.2991`."""
+    return _money(pico, currency, PICO_DIGITS, SUM_DIGITS)
+
+
+def money_request(pico: int | None, currency: str) -> str:
+    """Write the amount of one request in pico-units with six decimals: `$0.000059`."""
+    return _money(pico, currency, PICO_DIGITS, MICRO_DIGITS)
+
+
+def money_exact(pico: int | None, currency: str) -> str:
+    """Write an amount in pico-units exactly, without trailing zeros: `$0.0000228`."""
+    if pico is None:
+        return UNKNOWN
+    text = _decimal(abs(pico), PICO_DIGITS, PICO_DIGITS)
+    whole, _, fraction = text.partition(".")
+    fraction = fraction.rstrip("0").ljust(minor_digits(currency), "0")
+    return _with_currency(f"{whole}.{fraction}" if fraction else whole, currency, pico < 0)
+
+
+def rate(micro_per_million: int | None, currency: str) -> str:
+    """Write a price per million tokens, in micro-units, exactly, with at least three decimals: `$0.100`."""
+    if micro_per_million is None:
+        return UNKNOWN
+    whole, _, fraction = _decimal(abs(micro_per_million), MICRO_DIGITS, MICRO_DIGITS).partition(".")
+    fraction = fraction.rstrip("0").ljust(RATE_DIGITS, "0")
+    return _with_currency(f"{whole}.{fraction}", currency, micro_per_million < 0)
+
+
+def count(number: int | None) -> str:
+    """Write a number exactly: `31,654,825`."""
+    if number is None:
+        return UNKNOWN
+    return f"{MINUS if number < 0 else ''}{abs(number):,}"
+
+
+def compact(number: int | None) -> str:
+    """Write a number with three digits and k, M or G: `31.7 M`. Below 1,000 it is exact."""
+    if number is None:
+        return UNKNOWN
+    return _scaled(number, ("", "k", "M", "G", "T", "P"), 1000)
+
+
+def duration(milliseconds: float | None) -> str:
+    """Write a duration: `46.0 ms`, `462 ms`, `2.41 s`, `9 h 28 min`."""
+    if milliseconds is None:
+        return UNKNOWN
+    if milliseconds < 99.95:
+        return f"{milliseconds:.1f}{SPACE}ms"
+    if milliseconds < 999.5:
+        return f"{milliseconds:.0f}{SPACE}ms"
+    if milliseconds < 59_995:
+        return f"{milliseconds / 1000:.2f}{SPACE}s"
+    seconds = round(milliseconds / 1000)
+    for unit, size, smaller, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if seconds >= size:
+            rest = seconds % size // part
+            return f"{seconds // size}{SPACE}{unit}" + (f"{SPACE}{rest}{SPACE}{smaller}" if rest else "")
+    raise AssertionError(seconds)
+
+
+def share(part: int | None, whole: int | None) -> str:
+    """Write part of whole in per cent: `38.1 %`, two decimals below 1 %: `0.41 %`. Unknown where the whole is 0."""
+    if part is None or not whole:
+        return UNKNOWN
+    digits = 2 if 0 < part * 100 < whole else 1
+    scaled = _rounded(part * 10 ** (digits + 2), whole)
+    least = f"<0.{'0' * (digits - 1)}1" if part and not scaled else _decimal(scaled, digits, digits)
+    return f"{least}{SPACE}%"
+
+
+def file_size(size_bytes: int | None) -> str:
+    """Write the size of a file in decimal units: `58.4 MB`."""
+    return UNKNOWN if size_bytes is None else _scaled(size_bytes, _DECIMAL_SIZES, 1000)
+
+
+def memory_size(size_bytes: int | None) -> str:
+    """Write an amount of memory in binary units, as the settings write it: `512 MiB`."""
+    return UNKNOWN if size_bytes is None else _scaled(size_bytes, _BINARY_SIZES, 1024)
+
+
+def ago(moment: datetime | None, now: datetime | None = None) -> str:
+    """Write a time relative to now within seven days, `2 min ago` or `in 3 h`, else its day."""
+    if moment is None:
+        return UNKNOWN
+    distance = (now or datetime.now(UTC)) - moment
+    if abs(distance) >= timedelta(days=7):
+        return day(moment, now)
+    text = _distance(abs(distance))
+    if text is None:
+        return "now"
+    return f"{text} ago" if distance > timedelta() else f"in {text}"
+
+
+def day(moment: datetime | None, now: datetime | None = None) -> str:
+    """Write a day in UTC: `4 Nov`, with its year unless that is the present one."""
+    if moment is None:
+        return UNKNOWN
+    moment = moment.astimezone(UTC)
+    text = f"{moment.day}{SPACE}{moment:%b}"
+    return text if moment.year == (now or datetime.now(UTC)).year else f"{text}{SPACE}{moment.year}"
+
+
+def exact_time(moment: datetime | None) -> str:
+    """Write a time with milliseconds and its zone: `2026-11-20 14:28:07.412 UTC`."""
+    if moment is None:
+        return UNKNOWN
+    moment = moment.astimezone(UTC)
+    return f"{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03} UTC"
+
+
+def machine_time(moment: datetime) -> str:
+    """Write a time for the attribute `datetime`: RFC 3339 with milliseconds."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def short_digest(digest: str | None) -> str:
+    """Write the first 12 characters of a digest and an ellipsis."""
+    return _shortened(digest, _SHORT_DIGEST)
+
+
+def short_id(identity: object | None) -> str:
+    """Write the first 8 characters of an id and an ellipsis."""
+    return _shortened(None if identity is None else str(identity), _SHORT_ID)
+
+
+def _money(amount: int | None, currency: str, scale: int, digits: int) -> str:
+    """Write `amount`, in units of 10 ** -`scale`, rounded half away from zero to `digits` decimals."""
+    if amount is None:
+        return UNKNOWN
+    shown = _rounded(abs(amount), int(10 ** (scale - digits)))
+    if amount and not shown:
+        least = _with_currency(_decimal(1, digits, digits), currency, False)
+        return f"<{least}" if amount > 0 else f"{MINUS}<{least}"
+    return _with_currency(_decimal(shown, digits, digits), currency, amount < 0)
+
+
+def _with_currency(text: str, currency: str, negative: bool) -> str:
+    symbol = _SYMBOLS.get(currency, f"{currency}{SPACE}")
+    return f"{MINUS if negative else ''}{symbol}{text}"
+
+
+def _decimal(magnitude: int, scale: int, digits: int) -> str:
+    """Write `magnitude`, in units of 10 ** -`scale`, with thousands and `digits` decimals, at most `scale`."""
+    whole, fraction = divmod(magnitude, int(10**scale))
+    return f"{whole:,}.{fraction:0{scale}}"[: len(f"{whole:,}") + 1 + digits] if digits else f"{whole:,}"
+
+
+def _rounded(numerator: int, denominator: int) -> int:
+    """Divide, half away from zero; both are not negative."""
+    return (2 * numerator + denominator) // (2 * denominator)
+
+
+def _scaled(number: int, units: tuple[str, ...], base: int) -> str:
+    """Write `number` with three digits in the largest unit of which it is at least one."""
+    magnitude, power = abs(number), 0
+    while power + 1 < len(units) and _rounded(magnitude, base**power) >= base:
+        power += 1
+    digits = max(0, 3 - len(str(magnitude // base**power))) if power else 0
+    text = _decimal(_rounded(magnitude * int(10**digits), base**power), digits, digits)
+    if base == 1024 and digits:
+        text = text.rstrip("0").rstrip(".")
+    unit = f"{SPACE}{units[power]}" if units[power] else ""
+    return f"{MINUS if number < 0 else ''}{text}{unit}"
+
+
+def _distance(distance: timedelta) -> str | None:
+    seconds = int(distance.total_seconds())
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        if seconds >= size:
+            return f"{seconds // size}{SPACE}{unit}"
+    return None
+
+
+def _shortened(text: str | None, length: int) -> str:
+    if text is None:
+        return UNKNOWN
+    return text if len(text) <= length else f"{text[:length]}…"
+
+
+FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
+    function.__name__: function
+    for function in (
+        *(money_total, money_sum, money_request, money_exact, rate, count, compact, duration, share),
+        *(file_size, memory_size, ago, day, exact_time, machine_time, short_digest, short_id),
+    )
+}

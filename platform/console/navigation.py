@@ -1,0 +1,110 @@
+"""What the console's navigation offers to a person: entries by scope, in groups."""
+
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import Final
+
+ADMIN: Final = "tenant:admin"
+FIRST_PAGES: Final = ("/console", "/operator/console")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A link to a page. `scope`: what it needs; None: any session. `is_current`: this page, or one below it, is shown."""
+
+    label: str
+    path: str
+    icon: str
+    scope: str | None = None
+    is_current: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Entries under one heading; the first group has none."""
+
+    label: str | None
+    entries: tuple[Entry, ...]
+
+
+TENANT_AREA: Final = (
+    Group(
+        None,
+        (
+            Entry("Overview", "/console", "overview"),
+            Entry("Playground", "/console/playground", "playground", "inference"),
+        ),
+    ),
+    Group(
+        "Build",
+        (
+            Entry("Adapters", "/console/adapters", "adapters", "adapters:read"),
+            Entry("Keys", "/console/keys", "keys", "keys:write"),
+        ),
+    ),
+    Group(
+        "Observe",
+        (
+            Entry("Requests", "/console/requests", "requests", "usage:read"),
+            Entry("Usage", "/console/usage", "usage", "usage:read"),
+            Entry("Limits", "/console/limits", "limits"),
+        ),
+    ),
+    Group(
+        "Account",
+        (
+            Entry("Billing", "/console/billing", "billing", "billing:read"),
+            Entry("Team", "/console/team", "team", ADMIN),
+            Entry("Audit log", "/console/audit", "audit", ADMIN),
+        ),
+    ),
+)
+OPERATOR_AREA: Final = (
+    Group(None, (Entry("Tenants", "/operator/console", "team"),)),
+    Group(
+        "Money",
+        (
+            Entry("Rate cards", "/operator/console/rate-cards", "billing"),
+            Entry("Credits", "/operator/console/credits", "plus"),
+            Entry("Invoices", "/operator/console/invoices", "requests"),
+            Entry("Usage", "/operator/console/usage", "usage"),
+        ),
+    ),
+    Group(
+        "Service",
+        (
+            Entry("Engine", "/operator/console/engine", "adapters"),
+            Entry("Drift", "/operator/console/drift", "limits"),
+            Entry("Health", "/operator/console/health", "overview"),
+            Entry("Audit log", "/operator/console/audit", "audit"),
+        ),
+    ),
+)
+
+
+def navigation(
+    area: tuple[Group, ...], scopes: AbstractSet[str], pages: AbstractSet[str], path: str
+) -> tuple[Group, ...]:
+    """Return the entries of an area that the scopes open, among the existing `pages`, with that of `path` marked."""
+    shown = [replace(group, entries=tuple(_open(group, scopes, pages))) for group in area]
+    leading = [entry.path for group in shown for entry in group.entries if _leads(entry, path)]
+    current = max(leading, key=len, default=None)
+    return tuple(
+        replace(
+            group, entries=tuple(replace(each, is_current=each.path == current) for each in group.entries)
+        )
+        for group in shown
+        if group.entries
+    )
+
+
+def _open(group: Group, scopes: AbstractSet[str], pages: AbstractSet[str]) -> Iterator[Entry]:
+    for entry in group.entries:
+        if entry.path in pages and (entry.scope is None or entry.scope in scopes):
+            yield entry
+
+
+def _leads(entry: Entry, path: str) -> bool:
+    """Every page of an area is below its first one, so that is the current one only where it is shown itself."""
+    return path == entry.path or (entry.path not in FIRST_PAGES and path.startswith(f"{entry.path}/"))

@@ -1,0 +1,1 @@
+"""The pages of the tenant area, one module of routes for each group."""

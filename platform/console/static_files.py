@@ -1,0 +1,74 @@
+"""Files of a folder under names that contain their digest, so that browsers may keep them for a year.
+
+Invariant: a name stands for one content. All files are in memory; each is compressed once.
+"""
+
+import gzip
+import hashlib
+import mimetypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+DIGEST_LENGTH: Final = 12
+SERVED: Final = {".css", ".js", ".png", ".svg"}
+"""Suffixes of files that are served; licences and notes beside them are not."""
+CACHE_CONTROL: Final = "public, max-age=31536000, immutable"
+
+
+@dataclass(frozen=True)
+class StaticFile:
+    """One file. `name` is its path in the folder, with its digest before the suffix."""
+
+    name: str
+    content: bytes
+    media_type: str
+
+    @cached_property
+    def compressed(self) -> bytes:
+        """The content as gzip writes it at its best."""
+        return gzip.compress(self.content, mtime=0)
+
+
+class StaticFiles:
+    """The files of `folder`, at `prefix`."""
+
+    def __init__(self, folder: Path, prefix: str) -> None:
+        self._prefix = prefix
+        self._names: dict[str, str] = {}
+        self._files: dict[str, StaticFile] = {}
+        for path, file in _read(folder):
+            self._names[path] = file.name
+            self._files[file.name] = file
+
+    def url(self, path: str) -> str:
+        """Return the address of a file by its path in the folder. Raises `KeyError`."""
+        return f"{self._prefix}/{self._names[path]}"
+
+    async def send(self, request: Request) -> Response:
+        """Respond with the file that the path parameter `name` names."""
+        file = self._files.get(request.path_params["name"])
+        if file is None:
+            raise HTTPException(404)
+        headers = {"cache-control": CACHE_CONTROL, "vary": "accept-encoding"}
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return Response(file.content, headers=headers, media_type=file.media_type)
+        return Response(
+            file.compressed, headers=headers | {"content-encoding": "gzip"}, media_type=file.media_type
+        )
+
+
+def _read(folder: Path) -> Iterator[tuple[str, StaticFile]]:
+    for path in sorted(folder.rglob("*")):
+        if path.suffix not in SERVED:
+            continue
+        content, relative = path.read_bytes(), path.relative_to(folder)
+        digest = hashlib.sha256(content).hexdigest()[:DIGEST_LENGTH]
+        name = relative.with_name(f"{relative.stem}.{digest}{relative.suffix}").as_posix()
+        yield relative.as_posix(), StaticFile(name, content, mimetypes.types_map[path.suffix])

@@ -1,0 +1,1 @@
+"""Use cases of people: who may sign in, and what they may do."""

@@ -1,0 +1,64 @@
+"""The engines as this gateway knows them. Invariant: nothing waits for an engine of the pool; one that does not answer keeps its
+last numbers.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.engine.client import EngineClient
+from loraplex.engine.messages import EngineStats
+from loraplex.platform.engines.pool import EnginePool, ManagedEngine
+from loraplex.tenants.registry.versions import names_by_digest
+
+__all__ = ["EngineState", "EngineStats", "adapter_names", "engine_states"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """One engine, by its place in the settings. `stats`: its newest numbers, which it sent at `known_at`; None before the first.
+
+    `failure`: why it does not run, if that is known.
+    """
+
+    number: int
+    connected: bool
+    restarts: int
+    failure: str | None
+    stats: EngineStats | None
+    known_at: datetime | None
+
+
+async def engine_states(engine: EngineClient, now: datetime) -> tuple[EngineState, ...]:
+    """Describe every engine of a pool by its newest snapshot, or the single engine by its current state.
+
+    Raises `EngineUnavailable` for a single engine that does not answer.
+    """
+    if isinstance(engine, EnginePool):
+        return tuple(_state(number, each) for number, each in enumerate(engine.engines, start=1))
+    stats = await engine.stats()
+    return (EngineState(number=1, connected=True, restarts=0, failure=None, stats=stats, known_at=now),)
+
+
+def _state(number: int, engine: ManagedEngine) -> EngineState:
+    return EngineState(
+        number=number,
+        connected=engine.connected,
+        restarts=engine.restarts,
+        failure=engine.failure,
+        stats=engine.known_stats,
+        known_at=engine.known_at,
+    )
+
+
+async def adapter_names(session: AsyncSession, states: Sequence[EngineState]) -> Mapping[str, str]:
+    """Name the versions that are resident or in use by their digests, as an operator."""
+    digests = {
+        digest
+        for each in states
+        if each.stats is not None
+        for digest in (*each.stats.resident_adapters, *each.stats.waiting_adapters)
+    }
+    return await names_by_digest(session, digests)

@@ -1,0 +1,94 @@
+"""The validation of a version, check by check, in the order in which the checks run.
+
+Invariant: every check that the validation can fail has a text on how to mend it. Findings quote a tenant's files: they are text,
+never markup.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+CheckState: TypeAlias = Literal["passed", "warning", "failed", "open"]
+CHECKS: Final = (
+    *("files", "manifest", "header", "tensor_names", "target_modules", "patterns", "pairs"),
+    *("shapes", "ranks", "base_copies", "finite", "effect", "canary"),
+)
+HOW_TO_MEND: Final[Mapping[str, str]] = {
+    "files": "Upload exactly adapter_config.json and adapter_model.safetensors, as PEFT's save_pretrained writes them. Leave out"
+    " checkpoints, tokenizer files and pickled weights.",
+    "manifest": "Change the named field of adapter_config.json. Only plain LoRA is served: convert DoRA, PiSSA or LoftQ adapters"
+    " to LoRA in PEFT before you save them, and list target_modules by name.",
+    "header": "The weights are damaged or in another format. Save them again with safe_serialization=True, compare the file's"
+    " size with the original, and upload again.",
+    "tensor_names": "The named tensor belongs to no module of the base model, or to a part that is not LoRA. Train on the base"
+    " model that this server serves, without modules_to_save, biases or added tokens.",
+    "target_modules": "Let target_modules name exactly the modules that have tensors in the file. An edited configuration or a"
+    " file from another run causes this.",
+    "patterns": "Remove the key from rank_pattern or alpha_pattern, or correct it: it must name a module that the adapter changes.",
+    "pairs": "The module has lora_A without lora_B or the reverse. Save the whole adapter again; do not filter its tensors.",
+    "shapes": "The adapter was trained on a base model of another size. Train it on the base model that this server serves, and"
+    " upload again.",
+    "ranks": "Let r and rank_pattern of adapter_config.json give the rank that the tensors have. Upload both files of one run.",
+    "base_copies": "Save with save_embedding_layers=False, or without LoRA on the embedding and the head. Copies of base weights"
+    " are not used.",
+    "finite": "The training diverged. Take an earlier checkpoint, or train again with a lower learning rate or in bfloat16.",
+    "effect": "Every update is zero, as before the first step of training. Check that you saved the trained weights.",
+    "canary": "The adapter could not be run exactly on this server's base model. Lower lora_alpha or the rank if its values are"
+    " very large, and train on the base model that this server serves.",
+    "memory": "The file needs too much memory to read, mostly because of a very large header. Save the adapter again with PEFT.",
+    "cpu": "The file takes too long to read. Save the adapter again with PEFT, with fewer and larger tensors.",
+    "deadline": "The file was not read in time. Upload it again; if it fails again, save the adapter again with PEFT.",
+    "process": "The process that read the files ended. Upload them again; if it fails again, save the adapter again with PEFT.",
+    "interrupted": "The server ended while it validated. The files are fine as far as is known: upload them again.",
+    "patience": "The server could not finish the validation in time. Upload the files again.",
+}
+_OTHER: Final = "Save the adapter again with PEFT, and upload it again."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRow:
+    """`finding` is empty while the check is open; `mend` is empty unless it failed."""
+
+    name: str
+    state: CheckState
+    finding: str = ""
+    mend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The checks in their order. `is_running`: the version is being validated."""
+
+    checks: Sequence[CheckRow]
+    is_running: bool
+
+    @property
+    def passed(self) -> int:
+        """The number of checks that passed, with or without a warning."""
+        return sum(check.state in ("passed", "warning") for check in self.checks)
+
+    @property
+    def warnings(self) -> int:
+        return sum(check.state == "warning" for check in self.checks)
+
+    @property
+    def failed(self) -> CheckRow | None:
+        return next((check for check in self.checks if check.state == "failed"), None)
+
+
+def report_of(stored: Mapping[str, Any], state: str) -> Report:
+    """Return the report of a version in this state from what is stored. Checks that did not run yet are open while the version is
+    being validated, and absent afterwards. A check that is stored twice counts once, as its last entry says.
+    """
+    found = {str(each["name"]): _row(each) for each in stored.get("checks", ())}
+    running = state == "validating"
+    names = [name for name in CHECKS if name in found or running]
+    names += [name for name in found if name not in CHECKS]
+    return Report([found.get(name) or CheckRow(name=name, state="open") for name in names], running)
+
+
+def _row(check: Mapping[str, Any]) -> CheckRow:
+    name, finding = str(check["name"]), str(check["detail"])
+    if not check["passed"]:
+        return CheckRow(name=name, state="failed", finding=finding, mend=HOW_TO_MEND.get(name, _OTHER))
+    return CheckRow(name=name, state="warning" if check.get("warning") else "passed", finding=finding)
