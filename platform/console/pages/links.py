@@ -25,6 +25,7 @@ TEMPLATES = {
     "reset": "sign_in/reset.html",
 }
 FORM = Depends(read_open_form)
+NOTHING_TYPED = Entered()
 
 
 def links_pages(endpoint: ConsoleEndpoint) -> APIRouter:
@@ -44,7 +45,7 @@ class LinkPages:
     endpoint: ConsoleEndpoint
 
     async def show(
-        self, request: Request, token: str, form: Entered = Entered(), *, status: int = 200
+        self, request: Request, token: str, form: Entered = NOTHING_TYPED, *, status: int = 200
     ) -> Response:
         """Show the form of an invitation or a reset. Raises `LinkNotValid`."""
         link = await find_link(self.endpoint.dependencies.database, token)
