@@ -11,6 +11,7 @@ from loraplex.platform.console.pages.audit import audit_pages
 from loraplex.platform.console.pages.billing import billing_pages
 from loraplex.platform.console.pages.links import links_pages
 from loraplex.platform.console.pages.sign_in import sign_in_pages
+from loraplex.platform.console.pages.team import team_pages
 
 PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     sign_in_pages,
@@ -18,6 +19,7 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     account_pages,
     audit_pages,
     billing_pages,
+    team_pages,
 )
 
 
