@@ -13,6 +13,7 @@ from loraplex.platform.console.pages.links import links_pages
 from loraplex.platform.console.pages.playground import playground_pages
 from loraplex.platform.console.pages.sign_in import sign_in_pages
 from loraplex.platform.console.pages.tokens import token_pages
+from loraplex.platform.console.pages.webhooks import webhooks_pages
 
 
 def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
@@ -28,4 +29,5 @@ def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
         playground_pages(endpoint),
         sign_in_pages(endpoint),
         token_pages(endpoint),
+        webhooks_pages(endpoint),
     ]
