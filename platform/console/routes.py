@@ -9,10 +9,14 @@ from loraplex.platform.console.pages.aliases import aliases_pages
 from loraplex.platform.console.pages.audit import audit_pages
 from loraplex.platform.console.pages.billing import billing_pages
 from loraplex.platform.console.pages.keys import keys_pages
+from loraplex.platform.console.pages.limits import limits_pages
 from loraplex.platform.console.pages.links import links_pages
+from loraplex.platform.console.pages.overview import overview_pages
 from loraplex.platform.console.pages.playground import playground_pages
+from loraplex.platform.console.pages.requests import requests_pages
 from loraplex.platform.console.pages.sign_in import sign_in_pages
 from loraplex.platform.console.pages.tokens import token_pages
+from loraplex.platform.console.pages.usage import usage_pages
 from loraplex.platform.console.pages.webhooks import webhooks_pages
 
 
@@ -30,4 +34,8 @@ def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
         sign_in_pages(endpoint),
         token_pages(endpoint),
         webhooks_pages(endpoint),
+        limits_pages(endpoint),
+        overview_pages(endpoint),
+        requests_pages(endpoint),
+        usage_pages(endpoint),
     ]
