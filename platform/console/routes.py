@@ -16,6 +16,7 @@ from loraplex.platform.console.pages.playground import playground_pages
 from loraplex.platform.console.pages.requests import requests_pages
 from loraplex.platform.console.pages.sign_in import sign_in_pages
 from loraplex.platform.console.pages.tokens import token_pages
+from loraplex.platform.console.pages.uploads import uploads_pages
 from loraplex.platform.console.pages.usage import usage_pages
 from loraplex.platform.console.pages.webhooks import webhooks_pages
 

@@ -10,6 +10,8 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.adapters.limits import DEFAULT_LIMITS
+from loraplex.adapters.storage.local_store import max_file_bytes
 from loraplex.platform.services.queries.keys import hours_until
 from loraplex.platform.services.queries.residency import Residency, Tier
 from loraplex.platform.services.queries.validation_report import Report, report_of
@@ -17,11 +19,12 @@ from loraplex.tenants.audit_log import audit_entries
 from loraplex.tenants.ledger.recent_requests import VersionUse, hourly_requests, version_uses
 from loraplex.tenants.models import AdapterVersion
 from loraplex.tenants.registry.adapters import SERVING_STATES, AdapterRepository
-from loraplex.tenants.registry.aliases import MAX_TARGETS, AliasRepository, AliasState
+from loraplex.tenants.registry.aliases import AliasRepository, AliasState
 from loraplex.tenants.registry.uploads import UploadRepository
 
-__all__ = ["MAX_TARGETS"]
 PAGE: Final = 50
+MAX_FILE_BYTES: Final = max_file_bytes(DEFAULT_LIMITS)
+"""The largest size in bytes of each file of an adapter, by its name."""
 DAY: Final = timedelta(days=1)
 
 
