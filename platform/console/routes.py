@@ -15,6 +15,7 @@ from loraplex.platform.console.pages.overview import overview_pages
 from loraplex.platform.console.pages.playground import playground_pages
 from loraplex.platform.console.pages.requests import requests_pages
 from loraplex.platform.console.pages.sign_in import sign_in_pages
+from loraplex.platform.console.pages.team import team_pages
 from loraplex.platform.console.pages.tokens import token_pages
 from loraplex.platform.console.pages.uploads import uploads_pages
 from loraplex.platform.console.pages.usage import usage_pages
@@ -30,13 +31,15 @@ def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
         audit_pages(endpoint),
         billing_pages(endpoint),
         keys_pages(endpoint),
-        links_pages(endpoint),
-        playground_pages(endpoint),
-        sign_in_pages(endpoint),
-        token_pages(endpoint),
-        webhooks_pages(endpoint),
         limits_pages(endpoint),
+        links_pages(endpoint),
         overview_pages(endpoint),
+        playground_pages(endpoint),
         requests_pages(endpoint),
+        sign_in_pages(endpoint),
+        team_pages(endpoint),
+        token_pages(endpoint),
+        uploads_pages(endpoint),
         usage_pages(endpoint),
+        webhooks_pages(endpoint),
     ]
