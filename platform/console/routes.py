@@ -6,8 +6,14 @@ from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.pages.account import account_pages
 from loraplex.platform.console.pages.audit import audit_pages
 from loraplex.platform.console.pages.billing import billing_pages
+from loraplex.platform.console.pages.operator.routes import operator_routers
 
 
 def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
     """Build the routers of all pages, each with absolute paths."""
-    return [account_pages(endpoint), billing_pages(endpoint), audit_pages(endpoint)]
+    return [
+        account_pages(endpoint),
+        billing_pages(endpoint),
+        audit_pages(endpoint),
+        *operator_routers(endpoint),
+    ]

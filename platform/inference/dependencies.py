@@ -54,7 +54,6 @@ class ServingConfig:
     webhook_allow_private: bool = False
     audit_retention_days: int = 365
     accelerator_price: AcceleratorPrice | None = None
-    health: Health | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,7 @@ class GatewayDependencies:
     `derive_key`: byte strings, the first of which names the purpose -> 32 bytes keyed by the server secret.
 
     `currency_of`: the currency that a tenant is charged in now. `adapter_path`: (tenant, digest) -> folder of the blob, which is first fetched to this machine where needed; raises
-    `StorageError` of adapters.
+    `StorageError` of adapters. `health` None: nothing probes this gateway, as in a test.
     """
 
     served_model_name: str
@@ -91,3 +90,4 @@ class GatewayDependencies:
     poison_memory: PoisonMemory = field(default_factory=PoisonMemory)
     key_use: LastUsedTracker = field(default_factory=LastUsedTracker)
     background_tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
+    health: Health | None = None

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from fastapi import APIRouter, Depends
+from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -66,16 +67,17 @@ def _add_log(router: APIRouter, endpoint: ConsoleEndpoint, path: str, reader: ob
 async def _lines(
     endpoint: ConsoleEndpoint, session: ConsoleSession, chosen: audit.AuditFilter
 ) -> AsyncIterator[bytes]:
-    after: UUID | None = None
+    after: str | None = None
+
+    async def read(found: AsyncSession) -> audit.AuditPage:
+        return await audit.entries(found, chosen, after, EXPORT_BATCH)
+
     while True:
-        behind = None if after is None else str(after)
-        page = await endpoint.query(
-            session, lambda found, behind=behind: audit.entries(found, chosen, behind, EXPORT_BATCH)
-        )
+        page = await endpoint.query(session, read)
         yield b"".join(map(audit.json_line, page.rows))
         if page.older is None:
             return
-        after = page.older
+        after = str(page.older)
 
 
 def _given(request: Request) -> dict[str, str]:
