@@ -78,6 +78,7 @@ class FakeScript(msgspec.Struct, frozen=True, kw_only=True):
     `answers[c % len]` has the texts of the tokens of choice c, which then ends with "stop"; without answers text goes on
     until `max_tokens`. `digest` "echo" reports the requested adapter; any other value is reported as is. `cached_tokens` is
     capped at the prompt's length, as is `prefilled_tokens`: the computed ones of a prompt that is aborted before `Started`.
+    `queue_s`, `prefill_s`, `grammar_s` and `adapter_s` are what `Started` reports, whatever passed.
     `stats` overrides numbers of `stats()` by field name. `probe` is the report of a probe, with the digest of the probed
     adapter.
     """
@@ -89,6 +90,10 @@ class FakeScript(msgspec.Struct, frozen=True, kw_only=True):
     answers: tuple[tuple[str, ...], ...] = ()
     cached_tokens: int = 0
     prefilled_tokens: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    grammar_s: float = 0.0
+    adapter_s: float = 0.0
     digest: str | None = "echo"
     faults: tuple[Fault, ...] = ()
     stats: EngineStats = EngineStats()
@@ -258,8 +263,15 @@ class FakeEngine:
         self._prompt_tokens += len(request.prompt_token_ids)
         self._cached_tokens += cached
         digest = request.adapter.digest if request.adapter is not None else None
+        script = self.script
         return Started(
-            request.request_id, digest if self.script.digest == "echo" else self.script.digest, cached
+            request.request_id,
+            digest if script.digest == "echo" else script.digest,
+            cached,
+            queue_s=script.queue_s,
+            prefill_s=script.prefill_s,
+            grammar_s=script.grammar_s,
+            adapter_s=script.adapter_s,
         )
 
     def _count_step(self, choices: "list[_Choice]") -> None:

@@ -63,6 +63,8 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8000, ge=0, le=65_535)
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
+    console: bool = True
+    public_url: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+$")
     data_dir: Path = Path("./.loraplex")
     role: Literal["all", "engine", "gateway"] = "all"
     engine: tuple[str, ...] = Field(default=(), max_length=64)
@@ -140,6 +142,7 @@ class Settings(BaseSettings):
     known_caller_s: float = Field(default=300.0, ge=0, le=86_400)
     database_grace_s: float | None = Field(default=None, ge=0, le=86_400)
     metrics_adapter_names: bool = False
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s?#]{1,500}$")
     engine_unresponsive_s: float = Field(default=30.0, gt=0, le=3600)
     audit_retention_days: int = Field(default=365, ge=2, le=3650)
     quota_event_retention_days: int = Field(default=400, ge=1, le=3650)

@@ -14,6 +14,7 @@ from loraplex.adapters.errors import AdaptersError
 from loraplex.engine.errors import EngineError
 from loraplex.grammar.errors import GrammarError
 from loraplex.platform.api.body_budget import BodyBudget
+from loraplex.platform.api.docs import docs_router
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.openapi import Application
 from loraplex.platform.api.openai.openapi import DOCUMENTED_MODELS
@@ -25,14 +26,22 @@ from loraplex.platform.errors import ClientError, ErrorRow, GatewayError, descri
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.rate_limit_headers import RETRY_HEADER
 from loraplex.platform.observability.request_id import RequestIds, request_id_of
+from loraplex.platform.observability.request_record import ObservedRequests, RequestObserver
 from loraplex.tenants.errors import TenantsError
 
 LOG = structlog.get_logger("loraplex.gateway")
 
 
-def create_app(dependencies: GatewayDependencies, routers: Sequence[APIRouter] = ()) -> Application:
-    """Build the application: inference, tenant and operator plane, and `routers`. Its documentation is at `/docs`."""
-    app = Application(title="loraplex", redirect_slashes=False, redoc_url=None)
+def create_app(
+    dependencies: GatewayDependencies,
+    routers: Sequence[APIRouter] = (),
+    observers: Sequence[RequestObserver] = (),
+) -> Application:
+    """Build the application: inference, tenant and operator plane, and `routers`. Its documentation is at `/docs`.
+
+    `observers` see every request when it has ended.
+    """
+    app = Application(title="loraplex", redirect_slashes=False, docs_url=None, redoc_url=None)
     app.models = DOCUMENTED_MODELS
     authenticator = Authenticator(
         dependencies.database,
@@ -48,12 +57,14 @@ def create_app(dependencies: GatewayDependencies, routers: Sequence[APIRouter] =
     endpoint = ManagementEndpoint(dependencies)
     app.include_router(tenant_router(dependencies, endpoint, authenticator))
     app.include_router(operator_router(dependencies, endpoint, authenticator))
+    app.include_router(docs_router())
     for router in routers:
         app.include_router(router)
     for error in (GatewayError, EngineError, AdaptersError, GrammarError, TenantsError):
         app.add_exception_handler(error, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(ErrorBoundary)
+    app.add_middleware(ObservedRequests, observers=observers)
     app.add_middleware(RequestIds)
     return app
 

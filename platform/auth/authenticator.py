@@ -7,7 +7,8 @@ a look-up, and admission refuses a caller with an outdated policy (`renew`).
 
 import hmac
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -114,11 +115,13 @@ class Authenticator:
         """Return a dependency that accepts a tenant's key with `scope`; with None any key of a tenant.
 
         It writes the tenant into the request's state, without which no JSON body is read; `requires_operator` writes None.
+        Both write begin and end of the authentication, on the monotonic clock, as `auth_span`.
         """
 
         async def authorized(request: Request) -> Caller:
             headers, address = request.headers.getlist("authorization"), self._addresses.of(request)
-            caller = await self.authenticate(headers, address, cached=cached, known=known)
+            with _timed(request):
+                caller = await self.authenticate(headers, address, cached=cached, known=known)
             request.state.tenant_id = caller.tenant_id
             return check_scope(caller, scope)
 
@@ -129,7 +132,8 @@ class Authenticator:
 
         async def authorized(request: Request) -> OperatorCaller:
             headers, address = request.headers.getlist("authorization"), self._addresses.of(request)
-            caller = operator_caller(await self._authentic(headers, address, cached=False), address)
+            with _timed(request):
+                caller = operator_caller(await self._authentic(headers, address, cached=False), address)
             request.state.tenant_id = None
             return caller
 
@@ -290,6 +294,15 @@ class Authenticator:
     async def _read(self, key_id: str) -> AuthenticatedKey | None:
         async with self._database.as_writer() as session:
             return await KeyRepository(session).find(key_id)
+
+
+@contextmanager
+def _timed(request: Request) -> Iterator[None]:
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        request.state.auth_span = (began, time.monotonic())
 
 
 def bearer_token(headers: list[str]) -> str:

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
-from uuid import UUID
 
 import structlog
 
@@ -19,6 +18,7 @@ from loraplex.platform.errors import GatewayError
 from loraplex.platform.inference.background_tasks import BackgroundTasks
 from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.inference.rate_limit_headers import rate_headers, refusal_headers, unavailable_headers
+from loraplex.platform.observability.request_record import RequestRecord
 from loraplex.tenants.admission.controller import AdmissionController
 from loraplex.tenants.errors import LimitExceeded, PolicyStale, QuotaUnavailable, TenantsError
 from loraplex.tenants.ids import uuid7
@@ -30,8 +30,8 @@ class RequestContext:
     """Caller, id and response headers of one request. `headers` are sent with any response, also with an error.
 
     `renew_caller` and `confirm_caller` authenticate the caller again without the cache and raise as the first
-    authentication; `renew_caller` also removes the tenant's keys from the cache. `adapter_id`: that of the model, once it is
-    known. `is_recorded`: the request is, or will be, in the usage ledger.
+    authentication; `renew_caller` also removes the tenant's keys from the cache. `record`: what metrics and traces learn of the
+    request. `is_recorded`: the request is, or will be, in the usage ledger.
     """
 
     caller: Caller
@@ -40,7 +40,7 @@ class RequestContext:
     confirm_caller: Callable[[Caller], Awaitable[Caller]]
     headers: dict[str, str] = field(default_factory=dict)
     renewals: int = 0
-    adapter_id: UUID | None = None
+    record: RequestRecord = field(default_factory=RequestRecord)
     is_recorded: bool = False
 
     async def renew(self) -> None:
@@ -85,6 +85,7 @@ class PendingAdmission:
     """A provisional admission: counted in Valkey, not yet in the journal."""
 
     def __init__(self, context: RequestContext, admitting: "asyncio.Task[Reservation]") -> None:
+        self.record = context.record
         self._context = context
         self._admitting = admitting
 
@@ -181,6 +182,17 @@ class InferenceAdmission:
             raise
 
     async def _admit_renewing(
+        self,
+        context: RequestContext,
+        model: ResolvedModel,
+        sizes: RequestSizes,
+        still_names: Callable[[ResolvedModel], Awaitable[bool]],
+        on_provisional: OnProvisional,
+    ) -> Reservation:
+        with context.record.timed("admission"):
+            return await self._admit_current(context, model, sizes, still_names, on_provisional)
+
+    async def _admit_current(
         self,
         context: RequestContext,
         model: ResolvedModel,

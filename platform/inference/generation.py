@@ -74,7 +74,9 @@ class Generation:
             max_tokens=requests[0].sampling.max_tokens,
             prompt_lengths=[len(request.prompt_token_ids) for request in requests],
             submitted=time.monotonic(),
+            gateway_phases=self._pending.record.phases,
         )
+        self._pending.record.stats = self.stats
         self._streams = EngineStreams(self._dependencies.engine, requests, self.stats)
         self._started: set[int] = set()
 

@@ -115,7 +115,7 @@ class InferencePipeline:
     ) -> Generation:
         """Admit the request once its sizes are known; only then build its grammar and submit it to the engine."""
         model = await self._resolve(context, values)
-        context.adapter_id = model.adapter_id
+        context.record.adapter_id = model.adapter_id
         context.headers.update(model.headers())
         values = values.with_defaults(model.defaults)
         prompts = await self.prompt_ids(values, model, context.caller.tenant_id)
@@ -129,7 +129,7 @@ class InferencePipeline:
         pending = await self._admission.admit(context, model, sizes, still_names)
         async with self._admission.cancelled_on_error(pending):
             prepared = _PreparedRequest(values, prompts, samplings)
-            requests, output = await self._engine_requests(context.caller, prepared, model, constraints)
+            requests, output = await self._engine_requests(context, prepared, model, constraints)
             generation = Generation(self._dependencies, free_slots, model, requests, pending, arrival, output)
             context.headers.update(generation.headers())
             return generation
@@ -197,17 +197,18 @@ class InferencePipeline:
 
     async def _engine_requests(
         self,
-        caller: Caller,
+        context: RequestContext,
         prepared: "_PreparedRequest",
         model: ResolvedModel,
         constraints: OutputConstraints | None,
     ) -> tuple[list[EngineRequest], ConstrainedOutput | None]:
-        samplings = prepared.samplings
+        caller, samplings = context.caller, prepared.samplings
         namespace = self._dependencies.namespace_of(caller.tenant_id)
         adapter = await self._adapter_ref(caller, model, namespace)
         grammar, output = None, None
         if constraints is not None:
-            output = await self._planner.plan(namespace, constraints, self._style(model))
+            with context.record.timed("schema_check"):
+                output = await self._planner.plan(namespace, constraints, self._style(model))
             spec = output.plan.spec
             grammar = None if spec is None else encode_spec(spec)
             if output.plan.keep_special_tokens:

@@ -4,7 +4,7 @@ Invariant: a token counts once, when the engine has reported it, whether or not 
 `usage`, the metrics and the settlement read the same numbers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,7 +21,7 @@ class RequestStats:
     engine's: the longest of the prompts; `grammar_s` and `adapter_s` are parts of `queue_s`.
     `first_token` and `last_token` are None when none was delivered; `token_gaps` are the times between successive delivered
     tokens of one choice. `finish_reason` is the engine's, or `error`, or `abort` when the client disconnected.
-    `finished_choices` ended without being aborted.
+    `finished_choices` ended without being aborted. `gateway_phases`: begin and end of what the gateway did, by name.
     """
 
     arrival: float
@@ -39,6 +39,7 @@ class RequestStats:
     last_token: float | None = None
     finished: float = 0.0
     token_gaps: list[float] = field(default_factory=list)
+    gateway_phases: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     _prompts: dict[int, tuple[int, int]] = field(default_factory=dict)
     _generated: dict[tuple[int, int], int] = field(default_factory=dict)
     _delivered: dict[int, float] = field(default_factory=dict)
@@ -98,22 +99,24 @@ class RequestStats:
 
     def timings(self) -> RequestTimings:
         """The times of the ended request as the ledger has them. A phase that it did not reach, or that took no time, is
-        left out.
+        left out. Phases count from the first of them, or from the arrival, which follows the authentication and the body.
         """
         first = self.first_token
+        origin = min((self.arrival, *(began for began, _ in self.gateway_phases.values())))
         return RequestTimings(
             ttft_ms=None if first is None else _milliseconds(first - self.arrival),
             duration_ms=_milliseconds(self.finished - self.arrival),
             phases={
-                name: (_milliseconds(began - self.arrival), _milliseconds(ended - began))
-                for name, began, ended in self._phases()
+                name: (_milliseconds(began - origin), _milliseconds(ended - began))
+                for name, began, ended in self.phases()
                 if ended > began
             },
             gap_buckets=counted(GAP_BOUNDS_MS, (gap * 1000 for gap in self.token_gaps)),
         )
 
-    def _phases(self) -> Iterator[tuple[str, float, float]]:
-        """Name, begin and end of each phase. Those before the first token follow each other, by the engine's clock."""
+    def phases(self) -> Iterator[tuple[str, float, float]]:
+        """Name, begin and end of each phase. Those of the engine before the first token follow each other, by its clock."""
+        yield from ((name, began, ended) for name, (began, ended) in self.gateway_phases.items())
         if self.queue_s is not None and self.prefill_s is not None:
             began = self.arrival if self.submitted is None else self.submitted
             for name, seconds in (

@@ -1,4 +1,4 @@
-"""Logs on standard error: readable lines on a terminal, otherwise one JSON object per line.
+"""Logs on standard error: readable lines on a terminal, otherwise one JSON object per line, those of libraries too.
 
 Invariant: no log line contains message content or a key.
 """
@@ -8,6 +8,8 @@ import sys
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
+
+from loraplex.platform.processes.redaction import drop_sensitive_fields, redact
 
 # Carriage return and "erase line": a spinner of this or of the parent process may be on the line, and is drawn again below.
 ERASE_LINE = "\r\x1b[2K"
@@ -23,13 +25,31 @@ def configure_logs(level: str) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt=time_format, utc=not on_terminal),
             structlog.processors.format_exc_info,
+            drop_sensitive_fields,
             TerminalRenderer() if on_terminal else structlog.processors.JSONRenderer(),
+            lambda logger, name, line: redact(str(line)),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
     )
+    _take_over_libraries()
     for name in ("httpx", "uvicorn.access", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _take_over_libraries() -> None:
+    root = logging.getLogger()
+    if not any(isinstance(handler, LibraryLines) for handler in root.handlers):
+        root.addHandler(LibraryLines())
+
+
+class LibraryLines(logging.Handler):
+    """Writes what libraries log with the standard library as lines like all others."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log = structlog.get_logger(record.name)
+        level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)
+        log.log(level, record.getMessage(), logger=record.name, exc_info=record.exc_info)
 
 
 class TerminalRenderer:

@@ -4,7 +4,7 @@ Invariant: everything that was opened is closed, however the start or the run en
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from loraplex.engine.messages import EngineInfo
 from loraplex.platform.api.app import create_app
 from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.config import Settings
+from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
 from loraplex.platform.datastores.connections import StoreAddresses, ensure_schema, open_stores
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.engines.startup import open_engines
@@ -44,6 +45,7 @@ from loraplex.platform.jobs.webhook_delivery import AT_ONCE, WebhookDispatcher
 from loraplex.platform.observability.exposition import MetricsExposition, metrics_router
 from loraplex.platform.observability.health import Health, health_router
 from loraplex.platform.observability.metrics import Metrics
+from loraplex.platform.observability.request_record import RequestObserver
 from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.server.base_model_file import BaseModelFacts, default_served_name, write_base_model
 from loraplex.platform.server.components import (
@@ -54,6 +56,7 @@ from loraplex.platform.server.components import (
     open_worker_pool,
     value_validation,
 )
+from loraplex.platform.server.request_observers import request_observers
 from loraplex.platform.server.resources import GatewayResources, open_resources
 from loraplex.platform.server.secret import derive, server_secret, tenant_namespace
 from loraplex.platform.services.queries.serving_cost import AcceleratorPrice
@@ -164,7 +167,9 @@ async def _assemble(
     _start_outbox(settings, dependencies, resources, stack)
     exposition = MetricsExposition(resources.metrics.render)
     return OpenGateway(
-        app=await _create_app(settings, dependencies, resources.health, exposition),
+        app=await _create_app(
+            settings, dependencies, resources.health, exposition, request_observers(settings, stack)
+        ),
         exposition=exposition,
         engines=engines,
         health=resources.health,
@@ -233,13 +238,20 @@ async def _open_dependencies(
 
 
 async def _create_app(
-    settings: Settings, dependencies: GatewayDependencies, health: Health, exposition: MetricsExposition
+    settings: Settings,
+    dependencies: GatewayDependencies,
+    health: Health,
+    exposition: MetricsExposition,
+    observers: Sequence[RequestObserver],
 ) -> FastAPI:
     """Create the application and render its OpenAPI document, so that no request waits for that."""
     routers = [health_router(health)]
     if settings.metrics_port is None:
         routers.append(metrics_router(exposition))
-    app = create_app(dependencies, routers)
+    app = create_app(dependencies, routers, observers)
+    if settings.console:
+        console = create_console(dependencies, ConsoleOptions(public_url=settings.public_url))
+        app.router.routes.append(ConsoleRoute(console))
     await asyncio.to_thread(lambda: app.rendered_document)
     return app
 

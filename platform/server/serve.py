@@ -22,6 +22,7 @@ from loraplex.platform.server.connection_limiter import (
 )
 from loraplex.platform.server.gateway import OpenGateway, open_gateway
 from loraplex.platform.server.progress import shown_progress
+from loraplex.platform.server.request_observers import load_tracing
 from loraplex.platform.server.uvicorn_server import (
     HttpListener,
     Shutdown,
@@ -64,6 +65,8 @@ def _require_role_settings(settings: Settings, demo: bool) -> None:
         )
     if settings.model is None and settings.role != "gateway" and not demo:
         raise SettingsError("setting `model`: none given; pass --model FOLDER_OR_HUB_ID, or --demo")
+    if settings.otlp_endpoint is not None:
+        load_tracing()
 
 
 async def _serve_engine(settings: Settings, demo: bool, shutdown: Shutdown) -> None:

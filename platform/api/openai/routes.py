@@ -4,7 +4,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 from uuid import uuid4
 
 from fastapi import APIRouter, Depends, Request
@@ -37,10 +37,16 @@ from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.inference.pipeline import InferencePipeline
 from loraplex.platform.inference.prompting.token_text import TokenText
 from loraplex.platform.observability.request_id import request_id_of, response_headers_of
+from loraplex.platform.observability.request_record import (
+    InferenceCall,
+    note_authentication,
+    request_record_of,
+)
 from loraplex.platform.parameters.parameter_table import GenerationEndpoint, read_parameters
 from loraplex.platform.parameters.request_models import (
     ChatRequest,
     CompletionRequest,
+    GenerationBody,
     TokenizeRequest,
 )
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
@@ -50,6 +56,8 @@ T = TypeVar("T")
 Collect: TypeAlias = Callable[[ResponseHead, Generation, TokenText], Awaitable[ChatCompletion | Completion]]
 
 SCOPE = "inference"
+# The names of OpenTelemetry's conventions for generative AI.
+OPERATIONS: Final[dict[GenerationEndpoint, str]] = {"chat": "chat", "completions": "text_completion"}
 # Statuses of errors that may be found before the request is admitted.
 UNADMITTED = frozenset({400, 404, 408, 413})
 
@@ -76,9 +84,11 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
             renew_caller=partial(authenticator.renew, scope=SCOPE),
             confirm_caller=partial(authenticator.confirm, scope=SCOPE),
             headers=response_headers_of(request.scope),
+            record=request_record_of(request.scope),
         )
 
     async def generate(request: Request, caller: Caller, endpoint: GenerationEndpoint) -> Response:
+        note_authentication(request.scope)
         context = context_of(request, caller)
         try:
             inference.repeat_refusal(context)
@@ -149,7 +159,7 @@ def _count_refusal(dependencies: GatewayDependencies, context: RequestContext, e
     refused = Refused(
         tenant_id=context.caller.tenant_id,
         api_key_id=context.caller.api_key_id,
-        adapter_id=context.adapter_id,
+        adapter_id=context.record.adapter_id,
         code=describe(error).row.code,
     )
     dependencies.admission_controller.count_refusal(refused)
@@ -209,6 +219,7 @@ async def _start(
         values = await _read_body(dependencies, request, context.caller, read, lease)
         kind = "chatcmpl" if endpoint == "chat" else "cmpl"
         head = ResponseHead(f"{kind}-{uuid4().hex}", int(time.time()), values.model)
+        context.record.call = _call(OPERATIONS[endpoint], head, values)
         generation = await unless_disconnected(request.receive, inference.begin(context, values))
         include_usage = values.stream_options is not None and values.stream_options.include_usage
         return _StartedGeneration(generation, head, values.stream, include_usage)
@@ -244,6 +255,18 @@ async def _collect(
     except EngineFailed as lost:
         await started.generation.restart(lost)
         return await collect(started.head, started.generation, dependencies.token_text)
+
+
+def _call(operation: str, head: ResponseHead, values: GenerationBody) -> InferenceCall:
+    return InferenceCall(
+        operation=operation,
+        model=values.model,
+        response_id=head.id,
+        choices=values.n,
+        max_tokens=values.requested_tokens,
+        temperature=values.temperature,
+        top_p=values.top_p,
+    )
 
 
 def _card(model: ResolvedModel, created: int, base: str) -> ModelCard:

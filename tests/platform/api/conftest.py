@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -37,6 +37,7 @@ from loraplex.platform.inference.structured_output.value_validation import (
     ValueValidator,
     value_validation_task,
 )
+from loraplex.platform.observability.request_record import RequestObserver
 from loraplex.platform.observability.request_stats import RequestStats
 from loraplex.platform.server.secret import derive
 from loraplex.platform.workers.pool import WorkerPool
@@ -176,6 +177,7 @@ async def start_gateway(
             served_model_name: str = BASE_MODEL,
             home: UploadHome | None = None,
             currency_of: Callable[[UUID], str] = lambda _: "USD",
+            observers: Sequence[RequestObserver] = (),
         ) -> Gateway:
             pool = WorkerPool()
             stack.push_async_callback(pool.close)
@@ -203,7 +205,7 @@ async def start_gateway(
                 currency_of=currency_of,
                 uploads=(home or UploadHome(other or database, tmp_path / "gateway")).uploads,
             )
-            app = create_app(dependencies)
+            app = create_app(dependencies, observers=observers)
             url = await stack.enter_async_context(served(app))
             memory = dependencies.poison_memory
             gateway = Gateway(

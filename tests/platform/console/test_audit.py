@@ -35,7 +35,7 @@ async def test_entries_are_paged_filtered_and_exported(console: Console, signed_
     await write(console, 1, "other")
     for path, role in LOGS:
         browser = await signed_in(role)
-        page = await browser.page(path)
+        page = await browser.page(f"{path}?actor=op")
         assert len(page.all("main tbody tr")) == 50
         assert not page.all("main script") and "alert(1)" in page.text
         assert "cannot be changed, and stay for 365 days" in page.text
@@ -54,4 +54,3 @@ async def test_entries_are_paged_filtered_and_exported(console: Console, signed_
         assert {line["address"] for line in lines} == {None if role == "admin" else "192.0.2.1"}
         for wrong in ("from=tomorrow", "after=1"):
             assert (await browser.get(f"{path}?{wrong}")).status_code == 400
-    assert "No changes yet" in (await (await signed_in("admin", "new")).page("/console/audit")).text
