@@ -1,8 +1,7 @@
 """All pages of the operator area but its audit log."""
 
-from fastapi import APIRouter
+from typing import Final
 
-from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.pages.operator.credits import credits_pages
 from loraplex.platform.console.pages.operator.invoices import invoices_pages
 from loraplex.platform.console.pages.operator.rate_cards import rate_cards_pages
@@ -11,9 +10,8 @@ from loraplex.platform.console.pages.operator.tenant_state import tenant_state_p
 from loraplex.platform.console.pages.operator.tenants import tenants_pages
 from loraplex.platform.console.pages.operator.usage import usage_pages
 
-
-def operator_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
-    """Build the routers of the operator area."""
-    money = (rate_cards_pages, credits_pages, invoices_pages, usage_pages)
-    pages = (tenants_pages, tenant_state_pages, *money, service_pages)
-    return [each(endpoint) for each in pages]
+OPERATOR_PAGES: Final = (
+    *(tenants_pages, tenant_state_pages),
+    *(rate_cards_pages, credits_pages, invoices_pages, usage_pages),
+    service_pages,
+)
