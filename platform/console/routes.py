@@ -11,6 +11,7 @@ from loraplex.platform.console.pages.billing import billing_pages
 from loraplex.platform.console.pages.keys import keys_pages
 from loraplex.platform.console.pages.limits import limits_pages
 from loraplex.platform.console.pages.links import links_pages
+from loraplex.platform.console.pages.operator.routes import OPERATOR_PAGES
 from loraplex.platform.console.pages.overview import overview_pages
 from loraplex.platform.console.pages.playground import playground_pages
 from loraplex.platform.console.pages.requests import requests_pages
@@ -37,6 +38,7 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     requests_pages,
     usage_pages,
     team_pages,
+    *OPERATOR_PAGES,
 )
 from loraplex.platform.console.pages.webhooks import webhooks_pages
 
