@@ -63,6 +63,8 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8000, ge=0, le=65_535)
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
+    console: bool = True
+    public_url: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+$")
     data_dir: Path = Path("./.loraplex")
     role: Literal["all", "engine", "gateway"] = "all"
     engine: tuple[str, ...] = Field(default=(), max_length=64)

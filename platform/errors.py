@@ -193,6 +193,8 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     tenants_errors.TenantSuspended: ErrorRow(403, _PERMISSION, "tenant_suspended"),
     tenants_errors.ScopeNotHeld: ErrorRow(403, _PERMISSION, "insufficient_scope"),
     tenants_errors.InvalidField: ErrorRow(400, _INVALID, "invalid_value"),
+    tenants_errors.SignInError: ErrorRow(403, _PERMISSION, "sign_in_refused"),
+    tenants_errors.SignInSlowed: ErrorRow(429, _RATE, "rate_limit_exceeded", retry_after_s=1),
     tenants_errors.NotFound: ErrorRow(404, _INVALID, "not_found"),
     tenants_errors.Conflict: ErrorRow(409, _INVALID, "conflict"),
     tenants_errors.AliasMoved: ErrorRow(412, _INVALID, "precondition_failed"),

@@ -12,6 +12,10 @@ TenantsError
 ├── TenantSuspended          the key is good but its tenant is suspended
 ├── ScopeNotHeld             a key would grant, or manage a key with, a scope that it does not have itself
 │   └── BoundNotHeld         a key would grant networks, a time or a limit that it does not have itself: names the field
+├── SignInError              the person is not signed in
+│   ├── SignInRefused        the account, the password or the code is wrong, or the account may not enter
+│   ├── SecondFactorNeeded   the password is right; a code is needed, too
+│   └── SignInSlowed         too many failures: says when the next try is possible
 ├── NotFound                 it does not exist within this tenant
 │   ├── TenantNotFound
 │   ├── KeyNotFound
@@ -24,7 +28,9 @@ TenantsError
 │   ├── RequestNotFound      the ledger has no request of this id
 │   ├── PhasesNotFound       the phases of a request are not stored, or not any more
 │   ├── WebhookNotFound
-│   └── DeliveryNotFound     the endpoint has no such delivery
+│   ├── DeliveryNotFound     the endpoint has no such delivery
+│   ├── UserNotFound         no such person or invitation
+│   └── LinkNotValid         the one-time link was used, has expired, or never was
 ├── Conflict                 the present state forbids the change
 │   ├── NameTaken
 │   ├── VersionNotReady
@@ -46,7 +52,13 @@ TenantsError
 │   ├── NothingToBill        the month has no usage, no adjustments and no minimum
 │   ├── InvoiceStateForbids  the invoice is in a state that forbids the step
 │   ├── UsageIncomplete      the ledger's rows do not add up to the invoice: some are deleted
-│   └── AlreadyCorrected     the usage of the request was taken back before
+│   ├── AlreadyCorrected     the usage of the request was taken back before
+│   ├── AlreadyMember        the person is a member of the tenant
+│   ├── InvitationPending    the person has not accepted yet: there is no role to change
+│   ├── LastAdmin            the tenant would be without an admin
+│   ├── ResetForbidden       the person's account is not this tenant's alone
+│   ├── SecondFactorState    the second factor is in a state that forbids the step
+│   └── SignUpClosed         no plan is published
 ├── IdempotencyMismatch      the Idempotency-Key was used for another request
 ├── PolicyStale              the caller was read before its tenant, key or limits changed: read it again
 ├── PriceMissing             no rate card covers the request in its tenant's currency
@@ -123,6 +135,24 @@ class BoundNotHeld(ScopeNotHeld):
         self.field = field
 
 
+class SignInError(TenantsError):
+    pass
+
+
+class SignInRefused(SignInError):
+    pass
+
+
+class SecondFactorNeeded(SignInError):
+    pass
+
+
+class SignInSlowed(SignInError):
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(f"too many failed sign-ins: try again in {retry_after_s} s")
+        self.retry_after_s = retry_after_s
+
+
 class NotFound(TenantsError):
     pass
 
@@ -172,6 +202,14 @@ class WebhookNotFound(NotFound):
 
 
 class DeliveryNotFound(NotFound):
+    pass
+
+
+class UserNotFound(NotFound):
+    pass
+
+
+class LinkNotValid(NotFound):
     pass
 
 
@@ -260,6 +298,30 @@ class WebhookSecretUnreadable(Conflict):
 
 
 class AlreadyCorrected(Conflict):
+    pass
+
+
+class AlreadyMember(Conflict):
+    pass
+
+
+class InvitationPending(Conflict):
+    pass
+
+
+class LastAdmin(Conflict):
+    pass
+
+
+class ResetForbidden(Conflict):
+    pass
+
+
+class SecondFactorState(Conflict):
+    pass
+
+
+class SignUpClosed(Conflict):
     pass
 
 

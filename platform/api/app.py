@@ -14,6 +14,7 @@ from loraplex.adapters.errors import AdaptersError
 from loraplex.engine.errors import EngineError
 from loraplex.grammar.errors import GrammarError
 from loraplex.platform.api.body_budget import BodyBudget
+from loraplex.platform.api.docs import docs_router
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.openapi import Application
 from loraplex.platform.api.openai.openapi import DOCUMENTED_MODELS
@@ -40,7 +41,7 @@ def create_app(
 
     `observers` see every request when it has ended.
     """
-    app = Application(title="loraplex", redirect_slashes=False, redoc_url=None)
+    app = Application(title="loraplex", redirect_slashes=False, docs_url=None, redoc_url=None)
     app.models = DOCUMENTED_MODELS
     authenticator = Authenticator(
         dependencies.database,
@@ -56,6 +57,7 @@ def create_app(
     endpoint = ManagementEndpoint(dependencies)
     app.include_router(tenant_router(dependencies, endpoint, authenticator))
     app.include_router(operator_router(dependencies, endpoint, authenticator))
+    app.include_router(docs_router())
     for router in routers:
         app.include_router(router)
     for error in (GatewayError, EngineError, AdaptersError, GrammarError, TenantsError):

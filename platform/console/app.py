@@ -14,14 +14,14 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
-from loraplex.platform.console.endpoint import ConsoleEndpoint, FindSession
+from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.error_pages import ErrorPages
 from loraplex.platform.console.origin import PublicOrigin
 from loraplex.platform.console.routes import page_routers
 from loraplex.platform.console.security_headers import SecurityHeaders
-from loraplex.platform.console.static_files import StaticFiles
 from loraplex.platform.console.templating import Templates
 from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.static_files import StaticFiles
 
 STATIC: Final = Path(__file__).parent / "static"
 STATIC_PREFIX: Final = "/console/static"
@@ -36,13 +36,11 @@ class ConsoleOptions:
     public_url: str | None = None
 
 
-def create_console(
-    dependencies: GatewayDependencies, options: ConsoleOptions, find_session: FindSession
-) -> FastAPI:
+def create_console(dependencies: GatewayDependencies, options: ConsoleOptions) -> FastAPI:
     """Build the application of all pages, with absolute paths."""
     static = StaticFiles(STATIC, STATIC_PREFIX)
     origin = PublicOrigin(options.public_url, dependencies.addresses)
-    endpoint = ConsoleEndpoint(dependencies, Templates(static), origin, find_session)
+    endpoint = ConsoleEndpoint(dependencies, Templates(static), origin)
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.state.endpoint, app.state.origin = endpoint, origin
     app.add_route(f"{STATIC_PREFIX}/{{name:path}}", static.send)

@@ -6,14 +6,14 @@ Invariant: no cookie can be read by scripts, and behind TLS none can be set by a
 import base64
 import binascii
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from loraplex.platform.console.origin import PublicOrigin
+from loraplex.platform.services.people.sessions import Area
 
-Area: TypeAlias = Literal["tenant", "operator"]
 OPERATOR_PATH: Final = "/operator/console"
 TENANT_PATH: Final = "/console"
 SESSION_COOKIE: Final[dict[Area, str]] = {"tenant": "loraplex", "operator": "loraplex-operator"}

@@ -6,7 +6,7 @@ Invariant: a page runs as the person of its session, in the database role of the
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 from urllib.parse import urlencode
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -23,6 +23,7 @@ from loraplex.platform.errors import FormRefused, InsufficientScope
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.observability.request_id import request_id_of
 from loraplex.platform.services.people.identity import ConsoleSession
+from loraplex.platform.services.people.sessions import find_session
 from loraplex.platform.services.stored_responses import EncryptedResponses
 from loraplex.platform.services.stored_results import SentForm, run_once
 from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
@@ -30,8 +31,6 @@ from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 
 FoundT = TypeVar("FoundT")
 ResultT = TypeVar("ResultT")
-FindSession: TypeAlias = Callable[[str, Literal["tenant", "operator"]], Awaitable[ConsoleSession | None]]
-"""The token of a cookie and its area -> the session."""
 FIRST_PAGE: Final = {"tenant": TENANT_PATH, "operator": "/operator/console"}
 
 
@@ -47,11 +46,9 @@ class ConsoleEndpoint:
         dependencies: GatewayDependencies,
         templates: Templates,
         origin: PublicOrigin,
-        find_session: FindSession,
     ) -> None:
         self._dependencies = dependencies
         self._templates = templates
-        self._find_session = find_session
         self._limiter = TenantLimiter("pages", per_tenant=AT_ONCE, waiting=MAX_WAITING)
         self.origin = origin
         self.cookies = Cookies(origin)
@@ -96,8 +93,11 @@ class ConsoleEndpoint:
         """Return the session of the request's area, read once per request."""
         if not hasattr(request.state, "console_session"):
             token = self.cookies.session_token(request)
-            found = None if token is None else await self._find_session(token, area_of(request))
-            request.state.console_session = found
+            request.state.console_session = (
+                None
+                if token is None
+                else await find_session(self._dependencies.database, token, area_of(request))
+            )
         session: ConsoleSession | None = request.state.console_session
         return session
 

@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from loraplex.platform.console.formatting import FILTERS
-from loraplex.platform.console.static_files import StaticFiles
+from loraplex.platform.static_files import StaticFiles
 
 FOLDER: Final = Path(__file__).parent
 

@@ -15,6 +15,7 @@ from loraplex.platform.inference.prompting.token_text import TokenText
 from loraplex.platform.inference.structured_output.compile_checks import CompileChecks
 from loraplex.platform.inference.structured_output.request_analysis import RequestAnalysis
 from loraplex.platform.inference.structured_output.value_validation import ValueValidation
+from loraplex.platform.observability.health import Health
 from loraplex.platform.observability.request_stats import RequestRecorder
 from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.services.queries.serving_cost import AcceleratorPrice
@@ -51,6 +52,7 @@ class ServingConfig:
     known_caller_s: float = 300.0
     idempotency_s: float = 86_400.0
     webhook_allow_private: bool = False
+    audit_retention_days: int = 365
     accelerator_price: AcceleratorPrice | None = None
 
 
@@ -88,3 +90,4 @@ class GatewayDependencies:
     poison_memory: PoisonMemory = field(default_factory=PoisonMemory)
     key_use: LastUsedTracker = field(default_factory=LastUsedTracker)
     background_tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
+    health: Health | None = None

@@ -23,6 +23,7 @@ from loraplex.engine.messages import EngineInfo
 from loraplex.platform.api.app import create_app
 from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.config import Settings
+from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
 from loraplex.platform.datastores.connections import StoreAddresses, ensure_schema, open_stores
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.engines.startup import open_engines
@@ -218,6 +219,7 @@ async def _open_dependencies(
         served_model_name=resources.served_model_name,
         database=database,
         engine=engines,
+        health=resources.health,
         poison_memory=engines.poison_memory,
         prompts=text.prompts,
         token_text=text.token_text,
@@ -251,6 +253,9 @@ async def _create_app(
     if settings.metrics_port is None:
         routers.append(metrics_router(exposition))
     app = create_app(dependencies, routers, observers)
+    if settings.console:
+        console = create_console(dependencies, ConsoleOptions(public_url=settings.public_url))
+        app.router.routes.append(ConsoleRoute(console))
     await asyncio.to_thread(lambda: app.rendered_document)
     return app
 
@@ -352,6 +357,7 @@ def _limits(settings: Settings) -> ServingConfig:
         known_caller_s=settings.known_caller_s,
         idempotency_s=settings.idempotency_hours * 3600.0,
         webhook_allow_private=settings.webhook_allow_private,
+        audit_retention_days=settings.audit_retention_days,
         accelerator_price=_accelerator_price(settings),
     )
 

@@ -1,15 +1,15 @@
-"""Use cases on API keys: create, change, rotate, revoke; by an operator, or by another key of the tenant.
+"""Use cases on API keys: create, change, rotate, revoke; by an operator, another key of the tenant, or a member.
 
 Invariant: each writes one audit entry for each key that it creates or changes, without the secret. A key that manages others
 grants nothing beyond its own rights, which are read in the same transaction.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 from uuid import UUID
 
 from loraplex.platform.services.unit_of_work import UnitOfWork
-from loraplex.tenants.api_keys.delegation import KeyDelegation
+from loraplex.tenants.api_keys.delegation import KeyDelegation, MemberKeys
 from loraplex.tenants.api_keys.keys import IssuedKey, KeyChange, KeyRepository
 from loraplex.tenants.models import ApiKey
 from loraplex.tenants.rfc3339 import utc_text
@@ -47,6 +47,13 @@ def delegated_keys(uow: UnitOfWork, tenant_id: UUID, manager: UUID) -> KeyAuthor
     `ScopeNotHeld` or `BoundNotHeld` for what it does not have itself.
     """
     return KeyDelegation(uow.session, tenant_id, manager)
+
+
+def member_keys(uow: UnitOfWork, tenant_id: UUID, scopes: Iterable[str]) -> KeyAuthority:
+    """Return the right of the person who is the author of `uow` and whose role in the tenant has `scopes`. All of its use cases
+    raise `ScopeNotHeld` for what the role lacks.
+    """
+    return MemberKeys(uow.session, tenant_id, scopes, uow.actor.name)
 
 
 class OperatorKeys:

@@ -1,4 +1,6 @@
-"""The audit log as its readers see it. Invariant: a tenant reads the addresses of its own keys only, an operator reads all."""
+"""The audit log as its readers see it. Invariant: a tenant reads the addresses of its own keys and people only, an operator
+reads all.
+"""
 
 from collections.abc import Mapping, Sequence
 from uuid import UUID
@@ -20,5 +22,5 @@ async def entries(
 
 def address(entry: AuditEntry, *, to_operator: bool) -> str | None:
     """Return the client's address as the reader of the entry may know it."""
-    visible = to_operator or entry.actor_kind == "key"
+    visible = to_operator or entry.actor_kind in ("key", "user")
     return str(entry.address) if visible and entry.address is not None else None

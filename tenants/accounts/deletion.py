@@ -22,6 +22,8 @@ from loraplex.tenants.models import (
     ApiKey,
     Base,
     IdempotencyRecord,
+    Invitation,
+    Membership,
     OutboxEvent,
     Quota,
     QuotaEvent,
@@ -29,11 +31,13 @@ from loraplex.tenants.models import (
     Tenant,
     Upload,
     UploadPart,
+    UserSession,
     WebhookDelivery,
     WebhookEndpoint,
 )
 
 ERASED_TABLES: Final[tuple[type[Base], ...]] = (
+    *(UserSession, Invitation, Membership),
     *(WebhookDelivery, WebhookEndpoint, OutboxEvent),
     *(IdempotencyRecord, QuotaEvent, UploadPart, Upload, AliasTarget, AdapterAlias, AdapterVersion),
     *(Quota, Adapter, ApiKey, ReservationRow, AdmissionEpoch),

@@ -1,7 +1,7 @@
-"""Keys that manage other keys of their tenant, and the restrictions (networks, expiry) that bound both.
+"""Keys and people that manage keys of their tenant, and the restrictions (networks, expiry) that bound both.
 
 Invariant: a key that creates, rotates or changes another grants no scope, network, time or limit beyond its own, read in the
-same transaction; a revoked key manages nothing.
+same transaction; a revoked key manages nothing. A person manages no key with a scope that the person's role lacks.
 """
 
 from collections.abc import Iterable, Sequence
@@ -171,6 +171,55 @@ class KeyDelegation:
         return record
 
 
+class MemberKeys:
+    """Manages keys on behalf of a person whose role has `scopes`. Keys that the person creates have the person's email address
+    as their author, and no networks, expiry or limits but those given.
+    """
+
+    def __init__(
+        self, session: AsyncSession, tenant_id: UUID, scopes: Iterable[str], created_by: str
+    ) -> None:
+        self._tenant_id = tenant_id
+        self._scopes = effective_scopes(scopes)
+        self._created_by = created_by
+        self._keys = KeyRepository(session)
+
+    async def create(self, name: str, scopes: Sequence[str], bounds: KeyChange | None = None) -> IssuedKey:
+        """Raises `ScopeNotHeld`, `InvalidField`, `CountReached`."""
+        self._require([KEYS_WRITE, *scopes])
+        given = bounds or {}
+        return await self._keys.create(
+            *(self._tenant_id, name, scopes, "live", given.get("expires_at")),
+            allowed_cidrs=given.get("allowed_cidrs", ()),
+            created_by=self._created_by,
+        )
+
+    async def locked(self, key_id: str) -> ApiKey:
+        """The key, locked until this transaction ends. Raises `KeyNotFound`, `ScopeNotHeld`."""
+        record = await self._keys.locked(self._tenant_id, key_id)
+        self._require([KEYS_WRITE, *record.scopes])
+        return record
+
+    async def change(self, key_id: str, change: KeyChange, expected: int | None) -> ApiKey:
+        """Raises `ScopeNotHeld` and what `KeyRepository.change` does."""
+        await self.locked(key_id)
+        self._require(change.get("scopes", ()))
+        return await self._keys.change(self._tenant_id, key_id, change, expected)
+
+    async def rotate(self, key_id: str, grace_seconds: int) -> IssuedKey:
+        """Raises `ScopeNotHeld` and what `KeyRepository.rotate` does."""
+        await self.locked(key_id)
+        return await self._keys.rotate(self._tenant_id, key_id, grace_seconds, created_by=self._created_by)
+
+    async def revoke(self, key_id: str) -> ApiKey:
+        """Raises `ScopeNotHeld` and what `KeyRepository.revoke` does."""
+        await self.locked(key_id)
+        return await self._keys.revoke(self._tenant_id, key_id)
+
+    def _require(self, scopes: Iterable[str]) -> None:
+        require_scopes(self._scopes, scopes, "a role")
+
+
 def require_within(granted: KeyLimits, own: KeyLimits) -> None:
     """Raises `BoundNotHeld` if `granted` allows more than `own`, the limits of the managing key."""
     for name, bound in own.items():
@@ -181,6 +230,10 @@ def require_within(granted: KeyLimits, own: KeyLimits) -> None:
 
 def require_held(manager: ApiKey, scopes: Iterable[str]) -> None:
     """Raises `ScopeNotHeld`; a text that is no scope at all is left to `check_scopes`."""
-    own = effective_scopes(manager.scopes)
+    require_scopes(effective_scopes(manager.scopes), scopes, "a key")
+
+
+def require_scopes(own: frozenset[str], scopes: Iterable[str], of: str) -> None:
+    """Raises `ScopeNotHeld` for a scope that is not among `own`, those of the key or role `of` which manages."""
     if lacking := sorted(effective_scopes(scopes) & (TENANT_SCOPES | OPERATOR_SCOPES) - own):
-        raise ScopeNotHeld(f"this needs a key that itself has the scope `{lacking[0]}`")
+        raise ScopeNotHeld(f"this needs {of} that itself has the scope `{lacking[0]}`")

@@ -283,7 +283,7 @@ class KeyRepository:
         limit = default_limits(self._session).in_force("max_keys", set_limit)
         counts = select(func.count(), func.count().filter(ApiKey.replaced_by.is_(None)))
         found = await self._session.execute(
-            counts.where(ApiKey.tenant_id == tenant_id, alive(datetime.now(UTC)))
+            counts.where(ApiKey.tenant_id == tenant_id, ApiKey.kind == "key", alive(datetime.now(UTC)))
         )
         every, current = found.one()
         if every >= 2 * limit or (not replaced and current >= limit):
@@ -307,7 +307,7 @@ class KeyRepository:
 
 
 def of_owner(tenant_id: UUID | None) -> Select[ApiKey]:
-    query = select(ApiKey).where(ApiKey.tenant_id == tenant_id)
+    query = select(ApiKey).where(ApiKey.tenant_id == tenant_id, ApiKey.kind == "key")
     return query.options(selectinload(ApiKey.successor)).order_by(ApiKey.created_at, ApiKey.id)
 
 

@@ -10,11 +10,12 @@ INFERENCE = "inference"
 KEYS_WRITE = "keys:write"
 ADAPTERS_READ = "adapters:read"
 ADAPTERS_WRITE = "adapters:write"
+USAGE_READ = "usage:read"
 BILLING_READ = "billing:read"
 TENANT_SCOPES = frozenset(
     {
         *(INFERENCE, ADAPTERS_READ, ADAPTERS_WRITE, KEYS_WRITE),
-        *("usage:read", BILLING_READ, TENANT_ADMIN),
+        *(USAGE_READ, BILLING_READ, TENANT_ADMIN),
     }
 )
 OPERATOR_SCOPES = frozenset({OPERATOR})

@@ -10,6 +10,7 @@ from loraplex.tenants.models.base import Base, BigInt, Revision, one_of
 from loraplex.tenants.names import TENANT_NAME
 
 ENVIRONMENTS = ("live", "test", "op")
+KEY_KINDS = ("key", "console")
 
 
 class Tenant(Base):
@@ -43,7 +44,10 @@ class Tenant(Base):
 
 
 class ApiKey(Base):
-    """A key: its public id and the SHA-256 of its secret, which no role but the owner of `find_api_key` may read."""
+    """A key: its public id and the SHA-256 of its secret, which no role but the owner of `find_api_key` may read.
+
+    `kind` `console`: a credential that the console made for one of its sessions. It is no key that a tenant manages or counts.
+    """
 
     __tablename__ = "api_keys"
     __table_args__ = (
@@ -52,6 +56,7 @@ class ApiKey(Base):
         Index("ix_api_keys_replaced_by", "replaced_by", postgresql_where=text("replaced_by IS NOT NULL")),
         UniqueConstraint("tenant_id", "id"),
         CheckConstraint(one_of("environment", ENVIRONMENTS), name="environment"),
+        CheckConstraint(one_of("kind", KEY_KINDS), name="kind"),
         CheckConstraint("(tenant_id IS NULL) = (environment = 'op')", name="operator_has_no_tenant"),
         CheckConstraint("octet_length(secret_sha256) = 32", name="secret_sha256"),
     )
@@ -60,6 +65,7 @@ class ApiKey(Base):
     tenant_id: Mapped[UUID | None] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), index=True)
     key_id: Mapped[str]
     environment: Mapped[str]
+    kind: Mapped[str] = mapped_column(server_default=text("'key'"))
     name: Mapped[str]
     secret_sha256: Mapped[bytes] = mapped_column(deferred=True, deferred_raiseload=True)
     scopes: Mapped[list[str]]

@@ -8,9 +8,9 @@ from sqlalchemy import CheckConstraint, ForeignKey, Index, func
 from sqlalchemy.dialects.postgresql import INET
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex.tenants.models.base import Base
+from loraplex.tenants.models.base import Base, one_of
 
-ACTOR_KINDS = ("key", "operator", "command", "system")
+ACTOR_KINDS = ("key", "operator", "command", "system", "user")
 
 
 class AuditEntry(Base):
@@ -23,7 +23,7 @@ class AuditEntry(Base):
     __tablename__ = "audit_entries"
     __table_args__ = (
         Index("ix_audit_entries_tenant_id_id", "tenant_id", "id"),
-        CheckConstraint("actor_kind IN ('key', 'operator', 'command', 'system')", name="actor_kind"),
+        CheckConstraint(one_of("actor_kind", ACTOR_KINDS), name="actor_kind"),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)

@@ -1,1 +1,1 @@
-"""Use cases of people: who may sign in, and what they may do."""
+"""Use cases of people: sign in, sessions, invitations, roles, passwords and the second factor."""

@@ -1,15 +1,25 @@
-"""A person with a session of the console: the caller of its pages."""
+"""Who is signed in to the console, and what the person may do there."""
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
 from loraplex.platform.services.actors import Actor
+from loraplex.tenants.people.roles import VIEWING_SCOPES, scopes_of
+from loraplex.tenants.people.sessions import FoundSession
+
+CSRF_DOMAIN = b"loraplex/csrf/v1\0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSession:
-    """A session and its person. `tenant_id` None: the operator area. `tenants`: those that the person may switch to."""
+    """A signed-in person in one tenant, or in the operator's area: there `tenant_id`, `tenant_name` and `role` are None.
+
+    `scopes` include those they imply; in the operator's area: `operator`. `operator`: the person may enter that area.
+    `tenants`: those the person may switch to. `second_factor`: the sign-in was confirmed by a code.
+    `viewing_as_operator`: an operator looks into the tenant, read-only.
+    """
 
     id: UUID
     user_id: UUID
@@ -21,7 +31,7 @@ class ConsoleSession:
     scopes: frozenset[str]
     operator: bool
     tenants: tuple[tuple[UUID, str], ...]
-    csrf_token: str
+    csrf_token: str = field(repr=False)
     created_at: datetime
     expires_at: datetime
     second_factor: bool
@@ -29,4 +39,31 @@ class ConsoleSession:
 
     def actor(self, address: str | None, request_id: str | None) -> Actor:
         """Return the person as the author of a change."""
-        return Actor("user", self.email, address, request_id)
+        return person_actor(self.email, address, request_id)
+
+
+def person_actor(email: str, address: str | None, request_id: str | None = None) -> Actor:
+    """Return a person of the console, by the email address, as the author of a change."""
+    return Actor("user", email, address, request_id)
+
+
+def console_session(found: FoundSession, token: str) -> ConsoleSession:
+    """Return the session of this token as the console sees it."""
+    viewing = found.viewing
+    return ConsoleSession(
+        id=found.id,
+        user_id=found.user_id,
+        email=found.email,
+        name=found.name,
+        tenant_id=found.tenant_id,
+        tenant_name=found.tenant_name,
+        role=None if viewing else found.role,
+        scopes=VIEWING_SCOPES if viewing else scopes_of(found.role),
+        operator=found.is_operator,
+        tenants=tuple((each.tenant_id, each.name) for each in found.tenants),
+        csrf_token=hashlib.sha256(CSRF_DOMAIN + token.encode()).hexdigest(),
+        created_at=found.created_at,
+        expires_at=found.expires_at,
+        second_factor=found.second_factor,
+        viewing_as_operator=viewing,
+    )

@@ -21,6 +21,7 @@ from loraplex.tenants.ids import canonical_uuid
 from loraplex.tenants.invoices.credits import CreditRepository
 from loraplex.tenants.invoices.document import invoice_document
 from loraplex.tenants.invoices.invoices import InvoiceDetails, InvoiceRepository
+from loraplex.tenants.invoices.lines import InvoiceLine
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.invoices.totals import is_usable
 from loraplex.tenants.models import Invoice
@@ -34,6 +35,8 @@ __all__ = [
     "CreditRow",
     "Draft",
     "InvoiceDetails",
+    "InvoiceLine",
+    "InvoiceNotFound",
     "InvoicePage",
     "InvoiceRow",
     "Prices",

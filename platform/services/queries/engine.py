@@ -9,6 +9,7 @@ from datetime import datetime
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.engine.client import EngineClient
+from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines.pool import EnginePool, ManagedEngine
 from loraplex.tenants.registry.versions import names_by_digest
@@ -32,14 +33,20 @@ class EngineState:
 
 
 async def engine_states(engine: EngineClient, now: datetime) -> tuple[EngineState, ...]:
-    """Describe every engine of a pool by its newest snapshot, or the single engine by its current state.
-
-    Raises `EngineUnavailable` for a single engine that does not answer.
-    """
+    """Describe every engine of a pool by its newest snapshot, or the single engine by its current state."""
     if isinstance(engine, EnginePool):
         return tuple(_state(number, each) for number, each in enumerate(engine.engines, start=1))
-    stats = await engine.stats()
-    return (EngineState(number=1, connected=True, restarts=0, failure=None, stats=stats, known_at=now),)
+    stats, failure = None, None
+    try:
+        stats = await engine.stats()
+    except EngineUnavailable as error:
+        failure = str(error)
+    known_at = None if stats is None else now
+    return (
+        EngineState(
+            number=1, connected=stats is not None, restarts=0, failure=failure, stats=stats, known_at=known_at
+        ),
+    )
 
 
 def _state(number: int, engine: ManagedEngine) -> EngineState:

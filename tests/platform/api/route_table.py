@@ -98,7 +98,7 @@ SCOPES: Final = {
     "GET /operator/v1/usage": OPERATOR,
     "POST /operator/v1/usage/corrections": OPERATOR,
 }
-DOCUMENTATION: Final = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+DOCUMENTATION: Final = {"/openapi.json", "/docs", "/docs/static/{name:path}"}
 
 
 def in_process(app: FastAPI) -> httpx.AsyncClient:

@@ -3,11 +3,10 @@
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 from uuid import UUID, uuid4
 
 import httpx
@@ -24,10 +23,18 @@ from tests.platform.api.conftest import (
 )
 from tests.platform.api.tenant.upload_server import UploadHome
 from tests.platform.fake_admissions import FakeAdmissions
+from tests.platform.services.people.people_world import (
+    ADDRESS,
+    AGENT,
+    PASSWORD,
+    add_person,
+    cheap_passwords,
+)
 
 from loraplex.engine.fake_engine import FakeEngine
 from loraplex.platform.api.app import create_app
 from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
+from loraplex.platform.console.cookies import SESSION_COOKIE
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
@@ -42,28 +49,14 @@ from loraplex.platform.inference.structured_output.value_validation import (
 )
 from loraplex.platform.server.secret import derive
 from loraplex.platform.services.people.identity import ConsoleSession
+from loraplex.platform.services.people.sign_in import sign_in
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
 
+__all__ = ["cheap_passwords"]
+
 ORIGIN = "http://console.test"
-ALL_SCOPES = frozenset(
-    (
-        "inference",
-        "adapters:read",
-        "adapters:write",
-        "keys:write",
-        "usage:read",
-        "billing:read",
-        "tenant:admin",
-    )
-)
-ROLES: Mapping[str, frozenset[str]] = {
-    "admin": ALL_SCOPES,
-    "developer": frozenset(("inference", "adapters:read", "adapters:write", "keys:write", "usage:read")),
-    "billing": frozenset(("usage:read", "billing:read")),
-    "viewer": frozenset(("adapters:read", "usage:read")),
-}
 
 
 class Page:
@@ -145,10 +138,6 @@ class Console:
     engine: FakeEngine
     database: Database
     stack: AsyncExitStack
-    sessions: dict[str, ConsoleSession] = field(default_factory=dict)
-
-    async def find_session(self, token: str, area: Literal["tenant", "operator"]) -> ConsoleSession | None:
-        return self.sessions.get(token)
 
     async def browser(self, cookies: Mapping[str, str] | None = None) -> httpx.AsyncClient:
         """A browser's connection, closed at the end of the test."""
@@ -162,37 +151,28 @@ class Console:
             tenants = {each.name: each.id for each in await TenantRepository(session).list()}
             return tenants[name] if name in tenants else (await TenantRepository(session).create(name)).id
 
-    async def signed_in(self, role: str = "admin", tenant: str = "harbor") -> Browser:
+    async def signed_in(
+        self, role: str = "admin", tenant: str = "harbor", email: str | None = None
+    ) -> Browser:
         """The browser of a new person with `role` in `tenant`; the role `operator` is signed in to the operator area."""
         operator = role == "operator"
-        tenant_id = None if operator else await self.tenant(tenant)
-        token, now = f"token-{len(self.sessions)}", datetime.now(UTC)
-        session = ConsoleSession(
-            id=uuid4(),
-            user_id=uuid4(),
-            email=f"{role}@{tenant}.example",
-            name=f"{role.title()} of {tenant}",
-            tenant_id=tenant_id,
-            tenant_name=None if operator else tenant,
-            role=None if operator else role,
-            scopes=frozenset({"operator"}) if operator else ROLES[role],
-            operator=operator,
-            tenants=() if tenant_id is None else ((tenant_id, tenant),),
-            csrf_token=f"csrf-of-{token}",
-            created_at=now,
-            expires_at=now + timedelta(days=7),
-            second_factor=False,
+        address = email or f"{role}-{uuid4().hex[:8]}@{tenant}.example"
+        roles = {} if operator else {await self.tenant(tenant): role}
+        await add_person(self.database, address, operator=operator, roles=roles)
+        signed_in = await sign_in(
+            *(self.database, address, PASSWORD, None, ADDRESS, AGENT), derive_key=self.dependencies.derive_key
         )
-        self.sessions[token] = session
-        cookie = "loraplex-operator" if operator else "loraplex"
-        return Browser(await self.browser({cookie: token}), session)
+        cookie = SESSION_COOKIE["operator" if operator else "tenant"]
+        return Browser(await self.browser({cookie: signed_in.token}), signed_in.session)
 
 
 SignedIn: TypeAlias = Callable[..., Awaitable[Browser]]
 
 
 @pytest.fixture
-async def console(database: Database, chat_tokenizer: Any, tmp_path: Path) -> AsyncIterator[Console]:
+async def console(
+    database: Database, chat_tokenizer: Any, tmp_path: Path, cheap_passwords: None
+) -> AsyncIterator[Console]:
     """The console of a gateway without tenants."""
     async with AsyncExitStack() as stack:
         pool, engine = WorkerPool(), FakeEngine()
@@ -220,9 +200,7 @@ async def console(database: Database, chat_tokenizer: Any, tmp_path: Path) -> As
         )
         app = create_app(dependencies)
         console = Console(app, dependencies, engine, database, stack)
-        app.router.routes.append(
-            ConsoleRoute(create_console(dependencies, ConsoleOptions(), console.find_session))
-        )
+        app.router.routes.append(ConsoleRoute(create_console(dependencies, ConsoleOptions())))
         yield console
 
 

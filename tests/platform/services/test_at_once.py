@@ -53,7 +53,7 @@ async def actions_of_two(
         async with unit_of_work(database, USER, role, None) as uow:
             await change(uow)
             second = asyncio.create_task(again())
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while (await (await watching.execute(WAITING)).fetchone()) == (0,):
                     await asyncio.sleep(0.01)
         await second

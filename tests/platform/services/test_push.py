@@ -84,7 +84,7 @@ class Home:
         if report is not None:
             server.engine.script = FakeScript(probe=report)
         running = asyncio.create_task(server.lifecycle.run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not PendingFolders(self.storage.root).is_watched():
                 await asyncio.sleep(0.01)
         try:
@@ -174,7 +174,7 @@ async def test_a_server_that_ends_leaves_the_version_to_the_next_one(home: Home)
     async with home.server() as server:
         server.validation.gate.clear()
         pushing = asyncio.create_task(home.push.push(home.tenant_id, home.request()))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not server.validation.folders:
                 await asyncio.sleep(0.01)
     pushed = await pushing
@@ -187,7 +187,7 @@ async def test_a_server_of_another_database_is_no_endless_wait(home: Home) -> No
     folders = PendingFolders(home.storage.root)
     with folders.watched():
         pushing = asyncio.create_task(home.push.push(home.tenant_id, home.request()))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not pushing.done():
                 for unknown in folders.abandoned():
                     unknown.discard()

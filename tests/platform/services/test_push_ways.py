@@ -76,7 +76,7 @@ async def installation(
     validation = OwnFilesValidation(adaptable_modules(MODEL), BASE_DIGEST)
     server = Server(database, root, validation, replace(QUICK, resume_s=0.02))
     running = asyncio.create_task(server.lifecycle.run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not PendingFolders(root).is_watched():
             await asyncio.sleep(0.01)
     async with open_world(database_url, valkey_url, tmp_path, server.lifecycle) as world:

@@ -47,6 +47,13 @@ ROWS = """
         array_fill(0, ARRAY[16]), array_fill(0, ARRAY[16]));
     INSERT INTO request_phases VALUES (gen_random_uuid(), %(tenant)s, '{"queue": [0, 5]}');
     INSERT INTO usage_totals VALUES (%(tenant)s, 'tenant', %(tenant)s, 'd:2026-11-21', 1, 12, 1);
+    INSERT INTO users (id, email, name) VALUES (%(tenant)s, %(tenant)s || '@example.com', 'Mara');
+    INSERT INTO memberships (tenant_id, user_id, role) VALUES (%(tenant)s, %(tenant)s, 'admin');
+    INSERT INTO invitations (id, tenant_id, purpose, email, role, token_sha256, invited_by, expires_at)
+        VALUES (%(tenant)s, %(tenant)s, 'member', 'b@example.com', 'viewer', sha256(%(tenant)s::text::bytea), 'k', now());
+    INSERT INTO sessions (id, token_sha256, user_id, tenant_id, expires_at)
+        SELECT gen_random_uuid(), sha256((%(tenant)s || n::text)::bytea), %(tenant)s, %(tenant)s, now()
+        FROM generate_series(1, 2) AS n;
     INSERT INTO webhook_endpoints (id, tenant_id, url, events, sealed_secret)
         SELECT gen_random_uuid(), %(tenant)s, 'https://example.com', ARRAY['adapter.ready'], '' FROM generate_series(1, 2);
     INSERT INTO webhook_deliveries (tenant_id, event_id, endpoint_id, attempts_left, expires_at)

@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import httpx
@@ -26,7 +27,7 @@ MODEL = "demo/base"
 USER: Any = [{"role": "user", "content": "hello"}]
 FIRST, SECOND = "a" * 64, "b" * 64
 UNSATISFIED: Any = {"structured_outputs": {"json": {"type": "array", "uniqueItems": True}}}
-PUBLIC = {"/openapi.json", "/docs", "/docs/oauth2-redirect"}
+PUBLIC = {"/openapi.json", "/docs", "/docs/static/{name:path}"}
 
 
 async def test_every_spelling_of_an_adapter(start_gateway: Any) -> None:
@@ -280,8 +281,11 @@ async def test_scopes(start_gateway: Any, database: Database) -> None:
 
 
 async def test_a_hot_key_is_looked_up_once_and_its_end_is_seen(
-    start_gateway: Any, database: Database
+    start_gateway: Any, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now = [0.0]
+    with_clock = partial(authenticator.Authenticator, clock=lambda: now[0])
+    monkeypatch.setattr("loraplex.platform.api.app.Authenticator", with_clock)
     gateway = await start_gateway(FakeScript(), ServingConfig(key_cache_s=2.0))
     create = gateway.client().chat.completions.create
     await create(model=MODEL, messages=USER, max_tokens=1)
@@ -289,7 +293,7 @@ async def test_a_hot_key_is_looked_up_once_and_its_end_is_seen(
         tenant = await TenantRepository(session).get("acme")
         await KeyRepository(session).revoke(tenant.id, gateway.key.split("_")[2])
     await create(model=MODEL, messages=USER, max_tokens=1)
-    await asyncio.sleep(2.1)
+    now[0] = 2.1
     with pytest.raises(openai.AuthenticationError):
         await create(model=MODEL, messages=USER, max_tokens=1)
 

@@ -1,0 +1,64 @@
+"""`/docs`: the OpenAPI document as a page. Invariant: it loads nothing from another server, so it is readable offline."""
+
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from loraplex.platform.static_files import StaticFiles
+
+STATIC: Final = Path(__file__).parent / "static"
+STATIC_PREFIX: Final = "/docs/static"
+HEADERS: Final = {
+    # Swagger UI draws with style attributes.
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+PAGE: Final = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>loraplex API</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="{style}">
+<script src="{bundle}" defer></script>
+<script src="{start}" type="module"></script>
+</head>
+<body>
+<main id="docs"><noscript>This page draws <a href="/openapi.json">openapi.json</a>, which needs JavaScript.</noscript></main>
+</body>
+</html>
+"""
+
+
+def docs_router() -> APIRouter:
+    """Build the routes of the page and its files."""
+    static = _static()
+    page = PAGE.format(
+        style=static.url("swagger-ui.css"),
+        bundle=static.url("swagger-ui-bundle.js"),
+        start=static.url("docs.js"),
+    )
+
+    async def show(request: Request) -> Response:
+        return HTMLResponse(page, headers=HEADERS)
+
+    router = APIRouter()
+    router.add_route("/docs", show, include_in_schema=False)
+    router.add_route(f"{STATIC_PREFIX}/{{name:path}}", static.send, include_in_schema=False)
+    return router
+
+
+@cache
+def _static() -> StaticFiles:
+    """Read the files once for all applications of a process."""
+    return StaticFiles(STATIC, STATIC_PREFIX)

@@ -1,0 +1,1 @@
+"""People of the console: their accounts, roles, invitations and sessions."""

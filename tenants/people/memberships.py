@@ -1,0 +1,96 @@
+"""Members of a tenant. Invariant: the members of one tenant change one at a time, and one of them stays an admin."""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import func, select, text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.errors import AlreadyMember, LastAdmin, UserNotFound
+from loraplex.tenants.models import Membership, Tenant, User
+from loraplex.tenants.people.roles import ADMIN, check_role
+
+LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantOfPerson:
+    """A living tenant that a person may enter."""
+
+    tenant_id: UUID
+    name: str
+    role: str
+
+
+class MembershipRepository:
+    """The members of one tenant, seen by one session of the tenant or of an operator."""
+
+    def __init__(self, session: AsyncSession, tenant_id: UUID) -> None:
+        self._session = session
+        self._tenant_id = tenant_id
+
+    async def lock(self) -> None:
+        """Lock the tenant's members against other changes until this transaction ends."""
+        await self._session.execute(LOCK, {"name": f"members:{self._tenant_id}"})
+
+    async def get(self, user_id: UUID) -> tuple[Membership, User]:
+        """Raises `UserNotFound`."""
+        query = select(Membership, User).join(User, User.id == Membership.user_id)
+        query = query.where(Membership.tenant_id == self._tenant_id, Membership.user_id == user_id)
+        found = await self._session.execute(query.execution_options(populate_existing=True))
+        row = found.one_or_none()
+        if row is None:
+            raise UserNotFound("no such member")
+        return row[0], row[1]
+
+    async def add(self, user_id: UUID, role: str) -> Membership:
+        """Raises `InvalidField`, `AlreadyMember`."""
+        await self.lock()
+        key = (self._tenant_id, user_id)
+        if await self._session.get(Membership, key) is not None:
+            raise AlreadyMember("this person is a member already")
+        record = Membership(tenant_id=self._tenant_id, user_id=user_id, role=check_role(role))
+        self._session.add(record)
+        await self._session.flush()
+        return record
+
+    async def has_email(self, email: str) -> bool:
+        """Whether a member has this address."""
+        query = select(Membership.user_id).join(User, User.id == Membership.user_id)
+        query = query.where(Membership.tenant_id == self._tenant_id, User.email == email)
+        return await self._session.scalar(query) is not None
+
+    async def change_role(self, record: Membership, role: str) -> None:
+        """Call it under `lock`. Raises `InvalidField`, `LastAdmin`."""
+        check_role(role)
+        if role != ADMIN:
+            await self._require_another_admin(record)
+        record.role = role
+        await self._session.flush()
+
+    async def remove(self, record: Membership) -> None:
+        """Call it under `lock`. Raises `LastAdmin`."""
+        await self._require_another_admin(record)
+        await self._session.delete(record)
+        await self._session.flush()
+
+    async def admins(self) -> int:
+        """The number of admins who may sign in."""
+        query = select(func.count()).select_from(Membership).join(User, User.id == Membership.user_id)
+        own = (Membership.tenant_id == self._tenant_id, Membership.role == ADMIN, User.disabled_at.is_(None))
+        return (await self._session.scalars(query.where(*own))).one()
+
+    async def _require_another_admin(self, record: Membership) -> None:
+        if record.role == ADMIN and await self.admins() <= 1:
+            raise LastAdmin("this is the last admin of the tenant: make another member an admin first")
+
+
+async def tenants_of(session: AsyncSession, user_id: UUID) -> list[TenantOfPerson]:
+    """Return the tenants that a person may enter, by name: living ones that are not suspended."""
+    query = (
+        select(Tenant.id.label("tenant_id"), Tenant.name, Membership.role)
+        .join(Membership, Membership.tenant_id == Tenant.id)
+        .where(Membership.user_id == user_id, Tenant.deleted_at.is_(None), Tenant.suspended_at.is_(None))
+        .order_by(Tenant.name)
+    )
+    return [TenantOfPerson(**row._mapping) for row in await session.execute(query)]

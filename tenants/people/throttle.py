@@ -1,0 +1,95 @@
+"""Slows failed sign-ins, per account and per client network, and never locks an account.
+
+Invariant: a try is counted before its password is compared, so that tries at the same time are counted too. A network that an
+account has signed in from has a count of its own, which failures from elsewhere do not touch.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.errors import SignInSlowed
+from loraplex.tenants.models import SignInThrottle
+
+FREE_TRIES: Final = 10
+FIRST_WAIT_S: Final = 2
+MAX_WAIT_S: Final = 300
+FORGOTTEN: Final = timedelta(hours=1)
+"""The time without a failure after which those of before count no longer."""
+KNOWN: Final = timedelta(days=30)
+"""The time for which an account is known from a network, from its last sign-in there."""
+
+
+def subject(*parts: str) -> bytes:
+    """Return the digest under which failures are counted."""
+    return hashlib.sha256("\0".join(parts).encode()).digest()
+
+
+def wait_s(failures: int) -> int:
+    """Return the seconds between the last of so many failures and the next try."""
+    excess = failures - FREE_TRIES
+    return 0 if excess < 0 else min(MAX_WAIT_S, FIRST_WAIT_S << min(excess, 16))
+
+
+class SignInTries:
+    """The tries on one account from one network, seen by a session of the gateway's role."""
+
+    def __init__(self, session: AsyncSession, email: str, network: str) -> None:
+        self._session = session
+        self._account = subject("account", email)
+        self._known = subject("known", email, network)
+        self._network = subject("network", network)
+
+    async def take(self, now: datetime) -> None:
+        """Count one try, until `give_back`. Raises `SignInSlowed`; a slowed try is not counted."""
+        known = select(SignInThrottle.subject).where(
+            SignInThrottle.subject == self._known, SignInThrottle.updated_at > now - KNOWN
+        )
+        account = self._account if await self._session.scalar(known) is None else self._known
+        subjects = sorted((account, self._network))
+        counted = await self._locked(subjects, now)
+        wait = max(self._remaining(*each, now) for each in counted)
+        if wait > 0:
+            raise SignInSlowed(wait)
+        for each, (failures, last) in zip(subjects, counted, strict=True):
+            present = 0 if now - last > FORGOTTEN else failures
+            await self._session.execute(
+                update(SignInThrottle)
+                .where(SignInThrottle.subject == each)
+                .values(failures=present + 1, updated_at=now)
+            )
+
+    async def give_back(self) -> None:
+        """Undo one `take`: the try was no failure."""
+        await self._session.execute(
+            update(SignInThrottle)
+            .where(SignInThrottle.subject.in_((self._account, self._known, self._network)))
+            .values(failures=func.greatest(SignInThrottle.failures - 1, 0))
+        )
+
+    async def succeed(self, now: datetime) -> None:
+        """Forget the account's failures, and know it from this network."""
+        await self.give_back()
+        await self._session.execute(delete(SignInThrottle).where(SignInThrottle.subject == self._account))
+        values = {"failures": 0, "updated_at": now}
+        statement = insert(SignInThrottle).values(subject=self._known, **values)
+        await self._session.execute(statement.on_conflict_do_update(index_elements=["subject"], set_=values))
+
+    async def _locked(self, subjects: Sequence[bytes], now: datetime) -> list[tuple[int, datetime]]:
+        """Return failures and time of the last one, in the order of `subjects`, locked until the transaction ends."""
+        rows = [{"subject": each, "failures": 0, "updated_at": now} for each in subjects]
+        await self._session.execute(insert(SignInThrottle).values(rows).on_conflict_do_nothing())
+        query = select(SignInThrottle.failures, SignInThrottle.updated_at)
+        query = query.where(SignInThrottle.subject.in_(subjects)).order_by(SignInThrottle.subject)
+        return [
+            (row.failures, row.updated_at) for row in await self._session.execute(query.with_for_update())
+        ]
+
+    def _remaining(self, failures: int, last: datetime, now: datetime) -> int:
+        return math.ceil((last + timedelta(seconds=wait_s(failures)) - now).total_seconds())

@@ -1,0 +1,68 @@
+"""People for tests: accounts made in the database, and their sessions. Passwords cost next to nothing here."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from uuid import UUID
+
+import pytest
+from argon2 import PasswordHasher
+from argon2.profiles import CHEAPEST
+
+from loraplex.platform.server.secret import derive
+from loraplex.platform.services.people.sessions import Area
+from loraplex.platform.services.people.sign_in import SignedIn, sign_in
+from loraplex.tenants.database import Database
+from loraplex.tenants.people import passwords
+from loraplex.tenants.people.memberships import MembershipRepository
+from loraplex.tenants.people.passwords import hash_password
+from loraplex.tenants.people.users import UserRepository
+
+PASSWORD = "correct horse battery"
+ADDRESS, AGENT = "192.0.2.7", "Firefox/145"
+
+
+def derive_key(*parts: bytes) -> bytes:
+    return derive(b"a secret of these tests", *parts)
+
+
+@pytest.fixture
+def cheap_passwords(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hash with the least work that argon2 allows."""
+    monkeypatch.setattr(passwords, "_HASHER", PasswordHasher.from_parameters(CHEAPEST))
+    passwords._unknown_hash.cache_clear()
+    yield
+    passwords._unknown_hash.cache_clear()
+
+
+async def add_person(
+    database: Database,
+    email: str,
+    *,
+    operator: bool = False,
+    roles: dict[UUID, str] | None = None,
+) -> UUID:
+    """Add an account with `PASSWORD` and these roles by tenant; return its id."""
+    hashed = await hash_password(PASSWORD)
+    async with database.as_operator() as session:
+        users = UserRepository(session)
+        user_id = await users.create(email, email.partition("@")[0].title(), hashed)
+        await users.set_operator(user_id, operator)
+        for tenant_id, role in (roles or {}).items():
+            await MembershipRepository(session, tenant_id).add(user_id, role)
+    return user_id
+
+
+async def signed_in(
+    database: Database,
+    email: str,
+    password: str = PASSWORD,
+    *,
+    code: str | None = None,
+    address: str = ADDRESS,
+    area: Area | None = None,
+    now: datetime | None = None,
+) -> SignedIn:
+    """Sign in as the console does."""
+    return await sign_in(
+        *(database, email, password, code, address, AGENT), derive_key=derive_key, area=area, now=now
+    )
