@@ -3,15 +3,12 @@
 from structlog.testing import capture_logs
 from tests.platform.console.conftest import Console, SignedIn
 
-from loraplex.platform.observability import request_record
 from loraplex.platform.observability.access_log import log_request
 
 
 async def test_pages_are_logged_by_their_routes(console: Console, signed_in: SignedIn) -> None:
     browser = await signed_in("admin")
-    observed = next(
-        each for each in console.app.user_middleware if each.cls is request_record.ObservedRequests
-    )
+    (observed,) = [each for each in console.app.user_middleware if "observers" in each.kwargs]
     observed.kwargs["observers"] = [log_request]
     with capture_logs() as logged:
         await browser.get("/console/billing")
