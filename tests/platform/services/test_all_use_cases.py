@@ -25,7 +25,7 @@ from tests.platform.services.walked_world import (
 
 from loraplex.adapters.versions.pending_folders import GATEWAYS_LOCK, PENDING_FOLDER, PendingFolders
 from loraplex.platform import services
-from loraplex.platform.services import people, stored_results, uploads
+from loraplex.platform.services import stored_results, uploads
 from loraplex.platform.services.actors import Actor
 from loraplex.platform.services.billing import invoices, rate_cards
 from loraplex.platform.services.unit_of_work import UnitOfWork
@@ -119,14 +119,9 @@ async def assert_published(world: World, before: Dump) -> None:
 
 
 def test_every_use_case_is_walked() -> None:
-    """A use case is a public coroutine function with an author: an `Actor`, or a unit of work, which has one.
-
-    Those of people have the console as their only way: see `people/`.
-    """
+    """A use case is a public coroutine function with an author: an `Actor`, or a unit of work, which has one."""
     found = set()
     for module in walk_packages(services.__path__, f"{services.__name__}."):
-        if module.name.startswith(f"{people.__name__}."):
-            continue
         members = vars(import_module(module.name))
         for name, each in members.items():
             if iscoroutinefunction(each) and not name.startswith("_"):
