@@ -18,6 +18,7 @@ from loraplex.platform.console.pages.operator.routes import OPERATOR_PAGES
 from loraplex.platform.console.pages.overview import overview_pages
 from loraplex.platform.console.pages.playground import playground_pages
 from loraplex.platform.console.pages.requests import requests_pages
+from loraplex.platform.console.pages.oidc import oidc_pages
 from loraplex.platform.console.pages.sign_in import sign_in_pages
 from loraplex.platform.console.pages.team import team_pages
 from loraplex.platform.console.pages.tokens import token_pages
@@ -28,6 +29,7 @@ from loraplex.platform.console.pages.webhooks import webhooks_pages
 PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     sign_in_pages,
     links_pages,
+    oidc_pages,
     account_pages,
     audit_pages,
     billing_pages,
