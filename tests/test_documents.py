@@ -36,7 +36,11 @@ def allowed(name: str, field: FieldInfo) -> str:
     """What a setting may be, from its type and bounds."""
     kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not type(None)]
     if get_origin(field.annotation) is tuple:
-        return {"engine": "`ipc://` addresses", "trusted_proxies": "networks"}[name]
+        return {
+            "engine": "`ipc://` addresses",
+            "trusted_proxies": "networks",
+            "oidc_allowed_domains": "domains",
+        }[name]
     if all(isinstance(kind, str) for kind in kinds):
         return ", ".join(map(str, kinds))
     if kinds == [bool]:

@@ -19,6 +19,7 @@ TENANT_PATH: Final = "/console"
 SESSION_COOKIE: Final[dict[Area, str]] = {"tenant": "loraplex", "operator": "loraplex-operator"}
 TOAST_COOKIE: Final = "loraplex-toast"
 TOAST_SECONDS: Final = 60
+ATTEMPT_COOKIE: Final = "loraplex-oidc"
 MAX_TOAST_LENGTH: Final = 400
 
 
@@ -63,6 +64,18 @@ class Cookies:
     def drop_toast(self, request: Request, response: Response) -> None:
         """Take the sentence from the browser: it was shown."""
         self._set(request, response, TOAST_COOKIE, "", 0)
+
+    def leave_attempt(self, request: Request, response: Response, sealed: str, max_age_s: int) -> None:
+        """Leave what the answer of the identity provider must match."""
+        self._set(request, response, ATTEMPT_COOKIE, sealed, max_age_s)
+
+    def attempt(self, request: Request) -> str | None:
+        """Return what `leave_attempt` left in this browser."""
+        return request.cookies.get(self._name(request, ATTEMPT_COOKIE))
+
+    def drop_attempt(self, request: Request, response: Response) -> None:
+        """Take the attempt from the browser: it was used."""
+        self._set(request, response, ATTEMPT_COOKIE, "", 0)
 
     def _set(
         self, request: Request, response: Response, name: str, value: str, max_age_s: int | None

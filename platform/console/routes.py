@@ -14,6 +14,7 @@ from loraplex.platform.console.pages.billing import billing_pages
 from loraplex.platform.console.pages.keys import keys_pages
 from loraplex.platform.console.pages.limits import limits_pages
 from loraplex.platform.console.pages.links import links_pages
+from loraplex.platform.console.pages.oidc import oidc_pages
 from loraplex.platform.console.pages.overview import overview_pages
 from loraplex.platform.console.pages.playground import playground_pages
 from loraplex.platform.console.pages.requests import requests_pages
@@ -26,6 +27,7 @@ from loraplex.platform.console.pages.usage import usage_pages
 PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     sign_in_pages,
     links_pages,
+    oidc_pages,
     account_pages,
     audit_pages,
     billing_pages,
