@@ -14,11 +14,11 @@ from loraplex.platform.console.pages.billing import billing_pages
 from loraplex.platform.console.pages.keys import keys_pages
 from loraplex.platform.console.pages.limits import limits_pages
 from loraplex.platform.console.pages.links import links_pages
+from loraplex.platform.console.pages.oidc import oidc_pages
 from loraplex.platform.console.pages.operator.routes import OPERATOR_PAGES
 from loraplex.platform.console.pages.overview import overview_pages
 from loraplex.platform.console.pages.playground import playground_pages
 from loraplex.platform.console.pages.requests import requests_pages
-from loraplex.platform.console.pages.oidc import oidc_pages
 from loraplex.platform.console.pages.sign_in import sign_in_pages
 from loraplex.platform.console.pages.team import team_pages
 from loraplex.platform.console.pages.tokens import token_pages
