@@ -160,6 +160,12 @@ def short_id(identity: object | None) -> str:
     return _shortened(None if identity is None else str(identity), _SHORT_ID)
 
 
+def sentence(text: str) -> str:
+    """Write the message of an error as a sentence: with a capital and a full stop."""
+    ended = text if text.endswith((".", "?", "…")) else f"{text}."
+    return f"{ended[:1].upper()}{ended[1:]}"
+
+
 def _money(amount: int | None, currency: str, scale: int, digits: int) -> str:
     """Write `amount`, in units of 10 ** -`scale`, rounded half away from zero to `digits` decimals."""
     if amount is None:
@@ -229,6 +235,6 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
             duration,
             share,
         ),
-        *(file_size, memory_size, ago, day, exact_time, machine_time, short_digest, short_id),
+        *(file_size, memory_size, ago, day, exact_time, machine_time, short_digest, short_id, sentence),
     )
 }

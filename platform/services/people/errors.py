@@ -1,0 +1,10 @@
+"""Errors of signing in and of links, for the pages that answer each in its own way."""
+
+from loraplex.tenants.errors import (
+    LinkNotValid,
+    SecondFactorNeeded,
+    SignInRefused,
+    SignInSlowed,
+)
+
+__all__ = ["LinkNotValid", "SecondFactorNeeded", "SignInRefused", "SignInSlowed"]
