@@ -131,7 +131,6 @@ async def measure_on(
 async def load_registry(database: Database) -> None:
     """Add the adapters, keys and prices that the ledger names, and limits for each tenant."""
     async with database.as_operator() as session:
-        await session.execute(text("RESET ROLE"))
         for statement in REGISTRY:
             await session.execute(text(statement))
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from loraplex.platform.console.addresses import chosen, query_form
-from loraplex.platform.console.charts import ChartRow, Series, named
+from loraplex.platform.console.charts import ChartRow, Series, named, symbol
 from loraplex.platform.console.endpoint import ConsoleEndpoint, redirect
 from loraplex.platform.console.forms import Form, read_form
 from loraplex.platform.services.people.identity import ConsoleSession
@@ -96,6 +96,8 @@ def overview_pages(endpoint: ConsoleEndpoint) -> APIRouter:
             nearest=None if counted is None else limits.nearest(counted),
             charts=None if found.requests is None else _charts(found.requests),
             residency=await residency(dependencies.engine, dependencies.namespace_of(tenant_id)),
+            days=_days(found.spend),
+            prefix=symbol(currency),
             sees_keys=KEYS_WRITE in session.scopes,
             words=OUTCOME_WORDS,
             statuses=overview.STATUSES,
@@ -156,6 +158,15 @@ def _charts(found: RequestOverview) -> OverviewCharts:
             for each in periods
         ),
         medians=tuple(each.sums.ttft_ms(50) for each in periods),
+    )
+
+
+def _days(spent: SpendOverview | None) -> tuple[ChartRow, ...]:
+    """The spend of each day of the month, in pico-units."""
+    days = () if spent is None else spent.days
+    return tuple(
+        ChartRow(datetime(day.year, day.month, day.day, tzinfo=UTC), (pico,), day == days[-1][0])
+        for day, pico in days
     )
 
 

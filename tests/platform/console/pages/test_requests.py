@@ -24,9 +24,12 @@ async def test_the_log_its_filters_and_its_pages(console: Console, database: Dat
         page = await browser.page(f"/console/requests?{query}")
         assert len(page.all("tbody tr")) == rows, query
     assert "No request matches." in page.text
-    older = await browser.page(f"/console/requests?after={seen.slow}&adapter=support")
-    assert len(older.all("tbody tr")) == 3
-    assert older.find("nav[aria-label=Pages] a").attributes["href"] == "/console/requests?adapter=support"
+    older = await browser.page(f"/console/requests?after={seen.requests[2]}&adapter=support")
+    assert len(older.all("tbody tr")) == 2
+    newer = older.find("nav[aria-label=Pages] a").attributes["href"] or ""
+    assert newer == f"/console/requests?adapter=support&before={seen.requests[1]}"
+    back = await browser.page(newer)
+    assert len(back.all("tbody tr")) == 1 and back.texts("nav[aria-label=Pages] a") == ["Older"]
     refused = await browser.get("/console/requests?slower=soon")
     assert refused.status_code == 422 and "“soon” is no number of milliseconds." in refused.text
 

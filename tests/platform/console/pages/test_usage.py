@@ -10,6 +10,8 @@ from tests.platform.services.queries.observed_tenant import ObservedTenant, obse
 
 from loraplex.platform.console.formatting import count, money_spent, money_sum
 from loraplex.tenants.database import Database
+from loraplex.tenants.invoices.invoices import InvoiceRepository
+from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.ledger.usage_reports import UsageQuery, UsageSums, usage_totals
 
 NOON = datetime(2026, 11, 20, 14, 30, tzinfo=UTC)
@@ -51,6 +53,15 @@ async def test_the_page_and_its_downloads_have_the_totals_of_the_api(
         assert sum(int(row["amount_pico"]) for row in found) == expected.amount_pico
     assert (rows[0].keys() - {"token_class"}) == (documents[0].keys() - {"token_class"})
     assert other.key_id not in page.response.text
+
+
+async def test_the_totals_of_a_month_are_those_of_its_invoice(console: Console, database: Database) -> None:
+    seen = observed_tenant(database.url, NOON)
+    async with database.as_tenant(seen.id) as session:
+        invoice = await InvoiceRepository(session, seen.id).preview(seen.id, Month.of(NOON), "USD")
+    page = await (await console.signed_in("billing", seen.tenant.name)).page("/console/usage?to=2026-11-30")
+    billed = sum(line.amount_pico for line in invoice.content.totals.lines)
+    assert page.texts("tfoot td")[-1] == money_sum(billed, "USD") and billed > 0
 
 
 async def test_filters_and_what_they_do_not_allow(console: Console, database: Database) -> None:
