@@ -29,6 +29,11 @@ def money_total(micro: int | None, currency: str) -> str:
     return _money(micro, currency, MICRO_DIGITS, minor_digits(currency))
 
 
+def money_spent(pico: int | None, currency: str) -> str:
+    """Write an exact amount in pico-units as a total, rounded once: `$20.82`."""
+    return _money(pico, currency, PICO_DIGITS, minor_digits(currency))
+
+
 def money_sum(pico: int | None, currency: str) -> str:
     """Write a sum in pico-units, of a day or an adapter, with four decimals: `$1.2991`."""
     return _money(pico, currency, PICO_DIGITS, SUM_DIGITS)
@@ -218,7 +223,18 @@ def _shortened(text: str | None, length: int) -> str:
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     function.__name__: function
     for function in (
-        *(money_total, money_sum, money_request, money_exact, rate, count, compact, duration, share),
+        *(
+            money_total,
+            money_spent,
+            money_sum,
+            money_request,
+            money_exact,
+            rate,
+            count,
+            compact,
+            duration,
+            share,
+        ),
         *(file_size, memory_size, ago, day, exact_time, machine_time, short_digest, short_id, sentence),
     )
 }

@@ -168,7 +168,11 @@ async def _assemble(
     exposition = MetricsExposition(resources.metrics.render)
     return OpenGateway(
         app=await _create_app(
-            settings, dependencies, resources.health, exposition, request_observers(settings, stack)
+            settings,
+            dependencies,
+            resources.health,
+            exposition,
+            request_observers(settings, resources.metrics, stack),
         ),
         exposition=exposition,
         engines=engines,

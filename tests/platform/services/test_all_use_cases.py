@@ -11,6 +11,7 @@ import pytest
 from tests.platform.services import account_use_cases as accounts
 from tests.platform.services import adapter_use_cases as of_adapters
 from tests.platform.services import invoice_use_cases as of_invoices
+from tests.platform.services import people_use_cases as of_people
 from tests.platform.services.use_case import UseCase, Way
 from tests.platform.services.walked_world import (
     Dump,
@@ -27,6 +28,7 @@ from loraplex.platform import services
 from loraplex.platform.services import uploads
 from loraplex.platform.services.actors import Actor
 from loraplex.platform.services.billing import invoices, rate_cards
+from loraplex.platform.services.stored_results import run_once
 from loraplex.platform.services.unit_of_work import UnitOfWork
 
 # Both register a version, which needs a server that validates it: see `test_push_ways.py`.
@@ -41,7 +43,7 @@ OF_ACCOUNTS = (
     *accounts.WEBHOOKS,
     *accounts.USAGE,
 )
-ALL = (*OF_ACCOUNTS, *of_invoices.ALL, *of_adapters.ALL)
+ALL = (*OF_ACCOUNTS, *of_invoices.ALL, *of_adapters.ALL, *of_people.ALL)
 
 
 @pytest.fixture
@@ -124,4 +126,5 @@ def test_every_use_case_is_walked() -> None:
             if iscoroutinefunction(each) and not name.startswith("_"):
                 types = each.__annotations__.values()
                 found |= {each} if any(kind in (UnitOfWork, Actor) for kind in types) else set()
-    assert found == {use_case.function for use_case in ALL} | WALKED_BY_PUSHES | RUN_BY_GATEWAYS
+    apart = WALKED_BY_PUSHES | RUN_BY_GATEWAYS | of_people.BY_PEOPLE | {run_once}
+    assert found == {use_case.function for use_case in ALL} | apart
