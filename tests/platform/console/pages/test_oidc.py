@@ -5,7 +5,7 @@ import pytest
 from sqlalchemy import text
 from tests.platform.auth.small_provider import SmallProvider
 from tests.platform.console.conftest import Browser, Console
-from tests.platform.console.oidc_browser import begin, small_provider
+from tests.platform.console.pages.oidc_browser import begin, small_provider
 from tests.platform.services.people.people_world import acting, add_person
 
 from loraplex.platform.services.actors import system_actor
