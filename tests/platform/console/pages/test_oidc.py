@@ -93,11 +93,11 @@ async def test_only_the_browser_that_began_may_come_back(
 ) -> None:
     await (await begin(console, provider, token=await invitation(console, admin))).back()
     attempt = await begin(console, provider)
-    stranger = await console.browser()
-    assert refused(await attempt.back(stranger), "was not begun in this browser")
+    another = await console.browser()
+    assert refused(await attempt.back(another), "was not begun in this browser")
     other = await begin(console, provider)
     assert refused(await attempt.back(other.http), "was not begun in this browser")
-    assert not any("loraplex=" in cookie for cookie in stranger.cookies)
+    assert not any("loraplex=" in cookie for cookie in another.cookies)
 
 
 async def test_an_attempt_is_used_once(console: Console, provider: SmallProvider, admin: Browser) -> None:
