@@ -104,6 +104,7 @@ class ConsoleEndpoint:
                 else await find_session(self._dependencies.database, token, area_of(request))
             )
         session: ConsoleSession | None = request.state.console_session
+        request.state.tenant_id = None if session is None else session.tenant_id
         return session
 
     async def check_token(self, request: Request, sent: str | None) -> None:

@@ -15,6 +15,7 @@ from loraplex.platform.console.pages.keys import keys_pages
 from loraplex.platform.console.pages.limits import limits_pages
 from loraplex.platform.console.pages.links import links_pages
 from loraplex.platform.console.pages.oidc import oidc_pages
+from loraplex.platform.console.pages.operator.routes import OPERATOR_PAGES
 from loraplex.platform.console.pages.overview import overview_pages
 from loraplex.platform.console.pages.playground import playground_pages
 from loraplex.platform.console.pages.requests import requests_pages
@@ -23,6 +24,7 @@ from loraplex.platform.console.pages.team import team_pages
 from loraplex.platform.console.pages.tokens import token_pages
 from loraplex.platform.console.pages.uploads import uploads_pages
 from loraplex.platform.console.pages.usage import usage_pages
+from loraplex.platform.console.pages.webhooks import webhooks_pages
 
 PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     sign_in_pages,
@@ -42,6 +44,8 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     requests_pages,
     usage_pages,
     team_pages,
+    webhooks_pages,
+    *OPERATOR_PAGES,
 )
 
 
