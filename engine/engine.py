@@ -70,6 +70,7 @@ class Engine:
         self.model = model
         self._clock = clock
         self._block_size = config.cache.block_size
+        self._prefix_caching = config.cache.prefix_caching
         self._block_pool = BlockPool(model.num_blocks)
         self.adapters = open_pool(
             model.decoder.sites,
@@ -128,6 +129,7 @@ class Engine:
             block_size=self._block_size,
             dtype=str(model.dtype).removeprefix("torch."),
             eos_token_ids=sorted(model.config.eos_token_ids),
+            prefix_caching=self._prefix_caching,
         )
 
     @property

@@ -149,6 +149,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     dtype: str
     eos_token_ids: list[int] = []
+    prefix_caching: bool = True
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

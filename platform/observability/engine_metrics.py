@@ -160,6 +160,7 @@ class EngineCollector(Collector):
             reasons.add_metric([*labels, "capacity"], max(stats.waiting - deferred, 0))
             reasons.add_metric([*labels, "deferred"], deferred)
             resident.add_metric([*labels, "device"], len(stats.resident_adapters))
+            resident.add_metric([*labels, "host"], len(stats.host_adapters))
         yield from (usage, reasons, resident)
 
     def _process_families(self) -> Iterable[Metric]:
@@ -206,7 +207,7 @@ class EngineCollector(Collector):
         return family
 
     def _cache_config(self) -> Metric:
-        names = ["block_size", "num_gpu_blocks", "cache_dtype"]
+        names = ["block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"]
         family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=[*LABELS, *names])
         for index, engine in enumerate(self._engines.engines):
             values = _cache_values(engine)
@@ -258,4 +259,4 @@ def _cache_values(engine: ManagedEngine) -> list[str] | None:
         info = engine.info()
     except EngineUnavailable:
         return None
-    return [str(info.block_size), str(info.num_blocks), info.dtype]
+    return [str(info.block_size), str(info.num_blocks), info.dtype, str(info.prefix_caching)]

@@ -7,13 +7,22 @@ those with `max by (engine)`.
 import math
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability.admission_metrics import AdmissionMetrics
 from loraplex.platform.observability.billing_metrics import BillingMetrics
 from loraplex.platform.observability.engine_metrics import EngineCollector
+from loraplex.platform.observability.http_metrics import HttpMetrics
 from loraplex.platform.observability.request_stats import RequestStats
+from loraplex.platform.observability.usage_metrics import UsageMetrics
 from loraplex.platform.observability.webhook_metrics import WebhookMetrics
 
 FIRST_TOKEN_BUCKETS = (
@@ -60,6 +69,9 @@ class Metrics:
         self.admission = AdmissionMetrics(self.registry)
         self.webhooks = WebhookMetrics(self.registry)
         self.billing = BillingMetrics(self.registry)
+        self.http = HttpMetrics(self.registry)
+        self.usage = UsageMetrics(self.registry)
+        ProcessCollector(registry=self.registry)
         self.registry.register(EngineCollector(model_name, engines, adapter_names=adapter_names))
 
     def record(self, stats: RequestStats) -> None:
@@ -121,6 +133,9 @@ class Metrics:
         self._queue.observe(queue_s)
         self._own_queue.observe(queue_s)
         self._prefill.observe(prefill_s)
+        for waits, seconds in ((self._adapter_load, stats.adapter_s), (self._grammar_wait, stats.grammar_s)):
+            if seconds:
+                waits.observe(seconds)
         if stats.first_token is not None and stats.last_token is not None:
             self._inference.observe(prefill_s + stats.last_token - stats.first_token)
 
@@ -180,6 +195,8 @@ class Metrics:
             buckets=FINE_BUCKETS,
             registry=self.registry,
         )
+        self._adapter_load = self._waits("adapter_load", "Wait of a request for its adapter to be loaded.")
+        self._grammar_wait = self._waits("grammar_wait", "Wait of a request for its grammar in the engine.")
         self._compile_checks = Counter(
             "loraplex_grammar_trials",
             "Requested grammars by the result of their compile check, cached results included.",
@@ -218,6 +235,9 @@ class Metrics:
             self._refused_connections.labels(bound)
         build = Gauge("loraplex_build_info", "The running version.", ("version",), registry=self.registry)
         build.labels(version).set(1)
+
+    def _waits(self, name: str, text: str) -> Histogram:
+        return Histogram(f"loraplex_{name}_seconds", text, buckets=FINE_BUCKETS, registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         family = Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self.registry)

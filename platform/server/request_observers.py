@@ -1,4 +1,4 @@
-"""Who sees each request when it has ended: the access log, and traces where they are exported."""
+"""Who sees each request when it has ended: the access log, metrics, and traces where they are exported."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -8,13 +8,14 @@ from types import ModuleType
 
 from loraplex.platform.config import Settings
 from loraplex.platform.observability.access_log import log_request
+from loraplex.platform.observability.metrics import Metrics
 from loraplex.platform.observability.request_record import RequestObserver
 from loraplex.platform.startup_errors import SettingsError
 
 
-def request_observers(settings: Settings, stack: AsyncExitStack) -> list[RequestObserver]:
+def request_observers(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> list[RequestObserver]:
     """The observers that the settings ask for; `stack` closes them. Raises `SettingsError` as `load_tracing`."""
-    observers: list[RequestObserver] = [log_request]
+    observers: list[RequestObserver] = [log_request, metrics.http.record, metrics.usage.record]
     if settings.otlp_endpoint is not None:
         traces = load_tracing().RequestTraces(settings.otlp_endpoint, version("loraplex"))
         stack.push_async_callback(asyncio.to_thread, traces.close)

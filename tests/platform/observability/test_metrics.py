@@ -66,6 +66,18 @@ EXPECTED = [
     "loraplex_http_connections",
     "loraplex_http_connections_refused",
     "loraplex_price_age_seconds",
+    "http_requests",
+    "loraplex_adapter_load_seconds",
+    "loraplex_grammar_wait_seconds",
+    "loraplex_tenant_requests",
+    "loraplex_tenant_refused_requests",
+    "loraplex_tenant_failed_requests",
+    "loraplex_tenant_tokens",
+    "loraplex_adapter_requests",
+    "loraplex_adapter_tokens",
+    "process_resident_memory_bytes",
+    "process_cpu_seconds",
+    "process_open_fds",
 ]
 
 
@@ -149,12 +161,16 @@ def test_gauges_and_adapters_follow_the_snapshot(metrics: Metrics, engine: Manag
         total_blocks=12,
         running_adapters=["a" * 64, "b" * 64],
         waiting_adapters=["c" * 64],
+        resident_adapters=["a" * 64],
+        host_adapters=[(b"n", "a" * 64), (b"n", "d" * 64)],
     )
     assert value(metrics, "vllm:kv_cache_usage_perc") == 0.25
     assert value(metrics, "vllm:num_requests_waiting_by_reason", reason="capacity") == 3
     assert value(metrics, "vllm:num_requests_waiting_by_reason", reason="deferred") == 2
     assert value(metrics, "loraplex_adapters_running") == 2
     assert value(metrics, "loraplex_adapters_waiting") == 1
+    assert value(metrics, "loraplex_adapter_residency", tier="device") == 1
+    assert value(metrics, "loraplex_adapter_residency", tier="host") == 2
     assert all(digest * 64 not in metrics.render().decode() for digest in "abc")
 
 
@@ -207,3 +223,27 @@ def test_who_waits_for_a_grammar_is_deferred() -> None:
     by_reason = "vllm:num_requests_waiting_by_reason"
     assert value(metrics, by_reason, reason="deferred") == 3
     assert value(metrics, by_reason, reason="capacity") == 2
+
+
+def test_the_cache_is_described_with_the_labels_of_vllm(metrics: Metrics) -> None:
+    (labels,) = [dict(labels) for name, labels in samples(metrics) if name == "vllm:cache_config_info"]
+    info = FakeScript().info
+    assert labels == {
+        "model_name": "m",
+        "engine": "0",
+        "block_size": str(info.block_size),
+        "num_gpu_blocks": str(info.num_blocks),
+        "cache_dtype": info.dtype,
+        "enable_prefix_caching": "True",
+    }
+
+
+def test_waits_for_adapters_and_grammars_count_where_there_were_any(metrics: Metrics) -> None:
+    for grammar_s, adapter_s in ((0.0, 0.0), (0.25, 0.5)):
+        stats = RequestStats(arrival=0.0, n=1, max_tokens=4, prompt_lengths=[1], finished=1.0)
+        stats.see(0, Started("r", None, 0, queue_s=1.0, grammar_s=grammar_s, adapter_s=adapter_s))
+        metrics.record(stats)
+    exported = samples(metrics)
+    for name, seconds in (("adapter_load", 0.5), ("grammar_wait", 0.25)):
+        assert exported[f"loraplex_{name}_seconds_count", ()] == 1
+        assert exported[f"loraplex_{name}_seconds_sum", ()] == seconds

@@ -5,9 +5,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from tests.platform.engines.managed_engine import Managed
 
 from loraplex.platform.config import Settings
+from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability.access_log import log_request
+from loraplex.platform.observability.metrics import Metrics
 from loraplex.platform.server.request_observers import load_tracing, request_observers
 from loraplex.platform.startup_errors import SettingsError
 
@@ -16,15 +19,18 @@ FOLDERS = ("adapters", "engine", "grammar", "platform", "tenants")
 TRACING = "loraplex.platform.observability.tracing"
 
 
-async def test_only_the_access_log_sees_requests_by_default() -> None:
+async def test_only_log_and_metrics_see_requests_by_default() -> None:
     async with AsyncExitStack() as stack:
-        assert request_observers(Settings(), stack) == [log_request]
+        metrics = Metrics("m", "1.2.3", 4096, EnginePool([Managed()]))
+        counted = [log_request, metrics.http.record, metrics.usage.record]
+        assert request_observers(Settings(), metrics, stack) == counted
 
 
 async def test_an_endpoint_adds_traces() -> None:
     async with AsyncExitStack() as stack:
-        first, second = request_observers(Settings(otlp_endpoint="http://127.0.0.1:9"), stack)
-        assert first is log_request and second.__qualname__ == "RequestTraces.record"
+        metrics = Metrics("m", "1.2.3", 4096, EnginePool([Managed()]))
+        *others, last = request_observers(Settings(otlp_endpoint="http://127.0.0.1:9"), metrics, stack)
+        assert len(others) == 3 and last.__qualname__ == "RequestTraces.record"
 
 
 def test_without_the_extra_a_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
