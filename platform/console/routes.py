@@ -22,6 +22,7 @@ from loraplex.platform.console.pages.sign_in import sign_in_pages
 from loraplex.platform.console.pages.tokens import token_pages
 from loraplex.platform.console.pages.uploads import uploads_pages
 from loraplex.platform.console.pages.usage import usage_pages
+from loraplex.platform.console.pages.webhooks import webhooks_pages
 
 PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     sign_in_pages,
@@ -29,6 +30,7 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     account_pages,
     audit_pages,
     billing_pages,
+    webhooks_pages,
     keys_pages,
     adapters_pages,
     aliases_pages,
