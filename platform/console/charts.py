@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from loraplex.platform.console.formatting import SYMBOLS
+
 MAX_SERIES: Final = 5
 
 
@@ -23,6 +25,11 @@ class ChartRow:
     start: datetime
     values: tuple[int | None, ...]
     goes_on: bool
+
+
+def symbol(currency: str) -> str:
+    """Return what stands before an amount in a chart."""
+    return SYMBOLS.get(currency, f"{currency}\u00a0")
 
 
 def named(names: Sequence[str]) -> tuple[Series, ...]:

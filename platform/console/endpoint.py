@@ -68,14 +68,18 @@ class ConsoleEndpoint:
         """
 
         async def required(request: Request) -> ConsoleSession:
-            session = await self.session(request)
-            if session is None or session.tenant_id is None:
-                raise SignInNeeded
-            if scope is not None and scope not in session.scopes:
-                raise InsufficientScope(_scope_missing(scope, session), param=scope)
-            return session
+            return await self.signed_in(request, scope)
 
         return required
+
+    async def signed_in(self, request: Request, scope: str | None = None) -> ConsoleSession:
+        """Return the session of a page of the tenant area, which must have `scope`. It raises as the dependency does."""
+        session = await self.session(request)
+        if session is None or session.tenant_id is None:
+            raise SignInNeeded
+        if scope is not None and scope not in session.scopes:
+            raise InsufficientScope(_scope_missing(scope, session), param=scope)
+        return session
 
     def requires_operator(self) -> Callable[[Request], Awaitable[ConsoleSession]]:
         """Return a dependency of FastAPI that gives a page of the operator area its session. It raises as `requires`."""
@@ -100,6 +104,7 @@ class ConsoleEndpoint:
                 else await find_session(self._dependencies.database, token, area_of(request))
             )
         session: ConsoleSession | None = request.state.console_session
+        request.state.tenant_id = None if session is None else session.tenant_id
         return session
 
     async def check_token(self, request: Request, sent: str | None) -> None:
@@ -231,6 +236,7 @@ class ConsoleEndpoint:
         path, area = request.url.path, area_of(request)
         groups = OPERATOR_AREA if area == "operator" else TENANT_AREA
         scopes = frozenset[str]() if session is None else session.scopes
+        provider = self._dependencies.identity_provider
         return {
             "session": session,
             "nav": navigation(groups, scopes, self.pages, path),
@@ -241,6 +247,7 @@ class ConsoleEndpoint:
             "public_host": self.origin.host(request),
             "base_url": f"{self.origin.of(request)}/v1",
             "served_model": self._dependencies.served_model_name,
+            "provider_name": None if provider is None else provider.name,
             "csrf": None if session is None else masked(session.csrf_token),
             "now": datetime.now(UTC),
         }

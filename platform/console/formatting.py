@@ -17,7 +17,7 @@ PICO_DIGITS: Final = 12
 MICRO_DIGITS: Final = 6
 SUM_DIGITS: Final = 4
 RATE_DIGITS: Final = 3
-_SYMBOLS: Final = {"USD": "$", "EUR": "€", "GBP": "£"}
+SYMBOLS: Final = {"USD": "$", "EUR": "€", "GBP": "£"}
 _DECIMAL_SIZES: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 _BINARY_SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SHORT_DIGEST: Final = 12
@@ -178,7 +178,7 @@ def _money(amount: int | None, currency: str, scale: int, digits: int) -> str:
 
 
 def _with_currency(text: str, currency: str, negative: bool) -> str:
-    symbol = _SYMBOLS.get(currency, f"{currency}{SPACE}")
+    symbol = SYMBOLS.get(currency, f"{currency}{SPACE}")
     return f"{MINUS if negative else ''}{symbol}{text}"
 
 

@@ -14,11 +14,13 @@ from loraplex.platform.console.pages.billing import billing_pages
 from loraplex.platform.console.pages.keys import keys_pages
 from loraplex.platform.console.pages.limits import limits_pages
 from loraplex.platform.console.pages.links import links_pages
+from loraplex.platform.console.pages.oidc import oidc_pages
 from loraplex.platform.console.pages.operator.routes import OPERATOR_PAGES
 from loraplex.platform.console.pages.overview import overview_pages
 from loraplex.platform.console.pages.playground import playground_pages
 from loraplex.platform.console.pages.requests import requests_pages
 from loraplex.platform.console.pages.sign_in import sign_in_pages
+from loraplex.platform.console.pages.team import team_pages
 from loraplex.platform.console.pages.tokens import token_pages
 from loraplex.platform.console.pages.uploads import uploads_pages
 from loraplex.platform.console.pages.usage import usage_pages
@@ -27,10 +29,10 @@ from loraplex.platform.console.pages.webhooks import webhooks_pages
 PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     sign_in_pages,
     links_pages,
+    oidc_pages,
     account_pages,
     audit_pages,
     billing_pages,
-    webhooks_pages,
     keys_pages,
     adapters_pages,
     aliases_pages,
@@ -41,6 +43,8 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     overview_pages,
     requests_pages,
     usage_pages,
+    team_pages,
+    webhooks_pages,
     *OPERATOR_PAGES,
 )
 

@@ -113,6 +113,12 @@ class QuotaRepository:
         found = await self._session.execute(query.where(ApiKey.key_id.in_(key_ids)))
         return {key_id: name for key_id, name in found}
 
+    async def has_budget(self) -> bool:
+        """Whether the tenant, or one of its keys or adapters, has a budget per day or month."""
+        budgets = func.num_nonnulls(Quota.budget_per_day, Quota.budget_per_month) > 0
+        query = select(Quota.tenant_id).where(Quota.tenant_id == self._tenant_id, budgets).limit(1)
+        return await self._session.scalar(query) is not None
+
     async def locked(self, state: QuotaState) -> Quota:
         """The row of a key or an adapter, created if missing, and locked until the transaction ends."""
         api_key_id = state.subject_id if state.level == "key" else None

@@ -15,11 +15,13 @@ from tests.benchmarks.attackers.registry import ATTACKERS
 from tests.benchmarks.attacks import AttackShape, measure_attacks
 from tests.benchmarks.bodies import BodiesShape, measure_bodies
 from tests.benchmarks.chunked_prefill import ChunkedPrefillShape, measure_chunked_prefill
+from tests.benchmarks.console import measure_console
 from tests.benchmarks.gateway import GatewayShape, measure_gateway
 from tests.benchmarks.journal import JournalShape, measure_journal
 from tests.benchmarks.ledger import LedgerLoad, measure_ledger
 from tests.benchmarks.ledger_rows import LedgerShape
 from tests.benchmarks.noisy_neighbours import NoisyNeighboursShape, measure_noisy_neighbours
+from tests.benchmarks.observers import measure_observers
 from tests.benchmarks.peft_comparison import PeftComparisonShape, compare_with_peft
 
 from loraplex.platform.bench.report import RESULTS, Report, available_cores, checkout_root
@@ -233,6 +235,19 @@ def ledger(
 
 
 @app.command()
+def console(
+    rows: Annotated[int, typer.Option(min=1000, help="Rows of the ledger.")] = 5_000_000,
+    months: Annotated[int, typer.Option(min=4, max=24, help="Over which they are spread.")] = 6,
+    views: Annotated[int, typer.Option(min=2, help="Of each page.")] = 100,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Server time and first load of each page of the console with millions of rows, in stores of its own."""
+    shape = LedgerShape(rows=rows, months=months)
+    run_bench(lambda: measure_console(shape, views, print_progress), out, as_json, uvloop.new_event_loop)
+
+
+@app.command()
 def gateway(
     against: Annotated[str | None, typer.Option(help="An earlier commit, measured in turn.")] = None,
     requests: Annotated[int, typer.Option(min=1, help="Of each model in each round.")] = 2000,
@@ -246,6 +261,22 @@ def gateway(
     async def work() -> Report:
         shape = GatewayShape(requests, connections, rounds)
         return await asyncio.to_thread(measure_gateway, shape, against)
+
+    run_bench(work, out, as_json)
+
+
+@app.command()
+def observers(
+    requests: Annotated[int, typer.Option(min=1, help="In each round.")] = 2000,
+    connections: Annotated[int, typer.Option(min=1)] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Processes of each kind.")] = 3,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """CPU time of a request with nothing watching, with access lines and metrics, and with traces."""
+
+    async def work() -> Report:
+        return await asyncio.to_thread(measure_observers, GatewayShape(requests, connections, rounds))
 
     run_bench(work, out, as_json)
 

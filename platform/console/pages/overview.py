@@ -11,10 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from loraplex.platform.console.addresses import chosen, query_form
-from loraplex.platform.console.charts import ChartRow, Series, named
-from loraplex.platform.console.endpoint import ConsoleEndpoint
+from loraplex.platform.console.charts import ChartRow, Series, named, symbol
+from loraplex.platform.console.endpoint import ConsoleEndpoint, redirect
+from loraplex.platform.console.forms import Form, read_form
 from loraplex.platform.services.people.identity import ConsoleSession
-from loraplex.platform.services.queries import limits, overview
+from loraplex.platform.services.queries import first_steps, limits, overview
+from loraplex.platform.services.queries.first_steps import FirstSteps
 from loraplex.platform.services.queries.overview import (
     RANGES,
     Attention,
@@ -53,6 +55,7 @@ class _Read:
     spend: SpendOverview | None
     attention: tuple[Attention, ...]
     limits: limits.StoredLimits
+    steps: FirstSteps | None
 
 
 def overview_pages(endpoint: ConsoleEndpoint) -> APIRouter:
@@ -66,6 +69,7 @@ def overview_pages(endpoint: ConsoleEndpoint) -> APIRouter:
         range_name = cast("RangeName", chosen(query_form(request), "range", tuple(RANGES)))
         dependencies = endpoint.dependencies
         currency = dependencies.currency_of(tenant_id)
+        skipped = endpoint.cookies.skipped_steps(request, tenant_id)
 
         async def read(transaction: AsyncSession) -> _Read:
             spent = await overview.spend(transaction, tenant_id, currency, now)
@@ -75,6 +79,7 @@ def overview_pages(endpoint: ConsoleEndpoint) -> APIRouter:
                 spent if MONEY_READ & session.scopes else None,
                 _visible(await overview.attention(transaction, tenant_id, spent, now), session),
                 await limits.stored(transaction, tenant_id),
+                await first_steps.open_steps(transaction, tenant_id, skipped, now),
             )
 
         found = await endpoint.query(session, read)
@@ -91,11 +96,27 @@ def overview_pages(endpoint: ConsoleEndpoint) -> APIRouter:
             nearest=None if counted is None else limits.nearest(counted),
             charts=None if found.requests is None else _charts(found.requests),
             residency=await residency(dependencies.engine, dependencies.namespace_of(tenant_id)),
+            days=_days(found.spend),
+            prefix=symbol(currency),
             sees_keys=KEYS_WRITE in session.scopes,
             words=OUTCOME_WORDS,
             statuses=overview.STATUSES,
             currency=currency,
+            steps=found.steps,
         )
+
+    @router.post("/console/first-steps")
+    async def skip_step(
+        request: Request,
+        session: Annotated[ConsoleSession, signed_in],
+        form: Annotated[Form, Depends(read_form)],
+    ) -> Response:
+        """Skip one of the first steps, or all of them, in this browser."""
+        wanted = form.text("step")
+        steps = [each for each in first_steps.STEPS if wanted in (each, "all")]
+        response = redirect(request, "/console")
+        endpoint.cookies.skip_steps(request, response, cast("UUID", session.tenant_id), steps)
+        return response
 
     return router
 
@@ -137,6 +158,15 @@ def _charts(found: RequestOverview) -> OverviewCharts:
             for each in periods
         ),
         medians=tuple(each.sums.ttft_ms(50) for each in periods),
+    )
+
+
+def _days(spent: SpendOverview | None) -> tuple[ChartRow, ...]:
+    """The spend of each day of the month, in pico-units."""
+    days = () if spent is None else spent.days
+    return tuple(
+        ChartRow(datetime(day.year, day.month, day.day, tzinfo=UTC), (pico,), day == days[-1][0])
+        for day, pico in days
     )
 
 

@@ -1,7 +1,6 @@
 """The playground: `/console/playground`, and its check of schemas. Answers come from the API, which its script calls."""
 
 from typing import Annotated, Any, Final
-from uuid import UUID
 
 import msgspec
 from fastapi import APIRouter, Depends
@@ -9,8 +8,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loraplex.platform.console.endpoint import ConsoleEndpoint, SignInNeeded
+from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Form, read_form
+from loraplex.platform.console.pages.writing import tenant_of
 from loraplex.platform.inference.schema_check import SchemaChecks
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.queries.playground import (
@@ -107,13 +107,6 @@ def _add_schema_check(router: APIRouter, endpoint: ConsoleEndpoint, allowed: Any
         namespace = namespace_of(tenant_of(session))
         result = await checks.of_text(namespace, form.text("schema"), strict=form.text("strict") == "true")
         return endpoint.fragment(request, session, "playground/schema_result.html", "result", result=result)
-
-
-def tenant_of(session: ConsoleSession) -> UUID:
-    """Return the tenant of a session in the tenants' area. Raises `SignInNeeded` for one in the operator's."""
-    if session.tenant_id is None:
-        raise SignInNeeded
-    return session.tenant_id
 
 
 def indented(document: object) -> str:

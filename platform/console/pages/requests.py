@@ -1,5 +1,6 @@
 """`/console/requests`: the request log, and one request with where its time went. No content of messages is stored or shown."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from typing import Annotated, Any, Final, cast
@@ -53,7 +54,8 @@ def requests_pages(endpoint: ConsoleEndpoint) -> APIRouter:
     @router.get(PATH)
     async def show(request: Request, session: Annotated[ConsoleSession, reader]) -> Response:
         tenant_id, form = cast("UUID", session.tenant_id), query_form(request)
-        after, errors = _uuid(form.text("after")), dict[str, str]()
+        after, before = _uuid(form.text("after")), _uuid(form.text("before"))
+        errors: Mapping[str, str] = {}
         try:
             filters = _filters(form, endpoint.dependencies.served_model_name)
         except FormInvalid as invalid:
@@ -61,6 +63,8 @@ def requests_pages(endpoint: ConsoleEndpoint) -> APIRouter:
 
         async def read(transaction: AsyncSession) -> tuple[FilterChoices, RequestPage]:
             choices = await usage.filter_choices(transaction, tenant_id)
+            if before is not None:
+                return choices, await requests.page_before(transaction, tenant_id, filters, before)
             return choices, await requests.page(transaction, tenant_id, filters, after)
 
         choices, page = await endpoint.query(session, read)
@@ -76,7 +80,7 @@ def requests_pages(endpoint: ConsoleEndpoint) -> APIRouter:
             outcomes=requests.OUTCOME_NAMES,
             filtered=any(kept.values()),
             older=None if page.older is None else link(PATH, {**kept, "after": str(page.older)}),
-            newest=link(PATH, kept) if after is not None else None,
+            newer=None if page.newer is None else link(PATH, {**kept, "before": str(page.newer)}),
         )
 
     @router.get(f"{PATH}/{{request_id}}")

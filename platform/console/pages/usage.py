@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from loraplex.platform.console.addresses import chosen, day_of, link, path_of, query_form
-from loraplex.platform.console.charts import MAX_SERIES, ChartRow, Series, named
+from loraplex.platform.console.charts import MAX_SERIES, ChartRow, Series, named, symbol
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Form, FormInvalid
 from loraplex.platform.services.people.identity import ConsoleSession
@@ -44,7 +44,6 @@ CLASS_NAMES: Final = {
     "completion": "Completion",
     "correction": "Correction",
 }
-SYMBOLS: Final = {"USD": "$", "EUR": "€", "GBP": "£"}
 Download = Callable[..., AsyncIterator[str]]
 
 
@@ -203,8 +202,7 @@ def _shown(
         for place, (name, group) in enumerate(zip(names, report.groups, strict=True), start=1)
     )
     totals = _folded([group.sums.amount_pico for group in report.groups], own)
-    prefix = SYMBOLS.get(report.currency, f"{report.currency}\u00a0")
-    return _Shown(groups, series, tuple(rows), totals, prefix)
+    return _Shown(groups, series, tuple(rows), totals, symbol(report.currency))
 
 
 def _folded(amounts: list[int], own: int) -> tuple[int, ...]:

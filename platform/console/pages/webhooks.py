@@ -1,8 +1,12 @@
-"""Webhooks: `/console/billing/webhooks`. Invariant: a secret is in the response to its creation or rotation and nowhere else."""
+"""Webhooks: `/console/webhooks`, where events go and what became of each.
 
-from dataclasses import dataclass
-from typing import Annotated, Final
-from uuid import UUID
+Invariant: a secret is in the one response to the form that made it, which no cache keeps.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, TypeAlias
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
@@ -11,206 +15,341 @@ from starlette.responses import Response
 
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
-from loraplex.platform.services import webhooks as use_cases
+from loraplex.platform.console.pages.writing import (
+    entered_again,
+    layout_of,
+    refused_form,
+    revision_of,
+    tenant_of,
+)
+from loraplex.platform.services import webhooks
 from loraplex.platform.services.people.identity import ConsoleSession
-from loraplex.platform.services.queries import webhooks
+from loraplex.platform.services.queries import webhooks as queries
+from loraplex.platform.services.queries.webhooks import delivery_id, webhook_id
 from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.platform.services.webhook_secrets import WebhookSecrets
+from loraplex.platform.services.webhooks import IssuedWebhook, WebhookRules
 
-PATH: Final = "/console/billing/webhooks"
-READ: Final = "billing:read"
-WRITE: Final = "tenant:admin"
-EVENT_OPTIONS: Final = [(name, name, "") for name in webhooks.EVENT_TYPES]
-GRACE_S: Final = 24 * 3600
-SentForm = Annotated[Form, Depends(read_form)]
-
-
-@dataclass(frozen=True, slots=True)
-class Issued:
-    """An endpoint with a new secret."""
-
-    id: UUID
-    url: str
-    secret: str
+LIST: Final = "/console/webhooks"
+ONE: Final = f"{LIST}/{{identity}}"
+DELIVERY: Final = f"{ONE}/deliveries/{{delivery}}"
+READER: Final = "billing:read"
+WRITER: Final = "tenant:admin"
+HOUR_S: Final = 3600
+GRACES: Final = (
+    ("0", "None: the old secret stops signing now"),
+    (str(HOUR_S), "1 hour"),
+    (str(24 * HOUR_S), "24 hours"),
+    (str(7 * 24 * HOUR_S), "7 days"),
+)
+FIELDS: Final = ("url", "events")
+Show: TypeAlias = Callable[..., Awaitable[Response]]
 
 
 class WebhookForm(BaseModel):
-    """An address and the events that it receives."""
+    """Where events go, and which."""
 
-    url: Annotated[str, Field(max_length=webhooks.MAX_URL_LENGTH)]
-    events: list[str]
+    url: str
+    events: list[str] = Field(min_length=1)
 
 
-class ChangedWebhookForm(WebhookForm):
-    """The same for an endpoint that exists. `revision`: what the author of the change has read."""
+class RotateForm(BaseModel):
+    """`grace`: seconds."""
 
-    revision: int
+    grace: int = Field(default=24 * HOUR_S, ge=0, le=webhooks.MAX_GRACE_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSecret:
+    """A secret that was just made. `is_first`: that of a new endpoint."""
+
+    id: str
+    url: str
+    is_first: bool
+    secret: str = field(repr=False)
 
 
 def webhooks_pages(endpoint: ConsoleEndpoint) -> APIRouter:
-    """Build the routes of webhooks."""
+    """Build the routes of the pages of webhooks."""
     router = APIRouter()
     dependencies = endpoint.dependencies
-    secrets = WebhookSecrets(dependencies.derive_key)
-    rules = use_cases.WebhookRules(secrets, dependencies.config.webhook_allow_private)
-    reader, admin = Depends(endpoint.requires(READ)), Depends(endpoint.requires(WRITE))
+    rules = WebhookRules(WebhookSecrets(dependencies.derive_key), dependencies.config.webhook_allow_private)
+    reader, writer = (Depends(endpoint.requires(scope)) for scope in (READER, WRITER))
+    # `new` is no id of a webhook.
+    _add_creation(router, endpoint, writer, rules)
     _add_reads(router, endpoint, reader)
-    _add_issuing(router, endpoint, admin, rules)
-    _add_changes(router, endpoint, admin, rules)
+    _add_change(router, endpoint, writer, rules)
+    _add_rotation(router, endpoint, writer, rules)
+    _add_deletion(router, endpoint, writer)
+    _add_replay(router, endpoint, writer)
     return router
 
 
-def _add_reads(router: APIRouter, endpoint: ConsoleEndpoint, reader: object) -> None:
-    @router.get(PATH)
+def _add_reads(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> None:
+    @router.get(LIST)
     async def list_webhooks(request: Request, session: Annotated[ConsoleSession, reader]) -> Response:
-        return await _list(endpoint, request, session, None)
+        found = await endpoint.query(
+            session, lambda transaction: queries.webhooks(transaction, tenant_of(session))
+        )
+        return endpoint.page(
+            *(request, session, "webhooks/list.html"),
+            webhooks=found,
+            most=queries.MAX_ENDPOINTS,
+            reason=reason_of(session),
+        )
 
-    @router.get(f"{PATH}/{{webhook_id}}")
-    async def show_webhook(
-        webhook_id: str, request: Request, session: Annotated[ConsoleSession, reader]
+    @router.get(f"{LIST}/{{identity}}")
+    async def one_webhook(
+        identity: str,
+        request: Request,
+        session: Annotated[ConsoleSession, reader],
+        state: str = "",
+        before: str = "",
     ) -> Response:
-        return await _detail(endpoint, request, session, webhooks.webhook_id_of(webhook_id))
+        wanted, path = (state if state in queries.DELIVERY_STATES else None), request.url.path
+        webhook = await find_webhook(endpoint, session, identity)
+        page = await endpoint.query(
+            session,
+            lambda found: queries.deliveries(found, tenant_of(session), identity, wanted, before),
+        )
+        query = {"state": wanted} if wanted else {}
+        older = None if page.older is None else f"{path}?{urlencode({**query, 'before': page.older})}"
+        return endpoint.page(
+            *(request, session, "webhooks/webhook.html"),
+            webhook=webhook,
+            deliveries=page.rows,
+            state=wanted,
+            states=queries.DELIVERY_STATES,
+            older=older,
+            newest=f"{path}?{urlencode(query)}" if before else None,
+            attempts=queries.MAX_ATTEMPTS,
+            reason=reason_of(session),
+        )
+
+    @router.get(DELIVERY)
+    async def one_delivery(
+        identity: str, delivery: str, request: Request, session: Annotated[ConsoleSession, reader]
+    ) -> Response:
+        return await show_delivery(endpoint, request, session, identity, delivery)
 
 
-def _add_issuing(
-    router: APIRouter, endpoint: ConsoleEndpoint, admin: object, rules: use_cases.WebhookRules
-) -> None:
-    @router.post(PATH)
+def _add_creation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any, rules: WebhookRules) -> None:
+    def show(request: Request, session: ConsoleSession, form: Entered, status: int = 200) -> Response:
+        return endpoint.page(
+            *(request, session, "webhooks/new.html"), status=status, form=form, events=event_options()
+        )
+
+    @router.get(f"{LIST}/new")
+    async def new_webhook(request: Request, session: Annotated[ConsoleSession, writer]) -> Response:
+        return show(request, session, Entered())
+
+    @router.post(f"{LIST}/new")
     async def create_webhook(
-        request: Request, session: Annotated[ConsoleSession, admin], form: SentForm
+        request: Request,
+        session: Annotated[ConsoleSession, writer],
+        form: Annotated[Form, Depends(read_form)],
     ) -> Response:
-        async def create(uow: UnitOfWork) -> Issued:
-            made = await use_cases.create(uow, rules, tenant_of(session), values.url, values.events)
-            return Issued(made.record.id, made.record.url, made.secret)
+        async def work(uow: UnitOfWork) -> NewSecret:
+            issued = await webhooks.create(uow, rules, tenant_of(session), asked.url, asked.events)
+            return new_secret(issued, is_first=True)
 
         try:
-            values = parse(form, WebhookForm)
+            asked = parse(form, WebhookForm)
             with field_errors():
-                issued = await endpoint.perform(request, session, form, create, Issued)
-        except FormInvalid as invalid:
-            return await _list(endpoint, request, session, form.entered(invalid.errors))
-        return endpoint.page(request, session, "billing/webhook_secret.html", issued=issued, grace=False)
+                made = await endpoint.perform(request, session, form, work, NewSecret)
+        except FormInvalid as error:
+            return refused_form(request, show(request, session, entered_again(form, error, FIELDS), 422))
+        return shown_once(endpoint, request, session, made)
 
-    @router.post(f"{PATH}/{{webhook_id}}/rotate")
-    async def rotate_secret(
-        webhook_id: str, request: Request, session: Annotated[ConsoleSession, admin], form: SentForm
+
+def _add_change(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any, rules: WebhookRules) -> None:
+    async def show(
+        request: Request, session: ConsoleSession, identity: str, form: Entered, status: int = 200
     ) -> Response:
-        identity = webhooks.webhook_id_of(webhook_id)
+        webhook = await find_webhook(endpoint, session, identity)
+        return endpoint.page(
+            *(request, session, "webhooks/edit.html"),
+            status=status,
+            webhook=webhook,
+            form=form,
+            events=event_options(),
+        )
 
-        async def rotate(uow: UnitOfWork) -> Issued:
-            made = await use_cases.rotate(uow, rules, tenant_of(session), identity, GRACE_S)
-            return Issued(made.record.id, made.record.url, made.secret)
+    @router.get(f"{ONE}/edit")
+    async def edit_webhook(
+        identity: str, request: Request, session: Annotated[ConsoleSession, writer]
+    ) -> Response:
+        return await show(request, session, identity, Entered())
 
-        issued = await endpoint.perform(request, session, form, rotate, Issued)
-        return endpoint.page(request, session, "billing/webhook_secret.html", issued=issued, grace=True)
-
-
-def _add_changes(
-    router: APIRouter, endpoint: ConsoleEndpoint, admin: object, rules: use_cases.WebhookRules
-) -> None:
-    @router.post(f"{PATH}/{{webhook_id}}/change")
+    @router.post(f"{ONE}/edit")
     async def change_webhook(
-        webhook_id: str, request: Request, session: Annotated[ConsoleSession, admin], form: SentForm
+        identity: str,
+        request: Request,
+        session: Annotated[ConsoleSession, writer],
+        form: Annotated[Form, Depends(read_form)],
     ) -> Response:
-        identity = webhooks.webhook_id_of(webhook_id)
-
-        async def change(uow: UnitOfWork) -> None:
-            await use_cases.change(
-                uow,
-                rules,
-                tenant_of(session),
-                identity,
-                url=values.url,
-                events=values.events,
-                seen=values.revision,
+        async def work(uow: UnitOfWork) -> None:
+            await webhooks.change(
+                *(uow, rules, tenant_of(session), webhook_id(identity)),
+                url=asked.url,
+                events=asked.events,
+                seen=revision_of(form),
             )
 
         try:
-            values = parse(form, ChangedWebhookForm)
+            asked = parse(form, WebhookForm)
             with field_errors():
-                await endpoint.perform(request, session, form, change)
-        except FormInvalid as invalid:
-            return await _detail(endpoint, request, session, identity, form.entered(invalid.errors))
+                await endpoint.perform(request, session, form, work)
+        except FormInvalid as error:
+            return await show(request, session, identity, entered_again(form, error, FIELDS), 422)
         return endpoint.back(
-            request, session, f"{PATH}/{identity}", "Deliveries that wait go to this address."
+            request, session, f"{LIST}/{identity}", "The webhook is changed. What waits goes to the new URL."
         )
 
-    @router.post(f"{PATH}/{{webhook_id}}/delete")
-    async def delete_webhook(
-        webhook_id: str, request: Request, session: Annotated[ConsoleSession, admin], form: SentForm
+
+def _add_rotation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any, rules: WebhookRules) -> None:
+    show = question(endpoint, "webhooks/rotate.html", graces=GRACES)
+
+    @router.get(f"{ONE}/rotate")
+    async def ask_to_rotate(
+        identity: str, request: Request, session: Annotated[ConsoleSession, writer]
     ) -> Response:
-        identity = webhooks.webhook_id_of(webhook_id)
-        await endpoint.perform(
-            request, session, form, lambda uow: use_cases.delete(uow, tenant_of(session), identity)
-        )
-        return endpoint.back(request, session, PATH, "The webhook and its deliveries are deleted.")
+        return await show(request, session, identity, Entered())
 
-    @router.post(f"{PATH}/{{webhook_id}}/deliveries/{{delivery_id}}")
-    async def send_again(
-        webhook_id: str,
-        delivery_id: UUID,
+    @router.post(f"{ONE}/rotate")
+    async def rotate_secret(
+        identity: str,
         request: Request,
-        session: Annotated[ConsoleSession, admin],
-        form: SentForm,
+        session: Annotated[ConsoleSession, writer],
+        form: Annotated[Form, Depends(read_form)],
     ) -> Response:
-        identity = webhooks.webhook_id_of(webhook_id)
-        await endpoint.perform(
-            request,
-            session,
-            form,
-            lambda uow: use_cases.replay(uow, tenant_of(session), identity, delivery_id),
+        async def work(uow: UnitOfWork) -> NewSecret:
+            tenant_id, wanted = tenant_of(session), webhook_id(identity)
+            issued = await webhooks.rotate(uow, rules, tenant_id, wanted, asked.grace)
+            return new_secret(issued, is_first=False)
+
+        try:
+            asked = parse(form, RotateForm)
+            with field_errors():
+                made = await endpoint.perform(request, session, form, work, NewSecret)
+        except FormInvalid as error:
+            return await show(request, session, identity, entered_again(form, error, ("grace",)), 422)
+        return shown_once(endpoint, request, session, made)
+
+
+def _add_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
+    show = question(endpoint, "webhooks/delete.html")
+
+    @router.get(f"{ONE}/delete")
+    async def ask_to_delete(
+        identity: str, request: Request, session: Annotated[ConsoleSession, writer]
+    ) -> Response:
+        return await show(request, session, identity, Entered())
+
+    @router.post(f"{ONE}/delete")
+    async def delete_webhook(
+        identity: str,
+        request: Request,
+        session: Annotated[ConsoleSession, writer],
+        form: Annotated[Form, Depends(read_form)],
+    ) -> Response:
+        async def work(uow: UnitOfWork) -> None:
+            await webhooks.delete(uow, tenant_of(session), webhook_id(identity))
+
+        await endpoint.perform(request, session, form, work)
+        return endpoint.back(request, session, LIST, "The webhook is deleted: it gets no further event.")
+
+
+def _add_replay(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
+    @router.post(f"{DELIVERY}/replay")
+    async def replay_delivery(
+        identity: str,
+        delivery: str,
+        request: Request,
+        session: Annotated[ConsoleSession, writer],
+        form: Annotated[Form, Depends(read_form)],
+    ) -> Response:
+        async def work(uow: UnitOfWork) -> None:
+            tenant_id = tenant_of(session)
+            await webhooks.replay(uow, tenant_id, webhook_id(identity), delivery_id(delivery))
+
+        try:
+            with field_errors():
+                await endpoint.perform(request, session, form, work)
+        except FormInvalid as error:
+            shown = entered_again(form, error, ())
+            return await show_delivery(endpoint, request, session, identity, delivery, shown)
+        return endpoint.back(
+            request, session, f"{LIST}/{identity}", "The event is sent again, with the same id."
         )
-        return endpoint.back(request, session, f"{PATH}/{identity}", "It is sent again now.")
 
 
-def tenant_of(session: ConsoleSession) -> UUID:
-    """Return the tenant of a session of the tenant area."""
-    assert session.tenant_id is not None, "a session of the tenant area has a tenant"
-    return session.tenant_id
+def question(endpoint: ConsoleEndpoint, template: str, **context: object) -> Show:
+    """Return what shows a question about one webhook, as a page or as a dialog."""
+
+    async def show(
+        request: Request, session: ConsoleSession, identity: str, form: Entered, status: int = 200
+    ) -> Response:
+        webhook = await find_webhook(endpoint, session, identity)
+        return endpoint.page(
+            *(request, session, template),
+            status=status,
+            layout=layout_of(request),
+            webhook=webhook,
+            form=form,
+            **context,
+        )
+
+    return show
 
 
-async def _list(
-    endpoint: ConsoleEndpoint, request: Request, session: ConsoleSession, form: Entered | None
-) -> Response:
-    rows = await endpoint.query(session, lambda found: webhooks.webhooks(found, tenant_of(session)))
-    return endpoint.page(
-        request,
-        session,
-        "billing/webhooks.html",
-        status=200 if form is None else 422,
-        rows=rows,
-        form=form,
-        event_options=EVENT_OPTIONS,
-        may_change=WRITE in session.scopes,
-    )
-
-
-async def _detail(
+async def show_delivery(
     endpoint: ConsoleEndpoint,
     request: Request,
     session: ConsoleSession,
-    identity: UUID,
+    identity: str,
+    delivery: str,
     form: Entered | None = None,
 ) -> Response:
-    given = request.query_params.get("state", "")
-    state = given if given in webhooks.DELIVERY_STATES else None
-    found = await endpoint.query(
-        session, lambda opened: webhooks.webhook(opened, tenant_of(session), identity, state)
-    )
-    stored = Entered(
-        {"url": found.row.url, "revision": str(found.row.revision)}, {"events": found.row.events}
+    """Show a delivery with its message; `form`: a refused attempt to send it again. Raises `DeliveryNotFound`."""
+    webhook = await find_webhook(endpoint, session, identity)
+    sent = await endpoint.query(
+        session, lambda found: queries.sent_event(found, tenant_of(session), identity, delivery)
     )
     return endpoint.page(
-        request,
-        session,
-        "billing/webhook.html",
+        *(request, session, "webhooks/delivery.html"),
         status=200 if form is None else 422,
-        webhook=found.row,
-        deliveries=found.deliveries,
-        filter=Entered({"state": state or ""}),
-        states=webhooks.DELIVERY_STATES,
-        form=form or stored,
-        address=f"{PATH}/{identity}",
-        event_options=EVENT_OPTIONS,
-        may_change=WRITE in session.scopes,
+        webhook=webhook,
+        sent=sent,
+        delivery=sent.delivery,
+        attempts=queries.MAX_ATTEMPTS,
+        form=form,
+        reason=reason_of(session),
     )
+
+
+def shown_once(
+    endpoint: ConsoleEndpoint, request: Request, session: ConsoleSession, made: NewSecret
+) -> Response:
+    """Show a new secret, in a dialog where htmx asked for it: then no reload of the page sends the form again."""
+    return endpoint.page(request, session, "webhooks/secret.html", layout=layout_of(request), made=made)
+
+
+async def find_webhook(endpoint: ConsoleEndpoint, session: ConsoleSession, identity: str) -> queries.Webhook:
+    """Return a webhook of the session's tenant. Raises `WebhookNotFound`."""
+    return await endpoint.query(session, lambda found: queries.webhook(found, tenant_of(session), identity))
+
+
+def new_secret(issued: IssuedWebhook, *, is_first: bool) -> NewSecret:
+    """Return what is shown once of a new secret."""
+    return NewSecret(id=str(issued.record.id), url=issued.record.url, is_first=is_first, secret=issued.secret)
+
+
+def event_options() -> list[tuple[str, str, str]]:
+    """Return all types of events as choices."""
+    return [(each, each, "") for each in queries.EVENT_TYPES]
+
+
+def reason_of(session: ConsoleSession) -> str:
+    """Return why the person may not change webhooks; "" where the person may."""
+    return "" if WRITER in session.scopes else f"Needs the scope {WRITER}, which your role has not."

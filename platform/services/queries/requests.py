@@ -67,10 +67,13 @@ class LoggedRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestPage:
-    """`older`: the id that the next page follows; None on the last page. A filtered page may be short and have a next one."""
+    """`older` and `newer`: the ids that the pages beside this one follow; None where there is none. A filtered page may be
+    short, or empty, and have others beside it.
+    """
 
     requests: tuple[LoggedRequest, ...]
     older: UUID | None
+    newer: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +131,23 @@ async def page(
 ) -> RequestPage:
     """Read a page of requests, newest first, those that are older than `after`."""
     found = await RequestLog(session, tenant_id).page(filters, after, limit)
-    return RequestPage(tuple(map(_logged, found.requests)), found.more_after)
+    requests = tuple(map(_logged, found.requests))
+    newer = None if after is None else _following(requests[:1], after)
+    return RequestPage(requests, found.more_after, newer)
+
+
+async def page_before(
+    session: AsyncSession, tenant_id: UUID, filters: Filters, before: UUID, limit: int = PAGE_ROWS
+) -> RequestPage:
+    """Read the page of the next newer requests than `before`, newest first."""
+    found = await RequestLog(session, tenant_id).page_before(filters, before, limit)
+    requests = tuple(map(_logged, found.requests))
+    return RequestPage(requests, _following(requests[-1:], before), found.more_after)
+
+
+def _following(edge: Sequence[LoggedRequest], asked: UUID) -> UUID:
+    """The id beside which a page goes on: that of its row at the edge, or on an empty page the one that was asked for."""
+    return edge[0].id if edge else asked
 
 
 async def find(session: AsyncSession, tenant_id: UUID, request_id: str) -> RequestDetail:

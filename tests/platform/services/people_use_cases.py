@@ -6,7 +6,7 @@ from tests.platform.services.people.people_world import add_person
 from tests.platform.services.use_case import UseCase
 from tests.platform.services.walked_world import NO_ID, Outcome, World
 
-from loraplex.platform.services import tenants
+from loraplex.platform.services import quotas, tenants
 from loraplex.platform.services.people import (
     accounts,
     invitations,
@@ -24,7 +24,7 @@ BY_PEOPLE: Final = {
     *(sessions.switch_tenant, sessions.view_as_operator, sign_in.open_session),
     *(second_factor.enrol, second_factor.confirm, playground_tokens.issue_console_token),
     *(invitations.new_account, invitations.grant, team.reset_member, tenants.create_without_key),
-    *(accounts.demo_link, team.remove_member, team.revoke_invitation),
+    *(accounts.demo_link, team.remove_member, team.revoke_invitation, quotas.limit_key),
 }
 """Use cases and their parts that only the console, the demo or `team.remove` calls."""
 

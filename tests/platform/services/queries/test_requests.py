@@ -48,10 +48,15 @@ async def test_the_log_is_read_page_by_page(database: Database) -> None:
     async with database.as_tenant(seen.id) as session:
         first = await requests.page(session, seen.id, requests.Filters(), None, limit=2)
         rest = await requests.page(session, seen.id, requests.Filters(), first.older, limit=9)
+        oldest, newer = rest.requests[-1].id, [each.id for each in (*first.requests, *rest.requests)][-3:-1]
+        back = await requests.page_before(session, seen.id, requests.Filters(), oldest, limit=2)
+        top = await requests.page_before(session, seen.id, requests.Filters(), newer[0], limit=9)
         slow = await requests.page(session, seen.id, requests.Filters(slower_than_ms=1000), None)
         late = await requests.page(
             session, seen.id, requests.Filters(start=NOW - HOUR, adapter="coral"), None
         )
     newest = [each.id for each in (*first.requests, *rest.requests)]
+    assert [each.id for each in back.requests] == newer and (back.older, back.newer) == (newer[1], newer[0])
+    assert [each.id for each in top.requests] == newest[:2] and top.newer is None
     assert newest == sorted(seen.requests, reverse=True) and rest.older is None
     assert [each.id for each in slow.requests] == [each.id for each in late.requests] == [seen.slow]
