@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
@@ -65,6 +66,11 @@ class Settings(BaseSettings):
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
     console: bool = True
     public_url: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+$")
+    oidc_issuer: str | None = Field(default=None, pattern=r"^https?://[^?#\s]+$", max_length=500)
+    oidc_client_id: str | None = Field(default=None, min_length=1, max_length=500, validate_default=True)
+    oidc_client_secret: SecretStr | None = None
+    oidc_name: str = Field(default="OpenID Connect", min_length=1, max_length=40)
+    oidc_allowed_domains: Annotated[tuple[str, ...], NoDecode] = Field(default=(), max_length=64)
     data_dir: Path = Path("./.loraplex")
     role: Literal["all", "engine", "gateway"] = "all"
     engine: tuple[str, ...] = Field(default=(), max_length=64)
@@ -168,7 +174,22 @@ class Settings(BaseSettings):
                 )
         return value
 
-    @field_validator("trusted_proxies", mode="before")
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _issuers_are_trusted_through_tls(cls, value: str | None) -> str | None:
+        here = value is not None and urlsplit(value).hostname in ("127.0.0.1", "::1", "localhost")
+        if value is not None and not here and not value.startswith("https://"):
+            raise ValueError("must begin with https://, unless the provider runs on this machine")
+        return value
+
+    @field_validator("oidc_client_id")
+    @classmethod
+    def _a_provider_knows_this_server(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if "oidc_issuer" in info.data and (value is None) != (info.data["oidc_issuer"] is None):
+            raise ValueError("must be given exactly if `oidc_issuer` is")
+        return value
+
+    @field_validator("trusted_proxies", "oidc_allowed_domains", mode="before")
     @classmethod
     def _split_at_commas(cls, value: object) -> object:
         if isinstance(value, str):

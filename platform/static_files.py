@@ -1,4 +1,4 @@
-"""Files of a folder under names that contain their digest, so that browsers may keep them for a year.
+"""Files of a folder under names that begin with the digest of all, so that browsers may keep them for a year.
 
 Invariant: a name stands for one content. All files are in memory; each is compressed once.
 """
@@ -24,7 +24,7 @@ CACHE_CONTROL: Final = "public, max-age=31536000, immutable"
 
 @dataclass(frozen=True)
 class StaticFile:
-    """One file. `name` is its path in the folder, with its digest before the suffix."""
+    """One file. `name` is its path in the folder, below the digest: so modules import each other by relative paths."""
 
     name: str
     content: bytes
@@ -65,10 +65,9 @@ class StaticFiles:
 
 
 def _read(folder: Path) -> Iterator[tuple[str, StaticFile]]:
-    for path in sorted(folder.rglob("*")):
-        if path.suffix not in SERVED:
-            continue
-        content, relative = path.read_bytes(), path.relative_to(folder)
-        digest = hashlib.sha256(content).hexdigest()[:DIGEST_LENGTH]
-        name = relative.with_name(f"{relative.stem}.{digest}{relative.suffix}").as_posix()
-        yield relative.as_posix(), StaticFile(name, content, mimetypes.types_map[path.suffix])
+    paths = sorted(path for path in folder.rglob("*") if path.suffix in SERVED)
+    contents = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+    digests = [hashlib.sha256(content).hexdigest() for content in contents.values()]
+    digest = hashlib.sha256("".join([*contents, *digests]).encode()).hexdigest()[:DIGEST_LENGTH]
+    for path, content in contents.items():
+        yield path, StaticFile(f"{digest}/{path}", content, mimetypes.types_map[Path(path).suffix])

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from loraplex.tenants.ids import uuid7, uuid7_from
 from loraplex.tenants.models import AuditEntry
@@ -28,6 +29,8 @@ SECRET_FIELDS: Final = frozenset(
 # Keys with or without their checksum: a key mistyped into a name is still mostly a key.
 _KEY: Final = re.compile(r"lpx_(?:live|test|op)_[A-Za-z0-9_-]+")
 _MAX_TEXT: Final = 1000
+READ_BACK: Final = 2000
+"""The log has no index by target, so a search for the last author reads no more than this."""
 FILTERS: Final = {
     "action": AuditEntry.action,
     "target": AuditEntry.target,
@@ -115,6 +118,16 @@ async def audit_entries(
     if after is not None:
         query = query.where(AuditEntry.id < after)
     return (await session.scalars(query)).all()
+
+
+async def last_authors(
+    session: AsyncSession, tenant_id: UUID, action: str, targets: Collection[str]
+) -> dict[str, AuditEntry]:
+    """The newest entry of each target about this action, among the tenant's newest `READ_BACK` entries."""
+    newest = select(AuditEntry).where(AuditEntry.tenant_id == tenant_id)
+    entry = aliased(AuditEntry, newest.order_by(AuditEntry.id.desc()).limit(READ_BACK).subquery())
+    query = select(entry).where(entry.action == action, entry.target.in_(targets)).order_by(entry.id)
+    return {found.target: found for found in await session.scalars(query)}
 
 
 def changed(

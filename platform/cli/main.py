@@ -20,6 +20,11 @@ COMMANDS: Final = {
         "app",
         "Create, list, show, suspend, resume and delete tenants.",
     ),
+    "user": (
+        "loraplex.platform.cli.user",
+        "app",
+        "Invite, list, reset, disable and enable people of the console.",
+    ),
     "key": ("loraplex.platform.cli.key", "app", "Create, list, rotate and revoke API keys."),
     "adapter": (
         "loraplex.platform.cli.adapter",

@@ -1,12 +1,14 @@
-"""The console's cookies: one session for each area, and the sentence that the next page shows once.
+"""The console's cookies: one session for each area, the sentence that the next page shows once, and skipped first steps.
 
 Invariant: no cookie can be read by scripts, and behind TLS none can be set by another host (`__Host-`).
 """
 
 import base64
 import binascii
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
+from uuid import UUID
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,7 +21,10 @@ TENANT_PATH: Final = "/console"
 SESSION_COOKIE: Final[dict[Area, str]] = {"tenant": "loraplex", "operator": "loraplex-operator"}
 TOAST_COOKIE: Final = "loraplex-toast"
 TOAST_SECONDS: Final = 60
+ATTEMPT_COOKIE: Final = "loraplex-oidc"
 MAX_TOAST_LENGTH: Final = 400
+STEPS_COOKIE: Final = "loraplex-steps"
+STEPS_SECONDS: Final = 365 * 24 * 3600
 
 
 def area_of(request: Request) -> Area:
@@ -64,6 +69,29 @@ class Cookies:
         """Take the sentence from the browser: it was shown."""
         self._set(request, response, TOAST_COOKIE, "", 0)
 
+    def skipped_steps(self, request: Request, tenant_id: UUID) -> frozenset[str]:
+        """Return the first steps that the browser's person has skipped in a tenant."""
+        value = request.cookies.get(self._name(request, _steps_cookie(tenant_id)), "")
+        return frozenset(value.split(".")) - {""}
+
+    def skip_steps(self, request: Request, response: Response, tenant_id: UUID, steps: Iterable[str]) -> None:
+        """Let the browser keep which first steps are skipped in a tenant, besides those that are already."""
+        skipped = self.skipped_steps(request, tenant_id) | frozenset(steps)
+        value = ".".join(sorted(skipped))
+        self._set(request, response, _steps_cookie(tenant_id), value, STEPS_SECONDS)
+
+    def leave_attempt(self, request: Request, response: Response, sealed: str, max_age_s: int) -> None:
+        """Leave what the answer of the identity provider must match."""
+        self._set(request, response, ATTEMPT_COOKIE, sealed, max_age_s)
+
+    def attempt(self, request: Request) -> str | None:
+        """Return what `leave_attempt` left in this browser."""
+        return request.cookies.get(self._name(request, ATTEMPT_COOKIE))
+
+    def drop_attempt(self, request: Request, response: Response) -> None:
+        """Take the attempt from the browser: it was used."""
+        self._set(request, response, ATTEMPT_COOKIE, "", 0)
+
     def _set(
         self, request: Request, response: Response, name: str, value: str, max_age_s: int | None
     ) -> None:
@@ -79,3 +107,7 @@ class Cookies:
 
     def _name(self, request: Request, name: str) -> str:
         return f"__Host-{name}" if self.origin.is_secure(request) else name
+
+
+def _steps_cookie(tenant_id: UUID) -> str:
+    return f"{STEPS_COOKIE}-{tenant_id.hex[:12]}"

@@ -3,8 +3,8 @@
 Invariant: a page runs as the person of its session, in the database role of the session's tenant or as an operator.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar, overload
 from urllib.parse import urlencode
@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from loraplex.platform.console.cookies import TENANT_PATH, Cookies, area_of
+from loraplex.platform.console.cookies import OPERATOR_PATH, TENANT_PATH, Cookies, area_of
 from loraplex.platform.console.csrf import is_token, masked
 from loraplex.platform.console.forms import CSRF_HEADER, Form
 from loraplex.platform.console.navigation import OPERATOR_AREA, TENANT_AREA, navigation
@@ -23,7 +23,8 @@ from loraplex.platform.errors import FormRefused, InsufficientScope
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.observability.request_id import request_id_of
 from loraplex.platform.services.people.identity import ConsoleSession
-from loraplex.platform.services.people.sessions import find_session
+from loraplex.platform.services.people.sessions import Area, find_session
+from loraplex.platform.services.people.sign_in import SignedIn
 from loraplex.platform.services.stored_responses import EncryptedResponses
 from loraplex.platform.services.stored_results import SentForm, run_once
 from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
@@ -31,7 +32,7 @@ from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 
 FoundT = TypeVar("FoundT")
 ResultT = TypeVar("ResultT")
-FIRST_PAGE: Final = {"tenant": TENANT_PATH, "operator": "/operator/console"}
+FIRST_PAGE: Final[dict[Area, str]] = {"tenant": TENANT_PATH, "operator": OPERATOR_PATH}
 
 
 class SignInNeeded(Exception):
@@ -67,14 +68,18 @@ class ConsoleEndpoint:
         """
 
         async def required(request: Request) -> ConsoleSession:
-            session = await self.session(request)
-            if session is None or session.tenant_id is None:
-                raise SignInNeeded
-            if scope is not None and scope not in session.scopes:
-                raise InsufficientScope(_scope_missing(scope, session), param=scope)
-            return session
+            return await self.signed_in(request, scope)
 
         return required
+
+    async def signed_in(self, request: Request, scope: str | None = None) -> ConsoleSession:
+        """Return the session of a page of the tenant area, which must have `scope`. It raises as the dependency does."""
+        session = await self.session(request)
+        if session is None or session.tenant_id is None:
+            raise SignInNeeded
+        if scope is not None and scope not in session.scopes:
+            raise InsufficientScope(_scope_missing(scope, session), param=scope)
+        return session
 
     def requires_operator(self) -> Callable[[Request], Awaitable[ConsoleSession]]:
         """Return a dependency of FastAPI that gives a page of the operator area its session. It raises as `requires`."""
@@ -169,6 +174,16 @@ class ConsoleEndpoint:
 
             return await run_once(uow, sent, self._stored_results, result, returns or type(None))
 
+    async def perform_own(
+        self, request: Request, session: ConsoleSession, work: Callable[[UnitOfWork], Awaitable[ResultT]]
+    ) -> ResultT:
+        """Run `work`, which changes nothing of a tenant but the person's own session, in one unit of work of the person.
+
+        Its result is never stored: it may be the token of a session.
+        """
+        async with self._slot(session), self._unit_of_work(request, session) as uow:
+            return await work(uow)
+
     def page(
         self,
         request: Request,
@@ -210,10 +225,18 @@ class ConsoleEndpoint:
         self.cookies.leave_toast(request, response, toast)
         return response
 
+    def enter(self, request: Request, signed_in: SignedIn, page: str = "") -> Response:
+        """Give the browser a new session, and open `page` if it is one of the session's area, else the first one."""
+        area: Area = "operator" if signed_in.session.tenant_id is None else "tenant"
+        response = redirect(request, page_within(area, page))
+        self.cookies.start_session(request, response, area, signed_in.token)
+        return response
+
     def _context(self, request: Request, session: ConsoleSession | None) -> dict[str, Any]:
         path, area = request.url.path, area_of(request)
         groups = OPERATOR_AREA if area == "operator" else TENANT_AREA
         scopes = frozenset[str]() if session is None else session.scopes
+        provider = self._dependencies.identity_provider
         return {
             "session": session,
             "nav": navigation(groups, scopes, self.pages, path),
@@ -224,6 +247,7 @@ class ConsoleEndpoint:
             "public_host": self.origin.host(request),
             "base_url": f"{self.origin.of(request)}/v1",
             "served_model": self._dependencies.served_model_name,
+            "provider_name": None if provider is None else provider.name,
             "csrf": None if session is None else masked(session.csrf_token),
             "now": datetime.now(UTC),
         }
@@ -236,13 +260,13 @@ class ConsoleEndpoint:
     def _slot(self, session: ConsoleSession) -> AbstractAsyncContextManager[None]:
         return nullcontext() if session.tenant_id is None else self._limiter.slot(session.tenant_id)
 
-    @asynccontextmanager
-    async def _unit_of_work(self, request: Request, session: ConsoleSession) -> AsyncIterator[UnitOfWork]:
+    def _unit_of_work(
+        self, request: Request, session: ConsoleSession
+    ) -> AbstractAsyncContextManager[UnitOfWork]:
         dependencies = self._dependencies
         actor = session.actor(dependencies.addresses.of(request), request_id_of(request.scope))
         publisher = dependencies.policy_publisher
-        async with unit_of_work(dependencies.database, actor, session.tenant_id, publisher) as uow:
-            yield uow
+        return unit_of_work(dependencies.database, actor, session.tenant_id, publisher)
 
 
 def is_htmx(request: Request) -> bool:
@@ -255,6 +279,12 @@ def redirect(request: Request, location: str) -> Response:
     if is_htmx(request):
         return Response(headers={"hx-redirect": location})
     return RedirectResponse(location, 303)
+
+
+def page_within(area: Area, page: str) -> str:
+    """Return `page` if it is an address of the area, else the area's first page: no other site is ever opened from here."""
+    first = FIRST_PAGE[area]
+    return page if page == first or page.startswith((f"{first}/", f"{first}?")) else first
 
 
 def sign_in_address(request: Request) -> str:

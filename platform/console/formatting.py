@@ -17,7 +17,7 @@ PICO_DIGITS: Final = 12
 MICRO_DIGITS: Final = 6
 SUM_DIGITS: Final = 4
 RATE_DIGITS: Final = 3
-_SYMBOLS: Final = {"USD": "$", "EUR": "€", "GBP": "£"}
+SYMBOLS: Final = {"USD": "$", "EUR": "€", "GBP": "£"}
 _DECIMAL_SIZES: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 _BINARY_SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SHORT_DIGEST: Final = 12
@@ -27,6 +27,11 @@ _SHORT_ID: Final = 8
 def money_total(micro: int | None, currency: str) -> str:
     """Write an amount in micro-units with the digits of the currency's minor unit: `$20.82`."""
     return _money(micro, currency, MICRO_DIGITS, minor_digits(currency))
+
+
+def money_spent(pico: int | None, currency: str) -> str:
+    """Write an exact amount in pico-units as a total, rounded once: `$20.82`."""
+    return _money(pico, currency, PICO_DIGITS, minor_digits(currency))
 
 
 def money_sum(pico: int | None, currency: str) -> str:
@@ -155,6 +160,12 @@ def short_id(identity: object | None) -> str:
     return _shortened(None if identity is None else str(identity), _SHORT_ID)
 
 
+def sentence(text: str) -> str:
+    """Write the message of an error as a sentence: with a capital and a full stop."""
+    ended = text if text.endswith((".", "?", "…")) else f"{text}."
+    return f"{ended[:1].upper()}{ended[1:]}"
+
+
 def _money(amount: int | None, currency: str, scale: int, digits: int) -> str:
     """Write `amount`, in units of 10 ** -`scale`, rounded half away from zero to `digits` decimals."""
     if amount is None:
@@ -167,7 +178,7 @@ def _money(amount: int | None, currency: str, scale: int, digits: int) -> str:
 
 
 def _with_currency(text: str, currency: str, negative: bool) -> str:
-    symbol = _SYMBOLS.get(currency, f"{currency}{SPACE}")
+    symbol = SYMBOLS.get(currency, f"{currency}{SPACE}")
     return f"{MINUS if negative else ''}{symbol}{text}"
 
 
@@ -212,7 +223,18 @@ def _shortened(text: str | None, length: int) -> str:
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     function.__name__: function
     for function in (
-        *(money_total, money_sum, money_request, money_exact, rate, count, compact, duration, share),
-        *(file_size, memory_size, ago, day, exact_time, machine_time, short_digest, short_id),
+        *(
+            money_total,
+            money_spent,
+            money_sum,
+            money_request,
+            money_exact,
+            rate,
+            count,
+            compact,
+            duration,
+            share,
+        ),
+        *(file_size, memory_size, ago, day, exact_time, machine_time, short_digest, short_id, sentence),
     )
 }

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
+from loraplex.platform.console.formatting import sentence
 from loraplex.platform.errors import BodyTooLarge, InvalidBody, describe
 
 CSRF_FIELD: Final = "csrf"
@@ -148,7 +149,7 @@ def field_errors() -> Iterator[None]:
         described = describe(error)
         if described.row.status not in (400, 403, 409, 412, 422):
             raise
-        raise FormInvalid({described.param or "": described.message}) from error
+        raise FormInvalid({described.param or "": sentence(described.message)}) from error
 
 
 async def _read_body(request: Request) -> bytes:

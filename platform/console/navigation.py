@@ -55,6 +55,7 @@ TENANT_AREA: Final = (
         "Account",
         (
             Entry("Billing", "/console/billing", "billing", "billing:read"),
+            Entry("Webhooks", "/console/webhooks", "webhooks", "billing:read"),
             Entry("Team", "/console/team", "team", ADMIN),
             Entry("Audit log", "/console/audit", "audit", ADMIN),
         ),

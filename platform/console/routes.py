@@ -1,13 +1,54 @@
 """All pages of the console."""
 
+from collections.abc import Callable
+from typing import Final
+
 from fastapi import APIRouter
 
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.pages.account import account_pages
+from loraplex.platform.console.pages.adapters import adapters_pages
+from loraplex.platform.console.pages.aliases import aliases_pages
 from loraplex.platform.console.pages.audit import audit_pages
 from loraplex.platform.console.pages.billing import billing_pages
+from loraplex.platform.console.pages.keys import keys_pages
+from loraplex.platform.console.pages.limits import limits_pages
+from loraplex.platform.console.pages.links import links_pages
+from loraplex.platform.console.pages.oidc import oidc_pages
+from loraplex.platform.console.pages.operator.routes import OPERATOR_PAGES
+from loraplex.platform.console.pages.overview import overview_pages
+from loraplex.platform.console.pages.playground import playground_pages
+from loraplex.platform.console.pages.requests import requests_pages
+from loraplex.platform.console.pages.sign_in import sign_in_pages
+from loraplex.platform.console.pages.team import team_pages
+from loraplex.platform.console.pages.tokens import token_pages
+from loraplex.platform.console.pages.uploads import uploads_pages
+from loraplex.platform.console.pages.usage import usage_pages
+from loraplex.platform.console.pages.webhooks import webhooks_pages
+
+PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
+    sign_in_pages,
+    links_pages,
+    oidc_pages,
+    account_pages,
+    audit_pages,
+    billing_pages,
+    keys_pages,
+    adapters_pages,
+    aliases_pages,
+    uploads_pages,
+    playground_pages,
+    token_pages,
+    limits_pages,
+    overview_pages,
+    requests_pages,
+    usage_pages,
+    team_pages,
+    webhooks_pages,
+    *OPERATOR_PAGES,
+)
 
 
 def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
     """Build the routers of all pages, each with absolute paths."""
-    return [account_pages(endpoint), billing_pages(endpoint), audit_pages(endpoint)]
+    return [build(endpoint) for build in PAGES]

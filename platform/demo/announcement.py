@@ -12,7 +12,7 @@ def announcement(access: DemoAccess, demo_file: Path) -> str:
     return "\n".join(
         (
             f"Serving {access.model} at {access.base_url}/v1",
-            f"Console: {access.console_url or 'none yet'}",
+            *_console(access),
             "",
             *(
                 f"  {tenant.name}: adapter {', '.join(tenant.adapters)}, key {tenant.api_key}"
@@ -30,3 +30,9 @@ def announcement(access: DemoAccess, demo_file: Path) -> str:
             python_snippet(access.base_url, first.api_key, first.adapters[0]),
         )
     )
+
+
+def _console(access: DemoAccess) -> tuple[str, ...]:
+    if access.console_url is None:
+        return ()
+    return (f"Console, signed in once as an admin of {access.tenants[0].name}: {access.console_url}",)

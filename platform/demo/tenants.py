@@ -12,6 +12,8 @@ from loraplex.platform.demo.errors import TenantIsNotTheDemos
 from loraplex.platform.services import api_keys, tenants
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.api_keys import OperatorKeys
+from loraplex.platform.services.people import accounts
+from loraplex.platform.services.people.link_addresses import link_address
 from loraplex.platform.services.push import FolderPush, PushRequest
 from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.tenants.accounts.tenants import TenantRepository
@@ -48,19 +50,20 @@ async def prepare_demo(
     data_dir: Path,
     *,
     base_url: str,
-    console_url: str | None,
+    console_root: str | None,
     model: str,
 ) -> DemoAccess:
     """Create missing tenants, keys and adapters, write `demo.json` in `data_dir` and return its content.
 
-    `model` is the served name of the base model. Raises `TenantIsNotTheDemos` if a name is in use by another tenant.
+    `console_root`: the address of the console, None without one; `console_url` becomes a link that signs in once, as an admin of
+    the first tenant. `model` is the served name of the base model. Raises `TenantIsNotTheDemos` if a name is in use by another tenant.
     """
     written = read_demo_file(data_dir)
     async with unit_of_work(database, system_actor("demo"), None, None) as uow:
         owners = [(plan, await _tenant(uow, plan.name)) for plan in DEMO_TENANTS]
         access = DemoAccess(
             base_url=base_url,
-            console_url=console_url,
+            console_url=None if console_root is None else await _console_url(uow, console_root, owners[0][1]),
             model=model,
             operator_key=await _key(
                 uow, None, OPERATOR_KEY, OPERATOR, None if written is None else written.operator_key
@@ -74,6 +77,10 @@ async def prepare_demo(
             request = PushRequest(name=adapter, folder=ADAPTERS_FOLDER / adapter, promote="first")
             await push.push_unprobed(owner.tenant_id, request)
     return access
+
+
+async def _console_url(uow: UnitOfWork, root: str, owner: "_Owner") -> str:
+    return link_address(root, await accounts.demo_link(uow, owner.tenant_id))
 
 
 @dataclass(frozen=True, slots=True)

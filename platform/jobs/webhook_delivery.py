@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-import msgspec
 import structlog
 
 from loraplex.platform.jobs.receiver_client import ReceiverClient, SendResult
@@ -19,7 +18,7 @@ from loraplex.platform.services.webhook_secrets import WebhookSecrets
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError, WebhookSecretUnreadable
 from loraplex.tenants.outbox.deliveries import Attempt, Deliveries
-from loraplex.tenants.outbox.events import VERSION
+from loraplex.tenants.outbox.events import event_body
 from loraplex.tenants.outbox.signature import signed_headers
 
 AT_ONCE: Final = 32
@@ -130,17 +129,7 @@ class WebhookDispatcher:
 
 def message(attempt: Attempt) -> bytes:
     """Build the body of an event: the same bytes in every attempt."""
-    return msgspec.json.encode(
-        {
-            "id": attempt.event_id,
-            "type": attempt.type,
-            "version": VERSION,
-            "timestamp": attempt.created_at.astimezone(UTC),
-            "tenant_id": attempt.tenant_id,
-            "data": attempt.data,
-        },
-        order="deterministic",
-    )
+    return event_body(attempt.event_id, attempt.type, attempt.created_at, attempt.tenant_id, attempt.data)
 
 
 def delay_after(attempt: Attempt) -> timedelta:

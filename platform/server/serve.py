@@ -20,6 +20,7 @@ from loraplex.platform.server.connection_limiter import (
     RefusalRecorder,
     reserve_descriptors,
 )
+from loraplex.platform.server.first_run import first_run_notice
 from loraplex.platform.server.gateway import OpenGateway, open_gateway
 from loraplex.platform.server.progress import shown_progress
 from loraplex.platform.server.request_observers import load_tracing
@@ -104,6 +105,9 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
                 banner = await _demo_banner(settings, gateway, listener)
             else:
                 banner = f"Serving {gateway.served_model_name} at {base_url(listener)}/v1"
+            if settings.console:
+                notice = await first_run_notice(gateway.database, _console_root(settings, listener))
+                banner = banner if notice is None else f"{banner}\n\n{notice}"
             on_stage.finish()
             print(banner, flush=True)
             shutdown.started()
@@ -192,10 +196,15 @@ async def _demo_banner(settings: Settings, gateway: OpenGateway, listener: socke
         push,
         settings.data_dir,
         base_url=base_url(listener),
-        console_url=None,
+        console_root=_console_root(settings, listener) if settings.console else None,
         model=gateway.served_model_name,
     )
     return announcement(access, settings.data_dir / DEMO_FILE)
+
+
+def _console_root(settings: Settings, listener: socket.socket) -> str:
+    """Return the address of the console in links."""
+    return settings.public_url or base_url(listener)
 
 
 def base_url(listener: socket.socket) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
+from loraplex.platform.services.api_keys import KeyAuthority
 from loraplex.platform.services.unit_of_work import UnitOfWork, require_revision
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.delegation import KeyDelegation
@@ -62,6 +63,24 @@ async def narrow_key(
     keys = KeyDelegation(uow.session, tenant_id, manager)
     granted = QuotaLimits(**await keys.limits_for(key_id, dict(limits.items())))
     return await _narrow(uow, tenant_id, state, granted, seen)
+
+
+async def limit_key(
+    uow: UnitOfWork,
+    tenant_id: UUID,
+    key_id: str,
+    limits: QuotaLimits,
+    *,
+    authority: KeyAuthority,
+    seen: int | None = None,
+) -> ChangedLimits:
+    """Set all limits of a key, as a person with the right `authority`, who has no limits to pass on.
+
+    Raises `KeyNotFound`, `ScopeNotHeld`, `RevisionMoved`, and `InvalidField` for a limit above the tenant's.
+    """
+    await authority.locked(key_id)
+    state = await QuotaRepository(uow.session, tenant_id).key(key_id)
+    return await _narrow(uow, tenant_id, state, limits, seen)
 
 
 async def narrow_adapter(

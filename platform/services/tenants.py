@@ -55,6 +55,17 @@ async def create(
     return CreatedTenant(tenant, key)
 
 
+async def create_without_key(
+    uow: UnitOfWork, name: str, *, tier: str, weight: float, limits: Mapping[str, int | None]
+) -> Tenant:
+    """Create a tenant whose first admin is a person. `limits` are set as by `create`. Raises `InvalidField`, `NameTaken`."""
+    tenant = await TenantRepository(uow.session).create(name, weight, tier)
+    await uow.audit.record("tenant.create", target(tenant), None, snapshot(tenant), tenant_id=tenant.id)
+    if limits:
+        await quotas.change(uow, tenant.id, limits)
+    return tenant
+
+
 async def suspend(uow: UnitOfWork, tenant_id: UUID) -> Tenant:
     """Suspend a tenant: none of its keys authenticates until it is resumed. Raises `TenantNotFound`."""
     tenants = TenantRepository(uow.session)

@@ -145,6 +145,12 @@ class KeyRepository:
             query = query.where(tuple_(ApiKey.created_at, ApiKey.id) > after)
         return (await self._session.scalars(query)).all()
 
+    async def expiring(self, tenant_id: UUID, before: datetime, limit: int) -> Sequence[ApiKey]:
+        """At most `limit` working keys that end before that time, the first to end first; not those that were replaced."""
+        query = of_owner(tenant_id).order_by(None).order_by(ApiKey.expires_at, ApiKey.id).limit(limit)
+        ending = (alive(datetime.now(UTC)), ApiKey.expires_at < before, ApiKey.replaced_by.is_(None))
+        return (await self._session.scalars(query.where(*ending))).all()
+
     async def newest(
         self, tenant_id: UUID, state: KeyState | None, before: tuple[datetime, UUID] | None, limit: int
     ) -> Sequence[ApiKey]:

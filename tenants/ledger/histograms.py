@@ -1,7 +1,7 @@
 """Buckets of the latency histograms in `request_rollups`. Invariant: the bounds never change, since stored counts follow them."""
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 BUCKETS: Final = 16
@@ -22,3 +22,15 @@ def counted(bounds: tuple[int, ...], milliseconds: Iterable[float]) -> tuple[int
     for each in milliseconds:
         counts[bucket_of(bounds, each)] += 1
     return tuple(counts)
+
+
+def quantile(bounds: tuple[int, ...], counts: Sequence[int], percent: int) -> int | None:
+    """The milliseconds that so many per cent of the counted times do not exceed, interpolated within a bucket; None without
+    times. Times beyond the last bound count as that bound.
+    """
+    rank, before = percent * sum(counts), 0
+    for lower, upper, count in zip((0, *bounds), (*bounds, bounds[-1]), counts, strict=True):
+        if count and rank <= before + 100 * count:
+            return lower + (2 * (upper - lower) * (rank - before) + 100 * count) // (200 * count)
+        before += 100 * count
+    return None

@@ -23,8 +23,8 @@ SCANNED: Final = 10_000
 CLOCKS_APART: Final = timedelta(minutes=5)
 """More than the clock of a gateway, in an id, and that of the counters, in a time of admission, may differ."""
 
-LoggedRequest: TypeAlias = Row[UsageRecord, str | None, str | None]
-"""A row of the ledger, the name of its adapter and the public id of its key; None where their rows were erased."""
+LoggedRequest: TypeAlias = Row[UsageRecord, str | None, str | None, str | None]
+"""A row of the ledger, the name of its adapter, and the public id and the name of its key; None where their rows were erased."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,21 @@ class RequestLog:
         last = scanned.with_only_columns(UsageRecord.id).offset(SCANNED - 1)
         return RequestPage(found, await self._session.scalar(last))
 
+    async def page_before(self, filters: RequestFilters, before: UUID, limit: int) -> RequestPage:
+        """At most `limit` rows that match and are the next newer ones than the row `before`, newest first, out of the next
+        `SCANNED` rows. `more_after`: the newest of them, if there are newer rows.
+        """
+        scanned = (
+            self._bounded(filters).where(UsageRecord.id > before).order_by(UsageRecord.id).limit(SCANNED)
+        )
+        record = aliased(UsageRecord, scanned.subquery())
+        query = self._named(record).where(*self._conditions(record, filters)).order_by(record.id)
+        found = (await self._session.execute(query.limit(limit + 1))).all()
+        if len(found) > limit:
+            return RequestPage(found[:limit][::-1], found[limit - 1][0].id)
+        last = scanned.with_only_columns(UsageRecord.id).offset(SCANNED - 1)
+        return RequestPage(found[::-1], await self._session.scalar(last))
+
     async def get(self, request_id: str) -> LoggedRequest:
         """The row of this id, else the newest request of this `x-request-id`; corrections are found by their own ids only.
 
@@ -101,19 +116,24 @@ class RequestLog:
         return (await self._session.execute(query)).one_or_none()
 
     def _scanned(self, filters: RequestFilters, after: UUID | None) -> Select[UsageRecord]:
-        """The newest rows older than `after`. Ids contain a time, which bounds the rows of a range of times."""
-        query = select(UsageRecord).where(UsageRecord.tenant_id == self._tenant_id)
+        """The newest rows older than `after`."""
+        query = self._bounded(filters)
         if after is not None:
             query = query.where(UsageRecord.id < after)
+        return query.order_by(UsageRecord.id.desc()).limit(SCANNED)
+
+    def _bounded(self, filters: RequestFilters) -> Select[UsageRecord]:
+        """The tenant's rows. Ids contain a time, which bounds the rows of a range of times."""
+        query = select(UsageRecord).where(UsageRecord.tenant_id == self._tenant_id)
         if filters.start is not None:
             query = query.where(UsageRecord.id >= uuid7_from(filters.start - CLOCKS_APART))
         if filters.end is not None:
             query = query.where(UsageRecord.id < uuid7_from(filters.end + CLOCKS_APART))
-        return query.order_by(UsageRecord.id.desc()).limit(SCANNED)
+        return query
 
-    def _named(self, record: type[UsageRecord]) -> Select[UsageRecord, str | None, str | None]:
+    def _named(self, record: type[UsageRecord]) -> Select[UsageRecord, str | None, str | None, str | None]:
         return (
-            select(record, Adapter.name, ApiKey.key_id)
+            select(record, Adapter.name, ApiKey.key_id, ApiKey.name)
             .outerjoin(Adapter, Adapter.id == record.adapter_id)
             .outerjoin(ApiKey, ApiKey.id == record.api_key_id)
             .where(record.tenant_id == self._tenant_id)

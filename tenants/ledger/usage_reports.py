@@ -14,6 +14,7 @@ from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.models import NO_ID
+from loraplex.tenants.models.usage import REST
 
 Bucket: TypeAlias = Literal["1h", "1d", "1mo"]
 Dimension: TypeAlias = Literal["tenant", "adapter", "key", "class"]
@@ -34,6 +35,12 @@ _COLUMNS: Final[dict[Dimension, str]] = {
     "key": "u.api_key_id",
 }
 _NO_ID: Final = f"'{NO_ID}'::uuid"
+_FILTERS: Final = {
+    "currency": "u.currency = :currency",
+    "adapter": "u.adapter_id IN (SELECT id FROM adapters WHERE tenant_id = :tenant_id AND name = :adapter)",
+    "base_model": f"u.adapter_id = {_NO_ID}",
+    "key_id": "u.api_key_id IN (SELECT id FROM api_keys WHERE tenant_id = :tenant_id AND key_id = :key_id)",
+}
 _IN_RANGE: Final = "u.hour >= :start AND u.hour < :end"
 _OF_TENANT: Final = f"usage_rollups u WHERE u.tenant_id = :tenant_id AND {_IN_RANGE}"
 # Operators read all tenants: each by the key of the table, which begins with the tenant.
@@ -73,11 +80,15 @@ WIDENED: Final = 4
 class UsageQuery:
     """`start` and `end`, exclusive, are whole hours; a first or last bucket is cut to them. `tenant_id` None: all tenants.
 
-    `currency` None: all, in rows of their own.
+    `currency` None: all, in rows of their own. `adapter`, a name, and `key_id`, a public id, None: all; both only with a
+    tenant. `base_model` selects what no adapter used.
     """
 
     tenant_id: UUID | None
     currency: str | None = None
+    adapter: str | None = None
+    base_model: bool = False
+    key_id: str | None = None
     start: datetime
     end: datetime
     bucket: Bucket
@@ -170,6 +181,18 @@ async def first_rows(
     return rows[:limit], totals_of(rows) if whole else await usage_totals(session, query)
 
 
+async def ranked_rows(
+    session: AsyncSession, query: UsageQuery, ranked: Literal["adapter", "key"], named: int
+) -> list[UsageRow]:
+    """All rows of a report by adapter or by key, with rows of their own for the `named` groups of the largest amount.
+
+    The other groups are one, whose id is `REST`. The query is of one tenant; its `group_by` is not read.
+    """
+    statement = _ranked(query, _COLUMNS[ranked], is_adapter=ranked == "adapter")
+    found = await session.execute(statement, {**_parameters(query), "named": named})
+    return [_row(values) for values in found]
+
+
 def totals_of(rows: Iterable[UsageRow]) -> dict[str, UsageSums]:
     """The sums of all rows of a report by currency. The token classes of a group share its requests."""
     totals: dict[str, UsageSums] = {}
@@ -223,14 +246,39 @@ ORDER BY {", ".join(f"r.{name}" for name in _ORDER.split(", "))}
 """)
 
 
+def _ranked(query: UsageQuery, column: str, *, is_adapter: bool) -> TextClause:
+    """One scan of the range, in the columns of `_statement`."""
+    shown, constant = f"coalesce(n.id, '{REST}'::uuid)", _NO_ID
+    adapter, key = (shown, constant) if is_adapter else (constant, shown)
+    return text(f"""
+WITH summed AS MATERIALIZED (
+    SELECT {_STARTS[query.bucket]} AS start, {column} AS id, u.currency, sum(u.requests) AS requests,
+        sum(u.uncached_tokens) AS uncached, sum(u.cached_tokens) AS cached, sum(u.completion_tokens) AS completion,
+        sum(u.amount_pico) AS amount
+    FROM {_source(query)} GROUP BY 1, 2, 3
+), ranked AS (
+    SELECT id FROM summed GROUP BY id ORDER BY sum(amount) DESC, sum(requests) DESC, id LIMIT :named
+), rows AS (
+    SELECT s.start, {_NO_ID} AS tenant_id, {adapter} AS adapter_id, {key} AS api_key_id, {NO_CLASS} AS class,
+        sum(s.requests), sum(s.uncached) + sum(s.cached), sum(s.cached), sum(s.completion), sum(s.amount), s.currency
+    FROM summed s LEFT JOIN ranked n ON n.id = s.id GROUP BY {_GROUP}
+)
+SELECT r.*, a.name, k.key_id
+FROM rows r LEFT JOIN adapters a ON a.id = r.adapter_id LEFT JOIN api_keys k ON k.id = r.api_key_id
+ORDER BY {", ".join(f"r.{name}" for name in _GROUP.split(", "))}
+""")
+
+
 def _source(query: UsageQuery) -> str:
     """The rollups of a query, with its conditions."""
     source = _OF_ALL if query.tenant_id is None else _OF_TENANT
-    return source if query.currency is None else f"{source} AND u.currency = :currency"
+    return " AND ".join(
+        [source, *(condition for name, condition in _FILTERS.items() if getattr(query, name))]
+    )
 
 
 def _parameters(query: UsageQuery) -> dict[str, Any]:
-    given = {"tenant_id": query.tenant_id, "currency": query.currency}
+    given = {name: getattr(query, name) for name in ("tenant_id", "currency", "adapter", "key_id")}
     times = {"start": query.start, "end": query.end}
     return {**times, **{name: value for name, value in given.items() if value is not None}}
 

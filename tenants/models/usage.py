@@ -19,6 +19,8 @@ KINDS = ("usage", "correction")
 PERIOD = r"^(d:\d{4}-\d{2}-\d{2}|m:\d{4}-\d{2})$"
 NO_ID: Final = UUID(int=0)
 """In a rollup: the base model as `adapter_id`, and rows from before rate cards as `price_version_id`."""
+REST: Final = UUID(int=2**128 - 1)
+"""In a report: all adapters or keys that it does not name."""
 
 
 class UsageRecord(Base):

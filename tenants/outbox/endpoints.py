@@ -2,7 +2,7 @@
 never has more than `MAX_ENDPOINTS`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 from uuid import UUID
@@ -104,6 +104,28 @@ class WebhookRepository:
         if found is None:
             raise DeliveryNotFound("this webhook has no such delivery")
         return found[0], found[1]
+
+    async def with_event(self, endpoint_id: UUID, delivery_id: UUID) -> tuple[WebhookDelivery, OutboxEvent]:
+        """One delivery of an endpoint with its event, to be read. Raises `WebhookNotFound`, `DeliveryNotFound`."""
+        await self.get(endpoint_id)
+        query = (
+            select(WebhookDelivery, OutboxEvent)
+            .join(OutboxEvent, OutboxEvent.id == WebhookDelivery.event_id)
+            .where(WebhookDelivery.id == delivery_id, WebhookDelivery.endpoint_id == endpoint_id)
+        )
+        found = (await self._session.execute(query)).one_or_none()
+        if found is None:
+            raise DeliveryNotFound("this webhook has no such delivery")
+        return found[0], found[1]
+
+    async def open_counts(self) -> Mapping[tuple[UUID, str], int]:
+        """The number of deliveries that are not delivered, by endpoint and state: `pending` or `dead`."""
+        query = (
+            select(WebhookDelivery.endpoint_id, WebhookDelivery.state, func.count())
+            .where(WebhookDelivery.tenant_id == self._tenant_id, WebhookDelivery.state != "delivered")
+            .group_by(WebhookDelivery.endpoint_id, WebhookDelivery.state)
+        )
+        return {(endpoint, state): number for endpoint, state, number in await self._session.execute(query)}
 
     async def replay(self, delivery: WebhookDelivery) -> None:
         """Repeat an ended delivery from now on, with as many attempts as a new one. Raises `DeliveryPending`."""

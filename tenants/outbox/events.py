@@ -2,7 +2,9 @@
 version of a type is never renamed or removed.
 """
 
-from typing import ClassVar, Final, TypeAlias
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Final, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -62,3 +64,18 @@ DATA_TYPES: Final[dict[str, type[EventData]]] = {
     InvoiceFinalized.TYPE: InvoiceFinalized,
 }
 """Every type of event with its data. Triggers write those of quotas and adapters."""
+
+
+def event_body(
+    event_id: UUID, event_type: str, created_at: datetime, tenant_id: UUID, data: Mapping[str, Any]
+) -> bytes:
+    """Build the message of an event as receivers get it: the same bytes each time."""
+    document = {
+        "id": event_id,
+        "type": event_type,
+        "version": VERSION,
+        "timestamp": created_at.astimezone(UTC),
+        "tenant_id": tenant_id,
+        "data": data,
+    }
+    return msgspec.json.encode(document, order="deterministic")

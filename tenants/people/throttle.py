@@ -92,4 +92,6 @@ class SignInTries:
         ]
 
     def _remaining(self, failures: int, last: datetime, now: datetime) -> int:
-        return math.ceil((last + timedelta(seconds=wait_s(failures)) - now).total_seconds())
+        """Never more than the whole wait, so that no clock that was ahead delays a sign-in."""
+        wait = wait_s(failures)
+        return min(wait, math.ceil(wait - (now - last).total_seconds()))

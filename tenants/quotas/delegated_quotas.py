@@ -2,7 +2,7 @@
 A key or adapter without a row has no limits, and is read as an unchanged row.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, TypeAlias
@@ -107,6 +107,18 @@ class QuotaRepository:
         found = await self._session.execute(query)
         return [state_of("adapter", subject, name, row) for row, subject, name in found]
 
+    async def key_names(self, key_ids: Collection[str]) -> dict[str, str]:
+        """The names of the tenant's keys by their public ids."""
+        query = select(ApiKey.key_id, ApiKey.name).where(ApiKey.tenant_id == self._tenant_id)
+        found = await self._session.execute(query.where(ApiKey.key_id.in_(key_ids)))
+        return {key_id: name for key_id, name in found}
+
+    async def has_budget(self) -> bool:
+        """Whether the tenant, or one of its keys or adapters, has a budget per day or month."""
+        budgets = func.num_nonnulls(Quota.budget_per_day, Quota.budget_per_month) > 0
+        query = select(Quota.tenant_id).where(Quota.tenant_id == self._tenant_id, budgets).limit(1)
+        return await self._session.scalar(query) is not None
+
     async def locked(self, state: QuotaState) -> Quota:
         """The row of a key or an adapter, created if missing, and locked until the transaction ends."""
         api_key_id = state.subject_id if state.level == "key" else None
@@ -139,6 +151,7 @@ class QuotaRepository:
         )
         keys = select(func.count(ApiKey.id)).where(
             ApiKey.tenant_id == self._tenant_id,
+            ApiKey.kind == "key",
             ApiKey.revoked_at.is_(None),
             ApiKey.replaced_by.is_(None),
             ApiKey.expires_at.is_(None) | (ApiKey.expires_at > func.now()),

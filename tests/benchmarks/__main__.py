@@ -15,6 +15,7 @@ from tests.benchmarks.attackers.registry import ATTACKERS
 from tests.benchmarks.attacks import AttackShape, measure_attacks
 from tests.benchmarks.bodies import BodiesShape, measure_bodies
 from tests.benchmarks.chunked_prefill import ChunkedPrefillShape, measure_chunked_prefill
+from tests.benchmarks.console import measure_console
 from tests.benchmarks.gateway import GatewayShape, measure_gateway
 from tests.benchmarks.journal import JournalShape, measure_journal
 from tests.benchmarks.ledger import LedgerLoad, measure_ledger
@@ -231,6 +232,19 @@ def ledger(
     """A usage query, a dropped month and settlements with millions of rows in a PostgreSQL of its own."""
     shape, load = LedgerShape(rows=rows, months=months), LedgerLoad(rate=rate, seconds=seconds)
     run_bench(lambda: measure_ledger(shape, load, print_progress), out, as_json, uvloop.new_event_loop)
+
+
+@app.command()
+def console(
+    rows: Annotated[int, typer.Option(min=1000, help="Rows of the ledger.")] = 5_000_000,
+    months: Annotated[int, typer.Option(min=4, max=24, help="Over which they are spread.")] = 6,
+    views: Annotated[int, typer.Option(min=2, help="Of each page.")] = 100,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Server time and first load of each page of the console with millions of rows, in stores of its own."""
+    shape = LedgerShape(rows=rows, months=months)
+    run_bench(lambda: measure_console(shape, views, print_progress), out, as_json, uvloop.new_event_loop)
 
 
 @app.command()

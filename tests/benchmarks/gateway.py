@@ -179,9 +179,25 @@ async def create_tenant(database: Database) -> str:
 
 @asynccontextmanager
 async def listening(
-    database: Database, admissions: QuotaAdmissionController, observers: Sequence[Any]
+    database: Database, admissions: QuotaAdmissionController, observers: Sequence[Any] = ()
 ) -> AsyncIterator[int]:
-    """Serve the app on a free port. What requests for plain text of token ids never use is absent."""
+    """Serve the app on a free port."""
+    # An earlier commit knows no observers.
+    observed = {"observers": observers} if observers else {}
+    app = create_app(dependencies_of(database, admissions), **observed)
+    config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", access_log=False, ws="none")
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+    port: int = server.servers[0].sockets[0].getsockname()[1]
+    yield port
+    server.should_exit = True
+    await serving
+
+
+def dependencies_of(database: Database, admissions: QuotaAdmissionController) -> GatewayDependencies:
+    """Build what a gateway's routes use, with a scripted engine. What requests for plain text of token ids never use is absent."""
     absent: Any = SimpleNamespace(special_tokens=frozenset(), record=lambda stats: None)
     uploads: Any = SimpleNamespace(limits=UploadConfig())
     uploads.in_turns = lambda turns: uploads
@@ -190,7 +206,7 @@ async def listening(
         *("value_validation", "lifecycle"),
     )
     known = GatewayDependencies.__dataclass_fields__
-    dependencies = GatewayDependencies(
+    return GatewayDependencies(
         served_model_name=BASE,
         database=database,
         engine=FakeEngine(),
@@ -202,17 +218,6 @@ async def listening(
         adapter_path=adapter_path,
         **{name: absent for name in names if name in known},
     )
-    # An earlier commit knows no observers.
-    app = create_app(dependencies, **({"observers": observers} if observers else {}))
-    config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", access_log=False, ws="none")
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.005)
-    port: int = server.servers[0].sockets[0].getsockname()[1]
-    yield port
-    server.should_exit = True
-    await serving
 
 
 async def adapter_path(tenant_id: UUID, digest: str) -> str:

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from psycopg import AsyncConnection, sql
 
+from loraplex.tenants.ledger.histograms import BUCKETS, TTFT_BOUNDS_MS
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.quotas.periods import period_start, periods_of
 
@@ -45,6 +46,21 @@ SELECT tenant_id, date_trunc('hour', admitted_at, 'UTC'), coalesce(adapter_id, {
     currency, count(*), sum(uncached_tokens), sum(cached_tokens), sum(completion_tokens), sum(amount_pico)
 FROM usage_records GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 2
 """).format(no_id=sql.Literal(NO_ID))
+# Of the bounds, as many are below a time as its bucket's index says; times are whole milliseconds.
+REQUESTS = sql.SQL("""
+INSERT INTO request_rollups
+SELECT tenant_id, date_trunc('hour', admitted_at, 'UTC'), coalesce(adapter_id, {no_id}), api_key_id, outcome, count(*),
+    ARRAY[{counts}], array_fill(0::bigint, ARRAY[{buckets}])
+FROM (SELECT *, width_bucket(ttft_ms - 1, ARRAY[{bounds}]) AS bucket FROM usage_records) r
+GROUP BY 1, 2, 3, 4, 5 ORDER BY 2
+""").format(
+    no_id=sql.Literal(NO_ID),
+    counts=sql.SQL(", ").join(
+        sql.SQL("count(*) FILTER (WHERE bucket = {})").format(sql.Literal(index)) for index in range(BUCKETS)
+    ),
+    buckets=sql.Literal(BUCKETS),
+    bounds=sql.SQL(", ").join(map(sql.Literal, TTFT_BOUNDS_MS)),
+)
 TOTALS = """
 INSERT INTO usage_totals
 SELECT tenant_id, level, subject_id, period, count(*), sum(uncached_tokens + cached_tokens + completion_tokens),
@@ -93,9 +109,9 @@ async def load_ledger(url: str, shape: LedgerShape, progress: Callable[[str], No
             end = min(begin + ROWS_AT_ONCE - 1, shape.rows)
             await connection.execute(ROWS, bounds | counts | {"begin": begin, "end": end})
             progress(f"{end:,} of {shape.rows:,} rows")
-        for sums in (ROLLUPS, TOTALS):
+        for sums in (ROLLUPS, REQUESTS, TOTALS):
             await connection.execute(sums)
         await connection.execute("RESET ROLE")
-        for table in ("usage_records", "usage_rollups", "usage_totals"):
+        for table in ("usage_records", "usage_rollups", "request_rollups", "usage_totals"):
             await connection.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(table)))
     return tenants

@@ -1,11 +1,10 @@
-"""Response schemas of usage and requests, and usage as CSV. Amounts are exact pico-units of money, as decimal strings.
+"""Response schemas of usage and requests. Amounts are exact pico-units of money, as decimal strings.
 
 Invariant: `prompt_tokens` includes `cached_tokens`, as in the responses of `/v1`.
 """
 
-import csv
-import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Generic, TypeVar
 from uuid import UUID
@@ -15,6 +14,7 @@ from pydantic import Field
 from loraplex.platform.api.management.pagination import Listing
 from loraplex.platform.api.management.responses import ResponseModel, UtcTime
 from loraplex.platform.api.management.sorting import Position, SortOrder
+from loraplex.platform.services.queries.requests import Phase
 from loraplex.tenants.ledger.request_log import LoggedRequest
 from loraplex.tenants.ledger.usage_reports import UsageKey, UsageRow, UsageSums
 
@@ -134,7 +134,7 @@ def operator_usage_response(row: UsageRow) -> OperatorUsageDocument:
 
 
 def request_response(row: LoggedRequest) -> RequestDocument:
-    record, adapter, key_id = row
+    record, adapter, key_id, _ = row
     same = ("id", "digest", "outcome", "cached_tokens", "completion_tokens", "ttft_ms", "duration_ms")
     more = ("price_version_id", "client_request_id", "reverses_id", "reason")
     return RequestDocument(
@@ -148,27 +148,8 @@ def request_response(row: LoggedRequest) -> RequestDocument:
     )
 
 
-def timeline_response(phases: Mapping[str, Any]) -> TimelineDocument:
-    spans = [
-        SpanDocument(name=name, start_ms=start, duration_ms=duration, reason=None)
-        for name, (start, duration) in phases.items()
-    ]
-    return TimelineDocument(spans=sorted(spans, key=lambda span: (span.start_ms, span.name)))
-
-
-def csv_columns(model: type[UsageDocument], *, by_class: bool) -> list[str]:
-    """The columns of a report as CSV: the fields of its rows, and the currency."""
-    fields = [name for name in model.model_fields if by_class or name != "token_class"]
-    first = [name for name in ("tenant_id", "start", "adapter", "key_id", "token_class") if name in fields]
-    return [*first, *(name for name in fields if name not in first), "currency"]
-
-
-def csv_lines(columns: Iterable[str], rows: Iterable[UsageDocument], currency: str) -> str:
-    """The rows as lines of CSV (RFC 4180). No text of a tenant can begin with a character that a spreadsheet computes."""
-    lines = io.StringIO()
-    writer = csv.DictWriter(lines, list(columns), extrasaction="ignore")
-    writer.writerows({**row.model_dump(mode="json"), "currency": currency} for row in rows)
-    return lines.getvalue()
+def timeline_response(phases: Iterable[Phase]) -> TimelineDocument:
+    return TimelineDocument(spans=[SpanDocument(**asdict(phase)) for phase in phases])
 
 
 def _fields(row: UsageRow) -> dict[str, Any]:

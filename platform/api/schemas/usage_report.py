@@ -6,6 +6,7 @@ Invariant: each page is one short transaction, so a slow reader of CSV occupies 
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -17,17 +18,16 @@ from loraplex.platform.api.management.endpoint import ManagementCaller, Manageme
 from loraplex.platform.api.management.responses import ApiResponse, respond
 from loraplex.platform.api.schemas.usage import (
     BY_GROUP,
+    OperatorUsageDocument,
     UsageDocument,
     UsageReportDocument,
-    csv_columns,
-    csv_lines,
     sums_response,
 )
 from loraplex.platform.api.schemas.usage_query import is_csv, usage_query, with_range
 from loraplex.platform.errors import InvalidParameter
+from loraplex.platform.services.queries import usage
 from loraplex.tenants.ledger.usage_reports import (
     Dimension,
-    UsageKey,
     UsageQuery,
     UsageRow,
     UsageSums,
@@ -36,8 +36,6 @@ from loraplex.tenants.ledger.usage_reports import (
 )
 from loraplex.tenants.models import NO_ID
 
-CSV_ROWS: Final = 5000
-"""Rows of one transaction of a report as CSV."""
 _TOTALS: Final = "totals"
 """In a cursor: the totals of the first page, so that the others need not read the whole range again."""
 _SUMS: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "amount_pico")
@@ -83,7 +81,7 @@ async def answer_usage(
     as_csv = is_csv(filters)
     if as_csv:
         _refuse_pages(request)
-    limit = CSV_ROWS if as_csv else page.fetch
+    limit = usage.ROWS_AT_ONCE if as_csv else page.fetch
 
     async def find(session: AsyncSession) -> _Report:
         if _TOTALS in filters:
@@ -137,16 +135,9 @@ def _refuse_pages(request: Request) -> None:
 async def _csv(
     endpoint: ManagementEndpoint, caller: ManagementCaller, shape: ReportShape, report: _Report
 ) -> AsyncIterator[str]:
-    columns = csv_columns(shape.row, by_class="class" in report.query.group_by)
+    by_class, by_tenant = "class" in report.query.group_by, shape.row is OperatorUsageDocument
+    columns = usage.csv_columns(by_class=by_class, by_tenant=by_tenant)
     yield ",".join(columns) + "\r\n"
-    query, rows = replace(report.query, currency=report.currency), report.rows
-    while rows:
-        yield csv_lines(columns, map(shape.to_response, rows), report.currency)
-        if len(rows) < CSV_ROWS:
-            return
-        after = rows[-1].key
-
-        async def find(session: AsyncSession, after: UsageKey = after) -> list[UsageRow]:
-            return await usage_rows(session, query, after, CSV_ROWS)
-
-        rows = await endpoint.query(caller, find)
+    query = replace(report.query, currency=report.currency)
+    async for rows in usage.all_rows(partial(endpoint.query, caller), query, report.rows):
+        yield usage.csv_lines(columns, rows)

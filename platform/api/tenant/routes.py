@@ -17,6 +17,7 @@ from loraplex.platform.api.tenant.quotas import quotas_router
 from loraplex.platform.api.tenant.rate_cards import rate_cards_router
 from loraplex.platform.api.tenant.uploads import uploads_router
 from loraplex.platform.api.tenant.usage import usage_router
+from loraplex.platform.api.tenant.users import users_router
 from loraplex.platform.api.tenant.versions import versions_router
 from loraplex.platform.api.tenant.webhooks import webhooks_router
 from loraplex.platform.auth.authenticator import Authenticator
@@ -39,6 +40,7 @@ def tenant_router(
         audit_router,
         invoices_router,
         rate_cards_router,
+        users_router,
     ):
         router.include_router(build_router(endpoint, authenticator))
     router.include_router(uploads_router(endpoint, authenticator, dependencies.uploads))

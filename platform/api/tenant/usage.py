@@ -25,6 +25,7 @@ from loraplex.platform.api.schemas.usage import (
 from loraplex.platform.api.schemas.usage_query import REQUEST_FILTERS, USAGE_PARAMETERS, request_filters
 from loraplex.platform.api.schemas.usage_report import ReportShape, answer_usage
 from loraplex.platform.auth.authenticator import Authenticator, Caller
+from loraplex.platform.services.queries import requests
 from loraplex.tenants.ledger.request_log import RequestLog
 
 READ: Final = "usage:read"
@@ -88,7 +89,7 @@ def _add_requests(router: APIRouter, endpoint: ManagementEndpoint, authenticator
         """The phases of a finished request. They are kept for a shorter time than the request."""
 
         async def work(session: AsyncSession) -> ApiResponse:
-            phases = await RequestLog(session, caller.tenant_id).phases(request_id)
+            phases = await requests.timeline(session, caller.tenant_id, request_id)
             return ApiResponse(200, timeline_response(phases))
 
         return await endpoint.read(caller, work)

@@ -1,6 +1,6 @@
 """Signing in: by password and code, or by a link that works once.
 
-Invariant: a wrong pair is refused after the same work whether the account exists or not, and each sign-in has a new token.
+Invariant: each sign-in has a new token, whatever cookie the browser had before.
 """
 
 from collections.abc import Sequence
@@ -8,23 +8,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import UUID
 
-from loraplex.platform.auth.client_address import client_network
+from loraplex.platform.services.people.credentials import Check
 from loraplex.platform.services.people.identity import ConsoleSession, console_session, person_actor
-from loraplex.platform.services.people.second_factor import SecondFactorSecrets, matching_step
 from loraplex.platform.services.people.sessions import Area
 from loraplex.platform.services.stored_responses import DeriveKey
 from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.tenants.database import Database, writing
-from loraplex.tenants.errors import LinkNotValid, SecondFactorNeeded, SignInRefused
+from loraplex.tenants.errors import LinkNotValid, SignInRefused
 from loraplex.tenants.people.links import Link, LinkRepository
 from loraplex.tenants.people.memberships import TenantOfPerson, tenants_of
-from loraplex.tenants.people.passwords import password_matches
 from loraplex.tenants.people.sessions import ABSOLUTE, NewSession, SessionRepository
-from loraplex.tenants.people.throttle import SignInTries
 from loraplex.tenants.people.users import CredentialRepository, Credentials
-
-WRONG_PAIR = "Email or password is wrong."
-WRONG_CODE = "The code is wrong, or was used already: enter the newest one."
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,53 +55,11 @@ async def sign_in(
     Raises `SignInRefused`, `SecondFactorNeeded`, `SignInSlowed`, `DatabaseUnavailable`.
     """
     time, client = now or datetime.now(UTC), Client(address=address, user_agent=user_agent)
-    credentials = await check_credentials(database, email, password, code, address, derive_key, time)
+    check = Check(database=database, email=email, address=address, derive_key=derive_key, now=time)
+    credentials = await check.password_and_code(password, code)
     actor = person_actor(credentials.email, address)
     async with unit_of_work(database, actor, None, None) as uow:
         return await open_session(uow, credentials, client, area=area, now=time)
-
-
-async def check_credentials(
-    database: Database,
-    email: str,
-    password: str,
-    code: str | None,
-    address: str | None,
-    derive_key: DeriveKey,
-    now: datetime,
-) -> Credentials:
-    """Return the account that password and code belong to; a failure is counted. Raises as `sign_in`."""
-    account, network = email.strip().lower(), client_network(address)
-    async with database.as_writer() as session:
-        await SignInTries(session, account, network).take(now)
-        credentials = await CredentialRepository(session).by_email(account)
-    matches = await password_matches(None if credentials is None else credentials.password_hash, password)
-    if credentials is None or not matches or credentials.is_disabled:
-        raise SignInRefused(WRONG_PAIR)
-    async with database.as_writer() as session:
-        tries = SignInTries(session, account, network)
-        if credentials.has_second_factor and code is None:
-            await tries.give_back()
-        else:
-            await _use_code(CredentialRepository(session), credentials, code, derive_key, now)
-            await tries.succeed(now)
-            return credentials
-    raise SecondFactorNeeded("Enter the code of your authenticator app.")
-
-
-async def _use_code(
-    users: CredentialRepository,
-    credentials: Credentials,
-    code: str | None,
-    derive_key: DeriveKey,
-    now: datetime,
-) -> None:
-    if not credentials.has_second_factor or credentials.totp_secret is None:
-        return
-    secret = SecondFactorSecrets(derive_key).decrypt(credentials.user_id, credentials.totp_secret)
-    step = matching_step(secret, code or "", now)
-    if step is None or not await users.use_step(credentials.user_id, step):
-        raise SignInRefused(WRONG_CODE)
 
 
 async def find_link(database: Database, token: str, *, now: datetime | None = None) -> Link:

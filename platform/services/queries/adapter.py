@@ -10,17 +10,21 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.adapters.limits import DEFAULT_LIMITS
+from loraplex.adapters.storage.local_store import max_file_bytes
 from loraplex.platform.services.queries.keys import hours_until
 from loraplex.platform.services.queries.residency import Residency, Tier
 from loraplex.platform.services.queries.validation_report import Report, report_of
+from loraplex.tenants.audit_log import audit_entries
 from loraplex.tenants.ledger.recent_requests import VersionUse, hourly_requests, version_uses
 from loraplex.tenants.models import AdapterVersion
 from loraplex.tenants.registry.adapters import SERVING_STATES, AdapterRepository
-from loraplex.tenants.registry.aliases import MAX_TARGETS, AliasRepository, AliasState
+from loraplex.tenants.registry.aliases import AliasRepository, AliasState
 from loraplex.tenants.registry.uploads import UploadRepository
 
-__all__ = ["MAX_TARGETS"]
 PAGE: Final = 50
+MAX_FILE_BYTES: Final = max_file_bytes(DEFAULT_LIMITS)
+"""The largest size in bytes of each file of an adapter, by its name."""
 DAY: Final = timedelta(days=1)
 
 
@@ -172,6 +176,14 @@ async def version_before(session: AsyncSession, tenant_id: UUID, name: str, numb
     """Return the newest older version that has a configuration; None if there is none. Raises `AdapterNotFound`."""
     older = await AdapterRepository(session, tenant_id).version_page(name, number, PAGE)
     return next((each.version for each in older if each.config is not None), None)
+
+
+async def alias_author(session: AsyncSession, tenant_id: UUID, name: str, alias: str) -> str | None:
+    """Return who moved an alias last, as the audit log says; None where it does not say."""
+    found = await audit_entries(
+        session, tenant_id, {"target": f"adapters/{name}/aliases/{alias}"}, None, limit=1
+    )
+    return found[0].actor if found else None
 
 
 async def names(session: AsyncSession, tenant_id: UUID) -> list[str]:

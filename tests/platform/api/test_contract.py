@@ -29,6 +29,7 @@ from tests.platform.api.conftest import BASE_MODEL, Gateway, start_gateway
 from tests.platform.api.route_table import routes_of
 from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, declared
 from tests.platform.services.billing.drafted_invoice import draft_invoice
+from tests.platform.services.people.people_world import add_person
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
 from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched, end
 
@@ -90,6 +91,7 @@ async def make_known(gateway: Gateway, database: Database, document: Mapping[str
     ids = {
         f"{method} {path}": await make_ids(gateway, database, asking, f"of-{number}")
         | (await make_webhook(database, asking) if "{webhook_id}" in path else {})
+        | (await make_member(database, asking, number) if "{user_id}" in path else {})
         for number, (method, path) in enumerate(with_ids)
     }
     return Known({"tenant": admin, "operator": operator}, ids)
@@ -117,6 +119,12 @@ async def make_webhook(database: Database, asking: UUID) -> dict[str, str]:
     delivery_id = await dispatched(database, webhook_id)
     await end(database, delivery_id, "dead")
     return {"webhook_id": str(webhook_id), "delivery_id": str(delivery_id)}
+
+
+async def make_member(database: Database, asking: UUID, number: int) -> dict[str, str]:
+    """A member, next to another admin who may not be removed."""
+    await add_person(database, f"admin-{number}@example.com", roles={asking: "admin"})
+    return {"user_id": str(await add_person(database, f"eve-{number}@example.com", roles={asking: "viewer"}))}
 
 
 def cases(operation: Any) -> st.SearchStrategy[Case[Any]]:

@@ -12,6 +12,7 @@ from tests.platform.api.conftest import Gateway, start_gateway
 from tests.platform.api.route_table import OPERATOR, SCOPES, in_process, routes_of
 from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, declared
 from tests.platform.services.billing.drafted_invoice import draft_invoice
+from tests.platform.services.people.people_world import add_person
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
 from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched
 
@@ -39,6 +40,7 @@ UNKNOWN = {
     "file": CONFIG,
     "number": "1",
     "invoice_id": str(uuid4()),
+    "user_id": str(uuid4()),
 }
 FILES = {CONFIG: b"{}", WEIGHTS: b"weights"}
 
@@ -84,6 +86,8 @@ CASES: Mapping[str, Case] = {
     "PUT /tenant/v1/uploads/{upload_id}/{file}/parts/{number}": Case(content=FILES[CONFIG]),
     "POST /tenant/v1/uploads/{upload_id}/complete": Case(),
     "DELETE /tenant/v1/uploads/{upload_id}": Case(),
+    "PATCH /tenant/v1/users/{user_id}": Case({"role": "viewer"}, IF_MATCH),
+    "DELETE /tenant/v1/users/{user_id}": Case(),
     "GET /tenant/v1/webhooks/{webhook_id}": Case(),
     "PATCH /tenant/v1/webhooks/{webhook_id}": Case({"events": ["adapter.ready"]}, IF_MATCH),
     "POST /tenant/v1/webhooks/{webhook_id}/rotate": Case(),
@@ -154,6 +158,7 @@ async def make_world(gateway: Gateway, database: Database) -> World:
     await add_event(database, found.tenant_id)
     ids |= {"webhook_id": str(webhook_id), "delivery_id": str(await dispatched(database, webhook_id))}
     ids["invoice_id"] = await draft_invoice(database, found.tenant_id)
+    ids["user_id"] = str(await add_person(database, "mara@example.com", roles={found.tenant_id: "viewer"}))
     return World(ids, owner, other_tenant, operator)
 
 

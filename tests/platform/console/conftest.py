@@ -141,8 +141,9 @@ class Console:
 
     async def browser(self, cookies: Mapping[str, str] | None = None) -> httpx.AsyncClient:
         """A browser's connection, closed at the end of the test."""
-        transport = httpx.ASGITransport(self.app)
-        client = httpx.AsyncClient(transport=transport, base_url=ORIGIN, cookies=dict(cookies or {}))
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url=ORIGIN)
+        for name, value in (cookies or {}).items():
+            client.cookies.set(name, value, domain="console.test")
         return await self.stack.enter_async_context(client)
 
     async def tenant(self, name: str) -> UUID:

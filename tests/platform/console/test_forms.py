@@ -60,9 +60,9 @@ def test_each_wrong_field_says_what_is_wrong() -> None:
 
 def test_errors_of_the_domain_stand_at_their_field() -> None:
     for error, expected in (
-        (InvalidField("name", "no such name"), {"name": "no such name"}),
-        (BoundNotHeld("expires_at", "later than your own"), {"expires_at": "later than your own"}),
-        (NameTaken("there is one already"), {"": "there is one already"}),
+        (InvalidField("name", "no such name"), {"name": "No such name."}),
+        (BoundNotHeld("expires_at", "later than your own"), {"expires_at": "Later than your own."}),
+        (NameTaken("there is one already"), {"": "There is one already."}),
     ):
         with pytest.raises(FormInvalid) as refused, field_errors():
             raise error

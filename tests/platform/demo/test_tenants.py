@@ -3,6 +3,7 @@
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from loraplex.adapters.storage.blob_store import BlobStore
@@ -15,16 +16,18 @@ from loraplex.platform.demo.demo_file import DEMO_FILE, DemoAccess, read_demo_fi
 from loraplex.platform.demo.errors import TenantIsNotTheDemos
 from loraplex.platform.demo.tenants import prepare_demo
 from loraplex.platform.services.actors import system_actor
+from loraplex.platform.services.people.sign_in import use_link
 from loraplex.platform.services.push import FolderPush
 from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import RevokedKey
+from loraplex.tenants.errors import LinkNotValid, RevokedKey
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.resolution import ModelResolver
 
 BASE_DIGEST = "b" * 64
+CONSOLE = "http://127.0.0.1:8000"
 NAMES = {"harbor": "pirate", "ledger": "records", "acme": "support"}
 
 
@@ -42,7 +45,7 @@ def push(database: Database, demo_model: Path, tmp_path: Path) -> FolderPush:
 
 async def prepare(database: Database, push: FolderPush, data_dir: Path) -> DemoAccess:
     return await prepare_demo(
-        database, push, data_dir, base_url="http://127.0.0.1:8000", console_url=None, model="smollm2"
+        database, push, data_dir, base_url="http://127.0.0.1:8000", console_root=CONSOLE, model="smollm2"
     )
 
 
@@ -77,16 +80,21 @@ async def test_the_file_is_private_and_holds_what_the_contract_names(
     access = await prepare(database, push, tmp_path)
     assert stat.S_IMODE((tmp_path / DEMO_FILE).stat().st_mode) == 0o600
     assert read_demo_file(tmp_path) == access
-    assert access.console_url is None
+    root, _, token = (access.console_url or "").partition("/console/sign-in?token=")
+    assert root == CONSOLE and (await use_link(database, token, None, None)).session.tenant_name == "harbor"
+    with pytest.raises(LinkNotValid):
+        await use_link(database, token, None, None)
     assert access.base_url == "http://127.0.0.1:8000"
     text = announcement(access, tmp_path / DEMO_FILE)
     assert all(tenant.api_key in text for tenant in access.tenants)
-    assert access.operator_key not in text
+    assert access.operator_key not in text and str(access.console_url) in text
 
 
 async def test_a_restart_changes_nothing(database: Database, push: FolderPush, tmp_path: Path) -> None:
     first = await prepare(database, push, tmp_path)
-    assert await prepare(database, push, tmp_path) == first
+    again = await prepare(database, push, tmp_path)
+    assert again.console_url != first.console_url
+    assert msgspec.structs.replace(again, console_url=first.console_url) == first
     async with database.as_operator() as session:
         tenant = await TenantRepository(session).get("harbor")
         assert len(await AdapterRepository(session, tenant.id).versions("pirate")) == 1

@@ -11,6 +11,7 @@ import pytest
 from tests.platform.services import account_use_cases as accounts
 from tests.platform.services import adapter_use_cases as of_adapters
 from tests.platform.services import invoice_use_cases as of_invoices
+from tests.platform.services import people_use_cases as of_people
 from tests.platform.services.use_case import UseCase, Way
 from tests.platform.services.walked_world import (
     Dump,
@@ -24,7 +25,7 @@ from tests.platform.services.walked_world import (
 
 from loraplex.adapters.versions.pending_folders import GATEWAYS_LOCK, PENDING_FOLDER, PendingFolders
 from loraplex.platform import services
-from loraplex.platform.services import uploads
+from loraplex.platform.services import stored_results, uploads
 from loraplex.platform.services.actors import Actor
 from loraplex.platform.services.billing import invoices, rate_cards
 from loraplex.platform.services.unit_of_work import UnitOfWork
@@ -33,6 +34,8 @@ from loraplex.platform.services.unit_of_work import UnitOfWork
 WALKED_BY_PUSHES: Final = {uploads.complete_upload, uploads.submit_folder}
 # A gateway's start and its jobs are the only ways: see `../server/test_prices.py` and `../jobs/test_month_closing.py`.
 RUN_BY_GATEWAYS: Final = {rate_cards.create_first, invoices.draft}
+# What it runs is a use case.
+RUN_ANOTHER: Final = {stored_results.run_once}
 OF_ACCOUNTS = (
     *accounts.TENANTS,
     *accounts.KEYS,
@@ -41,7 +44,7 @@ OF_ACCOUNTS = (
     *accounts.WEBHOOKS,
     *accounts.USAGE,
 )
-ALL = (*OF_ACCOUNTS, *of_invoices.ALL, *of_adapters.ALL)
+ALL = (*OF_ACCOUNTS, *of_invoices.ALL, *of_adapters.ALL, *of_people.ALL)
 
 
 @pytest.fixture
@@ -124,4 +127,5 @@ def test_every_use_case_is_walked() -> None:
             if iscoroutinefunction(each) and not name.startswith("_"):
                 types = each.__annotations__.values()
                 found |= {each} if any(kind in (UnitOfWork, Actor) for kind in types) else set()
-    assert found == {use_case.function for use_case in ALL} | WALKED_BY_PUSHES | RUN_BY_GATEWAYS
+    apart = WALKED_BY_PUSHES | RUN_BY_GATEWAYS | of_people.BY_PEOPLE | RUN_ANOTHER
+    assert found == {use_case.function for use_case in ALL} | apart

@@ -48,7 +48,7 @@ NO_ID: Final = "00000000-0000-4000-8000-000000000000"
 _TIME: Final = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)"
 _UUID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 # The author is compared on its own, see `World.authors`.
-_AUTHOR: Final = frozenset({"actor_kind", "actor", "address", "request_id"})
+_AUTHOR: Final = frozenset({"actor_kind", "actor", "address", "request_id", "invited_by"})
 Dump: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
 """Table -> its rows."""
 
@@ -132,9 +132,9 @@ class World:
                 name: [
                     row
                     for (row,) in connection.execute(
-                        sql.SQL("SELECT to_jsonb(t) - 'secret_sha256' FROM {} AS t").format(
-                            sql.Identifier(name)
-                        )
+                        sql.SQL(
+                            "SELECT to_jsonb(t) - '{{secret_sha256,token_sha256}}'::text[] FROM {} AS t"
+                        ).format(sql.Identifier(name))
                     )
                 ]
                 for (name,) in sorted(tables)

@@ -1,5 +1,7 @@
 """Limits under random rebuilds of two gateways: fences, journals that are shipped late, ends that the counters know early,
 snapshots delivered late or never, counters that are lost. The ledger and the journals are models, the counters are real.
+
+Each of five rules that is left out is found: `MUTATIONS`.
 """
 
 import asyncio
@@ -36,7 +38,7 @@ Answer = TypeVar("Answer")
 RATES = (QuotaLimits(tokens_per_minute=60), QuotaLimits(requests_per_minute=6, tokens_per_minute=80))
 DAYS = (QuotaLimits(tokens_per_day=100), QuotaLimits(tokens_per_day=160), QuotaLimits(tokens_per_day=300))
 SETTINGS = settings(
-    max_examples=100,
+    max_examples=60,
     stateful_step_count=40,
     deadline=None,
     phases=[Phase.generate],
@@ -125,9 +127,17 @@ class EpochMachine(RuleBasedStateMachine):
         tenant, key = (data.draw(st.sampled_from(each)) for each in (self.limits, (NO_LIMITS, *self.limits)))
         self.tenant = LimitedTenant(tenant, key)
 
-    @rule(gateway=st.integers(0, 1), tokens=st.sampled_from([20, 30, 60]), overtaken=st.booleans())
-    def admit(self, gateway: int, tokens: int, overtaken: bool) -> None:
-        self.ask(self.gateways[gateway], self.tenant.request(tokens), overtaken)
+    @rule(
+        gateway=st.integers(0, 1),
+        tokens=st.sampled_from([20, 30, 60]),
+        times=st.sampled_from([1, 2, 8]),
+        overtaken=st.booleans(),
+    )
+    def admit(self, gateway: int, tokens: int, times: int, overtaken: bool) -> None:
+        """Often all that the limits leave, so that what is missed shows at the next admission."""
+        for _ in range(times):
+            if not self.ask(self.gateways[gateway], self.tenant.request(tokens), overtaken):
+                return
 
     @precondition(lambda self: self.refused)
     @rule(data=st.data(), gateway=st.integers(0, 1))
@@ -148,11 +158,7 @@ class EpochMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def settle_early(self, data: st.DataObject) -> None:
         """Perhaps after the end was shipped."""
-        found = self.draw(data, self.early)
-        assert found.used is not None
-        settled = self.run(self.counters.settle_early(found.reserved, usage_of(*found.used)))
-        if settled.found and found.request.id not in self.ledger.ended:
-            self.owners[found.request.id].early[found.request.id] = settled.epoch
+        self.settle_early_of(self.draw(data, self.early))
 
     @rule(gateway=st.integers(0, 1), records=st.integers(1, 4))
     def ship(self, gateway: int, records: int) -> None:
@@ -174,8 +180,45 @@ class EpochMachine(RuleBasedStateMachine):
         if self.may_take():
             self.take(late=False)
 
+    @precondition(lambda self: self.model.open())
+    @rule(data=st.data(), part=st.sampled_from([0.5, 1.0]))
+    def end_behind_a_fence(self, data: st.DataObject, part: float) -> None:
+        """A request ends when its gateway has confirmed a fence and another one has not: the snapshot has it open, and the new
+        counters learn of the end when it is shipped.
+        """
+        found = data.draw(st.sampled_from(self.model.open()))
+        self.ledger.raise_fence()
+        owner = self.owners[found.request.id]
+        owner.see(self.ledger)
+        self.ship_of(owner, len(owner.records))
+        self.end_of(found, part)
+        self.early.remove(found)
+        self.settle_early_of(found)
+        self.rebuild_fenced()
+        self.ship_of(owner, len(owner.records))
+        while self.pending_updates:
+            self.tell_of(self.pending_updates.pop())
+        counted = self.run(self.counters.settled(self.tenant.tenant_id))
+        assert counted is None or counted.epoch != self.ledger.epoch or found.request.id not in counted.open
+
+    @rule(gateway=st.integers(0, 1), tokens=st.sampled_from([20, 30, 60]))
+    def admit_behind_a_fence(self, gateway: int, tokens: int) -> None:
+        """A fence is seen while the journal is written, and confirmed by all."""
+        self.ledger.raise_fence()
+        self.ask(self.gateways[gateway], self.tenant.request(tokens), overtaken=True)
+        if self.ledger.epoch <= self.ledger.fenced_epoch:
+            self.rebuild_fenced()
+
     @precondition(lambda self: self.may_take())
-    @rule(late=st.sampled_from([False, False, False, True]))
+    @rule(
+        late=st.sampled_from([False, False, False, True]),
+        gateway=st.integers(0, 1),
+        tokens=st.sampled_from([20, 30, 60]),
+    )
+    def take_and_admit(self, late: bool, gateway: int, tokens: int) -> None:
+        self.take(late)
+        self.admit(gateway, tokens, times=8, overtaken=False)
+
     def take(self, late: bool) -> None:
         """Take the next epoch and a snapshot of what is open now."""
         self.ledger.epoch += 1
@@ -197,10 +240,7 @@ class EpochMachine(RuleBasedStateMachine):
     def rebuild(self) -> None:
         """As a gateway does, with all steps: the others see the fence and ship."""
         self.ledger.raise_fence()
-        for each in self.gateways:
-            each.see(self.ledger)
-            self.ship_of(each, len(each.records))
-        self.take(late=False)
+        self.rebuild_fenced()
 
     @rule(how=st.sampled_from(["not", "not", "not", "forgotten", "all"]))
     def lose_the_counters(self, how: str) -> None:
@@ -256,28 +296,50 @@ class EpochMachine(RuleBasedStateMachine):
             assert (use.tokens, 0) == expected
         assert not counted.open
 
-    def ask(self, gateway: ModelJournal, request: ReservationRequest, overtaken: bool) -> None:
-        """As `Reserver` does: in the counters, in the journal, and then the fences are looked at."""
+    def ask(self, gateway: ModelJournal, request: ReservationRequest, overtaken: bool) -> bool:
+        """As `Reserver` does: in the counters, in the journal, and then the fences are looked at; whether it is answered.
+
+        With `overtaken`, a fence is seen while the journal is written: nothing that it waits for includes the request.
+        """
         reply = self.run(self.counters.reserve(request))
         if isinstance(reply, CountersMissing):
             self.rebuild()
             reply = self.run(self.counters.reserve(request))
         if isinstance(reply, Denied | CountersMissing):
-            return
+            return False
         assert isinstance(reply, Admitted)
         if reply.epoch <= gateway.fenced_epoch:
             self.refused.append(request)
-            return
+            return False
         at = reply.at.timestamp() + self.passed_s
         admitted = ModelRequest(request, reserved_of(request, reply, reply.epoch), at, at + LEASE_S)
         self.owners[request.id] = gateway
-        gateway.write(admitted)
         if overtaken:
             gateway.see(self.ledger)
-        if reply.epoch <= gateway.fenced_epoch:
+        gateway.write(admitted)
+        if self.is_withdrawn(gateway, reply.epoch):
             gateway.write(admitted, NOTHING_USED)
-            return
+            return False
         self.model.requests[request.id] = admitted
+        return True
+
+    def is_withdrawn(self, gateway: ModelJournal, epoch: int) -> bool:
+        return epoch <= gateway.fenced_epoch
+
+    def settle_early_of(self, found: ModelRequest) -> None:
+        assert found.used is not None
+        settled = self.run(self.counters.settle_early(found.reserved, usage_of(*found.used)))
+        if settled.found and found.request.id not in self.ledger.ended:
+            self.owners[found.request.id].early[found.request.id] = settled.epoch
+
+    def rebuild_fenced(self) -> None:
+        """Every gateway confirms the fence, and ships no more than it must before that."""
+        for each in self.gateways:
+            if each.seen < self.ledger.fence:
+                each.see(self.ledger)
+            if not each.has_confirmed(self.ledger):
+                self.ship_of(each, each.to_ship - (each.written - len(each.records)))
+        self.take(late=False)
 
     def end_of(self, found: ModelRequest, part: float) -> None:
         found.used, found.ended_at = (int(found.request.tokens * part), 0), self.now()
@@ -296,8 +358,12 @@ class EpochMachine(RuleBasedStateMachine):
             self.ledger.open.pop(request_id, None)
             if usage.outcome is not None:
                 self.ledger.ended[request_id] = request
-            if gateway.early.pop(request_id, None) != self.ledger.epoch:
+            if not self.is_settled(gateway.early.pop(request_id, None)):
                 self.pending_updates.append((request, usage, self.ledger.epoch))
+
+    def is_settled(self, early: int | None) -> bool:
+        """Whether the counters of this epoch know an end already."""
+        return early == self.ledger.epoch
 
     def tell_of(self, update: tuple[ModelRequest, SettledUsage, int]) -> None:
         """As `SettlementQueue` does, after the end was shipped."""
@@ -350,3 +416,33 @@ def test_no_limit_is_exceeded_whatever_comes_between_the_steps(
         limits = limited
 
     run_state_machine_as_test(OnValkey, settings=SETTINGS)
+
+
+MUTATIONS: dict[str, tuple[type, str, Any]] = {
+    "no fence": (EpochMachine, "may_take", lambda self: True),
+    "not confirmed": (ModelJournal, "has_confirmed", lambda self, ledger: True),
+    "confirmed before shipped": (
+        ModelJournal,
+        "has_confirmed",
+        lambda self, ledger: self.seen >= ledger.fence,
+    ),
+    "an early end under any epoch is done": (
+        EpochMachine,
+        "is_settled",
+        lambda self, early: early is not None,
+    ),
+    "what a fence has overtaken is answered": (
+        EpochMachine,
+        "is_withdrawn",
+        lambda self, gateway, epoch: False,
+    ),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_rule_that_is_missing_is_found(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch, mutation: str
+) -> None:
+    monkeypatch.setattr(*MUTATIONS[mutation])
+    with pytest.raises(AssertionError):
+        test_no_limit_is_exceeded_whatever_comes_between_the_steps(valkey_url, DAYS)

@@ -10,7 +10,7 @@ import psycopg
 
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.ids import uuid7, uuid7_from
-from loraplex.tenants.ledger.histograms import BUCKETS
+from loraplex.tenants.ledger.histograms import BUCKETS, TTFT_BOUNDS_MS, bucket_of
 from loraplex.tenants.ledger.statements import SETTLE
 from loraplex.tenants.ledger.usage_ledger import to_json
 from loraplex.tenants.quotas.periods import periods_of
@@ -34,6 +34,7 @@ class Used:
     amount_pico: int = 0
     outcome: str = "completed"
     client_request_id: str | None = None
+    ttft_ms: int | None = None
     duration_ms: int | None = None
     phases: dict[str, list[int]] | None = None
     id: UUID | None = None
@@ -144,6 +145,8 @@ def _row(tenant: UsingTenant, used: Used) -> dict[str, Any]:
         "day": periods.day,
         "month": periods.month,
         "admitted_at": used.at,
+        "ttft_ms": used.ttft_ms,
+        "ttft_bucket": None if used.ttft_ms is None else bucket_of(TTFT_BOUNDS_MS, used.ttft_ms),
         "duration_ms": used.duration_ms,
         "gap_buckets": [0] * BUCKETS,
         "phases": used.phases,

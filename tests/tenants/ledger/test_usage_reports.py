@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import astuple
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 from hypothesis import given, settings
@@ -23,10 +23,13 @@ from loraplex.tenants.ledger.usage_reports import (
     UsageQuery,
     UsageRow,
     UsageSums,
+    ranked_rows,
+    totals_of,
     usage_rows,
     usage_totals,
 )
 from loraplex.tenants.models import NO_ID
+from loraplex.tenants.models.usage import REST
 
 FIRST = datetime(2026, 10, 30, 20, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -171,6 +174,46 @@ def check_reports(url: str, data: st.DataObject) -> None:
         assert row.adapter == names.get(row.key.adapter_id)
         assert row.key_id == names.get(row.key.api_key_id)
         assert row.token_class == (CLASSES[row.key.token_class] if "class" in query.group_by else None)
+
+
+@settings(max_examples=25)
+@given(st.data())
+def check_ranked(url: str, data: st.DataObject) -> None:
+    tenant = make_tenant(url)
+    settle(url, tenant, data.draw(requests_of(tenant)))
+    ranked: Literal["adapter", "key"] = data.draw(st.sampled_from(("adapter", "key")))
+    query = UsageQuery(
+        tenant_id=tenant.id,
+        adapter=data.draw(st.sampled_from([None, "coral"])),
+        key_id=data.draw(st.sampled_from([None, next(iter(tenant.keys))])),
+        start=FIRST,
+        end=FIRST + 5 * 24 * HOUR,
+        bucket=data.draw(st.sampled_from(("1h", "1d"))),
+        group_by=frozenset({ranked}),
+    )
+    named = data.draw(st.integers(0, 3))
+
+    async def work(session: AsyncSession) -> tuple[list[UsageRow], list[UsageRow]]:
+        return await ranked_rows(session, query, ranked, named), await all_rows(session, query, 100)
+
+    rows, every = in_session(url, tenant.id, work)
+    assert totals_of(rows) == totals_of(every), "nothing is lost or counted twice"
+    amounts: dict[UUID, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for row in every:
+        before = amounts[group_of(row)]
+        amounts[group_of(row)] = (before[0] - row.sums.amount_pico, before[1] - row.sums.requests)
+    largest = sorted(amounts, key=lambda group: (amounts[group], group))[:named]
+    assert {group_of(row) for row in rows} - {REST} == set(largest)
+    kept = {row.key: row.sums for row in every if group_of(row) in largest}
+    assert {row.key: row.sums for row in rows if group_of(row) != REST} == kept
+
+
+def group_of(row: UsageRow) -> UUID:
+    return row.key.adapter_id if row.key.api_key_id == NO_ID else row.key.api_key_id
+
+
+def test_the_largest_groups_and_the_rest_add_up(database_url: str) -> None:
+    check_ranked(database_url)
 
 
 def test_reports_equal_sums_over_the_rows(database_url: str) -> None:

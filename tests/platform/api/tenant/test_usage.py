@@ -12,7 +12,7 @@ import httpx
 import pytest
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, make_tenant, settle
 
-from loraplex.platform.api.schemas import usage_report
+from loraplex.platform.services.queries import usage
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.ids import uuid7_derived
@@ -219,7 +219,7 @@ async def test_usage_names_the_wrong_parameter(
 
 
 async def test_csv_has_all_rows_of_the_range(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage_report, "CSV_ROWS", 2)
+    monkeypatch.setattr(usage, "ROWS_AT_ONCE", 2)
     reader.settle(*(reader.used(hours, adapter) for hours in range(3) for adapter in ("coral", "support")))
     query = {**RANGE, "bucket": "1h", "group_by": "adapter,key"}
     response = await reader.http.get("usage", params={**query, "format": "csv"})

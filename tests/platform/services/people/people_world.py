@@ -1,17 +1,22 @@
 """People for tests: accounts made in the database, and their sessions. Passwords cost next to nothing here."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from datetime import datetime
 from uuid import UUID
 
 import pytest
 from argon2 import PasswordHasher
 from argon2.profiles import CHEAPEST
+from sqlalchemy import select
 
 from loraplex.platform.server.secret import derive
+from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.people.sessions import Area
 from loraplex.platform.services.people.sign_in import SignedIn, sign_in
+from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.tenants.database import Database
+from loraplex.tenants.models import AuditEntry
 from loraplex.tenants.people import passwords
 from loraplex.tenants.people.memberships import MembershipRepository
 from loraplex.tenants.people.passwords import hash_password
@@ -66,3 +71,17 @@ async def signed_in(
     return await sign_in(
         *(database, email, password, code, address, AGENT), derive_key=derive_key, area=area, now=now
     )
+
+
+@asynccontextmanager
+async def acting(database: Database, session: ConsoleSession) -> AsyncIterator[UnitOfWork]:
+    """Open a unit of work of a signed-in person, as the console does."""
+    async with unit_of_work(database, session.actor(ADDRESS, "req-1"), session.tenant_id, None) as uow:
+        yield uow
+
+
+async def actions(database: Database, tenant_id: UUID | None) -> list[str]:
+    """Return the actions in the audit log of a tenant, or of none, oldest first; without sign-ins."""
+    async with database.as_operator() as session:
+        query = select(AuditEntry.action).where(AuditEntry.tenant_id == tenant_id).order_by(AuditEntry.id)
+        return [each for each in await session.scalars(query) if each != "session.create"]

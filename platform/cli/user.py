@@ -1,0 +1,130 @@
+"""`loraplex user`: people of the console, without HTTP. Invariant: a link is printed once, alone on standard output."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from loraplex.platform.cli.command_context import command_unit_of_work, open_database, run_command
+from loraplex.platform.cli.output import print_document, print_rows
+from loraplex.platform.config import load_settings
+from loraplex.platform.demo.snippet import root_url
+from loraplex.platform.services.people import accounts, team
+from loraplex.platform.services.people.link_addresses import link_address
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.models import ROLES, User
+from loraplex.tenants.people.memberships import tenants_of
+from loraplex.tenants.people.roles import ADMIN
+from loraplex.tenants.people.users import UserRepository
+
+app = typer.Typer(name="user", help="People of the console.", no_args_is_help=True)
+
+Email = Annotated[str, typer.Argument(help="The person's email address.")]
+OptionalEmail = Annotated[
+    str | None, typer.Argument(help="The address; an operator without one chooses it by the link.")
+]
+TenantName = Annotated[str | None, typer.Option("--tenant", help="The tenant to join.")]
+Role = Annotated[str, typer.Option(help=f"The role there: {', '.join(ROLES)}.")]
+Operator = Annotated[bool, typer.Option("--operator", help="An operator, who manages all tenants.")]
+SecondFactor = Annotated[bool, typer.Option("--second-factor", help="Remove the second factor, too.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+COLUMNS = ("email", "name", "operator", "tenants", "second_factor", "last_seen_at", "disabled_at")
+
+
+@app.command()
+def create(
+    email: OptionalEmail = None,
+    tenant: TenantName = None,
+    role: Role = ADMIN,
+    operator: Operator = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Invite a person, and print the link once: it works once, for 7 days (an operator's: for an hour)."""
+    if (tenant is None) != operator or (tenant is not None and email is None):
+        raise typer.BadParameter("give EMAIL and --tenant NAME, or --operator")
+
+    async def work() -> None:
+        async with command_unit_of_work(data_dir) as uow:
+            if tenant is None or email is None:
+                token = await accounts.invite_operator(uow, email)
+            else:
+                tenant_id = (await TenantRepository(uow.session).get(tenant)).id
+                token = (await team.invite(uow, tenant_id, email, role)).token
+        print_link(token, data_dir, as_json, operator=operator)
+
+    run_command(work())
+
+
+@app.command("list")
+def list_users(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List all people with their roles."""
+
+    async def work() -> None:
+        async with open_database(data_dir) as database, database.as_operator() as session:
+            rows = []
+            for user in await UserRepository(session).list():
+                roles = [f"{each.name}:{each.role}" for each in await tenants_of(session, user.id)]
+                rows.append(user_document(user) | {"tenants": roles})
+        print_rows(rows, as_json, COLUMNS)
+
+    run_command(work())
+
+
+@app.command()
+def reset(
+    email: Email, second_factor: SecondFactor = False, data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
+    """Print a link by which a person sets a new password: it works once, for 24 hours."""
+
+    async def work() -> None:
+        async with command_unit_of_work(data_dir) as uow:
+            token = await accounts.reset_user(uow, email, second_factor=second_factor)
+        print_link(token, data_dir, as_json)
+
+    run_command(work())
+
+
+@app.command()
+def disable(email: Email, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Let a person sign in nowhere: all sessions end at once."""
+
+    async def work() -> None:
+        async with command_unit_of_work(data_dir) as uow:
+            user = await accounts.disable_user(uow, email)
+        print_document(user_document(user), as_json)
+
+    run_command(work())
+
+
+@app.command()
+def enable(email: Email, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Let a disabled person sign in again."""
+
+    async def work() -> None:
+        async with command_unit_of_work(data_dir) as uow:
+            user = await accounts.enable_user(uow, email)
+        print_document(user_document(user), as_json)
+
+    run_command(work())
+
+
+def print_link(token: str, data_dir: Path | None, as_json: bool, *, operator: bool = False) -> None:
+    settings = load_settings({"data_dir": data_dir})
+    root = settings.public_url or root_url(settings.host, settings.port)
+    address = link_address(root, token, operator=operator)
+    typer.echo(json.dumps({"url": address}) if as_json else address)
+
+
+def user_document(user: User) -> dict[str, Any]:
+    times = {name: getattr(user, name) for name in ("created_at", "last_seen_at", "disabled_at")}
+    return {
+        "id": str(user.id),
+        "email": user.email,
+        "name": user.name,
+        "operator": user.is_operator,
+        "second_factor": user.totp_confirmed_at is not None,
+        **{name: None if time is None else time.isoformat() for name, time in times.items()},
+    }

@@ -1,0 +1,267 @@
+"""Adapters: `/console/adapters`, and the page of one adapter with its versions, reports and residency."""
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, Field
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.requests import Request
+from starlette.responses import Response
+
+from loraplex.platform.console.endpoint import ConsoleEndpoint
+from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
+from loraplex.platform.console.pages.addresses import adapter_address, tabs_of, with_query
+from loraplex.platform.console.pages.writing import entered_again, layout_of, revision_of, tenant_of
+from loraplex.platform.services import adapters
+from loraplex.platform.services.people.identity import ConsoleSession
+from loraplex.platform.services.queries import adapter as detail
+from loraplex.platform.services.queries import adapters as listing
+from loraplex.platform.services.queries.adapter import AdapterDetail, VersionDetail
+from loraplex.platform.services.queries.residency import Residency, residency
+from loraplex.platform.services.unit_of_work import UnitOfWork
+
+LIST: Final = "/console/adapters"
+ONE: Final = f"{LIST}/{{name}}"
+PLAYGROUND: Final = "/console/playground"
+MAX_DESCRIPTION: Final = 1000
+
+
+class AdapterForm(BaseModel):
+    name: str
+    description: str = Field(default="", max_length=MAX_DESCRIPTION)
+
+
+class DescriptionForm(BaseModel):
+    description: str = Field(default="", max_length=MAX_DESCRIPTION)
+
+
+def adapters_pages(endpoint: ConsoleEndpoint) -> APIRouter:
+    """Build the routes of the list and of one adapter."""
+    router = APIRouter()
+    reader, writer = Depends(endpoint.requires("adapters:read")), Depends(endpoint.requires("adapters:write"))
+    _add_list(router, endpoint, reader)
+    _add_creation(router, endpoint, writer)
+    _add_adapter(router, endpoint, reader)
+    _add_description(router, endpoint, writer)
+    _add_deletion(router, endpoint, writer)
+    return router
+
+
+def _add_list(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> None:
+    @router.get(LIST)
+    async def list_adapters(
+        request: Request,
+        session: Annotated[ConsoleSession, reader],
+        search: str = "",
+        state: str = "",
+        after: str = "",
+    ) -> Response:
+        found_in = await residency_of(endpoint, session)
+
+        async def find(found: AsyncSession) -> tuple[listing.AdapterPage, listing.Space]:
+            page = await listing.adapter_page(
+                found, tenant_of(session), found_in, search=search, state=state, after=after
+            )
+            return page, await listing.space(found, tenant_of(session))
+
+        page, space = await endpoint.query(session, find)
+        query = {"search": search, "state": state}
+        return endpoint.page(
+            *(request, session, "adapters/list.html"),
+            adapters=page.adapters,
+            space=space,
+            search=search,
+            state=state,
+            states=listing.STATES,
+            is_filtered=bool(search or state or after),
+            older=None if page.after is None else with_query(LIST, **query, after=page.after),
+            newest=with_query(LIST, **query) if after else None,
+            is_residency_known=found_in.is_known,
+        )
+
+
+def _add_creation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
+    @router.get(f"{LIST}/new")
+    async def new_adapter(request: Request, session: Annotated[ConsoleSession, writer]) -> Response:
+        return endpoint.page(request, session, "adapters/new.html", form=Entered())
+
+    @router.post(f"{LIST}/new")
+    async def create_adapter(
+        request: Request,
+        session: Annotated[ConsoleSession, writer],
+        form: Annotated[Form, Depends(read_form)],
+    ) -> Response:
+        async def work(uow: UnitOfWork) -> None:
+            base_model = endpoint.dependencies.served_model_name
+            await adapters.create(
+                uow, tenant_of(session), asked.name, asked.description, base_model=base_model
+            )
+
+        try:
+            asked = parse(form, AdapterForm)
+            with field_errors():
+                await endpoint.perform(request, session, form, work)
+        except FormInvalid as error:
+            entered = entered_again(form, error, ("name", "description"), {"adapter name": "name"})
+            return endpoint.page(request, session, "adapters/new.html", status=422, form=entered)
+        return endpoint.back(
+            *(request, session, adapter_address(asked.name, "upload")), f"Adapter {asked.name} was created."
+        )
+
+
+def _add_adapter(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> None:
+    @router.get(ONE)
+    async def show_adapter(
+        name: str,
+        request: Request,
+        session: Annotated[ConsoleSession, reader],
+        version: int | None = None,
+        compare: int | None = None,
+        before: int | None = None,
+    ) -> Response:
+        found_in = await residency_of(endpoint, session)
+
+        async def find(found: AsyncSession) -> dict[str, Any]:
+            shown = await detail.adapter(found, tenant_of(session), name, found_in, before)
+            return {"adapter": shown} | await _chosen(found, session, shown, version, compare)
+
+        return endpoint.page(
+            *(request, session, "adapters/adapter.html"),
+            **await endpoint.query(session, find),
+            tabs=tabs_of(endpoint, session, name),
+            before=before,
+            can_write="adapters:write" in session.scopes,
+            has_playground=PLAYGROUND in endpoint.pages,
+        )
+
+    @router.get(f"{ONE}/versions/{{version}}/report")
+    async def show_report(
+        name: str, version: int, request: Request, session: Annotated[ConsoleSession, reader]
+    ) -> Response:
+        """The report alone: it asks for itself again until the validation has ended."""
+        shown = await endpoint.query(
+            session, lambda found: detail.version(found, tenant_of(session), name, version)
+        )
+        return endpoint.page(
+            request,
+            session,
+            "adapters/report.html",
+            name=name,
+            chosen=shown,
+            has_playground=PLAYGROUND in endpoint.pages,
+        )
+
+
+async def _chosen(
+    found: AsyncSession,
+    session: ConsoleSession,
+    shown: AdapterDetail,
+    version: int | None,
+    compare: int | None,
+) -> dict[str, Any]:
+    """Return the version whose report is shown, the newest one by default, and its configuration beside an older one."""
+    number = version or (shown.versions[0].version if shown.versions else None)
+    if number is None:
+        return {"chosen": None, "compared": None, "diff": []}
+    tenant_id = tenant_of(session)
+    chosen = await detail.version(found, tenant_id, shown.name, number)
+    older = compare or await detail.version_before(found, tenant_id, shown.name, number)
+    compared: VersionDetail | None = None
+    if older is not None and chosen.config is not None:
+        compared = await detail.version(found, tenant_id, shown.name, older)
+    diff = [] if compared is None else detail.config_diff(compared.config, chosen.config)
+    return {"chosen": chosen, "compared": compared, "diff": diff}
+
+
+def _add_description(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
+    async def show(
+        request: Request, session: ConsoleSession, name: str, form: Entered, status: int = 200
+    ) -> Response:
+        return endpoint.page(
+            *(request, session, "adapters/edit.html"),
+            status=status,
+            layout=layout_of(request),
+            adapter=await find_adapter(endpoint, session, name),
+            form=form,
+        )
+
+    @router.get(f"{ONE}/edit")
+    async def edit_adapter(
+        name: str, request: Request, session: Annotated[ConsoleSession, writer]
+    ) -> Response:
+        return await show(request, session, name, Entered())
+
+    @router.post(f"{ONE}/edit")
+    async def describe_adapter(
+        name: str,
+        request: Request,
+        session: Annotated[ConsoleSession, writer],
+        form: Annotated[Form, Depends(read_form)],
+    ) -> Response:
+        async def work(uow: UnitOfWork) -> None:
+            seen = revision_of(form)
+            await adapters.describe(uow, tenant_of(session), name, asked.description, seen=seen)
+
+        try:
+            asked = parse(form, DescriptionForm)
+            with field_errors():
+                await endpoint.perform(request, session, form, work)
+        except FormInvalid as error:
+            return await show(request, session, name, entered_again(form, error, ("description",)), 422)
+        return endpoint.back(request, session, adapter_address(name), "The description was changed.")
+
+
+def _add_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
+    async def show(
+        request: Request, session: ConsoleSession, name: str, form: Entered, status: int = 200
+    ) -> Response:
+        return endpoint.page(
+            *(request, session, "adapters/delete.html"),
+            status=status,
+            layout=layout_of(request),
+            adapter=await find_adapter(endpoint, session, name),
+            form=form,
+        )
+
+    @router.get(f"{ONE}/delete")
+    async def ask_to_delete(
+        name: str, request: Request, session: Annotated[ConsoleSession, writer]
+    ) -> Response:
+        return await show(request, session, name, Entered())
+
+    @router.post(f"{ONE}/delete")
+    async def delete_adapter(
+        name: str,
+        request: Request,
+        session: Annotated[ConsoleSession, writer],
+        form: Annotated[Form, Depends(read_form)],
+    ) -> Response:
+        async def work(uow: UnitOfWork) -> None:
+            await adapters.delete(uow, tenant_of(session), name)
+
+        try:
+            require_typed(form, name)
+            with field_errors():
+                await endpoint.perform(request, session, form, work)
+        except FormInvalid as error:
+            return await show(request, session, name, entered_again(form, error, ("typed",)), 422)
+        return endpoint.back(
+            request, session, LIST, f"Adapter {name} is deleted. Its usage and invoices stay."
+        )
+
+
+async def residency_of(endpoint: ConsoleEndpoint, session: ConsoleSession) -> Residency:
+    """Return which of the tenant's adapters are in the memory of an engine."""
+    dependencies = endpoint.dependencies
+    return await residency(dependencies.engine, dependencies.namespace_of(tenant_of(session)))
+
+
+async def find_adapter(endpoint: ConsoleEndpoint, session: ConsoleSession, name: str) -> AdapterDetail:
+    """Return an adapter of the session's tenant. Raises `AdapterNotFound`."""
+    return await endpoint.query(session, lambda found: detail.adapter(found, tenant_of(session), name))
+
+
+def require_typed(form: Form, name: str) -> None:
+    """Raise `FormInvalid` unless the name of what is to be deleted was typed."""
+    if form.text("typed") != name:
+        raise FormInvalid({"typed": f"Type {name}."})

@@ -1,0 +1,331 @@
+"""Keys: `/console/keys`. Invariant: the text of a new key is in the one response to its form, which no cache keeps."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, get_args
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, Field, field_validator
+from starlette.requests import Request
+from starlette.responses import Response
+
+from loraplex.platform.console.endpoint import ConsoleEndpoint
+from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
+from loraplex.platform.console.pages.writing import (
+    entered_again,
+    layout_of,
+    refused_form,
+    revision_of,
+    tenant_of,
+)
+from loraplex.platform.services import api_keys
+from loraplex.platform.services.api_keys import KeyAuthority, member_keys
+from loraplex.platform.services.people.identity import ConsoleSession
+from loraplex.platform.services.queries import keys as queries
+from loraplex.platform.services.queries.keys import ALL_SCOPES, MAX_GRACE_SECONDS, Key, KeyState
+from loraplex.platform.services.unit_of_work import UnitOfWork
+
+LIST: Final = "/console/keys"
+HOUR_S: Final = 3600
+GRACES: Final = (
+    ("0", "None: the old key ends now"),
+    (str(HOUR_S), "1 hour"),
+    (str(24 * HOUR_S), "24 hours"),
+    (str(7 * 24 * HOUR_S), "7 days"),
+    ("other", "Another number of hours"),
+)
+FIELDS: Final = ("name", "scopes", "allowed_cidrs", "expires_at")
+
+
+class KeyForm(BaseModel):
+    """`allowed_cidrs`: networks with commas; `expires_at` in UTC."""
+
+    name: str
+    scopes: list[str] = Field(min_length=1)
+    allowed_cidrs: str = ""
+    expires_at: datetime | None = None
+
+    @field_validator("expires_at")
+    @classmethod
+    def _utc(cls, value: datetime | None) -> datetime | None:
+        return value if value is None or value.tzinfo is not None else value.replace(tzinfo=UTC)
+
+    @property
+    def networks(self) -> list[str]:
+        """The networks one by one."""
+        return [network.strip() for network in self.allowed_cidrs.split(",") if network.strip()]
+
+
+class RotateForm(BaseModel):
+    """`grace`: seconds, or `other` for `hours`."""
+
+    grace: str = "0"
+    hours: int = Field(default=1, ge=0, le=MAX_GRACE_SECONDS // HOUR_S)
+
+    @field_validator("grace")
+    @classmethod
+    def _offered(cls, value: str) -> str:
+        if value not in dict(GRACES):
+            raise ValueError("Choose one of the times.")
+        return value
+
+    @property
+    def seconds(self) -> int:
+        return self.hours * HOUR_S if self.grace == "other" else int(self.grace)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewKey:
+    """A key that was just made. `replaces`: the name of the public id that it replaced, None for a key of its own."""
+
+    id: str
+    name: str
+    plaintext: str
+    replaces: str | None = None
+
+
+def keys_pages(endpoint: ConsoleEndpoint) -> APIRouter:
+    """Build the routes of the pages of keys."""
+    router = APIRouter()
+    writer = Depends(endpoint.requires("keys:write"))
+    _add_list(router, endpoint, writer)
+    _add_creation(router, endpoint, writer)
+    _add_key(router, endpoint, writer)
+    _add_edit(router, endpoint, writer)
+    _add_rotation(router, endpoint, writer)
+    _add_revocation(router, endpoint, writer)
+    return router
+
+
+def _add_list(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
+    @router.get(LIST)
+    async def list_keys(
+        request: Request, session: Annotated[ConsoleSession, writer], state: str = "", before: str = ""
+    ) -> Response:
+        wanted: KeyState | None = next((each for each in get_args(KeyState) if each == state), None)
+        page = await endpoint.query(
+            session, lambda found: queries.key_page(found, tenant_of(session), wanted, before)
+        )
+        query = {"state": wanted} if wanted else {}
+        older = None if page.older is None else f"{LIST}?{urlencode({**query, 'before': page.older})}"
+        newest = f"{LIST}?{urlencode(query)}" if before else None
+        return endpoint.page(
+            *(request, session, "keys/list.html"),
+            keys=page.keys,
+            state=wanted,
+            states=queries.STATES,
+            older=older,
+            newest=newest,
+        )
+
+
+def _add_creation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
+    def show(request: Request, session: ConsoleSession, form: Entered, status: int = 200) -> Response:
+        return endpoint.page(
+            *(request, session, "keys/new.html"), status=status, form=form, scopes=scope_options(session)
+        )
+
+    @router.get(f"{LIST}/new")
+    async def new_key(request: Request, session: Annotated[ConsoleSession, writer]) -> Response:
+        return show(request, session, Entered())
+
+    @router.post(f"{LIST}/new")
+    async def create_key(
+        request: Request,
+        session: Annotated[ConsoleSession, writer],
+        form: Annotated[Form, Depends(read_form)],
+    ) -> Response:
+        async def work(uow: UnitOfWork) -> NewKey:
+            issued = await api_keys.create(
+                uow,
+                keys_of(uow, session),
+                asked.name,
+                asked.scopes,
+                {"expires_at": asked.expires_at, "allowed_cidrs": asked.networks},
+            )
+            return NewKey(id=issued.record.key_id, name=issued.record.name, plaintext=issued.plaintext)
+
+        try:
+            asked = parse(form, KeyForm)
+            with field_errors():
+                made = await endpoint.perform(request, session, form, work, NewKey)
+        except FormInvalid as error:
+            return refused_form(request, show(request, session, entered_again(form, error, FIELDS), 422))
+        return shown_once(endpoint, request, session, made)
+
+
+def _add_key(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
+    @router.get(f"{LIST}/{{key_id}}")
+    async def show_key(key_id: str, request: Request, session: Annotated[ConsoleSession, writer]) -> Response:
+        key = await find_key(endpoint, session, key_id)
+        limits = await endpoint.query(
+            session, lambda found: queries.own_limits(found, tenant_of(session), key.id)
+        )
+        return endpoint.page(
+            *(request, session, "keys/key.html"),
+            key=key,
+            limits=limits,
+            lacking=lacking_scope(session, key),
+            pages=endpoint.pages,
+        )
+
+
+def _add_edit(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
+    def show(
+        request: Request, session: ConsoleSession, key: Key, form: Entered, status: int = 200
+    ) -> Response:
+        return endpoint.page(
+            *(request, session, "keys/edit.html"),
+            status=status,
+            key=key,
+            form=form,
+            scopes=scope_options(session),
+            lacking=lacking_scope(session, key),
+        )
+
+    @router.get(f"{LIST}/{{key_id}}/edit")
+    async def edit_key(key_id: str, request: Request, session: Annotated[ConsoleSession, writer]) -> Response:
+        return show(request, session, await find_key(endpoint, session, key_id), Entered())
+
+    @router.post(f"{LIST}/{{key_id}}/edit")
+    async def change_key(
+        key_id: str,
+        request: Request,
+        session: Annotated[ConsoleSession, writer],
+        form: Annotated[Form, Depends(read_form)],
+    ) -> Response:
+        async def work(uow: UnitOfWork) -> None:
+            await api_keys.change(
+                uow,
+                keys_of(uow, session),
+                key_id,
+                {
+                    "name": asked.name,
+                    "scopes": asked.scopes,
+                    "allowed_cidrs": asked.networks,
+                    "expires_at": asked.expires_at,
+                },
+                seen=revision_of(form),
+            )
+
+        try:
+            asked = parse(form, KeyForm)
+            with field_errors():
+                await endpoint.perform(request, session, form, work)
+        except FormInvalid as error:
+            key = await find_key(endpoint, session, key_id)
+            return show(request, session, key, entered_again(form, error, FIELDS), 422)
+        return endpoint.back(request, session, f"{LIST}/{key_id}", f"Key {asked.name} was changed.")
+
+
+def _add_rotation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
+    async def show(
+        request: Request, session: ConsoleSession, key_id: str, form: Entered, status: int = 200
+    ) -> Response:
+        key = await find_key(endpoint, session, key_id)
+        return endpoint.page(
+            *(request, session, "keys/rotate.html"),
+            status=status,
+            layout=layout_of(request),
+            key=key,
+            form=form,
+            graces=GRACES,
+            lacking=lacking_scope(session, key),
+        )
+
+    @router.get(f"{LIST}/{{key_id}}/rotate")
+    async def ask_to_rotate(
+        key_id: str, request: Request, session: Annotated[ConsoleSession, writer]
+    ) -> Response:
+        return await show(request, session, key_id, Entered())
+
+    @router.post(f"{LIST}/{{key_id}}/rotate")
+    async def rotate_key(
+        key_id: str,
+        request: Request,
+        session: Annotated[ConsoleSession, writer],
+        form: Annotated[Form, Depends(read_form)],
+    ) -> Response:
+        async def work(uow: UnitOfWork) -> NewKey:
+            issued = await api_keys.rotate(uow, keys_of(uow, session), key_id, asked.seconds)
+            return NewKey(
+                id=issued.record.key_id, name=issued.record.name, plaintext=issued.plaintext, replaces=key_id
+            )
+
+        try:
+            asked = parse(form, RotateForm)
+            with field_errors():
+                made = await endpoint.perform(request, session, form, work, NewKey)
+        except FormInvalid as error:
+            return await show(request, session, key_id, entered_again(form, error, ("grace", "hours")), 422)
+        return shown_once(endpoint, request, session, made)
+
+
+def _add_revocation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
+    async def show(
+        request: Request, session: ConsoleSession, key_id: str, form: Entered, status: int = 200
+    ) -> Response:
+        key = await find_key(endpoint, session, key_id)
+        return endpoint.page(
+            *(request, session, "keys/revoke.html"),
+            status=status,
+            layout=layout_of(request),
+            key=key,
+            form=form,
+            lacking=lacking_scope(session, key),
+        )
+
+    @router.get(f"{LIST}/{{key_id}}/revoke")
+    async def ask_to_revoke(
+        key_id: str, request: Request, session: Annotated[ConsoleSession, writer]
+    ) -> Response:
+        return await show(request, session, key_id, Entered())
+
+    @router.post(f"{LIST}/{{key_id}}/revoke")
+    async def revoke_key(
+        key_id: str,
+        request: Request,
+        session: Annotated[ConsoleSession, writer],
+        form: Annotated[Form, Depends(read_form)],
+    ) -> Response:
+        async def work(uow: UnitOfWork) -> str:
+            return (await api_keys.revoke(uow, keys_of(uow, session), key_id)).name
+
+        try:
+            with field_errors():
+                name = await endpoint.perform(request, session, form, work, str)
+        except FormInvalid as error:
+            return await show(request, session, key_id, entered_again(form, error, ()), 422)
+        return endpoint.back(
+            request, session, LIST, f"Key {name} is revoked: its next request is refused with 401."
+        )
+
+
+def shown_once(
+    endpoint: ConsoleEndpoint, request: Request, session: ConsoleSession, made: NewKey
+) -> Response:
+    """Show the text of a new key, in a dialog where htmx asked for it: then no reload of the page sends the form again."""
+    return endpoint.page(request, session, "keys/secret.html", layout=layout_of(request), made=made)
+
+
+async def find_key(endpoint: ConsoleEndpoint, session: ConsoleSession, key_id: str) -> Key:
+    """Return a key of the session's tenant. Raises `KeyNotFound`."""
+    return await endpoint.query(session, lambda found: queries.key(found, tenant_of(session), key_id))
+
+
+def keys_of(uow: UnitOfWork, session: ConsoleSession) -> KeyAuthority:
+    """Return the right of the session's person over the keys of its tenant."""
+    return member_keys(uow, tenant_of(session), session.scopes)
+
+
+def scope_options(session: ConsoleSession) -> list[tuple[str, str, str]]:
+    """Return all scopes as choices; one that the person lacks has the reason why it cannot be chosen."""
+    return [
+        (scope, scope, "" if scope in session.scopes else "your role cannot grant it") for scope in ALL_SCOPES
+    ]
+
+
+def lacking_scope(session: ConsoleSession, key: Key) -> str | None:
+    """Return a scope of the key that the person lacks: then the person may not change the key."""
+    return next((scope for scope in key.scopes if scope not in session.scopes), None)

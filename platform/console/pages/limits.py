@@ -1,0 +1,218 @@
+"""`/console/limits`: limits and their use, narrower limits of keys and adapters, and why a request was limited.
+
+Invariant: it works while a budget is used up, and while the counters or the engine do not answer.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, Final, Literal, cast
+from uuid import UUID
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, Field
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from loraplex.platform.console.addresses import path_of, query_form
+from loraplex.platform.console.endpoint import ConsoleEndpoint
+from loraplex.platform.console.forms import Form, FormInvalid, field_errors, parse, read_form
+from loraplex.platform.errors import describe
+from loraplex.platform.services import quotas
+from loraplex.platform.services.api_keys import member_keys
+from loraplex.platform.services.people.identity import ConsoleSession
+from loraplex.platform.services.queries import limits, usage
+from loraplex.platform.services.queries.limits import Crossed, EditedLimits, StoredLimits
+from loraplex.platform.services.queries.usage import FilterChoices
+from loraplex.platform.services.unit_of_work import UnitOfWork
+
+PATH: Final = "/console/limits"
+USAGE_READ: Final = "usage:read"
+WRITES: Final = {"keys": "keys:write", "adapters": "adapters:write"}
+FOLDERS: Final = {"key": "keys", "adapter": "adapters"}
+MAX_REQUEST_ID: Final = 200
+MICRO: Final = 1_000_000
+Folder = Literal["keys", "adapters"]
+_MONEY: Final = re.compile(r"([0-9]{1,12})(?:\.([0-9]{1,6}))?")
+_Whole = Annotated[int | None, Field(ge=0)]
+
+
+class LimitFields(BaseModel):
+    """The form of a key's or an adapter's limits. An empty field is no limit of its own; budgets are amounts of money."""
+
+    revision: int
+    requests_per_minute: _Whole = None
+    tokens_per_minute: _Whole = None
+    concurrent_requests: _Whole = None
+    tokens_per_day: _Whole = None
+    tokens_per_month: _Whole = None
+    budget_per_day: str | None = None
+    budget_per_month: str | None = None
+
+
+def limits_pages(endpoint: ConsoleEndpoint) -> APIRouter:
+    """Build the routes of the limits pages."""
+    router = APIRouter()
+    reader = Depends(endpoint.requires(USAGE_READ))
+
+    @router.get(PATH)
+    async def show(request: Request, session: Annotated[ConsoleSession, reader]) -> Response:
+        tenant_id = cast("UUID", session.tenant_id)
+
+        async def read(
+            transaction: AsyncSession,
+        ) -> tuple[StoredLimits, tuple[Crossed, ...], FilterChoices]:
+            return (
+                await limits.stored(transaction, tenant_id),
+                await limits.crossed_budgets(transaction, tenant_id),
+                await usage.filter_choices(transaction, tenant_id),
+            )
+
+        stored, crossed, choices = await endpoint.query(session, read)
+        dependencies = endpoint.dependencies
+        counted = await limits.with_use(dependencies.admission_controller, tenant_id, stored)
+        return endpoint.page(
+            request,
+            session,
+            "limits/limits.html",
+            subjects=counted or stored.subjects,
+            is_counted=counted is not None,
+            crossed=crossed,
+            choices=choices,
+            folders=FOLDERS,
+            writable={level: WRITES[folder] in session.scopes for level, folder in FOLDERS.items()},
+            writes={level: WRITES[folder] for level, folder in FOLDERS.items()},
+            currency=dependencies.currency_of(tenant_id),
+        )
+
+    @router.get(f"{PATH}/edit")
+    async def choose(request: Request, session: Annotated[ConsoleSession, reader]) -> Response:
+        level, _, name = query_form(request).text("subject").partition(":")
+        if level not in FOLDERS or not name:
+            return RedirectResponse(PATH, 303)
+        return RedirectResponse(path_of("limits", FOLDERS[level], name), 303)
+
+    @router.get(f"{PATH}/explain")
+    async def explain(request: Request, session: Annotated[ConsoleSession, reader]) -> Response:
+        tenant_id, form = cast("UUID", session.tenant_id), query_form(request)
+        request_id = form.text("request")[:MAX_REQUEST_ID]
+        found, error = None, None
+        if request_id:
+            try:
+                found = await limits.explain(
+                    endpoint.dependencies.admission_controller, tenant_id, request_id
+                )
+            except Exception as failure:
+                error = describe(failure)
+                if error.row.status not in (404, 503):
+                    raise
+        return endpoint.page(
+            request,
+            session,
+            "limits/explain.html",
+            status=200 if error is None else error.row.status,
+            form=form.entered(),
+            found=found,
+            error=error,
+            asked=request_id,
+            currency=endpoint.dependencies.currency_of(tenant_id),
+        )
+
+    for folder in ("keys", "adapters"):
+        _add_edit(router, endpoint, folder)
+    return router
+
+
+def _add_edit(router: APIRouter, endpoint: ConsoleEndpoint, folder: Folder) -> None:
+    writer = Depends(endpoint.requires(WRITES[folder]))
+    path = f"{PATH}/{folder}/{{name}}"
+
+    @router.get(path)
+    async def edit(request: Request, name: str, session: Annotated[ConsoleSession, writer]) -> Response:
+        return await shown(request, session, name, Form({}, {}), {})
+
+    @router.post(path)
+    async def save(
+        request: Request,
+        name: str,
+        session: Annotated[ConsoleSession, writer],
+        form: Annotated[Form, Depends(read_form)],
+    ) -> Response:
+        work = _change_of_key if folder == "keys" else _change_of_adapter
+        try:
+            fields = parse(form, LimitFields)
+            with field_errors():
+                changed = limits.Limits(**_values(fields))
+                await endpoint.perform(request, session, form, work(session, name, changed, fields.revision))
+        except FormInvalid as invalid:
+            return await shown(request, session, name, form, invalid.errors)
+        return endpoint.back(
+            request, session, PATH, "The limits are changed. They apply to the next request."
+        )
+
+    async def shown(
+        request: Request, session: ConsoleSession, name: str, form: Form, errors: Mapping[str, str]
+    ) -> Response:
+        tenant_id = cast("UUID", session.tenant_id)
+        find = limits.of_key if folder == "keys" else limits.of_adapter
+
+        async def read(transaction: AsyncSession) -> EditedLimits:
+            return await find(transaction, tenant_id, name)
+
+        found = await endpoint.query(session, read)
+        return endpoint.page(
+            request,
+            session,
+            "limits/edit.html",
+            status=422 if errors else 200,
+            form=form.entered(errors),
+            found=found,
+            values={each: _text(each, value) for each, value in found.limits.items()},
+            currency=endpoint.dependencies.currency_of(tenant_id),
+            action=path_of("limits", folder, name),
+        )
+
+
+Work = Callable[[UnitOfWork], Awaitable[object]]
+
+
+def _change_of_key(session: ConsoleSession, name: str, changed: limits.Limits, seen: int) -> Work:
+    async def work(uow: UnitOfWork) -> None:
+        tenant_id = cast("UUID", session.tenant_id)
+        authority = member_keys(uow, tenant_id, session.scopes)
+        await quotas.limit_key(uow, tenant_id, name, changed, authority=authority, seen=seen)
+
+    return work
+
+
+def _change_of_adapter(session: ConsoleSession, name: str, changed: limits.Limits, seen: int) -> Work:
+    async def work(uow: UnitOfWork) -> None:
+        await quotas.narrow_adapter(uow, cast("UUID", session.tenant_id), name, changed, seen=seen)
+
+    return work
+
+
+def _values(fields: LimitFields) -> dict[str, Any]:
+    """The limits by their names, budgets in micro-units. Raises `FormInvalid`."""
+    values = fields.model_dump(exclude={"revision"})
+    return {
+        name: _micro(name, value) if name.startswith("budget") else value for name, value in values.items()
+    }
+
+
+def _micro(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    amount = _MONEY.fullmatch(text.replace(",", ""))
+    if amount is None:
+        raise FormInvalid({name: f"“{text[:40]}” is no amount such as 30.00."})
+    return int(amount[1]) * MICRO + int((amount[2] or "").ljust(6, "0"))
+
+
+def _text(name: str, value: int | None) -> str:
+    """A limit as it is typed: an amount of money without zeros that say nothing."""
+    if value is None or not name.startswith("budget"):
+        return "" if value is None else str(value)
+    whole, micro = divmod(value, MICRO)
+    fraction = f"{micro:06}".rstrip("0").ljust(2, "0")
+    return f"{whole}.{fraction}"

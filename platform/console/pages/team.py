@@ -1,0 +1,224 @@
+"""The team of a tenant: members, roles, invitations, sessions: `/console/team`."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final
+from uuid import UUID
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from loraplex.platform.console.endpoint import ConsoleEndpoint
+from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
+from loraplex.platform.services.people import team
+from loraplex.platform.services.people.identity import ConsoleSession
+from loraplex.platform.services.people.link_addresses import link_address
+from loraplex.platform.services.people.sessions import end_member_sessions
+from loraplex.platform.services.people.team import TeamEntry
+from loraplex.platform.services.unit_of_work import UnitOfWork
+
+ROLES: Final = (
+    ("admin", "admin: everything, also the team and the audit log"),
+    ("developer", "developer: playground, adapters, keys, usage"),
+    ("billing", "billing: bills, credits, usage"),
+    ("viewer", "viewer: looks at adapters and usage"),
+)
+LAST_ADMIN: Final = "The tenant would be without an admin. Make another member an admin first."
+ADMIN: Final = "tenant:admin"
+MAX_ENTRIES: Final = 1000
+FORM = Depends(read_form)
+
+
+class InvitationForm(BaseModel):
+    """Who is invited, and with which role."""
+
+    email: str
+    role: str
+
+
+class RoleForm(BaseModel):
+    """A role, and the revision of the membership that its author has seen."""
+
+    role: str
+    revision: int
+
+
+def team_pages(endpoint: ConsoleEndpoint) -> APIRouter:
+    """Build the routes of the team."""
+    router, pages = APIRouter(), TeamPages(endpoint)
+    entry = "/console/team/{entry_id}"
+    for method, path, handler in (
+        ("GET", "/console/team", pages.members),
+        ("GET", "/console/team/invite", pages.invitation),
+        ("POST", "/console/team/invite", pages.invite),
+        ("GET", entry, pages.member),
+        ("POST", f"{entry}/role", pages.change_role),
+        ("POST", f"{entry}/sign-out", pages.sign_out),
+        ("POST", f"{entry}/reset", pages.reset),
+        ("POST", f"{entry}/remove", pages.remove),
+    ):
+        router.add_api_route(path, handler, methods=[method], response_model=None)
+    return router
+
+
+@dataclass(frozen=True, slots=True)
+class TeamPages:
+    """The pages of the team, which take the scope `tenant:admin`."""
+
+    endpoint: ConsoleEndpoint
+
+    async def members(self, request: Request) -> Response:
+        """Show members and open invitations."""
+        session, entries = await self._team(request)
+        return self.endpoint.page(
+            request,
+            session,
+            "team/team.html",
+            members=[each for each in entries if each.state != "invited"],
+            invitations=[each for each in entries if each.state == "invited"],
+        )
+
+    async def invitation(self, request: Request) -> Response:
+        """Show the form of an invitation."""
+        session = await self.endpoint.signed_in(request, ADMIN)
+        return self._invitation(request, session, Entered({"role": "developer"}))
+
+    async def invite(self, request: Request, form: Annotated[Form, FORM]) -> Response:
+        """Invite a person, and show the link this once."""
+        session = await self.endpoint.signed_in(request, ADMIN)
+        try:
+            typed = parse(form, InvitationForm)
+
+            async def work(uow: UnitOfWork) -> str:
+                return (await team.invite(uow, _tenant(session), typed.email, typed.role)).token
+
+            with field_errors():
+                token = await self.endpoint.perform(request, session, form, work, str)
+        except FormInvalid as error:
+            return self._invitation(request, session, form.entered(error.errors), status=422)
+        return self._link(request, session, "invitation", typed.email, token)
+
+    async def member(self, request: Request, entry_id: UUID) -> Response:
+        """Show one member or invitation and what can be done about it."""
+        session, entries = await self._team(request)
+        return await self._member(request, session, entries, entry_id, None)
+
+    async def change_role(self, request: Request, entry_id: UUID, form: Annotated[Form, FORM]) -> Response:
+        """Change a member's role."""
+
+        async def work(uow: UnitOfWork, tenant_id: UUID) -> str:
+            typed = parse(form, RoleForm)
+            changed = await team.change_role(uow, tenant_id, entry_id, typed.role, seen=typed.revision)
+            return f"{changed.email} has the role {changed.role} from the next sign-in on."
+
+        return await self._change(request, entry_id, form, work)
+
+    async def sign_out(self, request: Request, entry_id: UUID, form: Annotated[Form, FORM]) -> Response:
+        """End a member's sessions in this tenant."""
+
+        async def work(uow: UnitOfWork, tenant_id: UUID) -> str:
+            ended = await end_member_sessions(uow, tenant_id, entry_id)
+            return f"{ended} session{'' if ended == 1 else 's'} ended."
+
+        return await self._change(request, entry_id, form, work)
+
+    async def reset(self, request: Request, entry_id: UUID, form: Annotated[Form, FORM]) -> Response:
+        """Make a link by which a member sets a new password, and show it this once."""
+        session, entries = await self._team(request)
+        with_factor = form.text("second_factor") == "on"
+
+        async def work(uow: UnitOfWork) -> str:
+            return await team.reset_member(uow, _tenant(session), entry_id, second_factor=with_factor)
+
+        try:
+            with field_errors():
+                token = await self.endpoint.perform(request, session, form, work, str)
+        except FormInvalid as error:
+            return await self._member(request, session, entries, entry_id, form.entered(error.errors))
+        email = next(each.email for each in entries if each.id == entry_id)
+        return self._link(request, session, "reset", email, token)
+
+    async def remove(self, request: Request, entry_id: UUID, form: Annotated[Form, FORM]) -> Response:
+        """Remove a member, or withdraw an invitation."""
+
+        async def work(uow: UnitOfWork, tenant_id: UUID) -> str:
+            entry = await team.member(uow.session, tenant_id, entry_id)
+            await team.remove(uow, tenant_id, entry_id)
+            if entry.state == "invited":
+                return f"The invitation of {entry.email} is withdrawn: its link works no longer."
+            return f"{entry.email} is no member any more."
+
+        return await self._change(request, entry_id, form, work)
+
+    async def _change(
+        self,
+        request: Request,
+        entry_id: UUID,
+        form: Form,
+        work: Callable[[UnitOfWork, UUID], Awaitable[str]],
+    ) -> Response:
+        """Perform a change of one entry and say what it did; where it is refused, show the entry with the reason."""
+        session, entries = await self._team(request)
+
+        async def change(uow: UnitOfWork) -> str:
+            return await work(uow, _tenant(session))
+
+        try:
+            with field_errors():
+                text = await self.endpoint.perform(request, session, form, change, str)
+        except FormInvalid as error:
+            return await self._member(request, session, entries, entry_id, form.entered(error.errors))
+        return self.endpoint.back(request, session, "/console/team", text)
+
+    async def _team(self, request: Request) -> tuple[ConsoleSession, Sequence[TeamEntry]]:
+        session = await self.endpoint.signed_in(request, ADMIN)
+
+        async def find(transaction: AsyncSession) -> Sequence[TeamEntry]:
+            return await team.members(transaction, _tenant(session), limit=MAX_ENTRIES)
+
+        return session, await self.endpoint.query(session, find)
+
+    async def _member(
+        self,
+        request: Request,
+        session: ConsoleSession,
+        entries: Sequence[TeamEntry],
+        entry_id: UUID,
+        form: Entered | None,
+    ) -> Response:
+        entry = next((each for each in entries if each.id == entry_id), None)
+        if entry is None:
+            raise HTTPException(404)
+        admins = [each for each in entries if each.role == "admin" and each.state == "active"]
+        return self.endpoint.page(
+            request,
+            session,
+            "team/member.html",
+            status=200 if form is None else 422,
+            entry=entry,
+            form=form,
+            roles=ROLES,
+            keeps_admin=LAST_ADMIN if admins == [entry] else "",
+        )
+
+    def _invitation(
+        self, request: Request, session: ConsoleSession, form: Entered, *, status: int = 200
+    ) -> Response:
+        return self.endpoint.page(request, session, "team/invite.html", status=status, form=form, roles=ROLES)
+
+    def _link(
+        self, request: Request, session: ConsoleSession, purpose: str, email: str, token: str
+    ) -> Response:
+        address = link_address(self.endpoint.origin.of(request), token)
+        return self.endpoint.page(
+            request, session, "team/link.html", purpose=purpose, email=email, address=address
+        )
+
+
+def _tenant(session: ConsoleSession) -> UUID:
+    assert session.tenant_id is not None
+    return session.tenant_id

@@ -1,0 +1,52 @@
+"""What pages with forms share: one template as a page or as a dialog, and forms that are shown again with their errors."""
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Final
+from uuid import UUID
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from loraplex.platform.console.endpoint import SignInNeeded, is_htmx
+from loraplex.platform.console.forms import Entered, Form, FormInvalid
+from loraplex.platform.services.people.identity import ConsoleSession
+
+MAX_REVISION: Final = 2**31 - 1
+
+
+def layout_of(request: Request) -> str:
+    """Return the template that a question extends: a dialog where htmx asks for it, else a page of its own."""
+    return "dialog.html" if is_htmx(request) else "base.html"
+
+
+def refused_form(request: Request, response: Response) -> Response:
+    """Let htmx put a form with errors in the place of the page, also if it asked for something else."""
+    if is_htmx(request):
+        response.headers.update({"hx-retarget": "#main", "hx-reselect": "#main", "hx-reswap": "outerHTML"})
+    return response
+
+
+def entered_again(
+    form: Form, error: FormInvalid, shown: Collection[str], renamed: Mapping[str, str] = MappingProxyType({})
+) -> Entered:
+    """Return what was typed, with the errors. `shown`: the fields of the form; the error of another one stands above it.
+    `renamed`: what a use case calls a field -> its name in the form.
+    """
+    named = {renamed.get(name, name): message for name, message in error.errors.items()}
+    others = [message for name, message in named.items() if name not in shown]
+    errors = {name: message for name, message in named.items() if name in shown}
+    return form.entered(errors | ({"": " ".join(others)} if others else {}))
+
+
+def revision_of(form: Form, name: str = "revision") -> int | None:
+    """Return the revision that the form was rendered with; None if the form has none, for any."""
+    text = form.text(name)
+    return min(int(text), MAX_REVISION) if text.isascii() and text.isdigit() else None
+
+
+def tenant_of(session: ConsoleSession) -> UUID:
+    """Return the tenant of a session of the tenant area. Raises `SignInNeeded` for one of the operator area."""
+    if session.tenant_id is None:
+        raise SignInNeeded
+    return session.tenant_id

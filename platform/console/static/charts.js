@@ -1,0 +1,145 @@
+// @ts-check
+/**
+ * Draws each `figure[data-chart]` from the table it names. Numbers come from the page only: `th[data-t]` are seconds,
+ * `td[data-v]` values, a cell without one is a gap.
+ */
+
+/** @typedef {{ times: number[], columns: (number | null)[][], names: string[], labels: string[] }} Numbers */
+
+const DAY = 86400;
+const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+/** @type {any} */
+const Plot = /** @type {any} */ (window).uPlot;
+
+/** @param {HTMLElement} figure @returns {Numbers} */
+function read(figure) {
+  const table = /** @type {HTMLTableElement} */ (document.getElementById(figure.dataset.table ?? ""));
+  const heads = [...table.querySelectorAll("thead th")];
+  const shown = heads.flatMap((head, place) => (place && !(/** @type {HTMLElement} */ (head).dataset.omit) ? [place] : []));
+  const rows = [...table.querySelectorAll("tbody tr")].sort((one, other) => time(one) - time(other));
+  return {
+    times: rows.map(time),
+    labels: rows.map((row) => text(row.cells[0])),
+    names: shown.map((place) => text(heads[place])),
+    columns: shown.map((place) => rows.map((row) => number(row.cells[place]))),
+  };
+}
+
+/** @param {any} row */
+const time = (row) => Number(row.cells[0].dataset.t);
+/** @param {Element} cell */
+const text = (cell) => (cell.textContent ?? "").replace(/\s+/g, " ").trim();
+/** @param {HTMLElement} cell */
+const number = (cell) => (cell.dataset.v === undefined ? null : Number(cell.dataset.v));
+
+/** @param {string} name */
+const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** A colour that is not registered is resolved by an element. @param {string} name */
+function colour(name) {
+  const probe = document.createElement("i");
+  probe.style.color = `var(${name})`;
+  document.body.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}
+
+/** @param {HTMLElement} figure @param {number} value @param {boolean} [exact] */
+function write(figure, value, exact) {
+  const { prefix = "", unit = "", scale = "1" } = figure.dataset;
+  const amount = value / Number(scale);
+  const digits = !prefix ? 0 : exact ? 4 : Math.abs(amount) >= 10 || amount === 0 ? 0 : Math.abs(amount) >= 0.01 ? 2 : 6;
+  return `${prefix}${amount.toLocaleString("en", { minimumFractionDigits: digits === 6 ? 0 : digits, maximumFractionDigits: digits })}${unit && "\u00a0" + unit}`;
+}
+
+/** @param {number} seconds @param {number} step */
+function moment(seconds, step) {
+  const at = new Date(seconds * 1000);
+  const day = `${at.getUTCDate()}\u00a0${MONTHS[at.getUTCMonth()]}`;
+  const hour = `${String(at.getUTCHours()).padStart(2, "0")}:00`;
+  return step >= DAY || (step > 3600 && hour === "00:00") ? day : hour;
+}
+
+/** Each series on top of those before it. @param {(number | null)[][]} columns */
+function stacked(columns) {
+  const sums = columns[0].map(() => 0);
+  return columns.map((column) => column.map((value, place) => (sums[place] += value ?? 0)));
+}
+
+/** @param {HTMLElement} figure */
+function draw(figure) {
+  const canvas = /** @type {HTMLElement} */ (figure.querySelector(".canvas"));
+  const readout = /** @type {HTMLElement} */ (figure.querySelector(".readout"));
+  const { times, columns, names, labels } = read(figure);
+  if (!times.length) return;
+  const bars = figure.dataset.chart === "bars";
+  const step = times.length > 1 ? Math.min(...times.slice(1).map((at, place) => at - times[place])) : DAY;
+  const drawn = bars ? stacked(columns) : columns;
+  const order = drawn.map((_, place) => place);
+  if (bars) order.reverse();
+  const [surface, faint, line, control] = ["--surface", "--faint", "--line", "--control"].map(colour);
+  const font = `12px ${token("--sans")}`;
+  const look = { stroke: faint, font, ticks: { show: false }, border: { show: true, stroke: control, width: 1 } };
+  const plot = new Plot(
+    {
+      width: canvas.clientWidth,
+      height: canvas.clientHeight,
+      padding: [8, 24, 0, 0],
+      legend: { show: false },
+      tzDate: (/** @type {number} */ at) => Plot.tzDate(new Date(at * 1000), "Etc/UTC"),
+      cursor: { y: false, drag: { setScale: false, x: false, y: false }, points: { show: !bars } },
+      scales: {
+        x: { range: () => [times[0] - step / 2, times[times.length - 1] + step / 2] },
+        y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, (most || 1) * 1.05] },
+      },
+      axes: [
+        { ...look, size: 28, grid: { show: false }, incrs: [step, ...[2, 3, 4, 6, 7, 12, 14, 24, 28].map((times) => times * step)], space: 56, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((at) => moment(at, step)) },
+        { ...look, border: { show: false }, grid: { stroke: line, width: 1 }, size: 56, space: 32, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((value) => write(figure, value)) },
+      ],
+      series: [
+        {},
+        ...order.map((place) => {
+          const own = token(`--c${place + 1}`);
+          if (!bars) return { stroke: own, width: 1.75, dash: place ? [5, 3] : undefined, spanGaps: false, points: { show: drawn[place].filter((value) => value !== null).length === 1 } };
+          return { stroke: surface, width: 1, fill: own, paths: Plot.paths.bars({ size: [0.72, 64] }), points: { show: false } };
+        }),
+      ],
+      hooks: {
+        setCursor: [
+          (/** @type {any} */ self) => {
+            const place = self.cursor.idx;
+            readout.textContent = place === null || place === undefined ? "\u00a0"
+              : [labels[place], ...names.map((name, series) => `${name} ${columns[series][place] === null ? "–" : write(figure, /** @type {number} */ (columns[series][place]), true)}`)].join(" · ");
+          },
+        ],
+      },
+    },
+    [times, ...order.map((place) => drawn[place])],
+    canvas,
+  );
+  return { plot, times };
+}
+
+/** @param {HTMLElement} figure */
+function attach(figure) {
+  const canvas = /** @type {HTMLElement} */ (figure.querySelector(".canvas"));
+  let drawn = draw(figure);
+  const again = () => {
+    drawn?.plot.destroy();
+    drawn = draw(figure);
+  };
+  new ResizeObserver(() => drawn?.plot.setSize({ width: canvas.clientWidth, height: canvas.clientHeight })).observe(canvas);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+  new MutationObserver(again).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+  canvas.addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!by || !drawn) return;
+    event.preventDefault();
+    const { plot, times } = drawn;
+    const at = Math.max(0, Math.min(times.length - 1, (plot.cursor.idx ?? (by > 0 ? -1 : times.length)) + by));
+    plot.setCursor({ left: plot.valToPos(times[at], "x"), top: 0 });
+  });
+}
+
+for (const figure of document.querySelectorAll("figure[data-chart]")) attach(/** @type {HTMLElement} */ (figure));

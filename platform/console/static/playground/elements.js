@@ -1,0 +1,42 @@
+/** Finding and making elements of the playground. Text that comes from a model or a reader becomes `textContent`, never markup. */
+
+/** @param {string} id */
+export function byId(id) {
+  return /** @type {HTMLElement} */ (document.getElementById(id));
+}
+
+/** @param {string} id */
+export function isChecked(id) {
+  return /** @type {HTMLInputElement} */ (byId(id)).checked;
+}
+
+/** Clone a template and fill its slots with text. @param {string} id @param {Record<string, string>} texts */
+export function made(id, texts = {}) {
+  const content = /** @type {HTMLTemplateElement} */ (byId(id)).content.cloneNode(true);
+  const element = /** @type {HTMLElement} */ (/** @type {DocumentFragment} */ (content).firstElementChild);
+  for (const [name, text] of Object.entries(texts)) slot(element, name).textContent = text;
+  return element;
+}
+
+/** @param {HTMLElement} element @param {string} name */
+export function slot(element, name) {
+  return /** @type {HTMLElement} */ (element.querySelector(`[data-slot="${name}"]`));
+}
+
+/** Show what is wrong with a field, below it; an empty message takes it away. @param {HTMLElement} field @param {string} message */
+export function setError(field, message) {
+  const error = byId(`${field.id}-error`);
+  error.hidden = !message;
+  slot(error, "message").textContent = message;
+  if (message) field.setAttribute("aria-invalid", "true");
+  else field.removeAttribute("aria-invalid");
+}
+
+/** @param {string} text @returns {{ok: true, value: any} | {ok: false, reason: string}} */
+export function parsed(text) {
+  try {
+    return { ok: true, value: JSON.parse(text) };
+  } catch (error) {
+    return { ok: false, reason: /** @type {Error} */ (error).message };
+  }
+}

@@ -1,0 +1,104 @@
+"""Use cases of operators on accounts: the first operator, further ones, resets, and accounts that may not sign in.
+
+Invariant: no account has a password that its person did not choose.
+"""
+
+from datetime import UTC, datetime
+from typing import Final
+from uuid import UUID
+
+from loraplex.platform.services.people.sessions import end_all_sessions
+from loraplex.platform.services.unit_of_work import UnitOfWork
+from loraplex.tenants.database import Database, writing
+from loraplex.tenants.models import User
+from loraplex.tenants.names import check_email
+from loraplex.tenants.people.links import (
+    DEMO_LIFETIME,
+    FIRST_RUN_LIFETIME,
+    RESET_LIFETIME,
+    InvitationRepository,
+    LinkRepository,
+)
+from loraplex.tenants.people.memberships import MembershipRepository, tenants_of
+from loraplex.tenants.people.roles import ADMIN
+from loraplex.tenants.people.users import UserRepository
+
+DEMO_EMAIL: Final = "demo@example.com"
+DEMO_NAME: Final = "Demo"
+
+
+async def has_operator(database: Database) -> bool:
+    """Whether a person may enter the operator's area."""
+    async with database.as_operator() as session:
+        return await UserRepository(session).has_operator()
+
+
+async def invite_operator(uow: UnitOfWork, email: str | None = None) -> str:
+    """Return the token of a link by which a person becomes an operator. It works once, for an hour.
+
+    `email` None: the person chooses the address. Raises `InvalidField`.
+    """
+    address = None if email is None else check_email(email)
+    expires_at = datetime.now(UTC) + FIRST_RUN_LIFETIME
+    invitation_id, token = await InvitationRepository(uow.session).create(
+        "operator", uow.actor.name, expires_at, email=address
+    )
+    after = {"email": address, "operator": True, "expires_at": expires_at}
+    await uow.audit.record("user.invite", _target(invitation_id), None, after)
+    return token
+
+
+async def reset_user(uow: UnitOfWork, email: str, *, second_factor: bool = False) -> str:
+    """Return the token of a link by which a person sets a new password. `second_factor`: it removes that, too.
+
+    Raises `UserNotFound`.
+    """
+    user = await UserRepository(uow.session).get(email)
+    expires_at = datetime.now(UTC) + RESET_LIFETIME
+    async with writing(uow.session):
+        token = await LinkRepository(uow.session).issue(
+            "reset", user.id, expires_at, removes_second_factor=second_factor
+        )
+    after = {"second_factor_removed": second_factor, "expires_at": expires_at}
+    await uow.audit.record("user.reset", _target(user.id), None, after)
+    return token
+
+
+async def disable_user(uow: UnitOfWork, email: str) -> User:
+    """Let a person sign in nowhere; all sessions end at once. Raises `UserNotFound`."""
+    user = await UserRepository(uow.session).get(email)
+    if user.disabled_at is None:
+        await UserRepository(uow.session).set_disabled(user.id, True)
+        await uow.audit.record("user.disable", _target(user.id), {"disabled": False}, {"disabled": True})
+        await end_all_sessions(uow, user.id)
+    await uow.session.refresh(user, ["disabled_at"])
+    return user
+
+
+async def enable_user(uow: UnitOfWork, email: str) -> User:
+    """Let a disabled person sign in again. Raises `UserNotFound`."""
+    user = await UserRepository(uow.session).get(email)
+    if user.disabled_at is not None:
+        await UserRepository(uow.session).set_disabled(user.id, False)
+        await uow.audit.record("user.enable", _target(user.id), {"disabled": True}, {"disabled": False})
+    await uow.session.refresh(user, ["disabled_at"])
+    return user
+
+
+async def demo_link(uow: UnitOfWork, tenant_id: UUID) -> str:
+    """Return the token of a link that signs the demo's person, an admin of the tenant, in once. Earlier ones end."""
+    users = UserRepository(uow.session)
+    user = await users.by_email(DEMO_EMAIL)
+    user_id = await users.create(DEMO_EMAIL, DEMO_NAME, None) if user is None else user.id
+    async with writing(uow.session):
+        known = tenant_id in [each.tenant_id for each in await tenants_of(uow.session, user_id)]
+    if not known:
+        await MembershipRepository(uow.session, tenant_id).add(user_id, ADMIN)
+        await uow.audit.record("user.join", _target(user_id), None, {"role": ADMIN}, tenant_id=tenant_id)
+    async with writing(uow.session):
+        expires_at = datetime.now(UTC) + DEMO_LIFETIME
+        return await LinkRepository(uow.session).issue("demo", user_id, expires_at)
+
+
+def _target(user_id: UUID) -> str:
+    return f"users/{user_id}"

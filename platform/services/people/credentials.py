@@ -1,0 +1,91 @@
+"""Checks passwords and codes of people.
+
+Invariant: every check is counted before its result is known, and a wrong pair takes the same work whether the account exists or
+not.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from loraplex.platform.auth.client_address import client_network
+from loraplex.platform.services.people.totp import SecondFactorSecrets, matching_step
+from loraplex.platform.services.stored_responses import DeriveKey
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import SecondFactorNeeded, SignInRefused
+from loraplex.tenants.people.passwords import password_matches
+from loraplex.tenants.people.throttle import SignInTries
+from loraplex.tenants.people.users import CredentialRepository, Credentials
+
+WRONG_PAIR: Final = "Email or password is wrong."
+WRONG_CODE: Final = "The code is wrong, or was used already: enter the newest one."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One check of an account from an address. `derive_key`: of the server secret."""
+
+    database: Database
+    email: str
+    address: str | None
+    derive_key: DeriveKey
+    now: datetime
+
+    async def password(self, password: str) -> Credentials:
+        """Return the account that the password belongs to. Raises `SignInRefused`, `SignInSlowed`."""
+        credentials = await self._password(password)
+        async with self.database.as_writer() as session:
+            await SignInTries(session, self._account, self._network).succeed(self.now)
+        return credentials
+
+    async def password_and_code(self, password: str, code: str | None) -> Credentials:
+        """Return the account that both belong to. `code` None: none was entered.
+
+        Raises `SignInRefused`, `SecondFactorNeeded`, `SignInSlowed`.
+        """
+        credentials = await self._password(password)
+        if credentials.has_second_factor and code is None:
+            async with self.database.as_writer() as session:
+                await SignInTries(session, self._account, self._network).give_back()
+            raise SecondFactorNeeded("Enter the code of your authenticator app.")
+        return await self._code(credentials, code)
+
+    async def code(self, code: str) -> Credentials:
+        """Return the account that the code belongs to. Raises `SignInRefused`, `SignInSlowed`."""
+        credentials = await self._counted()
+        if credentials is None:
+            raise SignInRefused(WRONG_CODE)
+        return await self._code(credentials, code)
+
+    async def _password(self, password: str) -> Credentials:
+        credentials = await self._counted()
+        stored = None if credentials is None else credentials.password_hash
+        matches = await password_matches(stored, password)
+        if credentials is None or not matches or credentials.is_disabled:
+            raise SignInRefused(WRONG_PAIR)
+        return credentials
+
+    async def _counted(self) -> Credentials | None:
+        async with self.database.as_writer() as session:
+            await SignInTries(session, self._account, self._network).take(self.now)
+            return await CredentialRepository(session).by_email(self._account)
+
+    async def _code(self, credentials: Credentials, code: str | None) -> Credentials:
+        async with self.database.as_writer() as session:
+            if credentials.has_second_factor and credentials.totp_secret is not None:
+                secrets = SecondFactorSecrets(self.derive_key)
+                secret = secrets.decrypt(credentials.user_id, credentials.totp_secret)
+                step = matching_step(secret, code or "", self.now)
+                users = CredentialRepository(session)
+                if step is None or not await users.use_step(credentials.user_id, step):
+                    raise SignInRefused(WRONG_CODE)
+            await SignInTries(session, self._account, self._network).succeed(self.now)
+        return credentials
+
+    @property
+    def _account(self) -> str:
+        return self.email.strip().lower()
+
+    @property
+    def _network(self) -> str:
+        return client_network(self.address)

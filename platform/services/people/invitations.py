@@ -1,0 +1,125 @@
+"""Accepting an invitation: to a tenant, to the operators, or to a tenant of one's own.
+
+Invariant: link, account, rights and session change in one transaction, so that a refused acceptance leaves the link usable. An
+account that exists is entered with its own password only.
+"""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from uuid import UUID
+
+from loraplex.platform.services import tenants
+from loraplex.platform.services.people.credentials import Check
+from loraplex.platform.services.people.identity import person_actor
+from loraplex.platform.services.people.sessions import Area
+from loraplex.platform.services.people.sign_in import Client, SignedIn, find_link, open_session
+from loraplex.platform.services.stored_responses import DeriveKey
+from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
+from loraplex.tenants.database import Database, writing
+from loraplex.tenants.errors import InvalidField, LinkNotValid, SignUpClosed
+from loraplex.tenants.names import check_email, check_person_name
+from loraplex.tenants.people.links import Link, LinkRepository
+from loraplex.tenants.people.memberships import MembershipRepository
+from loraplex.tenants.people.passwords import check_password, hash_password
+from loraplex.tenants.people.roles import ADMIN
+from loraplex.tenants.people.sign_up_plans import SignUpPlanRepository
+from loraplex.tenants.people.users import CredentialRepository, Credentials, UserRepository
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """What a person enters to accept. `email`: where the invitation names none. `code`: of the second factor of an account that
+    exists. `tenant_name`: of a sign-up.
+    """
+
+    password: str = field(repr=False)
+    name: str = ""
+    email: str = ""
+    code: str | None = field(default=None, repr=False)
+    tenant_name: str = ""
+
+
+async def accept_invitation(
+    database: Database,
+    token: str,
+    entered: Acceptance,
+    address: str | None,
+    user_agent: str | None,
+    *,
+    derive_key: DeriveKey,
+    now: datetime | None = None,
+) -> SignedIn:
+    """Accept an invitation and sign in. `find_link` tells whether the address has an account: then its password is entered, and
+    no name.
+
+    Raises `LinkNotValid`, `InvalidField`, `AlreadyMember`, `NameTaken`, `SignUpClosed`, and as `sign_in` for an account.
+    """
+    time = now or datetime.now(UTC)
+    link = await find_link(database, token, now=time)
+    if link.purpose in ("reset", "demo"):
+        raise LinkNotValid("this link is no invitation")
+    email = check_email(link.email or entered.email)
+    async with database.as_writer() as session:
+        known = await CredentialRepository(session).by_email(email)
+    if known is not None:
+        check = Check(database=database, email=email, address=address, derive_key=derive_key, now=time)
+        await check.password_and_code(entered.password, entered.code)
+        hashed = None
+    else:
+        check_person_name(entered.name)
+        hashed = await hash_password(check_password(entered.password, email))
+    client = Client(address=address, user_agent=user_agent)
+    async with unit_of_work(database, person_actor(email, address), None, None) as uow:
+        async with writing(uow.session):
+            await LinkRepository(uow.session).use(token, time)
+        credentials = known or await new_account(uow, email, entered.name, hashed)
+        tenant_id = await grant(uow, link, credentials.user_id, entered.tenant_name)
+        area: Area = "operator" if link.purpose == "operator" else "tenant"
+        return await open_session(
+            uow, await _present(uow, credentials), client, area=area, tenant_id=tenant_id, now=time
+        )
+
+
+async def new_account(uow: UnitOfWork, email: str, name: str, hashed: str | None) -> Credentials:
+    """Create an account, as part of an acceptance. `hashed` None: without a password. Raises `InvalidField`, `NameTaken`."""
+    user_id = await UserRepository(uow.session).create(email, name, hashed)
+    await uow.audit.record("user.create", f"users/{user_id}", None, {"email": email, "name": name})
+    async with writing(uow.session):
+        return await CredentialRepository(uow.session).by_id(user_id)
+
+
+async def grant(uow: UnitOfWork, link: Link, user_id: UUID, tenant_name: str) -> UUID | None:
+    """Give a person what the used invitation is for; return the tenant that it leads to, None for the operator's area.
+
+    Raises `AlreadyMember`, `InvalidField`, `NameTaken`, `SignUpClosed`.
+    """
+    target = f"users/{user_id}"
+    if link.purpose == "operator":
+        await UserRepository(uow.session).set_operator(user_id, True)
+        await uow.audit.record("user.grant_operator", target, None, {"operator": True})
+        return None
+    tenant_id, role = link.tenant_id, link.role or ADMIN
+    if tenant_id is None:
+        tenant_id = await _new_tenant(uow, tenant_name)
+    await MembershipRepository(uow.session, tenant_id).add(user_id, role)
+    await uow.audit.record("user.join", target, None, {"role": role}, tenant_id=tenant_id)
+    return tenant_id
+
+
+async def _new_tenant(uow: UnitOfWork, name: str) -> UUID:
+    plan = await SignUpPlanRepository(uow.session).published()
+    if plan is None:
+        raise SignUpClosed("sign-up is closed: ask the operator for an invitation")
+    try:
+        tenant = await tenants.create_without_key(
+            uow, name, tier=plan.tier, weight=plan.weight, limits=plan.limits
+        )
+    except InvalidField as error:
+        raise InvalidField("tenant_name", str(error)) from error
+    return tenant.id
+
+
+async def _present(uow: UnitOfWork, credentials: Credentials) -> Credentials:
+    """Return the credentials as they are after the grant."""
+    async with writing(uow.session):
+        return await CredentialRepository(uow.session).by_id(credentials.user_id)

@@ -1,0 +1,76 @@
+"""Use cases on passwords: change one's own, and set a new one by a link.
+
+Invariant: after either, no session of before works.
+"""
+
+from datetime import UTC, datetime
+
+from loraplex.platform.services.people.credentials import Check
+from loraplex.platform.services.people.identity import ConsoleSession, person_actor
+from loraplex.platform.services.people.sessions import end_all_sessions, renew_session
+from loraplex.platform.services.stored_responses import DeriveKey
+from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.database import Database, writing
+from loraplex.tenants.errors import LinkNotValid
+from loraplex.tenants.people.links import LinkRepository
+from loraplex.tenants.people.passwords import check_password, hash_password
+from loraplex.tenants.people.users import CredentialRepository
+
+
+async def change_password(
+    database: Database,
+    session: ConsoleSession,
+    present: str,
+    new: str,
+    *,
+    address: str | None,
+    request_id: str | None,
+    derive_key: DeriveKey,
+    now: datetime | None = None,
+) -> str:
+    """Change one's own password; return the new token of this session. All other sessions of the person end.
+
+    Raises `SignInRefused` for a wrong present one, `SignInSlowed`, `InvalidField`.
+    """
+    check_password(new, session.email)
+    check = Check(
+        database=database,
+        email=session.email,
+        address=address,
+        derive_key=derive_key,
+        now=now or datetime.now(UTC),
+    )
+    await check.password(present)
+    hashed = await hash_password(new)
+    async with unit_of_work(database, session.actor(address, request_id), session.tenant_id, None) as uow:
+        async with writing(uow.session):
+            await CredentialRepository(uow.session).set_password(session.user_id, hashed)
+        await uow.audit.record("user.change_password", f"users/{session.user_id}")
+        return await renew_session(uow, session)
+
+
+async def reset_password(
+    database: Database, token: str, new: str, *, address: str | None, now: datetime | None = None
+) -> str:
+    """Set a new password by a link that an admin, an operator or a mail gave; return the account's address. The person then
+    signs in with it, and with the second factor unless the link removes that. All sessions end.
+
+    Raises `LinkNotValid`, `InvalidField`; then the link is not used up.
+    """
+    time = now or datetime.now(UTC)
+    async with database.as_writer() as session:
+        link = await LinkRepository(session).find(token, time)
+    if link.purpose != "reset" or link.user_id is None or link.email is None:
+        raise LinkNotValid("this link resets no password")
+    check_password(new, link.email)
+    hashed = await hash_password(new)
+    async with unit_of_work(database, person_actor(link.email, address), None, None) as uow:
+        async with writing(uow.session):
+            await LinkRepository(uow.session).use(token, time)
+            users = CredentialRepository(uow.session)
+            await users.set_password(link.user_id, hashed)
+            if link.removes_second_factor:
+                await users.set_second_factor(link.user_id, None)
+        await uow.audit.record("user.change_password", f"users/{link.user_id}")
+        await end_all_sessions(uow, link.user_id)
+    return link.email

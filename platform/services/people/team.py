@@ -1,0 +1,162 @@
+"""Use cases on the team of a tenant: invite, withdraw, change a role, remove, reset.
+
+Invariant: a tenant keeps an admin; a change of a member's rights ends the member's sessions in the tenant at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.platform.services.people.invitations import accept_invitation
+from loraplex.platform.services.people.sessions import leave_tenant
+from loraplex.platform.services.unit_of_work import UnitOfWork, require_revision
+from loraplex.tenants.database import writing
+from loraplex.tenants.errors import AlreadyMember, InvitationPending, ResetForbidden
+from loraplex.tenants.names import check_email
+from loraplex.tenants.people.links import (
+    INVITATION_LIFETIME,
+    RESET_LIFETIME,
+    InvitationRepository,
+    LinkRepository,
+)
+from loraplex.tenants.people.memberships import MembershipRepository
+from loraplex.tenants.people.roles import check_role
+from loraplex.tenants.people.team import TeamEntry, TeamRepository
+from loraplex.tenants.people.users import CredentialRepository
+
+__all__ = [
+    "Invited",
+    "TeamEntry",
+    "accept_invitation",
+    "change_role",
+    "invite",
+    "member",
+    "members",
+    "remove",
+    "remove_member",
+    "reset_member",
+    "revoke_invitation",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Invited:
+    """An open invitation and the token of its link, which is returned once."""
+
+    entry: TeamEntry
+    token: str = field(repr=False)
+
+
+async def members(
+    session: AsyncSession, tenant_id: UUID, after: tuple[datetime, UUID] | None = None, limit: int = 100
+) -> Sequence[TeamEntry]:
+    """Return at most `limit` members and open invitations, oldest first, behind the one with that time and id."""
+    return await TeamRepository(session, tenant_id, datetime.now(UTC)).page(after, limit)
+
+
+async def member(session: AsyncSession, tenant_id: UUID, entry_id: UUID) -> TeamEntry:
+    """Return one member or open invitation. Raises `UserNotFound`."""
+    return await TeamRepository(session, tenant_id, datetime.now(UTC)).get(entry_id)
+
+
+async def invite(uow: UnitOfWork, tenant_id: UUID, email: str, role: str) -> Invited:
+    """Invite a person; an open invitation of the same address ends. Raises `InvalidField`, `AlreadyMember`."""
+    address, now = check_email(email), datetime.now(UTC)
+    memberships = MembershipRepository(uow.session, tenant_id)
+    await memberships.lock()
+    if await memberships.has_email(address):
+        raise AlreadyMember(f"{address} is a member already")
+    invitation_id, token = await InvitationRepository(uow.session).create(
+        "member",
+        uow.actor.name,
+        now + INVITATION_LIFETIME,
+        email=address,
+        tenant_id=tenant_id,
+        role=check_role(role),
+    )
+    entry = await member(uow.session, tenant_id, invitation_id)
+    after = {"email": address, "role": role, "expires_at": entry.expires_at}
+    await uow.audit.record("user.invite", _target(invitation_id), None, after, tenant_id=tenant_id)
+    return Invited(entry, token)
+
+
+async def revoke_invitation(uow: UnitOfWork, tenant_id: UUID, invitation_id: UUID) -> None:
+    """Withdraw an open invitation: its link works no longer. Raises `UserNotFound`."""
+    invitations = InvitationRepository(uow.session)
+    record = await invitations.get(tenant_id, invitation_id)
+    before = {"email": record.email, "role": record.role}
+    await invitations.revoke(tenant_id, invitation_id)
+    await uow.audit.record(
+        "user.revoke_invitation", _target(invitation_id), before, None, tenant_id=tenant_id
+    )
+
+
+async def change_role(
+    uow: UnitOfWork, tenant_id: UUID, user_id: UUID, role: str, *, seen: int | None = None
+) -> TeamEntry:
+    """Change a member's role; the member signs in again. `seen`: the revision that the author has read, None for any.
+
+    Raises `UserNotFound`, `InvitationPending`, `RevisionMoved`, `InvalidField`, `LastAdmin`.
+    """
+    check_role(role)
+    memberships = MembershipRepository(uow.session, tenant_id)
+    await memberships.lock()
+    if (await member(uow.session, tenant_id, user_id)).state == "invited":
+        raise InvitationPending(
+            "this invitation is not accepted yet: withdraw it, and invite with another role"
+        )
+    record, user = await memberships.get(user_id)
+    require_revision(seen, record.revision)
+    before = {"role": record.role}
+    if record.role != role:
+        await memberships.change_role(record, role)
+        await leave_tenant(uow, tenant_id, user_id, user.email)
+        await uow.audit.record(
+            "user.change_role", _target(user_id), before, {"role": role}, tenant_id=tenant_id
+        )
+    return await member(uow.session, tenant_id, user_id)
+
+
+async def remove_member(uow: UnitOfWork, tenant_id: UUID, user_id: UUID) -> None:
+    """Remove a member: the member's sessions here end at once. Raises `UserNotFound`, `LastAdmin`."""
+    memberships = MembershipRepository(uow.session, tenant_id)
+    await memberships.lock()
+    record, user = await memberships.get(user_id)
+    before = {"email": user.email, "role": record.role}
+    await memberships.remove(record)
+    await leave_tenant(uow, tenant_id, user_id, user.email)
+    await uow.audit.record("user.remove", _target(user_id), before, None, tenant_id=tenant_id)
+
+
+async def remove(uow: UnitOfWork, tenant_id: UUID, entry_id: UUID) -> None:
+    """Remove a member, or withdraw an invitation, by its id. Raises `UserNotFound`, `LastAdmin`."""
+    entry = await member(uow.session, tenant_id, entry_id)
+    await (revoke_invitation if entry.state == "invited" else remove_member)(uow, tenant_id, entry_id)
+
+
+async def reset_member(
+    uow: UnitOfWork, tenant_id: UUID, user_id: UUID, *, second_factor: bool = False
+) -> str:
+    """Return the token of a link by which a member sets a new password. `second_factor`: it removes that, too.
+
+    Raises `UserNotFound`, and `ResetForbidden` for a person who belongs to another tenant too or is an operator: then an operator
+    resets.
+    """
+    await MembershipRepository(uow.session, tenant_id).get(user_id)
+    async with writing(uow.session):
+        if await CredentialRepository(uow.session).belongs_elsewhere(user_id, tenant_id):
+            raise ResetForbidden("this account is not of this tenant alone: an operator can reset it")
+        expires_at = datetime.now(UTC) + RESET_LIFETIME
+        token = await LinkRepository(uow.session).issue(
+            "reset", user_id, expires_at, removes_second_factor=second_factor
+        )
+    after = {"second_factor_removed": second_factor, "expires_at": expires_at}
+    await uow.audit.record("user.reset", _target(user_id), None, after, tenant_id=tenant_id)
+    return token
+
+
+def _target(entry_id: UUID) -> str:
+    return f"users/{entry_id}"

@@ -1,0 +1,76 @@
+"""The first steps of a tenant: a key, an adapter, a request, a budget. Invariant: a step is done once its thing exists."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final, Literal, TypeAlias, get_args
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.ledger.request_log import RequestFilters, RequestLog
+from loraplex.tenants.ledger.request_reports import latest_failures
+from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
+from loraplex.tenants.registry.resolution import ModelResolver
+
+Step: TypeAlias = Literal["key", "adapter", "request", "budget"]
+STEPS: Final[tuple[Step, ...]] = get_args(Step)
+HOUR: Final = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstSteps:
+    """What exists already; None for what does not. `key` is the oldest key's name and public id, `adapter` the newest ready
+    version's name and number, `refusal` the error code of the last request that was refused or failed within the hour.
+
+    `skipped`: steps that the person wants to see no more.
+    """
+
+    key: tuple[str, str] | None
+    adapter: tuple[str, int] | None
+    answered_at: datetime | None
+    refusal: str | None
+    has_budget: bool
+    skipped: frozenset[str]
+
+    @property
+    def done(self) -> frozenset[Step]:
+        """The steps whose thing exists."""
+        exists = (self.key, self.adapter, self.answered_at, self.has_budget or None)
+        return frozenset(step for step, found in zip(STEPS, exists, strict=True) if found is not None)
+
+    @property
+    def current(self) -> Step | None:
+        """The first step that is neither done nor skipped."""
+        return next((step for step in STEPS if step not in self.done | self.skipped), None)
+
+
+async def open_steps(
+    session: AsyncSession, tenant_id: UUID, skipped: frozenset[str], now: datetime
+) -> FirstSteps | None:
+    """Return the first steps while one of them is neither done nor skipped, else None."""
+    if not frozenset[str](STEPS) - skipped:
+        return None
+    keys = await KeyRepository(session).page(tenant_id, None, 1)
+    versions = await ModelResolver(session, tenant_id).versions(1)
+    answered = await _answered_at(session, tenant_id)
+    steps = FirstSteps(
+        key=(keys[0].name, keys[0].key_id) if keys else None,
+        adapter=(versions[0].name, versions[0].version) if versions else None,
+        answered_at=answered,
+        refusal=None if answered else await _refusal(session, tenant_id, now),
+        has_budget=await QuotaRepository(session, tenant_id).has_budget(),
+        skipped=skipped,
+    )
+    return None if steps.current is None else steps
+
+
+async def _answered_at(session: AsyncSession, tenant_id: UUID) -> datetime | None:
+    completed = await RequestLog(session, tenant_id).page(RequestFilters(outcome="completed"), None, 1)
+    return completed.requests[0][0].admitted_at if completed.requests else None
+
+
+async def _refusal(session: AsyncSession, tenant_id: UUID, now: datetime) -> str | None:
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    failures = await latest_failures(session, tenant_id, hour, hour + HOUR, 1)
+    return (failures[0].code or "failed") if failures else None

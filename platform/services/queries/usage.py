@@ -1,0 +1,262 @@
+"""The usage page: totals, the largest groups and periods of a range, and all of its rows as CSV or JSON.
+
+Invariant: one scan of the rollups per page, and every part adds up to the same totals, which are those of an invoice.
+"""
+
+import csv
+import io
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.ledger import usage_reports
+from loraplex.tenants.ledger.usage_reports import (
+    Dimension,
+    UsageKey,
+    UsageQuery,
+    UsageRow,
+    UsageSums,
+    ranked_rows,
+    totals_of,
+    usage_rows,
+)
+from loraplex.tenants.models import NO_ID
+from loraplex.tenants.models.usage import REST
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.rfc3339 import utc_text
+
+NAMED_GROUPS: Final = 20
+"""Groups with a row of their own on the page. CSV and JSON have all."""
+MAX_CHOICES: Final = 200
+CLASS_ROWS: Final = 20_000
+"""More rows than 400 days by the hour and class have: such a report is read whole."""
+ROWS_AT_ONCE: Final = 5000
+"""Rows of one transaction of a download."""
+Bucket: TypeAlias = usage_reports.Bucket
+Split: TypeAlias = Literal["adapter", "key", "class"]
+GroupKind: TypeAlias = Literal["named", "base", "rest"]
+FoundT = TypeVar("FoundT")
+
+
+class RunQuery(Protocol):
+    """Runs a read in a transaction of its own, in the viewer's role."""
+
+    async def __call__(self, find: Callable[[AsyncSession], Awaitable[FoundT]], /) -> FoundT: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageFilters:
+    """What a report is about. `start` and `end`, exclusive, are whole hours. None selects all; `base_model` what no adapter
+    used; `currency` None the viewer's own where the range has several.
+    """
+
+    start: datetime
+    end: datetime
+    bucket: Bucket
+    split: Split
+    adapter: str | None = None
+    base_model: bool = False
+    key_id: str | None = None
+    currency: str | None = None
+
+    def query(self, tenant_id: UUID) -> UsageQuery:
+        """The report that the API would give."""
+        return UsageQuery(
+            tenant_id=tenant_id,
+            currency=self.currency,
+            adapter=self.adapter,
+            base_model=self.base_model,
+            key_id=self.key_id,
+            start=self.start,
+            end=self.end,
+            bucket=self.bucket,
+            group_by=frozenset({cast("Dimension", self.split)}),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageGroup:
+    """One adapter, key or token class over the whole range. `kind`: `base` is the base model, `rest` all that have no row of
+    their own. `name` is None for these two.
+    """
+
+    id: str
+    kind: GroupKind
+    name: str | None
+    sums: UsageSums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsagePeriod:
+    """One hour or day. `amounts`: pico-units by the ids of groups."""
+
+    start: datetime
+    sums: UsageSums
+    amounts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageReport:
+    """A range in one currency. `groups` by amount, the largest first; `periods` in time, those without usage left out.
+
+    `currencies`: all that the range has usage in.
+    """
+
+    currency: str
+    currencies: tuple[str, ...]
+    totals: UsageSums
+    groups: tuple[UsageGroup, ...]
+    periods: tuple[UsagePeriod, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FilterChoices:
+    """What a page's filters offer, at most `MAX_CHOICES` of each: names of adapters, and keys with their names."""
+
+    adapters: tuple[str, ...]
+    keys: tuple[tuple[str, str], ...]
+
+
+async def filter_choices(session: AsyncSession, tenant_id: UUID) -> FilterChoices:
+    """Read the tenant's adapters, by name, and its keys, oldest first."""
+    adapters = await AdapterRepository(session, tenant_id).page(None, MAX_CHOICES)
+    keys = await KeyRepository(session).page(tenant_id, None, MAX_CHOICES)
+    return FilterChoices(tuple(each.name for each in adapters), tuple((key.key_id, key.name) for key in keys))
+
+
+async def report(
+    session: AsyncSession, tenant_id: UUID, filters: UsageFilters, own_currency: str
+) -> UsageReport:
+    """Read the page's report. Amounts of several currencies are never added: one is chosen."""
+    query = filters.query(tenant_id)
+    if filters.split == "class":
+        rows = await usage_rows(session, query, None, CLASS_ROWS)
+    else:
+        rows = await ranked_rows(session, query, filters.split, NAMED_GROUPS)
+    by_currency = totals_of(rows)
+    currencies = tuple(by_currency)
+    default = own_currency if own_currency in by_currency or not currencies else currencies[0]
+    currency = filters.currency or default
+    rows = [row for row in rows if row.currency == currency]
+    return UsageReport(
+        currency=currency,
+        currencies=currencies,
+        totals=by_currency.get(currency, UsageSums()),
+        groups=_groups(rows, filters.split),
+        periods=_periods(rows, filters.split),
+    )
+
+
+def csv_columns(*, by_class: bool, by_tenant: bool = False) -> list[str]:
+    """The columns of a report as CSV: what groups a row, then its sums, and the currency."""
+    first = [*(["tenant_id"] if by_tenant else []), "start", "adapter", "key_id"]
+    return [*first, *(["token_class"] if by_class else []), *_SUMS, "currency"]
+
+
+def csv_lines(columns: Sequence[str], rows: Iterable[UsageRow]) -> str:
+    """The rows as lines of CSV (RFC 4180). No text of a tenant can begin with a character that a spreadsheet computes."""
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, columns, extrasaction="ignore")
+    writer.writerows(_fields(row) for row in rows)
+    return lines.getvalue()
+
+
+async def csv_download(run: RunQuery, query: UsageQuery) -> AsyncIterator[str]:
+    """All rows of a report as CSV, in transactions of `ROWS_AT_ONCE`."""
+    columns = csv_columns(by_class="class" in query.group_by)
+    yield ",".join(columns) + "\r\n"
+    async for rows in all_rows(run, query):
+        yield csv_lines(columns, rows)
+
+
+async def json_download(run: RunQuery, query: UsageQuery) -> AsyncIterator[str]:
+    """All rows of a report as one JSON array of objects, with the fields of the API and the currency of each row."""
+    columns = csv_columns(by_class="class" in query.group_by)
+    separator = "["
+    async for rows in all_rows(run, query):
+        for fields in map(_fields, rows):
+            yield separator + json.dumps({name: fields[name] for name in columns})
+            separator = ",\n"
+    yield "]\n" if separator != "[" else "[]\n"
+
+
+async def all_rows(
+    run: RunQuery, query: UsageQuery, first: list[UsageRow] | None = None
+) -> AsyncIterator[list[UsageRow]]:
+    """The rows of a report in stretches, each read in a transaction of its own. `first`: those that were read already."""
+
+    async def following(after: UsageKey | None) -> list[UsageRow]:
+        return await run(lambda session: usage_rows(session, query, after, ROWS_AT_ONCE))
+
+    rows = await following(None) if first is None else first
+    while rows:
+        yield rows
+        rows = await following(rows[-1].key) if len(rows) >= ROWS_AT_ONCE else []
+
+
+_SUMS: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "amount_pico")
+
+
+def _fields(row: UsageRow) -> dict[str, Any]:
+    """The row as the API has it, by the names of its fields."""
+    sums = {name: getattr(row.sums, name) for name in _SUMS}
+    tenant_id = row.key.tenant_id
+    return {
+        **sums,
+        "amount_pico": str(row.sums.amount_pico),
+        "tenant_id": str(tenant_id) if tenant_id.int else None,
+        "start": utc_text(row.key.start),
+        "adapter": row.adapter,
+        "key_id": row.key_id,
+        "token_class": row.token_class,
+        "currency": row.currency,
+    }
+
+
+def _group_id(row: UsageRow, split: Split) -> str:
+    if split == "class":
+        return row.token_class or ""
+    return str(row.key.adapter_id if split == "adapter" else row.key.api_key_id)
+
+
+def _groups(rows: Sequence[UsageRow], split: Split) -> tuple[UsageGroup, ...]:
+    sums: dict[str, UsageSums] = defaultdict(UsageSums)
+    names: dict[str, str | None] = {}
+    for row in rows:
+        group = _group_id(row, split)
+        sums[group] += row.sums
+        names[group] = {"adapter": row.adapter, "key": row.key_id, "class": row.token_class}[split]
+    groups = [_group(group, names[group], sums[group], split) for group in sums]
+    ordered = sorted(groups, key=lambda each: (each.kind == "rest", -each.sums.amount_pico, each.id))
+    return tuple(ordered)
+
+
+def _group(identity: str, name: str | None, sums: UsageSums, split: Split) -> UsageGroup:
+    kind: GroupKind = "named"
+    if identity == str(REST):
+        kind = "rest"
+    elif identity == str(NO_ID) and split == "adapter":
+        kind = "base"
+    return UsageGroup(id=identity, kind=kind, name=name if kind == "named" else None, sums=sums)
+
+
+def _periods(rows: Sequence[UsageRow], split: Split) -> tuple[UsagePeriod, ...]:
+    starts = sorted({row.key.start for row in rows})
+    of: dict[datetime, list[UsageRow]] = {start: [] for start in starts}
+    for row in rows:
+        of[row.key.start].append(row)
+    return tuple(
+        UsagePeriod(
+            start=start,
+            sums=next(iter(totals_of(of[start]).values())),
+            amounts={_group_id(row, split): row.sums.amount_pico for row in of[start]},
+        )
+        for start in starts
+    )

@@ -1,0 +1,183 @@
+"""A tenant's requests by time and adapter: counts by outcome and times to the first token, from the hourly rollups.
+
+Invariant: rows of the ledger are never read, and an answer is bounded, however many adapters and keys there are.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import reduce
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.ledger.histograms import BUCKETS, EMPTY, TTFT_BOUNDS_MS, quantile
+from loraplex.tenants.ledger.refusal_counts import REFUSED
+from loraplex.tenants.models import NO_ID
+from loraplex.tenants.models.usage import REST
+
+LIMITED: Final = ("rate_limit_exceeded", "insufficient_quota")
+"""The error codes of requests that a limit refused."""
+FAILED: Final = ("failed", "unknown")
+"""Outcomes of admitted requests that count as errors; a client that went away is none."""
+_SUMMED: Final = (
+    "requests",
+    "failed",
+    "refused",
+    "limited",
+    *(f"ttft_{place}" for place in range(1, BUCKETS + 1)),
+)
+_COUNTS: Final = f"""
+    sum(r.requests) AS requests, coalesce(sum(r.requests) FILTER (WHERE r.status = ANY(:failed)), 0) AS failed,
+    coalesce(sum(r.requests) FILTER (WHERE r.status LIKE '{REFUSED}%'), 0) AS refused,
+    coalesce(sum(r.requests) FILTER (WHERE r.status = ANY(:limited)), 0) AS limited,
+    {", ".join(f"sum(r.ttft_buckets[{place}]) AS ttft_{place}" for place in range(1, BUCKETS + 1))}"""
+_IN_RANGE: Final = "r.tenant_id = :tenant_id AND r.hour >= :start AND r.hour < :end"
+# Past the named adapters, all are one row: `adapter_id` is that of no adapter.
+_BY_ADAPTER: Final = text(f"""
+WITH summed AS MATERIALIZED (
+    SELECT date_bin(:step, r.hour, :start) AS start, r.adapter_id, {_COUNTS} FROM request_rollups r
+    WHERE {_IN_RANGE} GROUP BY 1, 2
+), named AS (
+    SELECT s.adapter_id, a.name FROM summed s LEFT JOIN adapters a ON a.id = s.adapter_id WHERE s.start >= :ranked_from
+    GROUP BY 1, 2 ORDER BY sum(s.requests) DESC, s.adapter_id LIMIT :named
+)
+SELECT s.start, coalesce(n.adapter_id, '{REST}'::uuid) AS adapter_id, n.name,
+    {", ".join(f"sum(s.{name})" for name in _SUMMED)}
+FROM summed s LEFT JOIN named n ON n.adapter_id = s.adapter_id GROUP BY 1, 2, 3 ORDER BY 1, 2""")
+_OF_ADAPTER: Final = text(f"""
+SELECT {_COUNTS} FROM request_rollups r WHERE {_IN_RANGE} AND r.adapter_id = :adapter_id HAVING count(*) > 0""")
+_FAILURES: Final = text(f"""
+SELECT r.hour, r.status, r.adapter_id, a.name, k.key_id, k.name, sum(r.requests)
+FROM request_rollups r LEFT JOIN adapters a ON a.id = r.adapter_id LEFT JOIN api_keys k ON k.id = r.api_key_id
+WHERE {_IN_RANGE} AND (r.status = ANY(:failed) OR r.status LIKE '{REFUSED}%')
+GROUP BY r.hour, r.status, r.adapter_id, a.name, k.key_id, k.name
+ORDER BY r.hour DESC, sum(r.requests) DESC, r.status, r.adapter_id LIMIT :limit""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSums:
+    """Counts of requests. `failed` were admitted, `refused` were not; `limited` is the part of these that a limit refused.
+
+    `ttft` counts the times to the first token by `TTFT_BOUNDS_MS`.
+    """
+
+    requests: int = 0
+    failed: int = 0
+    refused: int = 0
+    limited: int = 0
+    ttft: tuple[int, ...] = EMPTY
+
+    def __add__(self, other: "RequestSums") -> "RequestSums":
+        return RequestSums(
+            requests=self.requests + other.requests,
+            failed=self.failed + other.failed,
+            refused=self.refused + other.refused,
+            limited=self.limited + other.limited,
+            ttft=tuple(one + another for one, another in zip(self.ttft, other.ttft, strict=True)),
+        )
+
+    @property
+    def errors(self) -> int:
+        """Requests that failed or were refused."""
+        return self.failed + self.refused
+
+    def ttft_ms(self, percent: int) -> int | None:
+        """That percentile of the times to the first token, within the precision of the buckets; None without any."""
+        return quantile(TTFT_BOUNDS_MS, self.ttft, percent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRow:
+    """The sums of one adapter from `start` on. `adapter_id`: `NO_ID` for the base model, `REST` for all that are not named.
+
+    `adapter`: its name; None for both of these, and for an adapter that was erased.
+    """
+
+    start: datetime
+    adapter_id: UUID
+    adapter: str | None
+    sums: RequestSums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRow:
+    """Requests of one hour, adapter and key that ended alike. `code`: the error code of refused ones, None for failed ones.
+
+    `adapter`, `key_id` and `key_name` are None where their rows were erased; `adapter` also where `base_model`.
+    """
+
+    hour: datetime
+    code: str | None
+    base_model: bool
+    adapter: str | None
+    key_id: str | None
+    key_name: str | None
+    requests: int
+
+
+async def requests_by_adapter(
+    session: AsyncSession,
+    tenant_id: UUID,
+    *,
+    start: datetime,
+    end: datetime,
+    step: timedelta,
+    ranked_from: datetime,
+    named: int,
+) -> list[RequestRow]:
+    """The sums of each `step` between two whole hours, by adapter. Named are the adapters with the most requests from
+    `ranked_from` on.
+    """
+    times = {"start": start, "end": end, "step": step, "ranked_from": ranked_from}
+    found = await session.execute(_BY_ADAPTER, {**_parameters(tenant_id), **times, "named": named})
+    return [RequestRow(start=row[0], adapter_id=row[1], adapter=row[2], sums=_sums(row[3:])) for row in found]
+
+
+async def requests_of_adapter(
+    session: AsyncSession, tenant_id: UUID, adapter_id: UUID | None, start: datetime, end: datetime
+) -> RequestSums:
+    """The sums of one adapter, or of the base model for None, between two whole hours."""
+    of = {"adapter_id": adapter_id or NO_ID, "start": start, "end": end}
+    found = (await session.execute(_OF_ADAPTER, {**_parameters(tenant_id), **of})).one_or_none()
+    return RequestSums() if found is None else _sums(found)
+
+
+async def latest_failures(
+    session: AsyncSession, tenant_id: UUID, start: datetime, end: datetime, limit: int
+) -> list[FailureRow]:
+    """What failed and what was refused between two whole hours, the latest hour first."""
+    parameters = _parameters(tenant_id)
+    bounds = {"start": start, "end": end, "limit": limit}
+    del parameters["limited"]
+    return [
+        FailureRow(
+            hour=hour,
+            code=status.removeprefix(REFUSED) if status.startswith(REFUSED) else None,
+            base_model=adapter_id == NO_ID,
+            adapter=adapter,
+            key_id=key_id,
+            key_name=key_name,
+            requests=int(requests),
+        )
+        for hour, status, adapter_id, adapter, key_id, key_name, requests in await session.execute(
+            _FAILURES, parameters | bounds
+        )
+    ]
+
+
+def total(sums: Iterable[RequestSums]) -> RequestSums:
+    """The sum of all of them."""
+    return reduce(RequestSums.__add__, sums, RequestSums())
+
+
+def _parameters(tenant_id: UUID) -> dict[str, Any]:
+    limited = [REFUSED + code for code in LIMITED]
+    return {"tenant_id": tenant_id, "failed": list(FAILED), "limited": limited}
+
+
+def _sums(values: Sequence[Any]) -> RequestSums:
+    requests, failed, refused, limited, *ttft = map(int, values)
+    return RequestSums(requests=requests, failed=failed, refused=refused, limited=limited, ttft=tuple(ttft))

@@ -1,0 +1,81 @@
+"""`loraplex user` against a real database: links alone on standard output, people in a list, exit codes."""
+
+import asyncio
+import json
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from loraplex.platform.cli import tenant, user
+from loraplex.platform.server.first_run import first_run_notice
+from loraplex.platform.services.people.invitations import Acceptance, accept_invitation
+from loraplex.platform.services.people.sign_in import SignedIn
+from loraplex.tenants.database import Database
+
+
+@pytest.fixture(autouse=True)
+def configured(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    monkeypatch.setenv("LORAPLEX_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("LORAPLEX_PUBLIC_URL", "https://llm.example.com")
+    monkeypatch.delenv("REDIS_URL", raising=False)
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(user.app, arguments)
+
+
+def token_of(address: str) -> str:
+    return parse_qs(urlsplit(address).query)["token"][0]
+
+
+async def accept(database_url: str, token: str, email: str) -> SignedIn:
+    database = Database(database_url)
+    entered = Acceptance(name="Ada", email=email, password="a long enough password")
+    try:
+        return await accept_invitation(
+            *(database, token, entered, None, None), derive_key=lambda *parts: bytes(32)
+        )
+    finally:
+        await database.close()
+
+
+def test_create_prints_a_link_alone_and_list_shows_who_accepted(database_url: str) -> None:
+    assert CliRunner().invoke(tenant.app, ("create", "acme")).exit_code == 0
+    created = command("create", "ada@example.com", "--tenant", "acme", "--role", "developer")
+    assert created.exit_code == 0 and len(created.stdout.split()) == 1
+    assert created.stdout.startswith("https://llm.example.com/console/sign-in?token=")
+    assert json.loads(command("list", "--json").stdout) == []
+    opened = asyncio.run(accept(database_url, token_of(created.stdout.strip()), ""))
+    assert (opened.session.tenant_name, opened.session.role) == ("acme", "developer")
+    (listed,) = json.loads(command("list", "--json").stdout)
+    assert (listed["email"], listed["tenants"], listed["operator"]) == (
+        "ada@example.com",
+        ["acme:developer"],
+        False,
+    )
+    assert "ada@example.com" in command("list").stdout
+    reset = json.loads(command("reset", "ada@example.com", "--json").stdout)
+    assert reset["url"].startswith("https://llm.example.com/console/sign-in?token=")
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("ada@example.com",), ("--tenant", "acme"), ("--operator", "--tenant", "acme")]
+)
+def test_create_needs_a_tenant_or_operator(arguments: tuple[str, ...]) -> None:
+    refused = command("create", *arguments)
+    assert refused.exit_code == 2 and "--tenant NAME, or --operator" in refused.output
+
+
+async def test_the_first_operator_comes_by_the_link_that_serve_prints(database: Database) -> None:
+    root = "http://127.0.0.1:8000"
+    first, second = await first_run_notice(database, root), await first_run_notice(database, root)
+    assert first is not None and second is not None and "loraplex user create --operator" in second
+    address = second.split()[-1]
+    assert address.startswith(f"{root}/operator/console/sign-in?token=")
+    opened = await accept(database.url, token_of(address), "Ada@example.com")
+    assert opened.session.operator and opened.session.tenant_id is None
+    assert opened.session.scopes == {"operator"}
+    assert await first_run_notice(database, root) is None

@@ -1,0 +1,103 @@
+"""Limits: bars, who may change what, never above the tenant's, once per form; and why a request was limited."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from sqlalchemy import select
+from tests.platform.console.conftest import Console
+from tests.platform.console.pages.test_overview import counters
+from tests.platform.fake_admissions import FakeAdmissions
+from tests.platform.services.queries.observed_tenant import observed_tenant
+from tests.platform.services.queries.test_limits import CountingAdmissions, SilentAdmissions
+
+from loraplex.tenants.counters.counter_replies import Decision, Explanation
+from loraplex.tenants.database import Database
+from loraplex.tenants.models import AuditEntry, Quota
+
+
+async def test_limits_are_changed_within_those_of_the_tenant(console: Console, database: Database) -> None:
+    seen = observed_tenant(database.url, tokens_per_day=1000, budget_per_month=30_000_000)
+    counters(console, CountingAdmissions())
+    browser = await console.signed_in("developer", seen.tenant.name)
+    chosen = await browser.get(f"/console/limits/edit?subject=key:{seen.key_id}")
+    path = f"/console/limits/keys/{seen.key_id}"
+    assert chosen.headers["location"] == path
+    fields = (await browser.page(path)).form(path)
+    high = await browser.post(path, {**fields, "tokens_per_day": "1001", "budget_per_month": "1.5"})
+    assert (
+        high.status_code == 422 and "must be at most the tenant" in high.text and 'value="1.5"' in high.text
+    )
+    for wrong in ({"budget_per_day": "-1"}, {"tokens_per_day": "many"}):
+        assert (await browser.post(path, {**fields, **wrong})).status_code == 422
+    for _ in range(2):
+        saved = await browser.post(path, {**fields, "tokens_per_day": "500", "budget_per_month": "1.5"})
+        assert (saved.status_code, saved.headers["location"]) == (303, "/console/limits")
+    stale = await browser.submit(path, path, {"revision": "1", "tokens_per_day": "400"})
+    assert stale.status_code == 422
+    async with database.as_operator() as session:
+        of_key = Quota.api_key_id == seen.tenant.keys[seen.key_id]
+        (row,) = await session.scalars(select(Quota).where(of_key))
+        of_tenant = select(AuditEntry).where(AuditEntry.tenant_id == seen.id)
+        entries = await session.scalars(of_tenant.where(AuditEntry.action == "quotas.change"))
+        changes = [(each.actor_kind, each.actor) for each in entries]
+    assert (row.tokens_per_day, row.budget_per_month) == (500, 1_500_000)
+    assert changes == [("user", browser.session.email)]
+    page = await browser.page("/console/limits")
+    assert f"set by {browser.session.email}" in page.text
+    assert page.texts(".section h2")[:2] == ["Tenant", "Key k"]
+    assert "250 of 500" in page.text and "500 of 1.00 k" in page.text
+
+
+async def test_roles_and_other_tenants(console: Console, database: Database) -> None:
+    seen, other = observed_tenant(database.url, tokens_per_day=1000), observed_tenant(database.url)
+    viewer = await console.signed_in("viewer", seen.tenant.name)
+    page = await viewer.page("/console/limits")
+    assert page.find("button[aria-disabled=true]").text() == "Set limits"
+    for path in (f"/console/limits/keys/{seen.key_id}", "/console/limits/adapters/coral"):
+        refused = await viewer.get(path)
+        assert refused.status_code == 403 and ":write" in refused.text
+    admin = await console.signed_in("admin", seen.tenant.name)
+    assert (await admin.page("/console/limits/adapters/coral")).form("/console/limits/adapters/coral")
+    for path in (f"/console/limits/keys/{other.key_id}", "/console/limits/adapters/none"):
+        assert (await admin.get(path)).status_code == 404
+    forged = await admin.post("/console/limits/adapters/coral", {"revision": "1", "tokens_per_day": "1"})
+    assert forged.status_code == 403
+
+
+async def test_without_counters_limits_are_shown_without_their_use(
+    console: Console, database: Database
+) -> None:
+    seen = observed_tenant(database.url, tokens_per_day=1000)
+    counters(console, SilentAdmissions())
+    page = await (await console.signed_in("billing", seen.tenant.name)).page("/console/limits")
+    assert "The counters of limits do not answer." in page.text and "– of 1.00 k" in page.text
+
+
+async def test_why_a_request_was_limited(console: Console, database: Database) -> None:
+    seen, other = observed_tenant(database.url), observed_tenant(database.url)
+    admissions = console.dependencies.admission_controller
+    assert isinstance(admissions, FakeAdmissions)
+    refused = Decision(
+        level="key",
+        name="tokens_per_minute",
+        limit=20_000,
+        used=14_690,
+        reserved=4000,
+        asked=4000,
+        passed=False,
+        retry_after_s=9.0,
+    )
+    passed = replace(refused, name="budget_per_month", passed=True, retry_after_s=0.0)
+    admissions.explanations[seen.id, "cc15"] = Explanation(
+        request_id="cc15", at=datetime.now(UTC), decisions=(passed, refused)
+    )
+    browser = await console.signed_in("viewer", seen.tenant.name)
+    page = await browser.page("/console/limits/explain?request=cc15")
+    assert page.texts("tbody tr") == [
+        "Tokens per minutekeyrefused again in 9.00 s20,00014,6904,0004,000",
+        "Budget per monthkeywould pass$0.02$0.01469$0.004$0.004",
+    ]
+    assert (await browser.page("/console/limits/explain")).form("/console/limits/explain") == {"request": ""}
+    outsider = await console.signed_in("admin", other.tenant.name)
+    unknown = await outsider.get("/console/limits/explain?request=cc15")
+    assert unknown.status_code == 404 and "was refused by a limit in the last 24 hours" in unknown.text

@@ -1,0 +1,104 @@
+"""Passwords: changed with the present one, reset by a link, and no session of before goes on."""
+
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pyotp
+import pytest
+from tests.platform.services.people.people_world import (
+    ADDRESS,
+    PASSWORD,
+    acting,
+    add_person,
+    cheap_passwords,
+    derive_key,
+    signed_in,
+)
+from tests.tenants.registry_records import make_tenant
+
+from loraplex.platform.services.actors import system_actor
+from loraplex.platform.services.people import accounts, passwords, second_factor, team
+from loraplex.platform.services.people.sessions import find_session
+from loraplex.platform.services.people.sign_in import SignedIn, use_link
+from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import InvalidField, LinkNotValid, SecondFactorNeeded, SignInRefused
+
+__all__ = ["cheap_passwords"]
+pytestmark = pytest.mark.usefixtures("cheap_passwords")
+MARA, EVE, OTHER = "mara@example.com", "eve@example.com", "another long password"
+
+
+@pytest.fixture
+async def acme(database: Database) -> UUID:
+    tenant_id = await make_tenant(database, "acme")
+    await add_person(database, MARA, roles={tenant_id: "admin"})
+    return tenant_id
+
+
+async def changed(database: Database, opened: SignedIn, present: str, new: str) -> str:
+    return await passwords.change_password(
+        *(database, opened.session, present, new),
+        address=ADDRESS,
+        request_id=None,
+        derive_key=derive_key,
+    )
+
+
+async def test_a_change_needs_the_present_one_and_ends_the_other_sessions(
+    database: Database, acme: UUID
+) -> None:
+    other, opened = await signed_in(database, MARA), await signed_in(database, MARA)
+    with pytest.raises(SignInRefused):
+        await changed(database, opened, "wrong", OTHER)
+    with pytest.raises(InvalidField):
+        await changed(database, opened, PASSWORD, "short")
+    token = await changed(database, opened, PASSWORD, OTHER)
+    for ended in (other.token, opened.token):
+        assert await find_session(database, ended, "tenant") is None
+    assert await find_session(database, token, "tenant") is not None
+    with pytest.raises(SignInRefused):
+        await signed_in(database, MARA)
+    assert (await signed_in(database, MARA, OTHER)).token
+
+
+@pytest.mark.parametrize("removes", [False, True])
+async def test_an_admin_resets_by_a_link(database: Database, acme: UUID, removes: bool) -> None:
+    eve, admin = await add_person(database, EVE, roles={acme: "viewer"}), await signed_in(database, MARA)
+    opened = await signed_in(database, EVE)
+    async with acting(database, opened.session) as uow:
+        secret = (await second_factor.enrol(uow, opened.session, derive_key=derive_key)).secret
+        code = pyotp.TOTP(secret).now()
+        kept = await second_factor.confirm(uow, opened.session, code, derive_key=derive_key)
+    async with acting(database, admin.session) as uow:
+        first = await team.reset_member(uow, acme, eve)
+        token = await team.reset_member(uow, acme, eve, second_factor=removes)
+    for ended, now in ((first, None), (token, datetime.now(UTC) + timedelta(days=1))):
+        with pytest.raises(LinkNotValid):
+            await passwords.reset_password(database, ended, OTHER, address=ADDRESS, now=now)
+    with pytest.raises(LinkNotValid):
+        await use_link(database, token, ADDRESS, None)
+    with pytest.raises(InvalidField):
+        await passwords.reset_password(database, token, "short", address=ADDRESS)
+    assert await passwords.reset_password(database, token, OTHER, address=ADDRESS) == EVE
+    with pytest.raises(LinkNotValid):
+        await passwords.reset_password(database, token, OTHER, address=ADDRESS)
+    assert await find_session(database, kept, "tenant") is None
+    if removes:
+        assert (await signed_in(database, EVE, OTHER)).token
+    else:
+        with pytest.raises(SecondFactorNeeded):
+            await signed_in(database, EVE, OTHER)
+
+
+async def test_the_demos_link_signs_in_once(database: Database, acme: UUID) -> None:
+    async with unit_of_work(database, system_actor("demo"), None, None) as uow:
+        first = await accounts.demo_link(uow, acme)
+    async with unit_of_work(database, system_actor("demo"), None, None) as uow:
+        second = await accounts.demo_link(uow, acme)
+    with pytest.raises(LinkNotValid):
+        await use_link(database, first, ADDRESS, None)
+    opened = await use_link(database, second, ADDRESS, None)
+    assert (opened.session.tenant_name, opened.session.role) == ("acme", "admin")
+    with pytest.raises(LinkNotValid):
+        await use_link(database, second, ADDRESS, None)

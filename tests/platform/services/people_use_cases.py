@@ -1,0 +1,121 @@
+"""The rows of the walk for people. What only a signed-in person does has no other way: see `people/`."""
+
+from typing import Final
+
+from tests.platform.services.people.people_world import add_person
+from tests.platform.services.use_case import UseCase
+from tests.platform.services.walked_world import NO_ID, Outcome, World
+
+from loraplex.platform.services import quotas, tenants
+from loraplex.platform.services.people import (
+    accounts,
+    invitations,
+    playground_tokens,
+    second_factor,
+    sessions,
+    sign_in,
+    team,
+)
+
+MARA, EVE, NEW = "mara@example.com", "eve@example.com", "new@example.com"
+BY_PEOPLE: Final = {
+    *(sessions.end_session, sessions.end_own_session, sessions.end_all_sessions),
+    *(sessions.end_member_sessions, sessions.leave_tenant, sessions.renew_session),
+    *(sessions.switch_tenant, sessions.view_as_operator, sign_in.open_session),
+    *(second_factor.enrol, second_factor.confirm, playground_tokens.issue_console_token),
+    *(invitations.new_account, invitations.grant, team.reset_member, tenants.create_without_key),
+    *(accounts.demo_link, team.remove_member, team.revoke_invitation, quotas.limit_key),
+}
+"""Use cases and their parts that only the console, the demo or `team.remove` calls."""
+
+
+async def _members(world: World) -> None:
+    await add_person(world.database, MARA, roles={world.tenant_id: "admin"})
+    await add_person(world.database, EVE, roles={world.tenant_id: "viewer"})
+
+
+async def _id_of(world: World, email: str) -> str:
+    listed = await world.tenant("GET", "/users")
+    return next(str(each["id"]) for each in listed.document["data"] if each["email"] == email)
+
+
+async def _disabled(world: World) -> None:
+    await _members(world)
+    assert (await world.command("user", "disable", EVE)).accepted
+
+
+async def _patch(world: World, email: str, if_match: str) -> Outcome:
+    path = f"/users/{await _id_of(world, email)}"
+    return await world.tenant("PATCH", path, {"role": "billing"}, if_match=if_match)
+
+
+async def _remove(world: World, email: str) -> Outcome:
+    return await world.tenant("DELETE", f"/users/{await _id_of(world, email)}")
+
+
+async def _withdraw(world: World) -> Outcome:
+    return await _remove(world, NEW)
+
+
+async def _invited(world: World) -> None:
+    assert (await world.tenant("POST", "/users", {"email": NEW, "role": "viewer"})).accepted
+
+
+ALL: Final = (
+    UseCase(
+        function=team.invite,
+        entries=("user.invite",),
+        http=lambda world: world.tenant("POST", "/users", {"email": NEW, "role": "viewer"}),
+        command=lambda world: world.command("user", "create", NEW, "--tenant", "harbor", "--role", "viewer"),
+        refused_http=lambda world: world.tenant("POST", "/users", {"email": NEW, "role": "owner"}),
+        refused_command=lambda world: world.command("user", "create", "nonsense", "--tenant", "harbor"),
+    ),
+    UseCase(
+        function=team.change_role,
+        entries=("user.change_role",),
+        given=_members,
+        http=lambda world: _patch(world, EVE, "1"),
+        refused_http=lambda world: _patch(world, MARA, "1"),
+    ),
+    UseCase(
+        function=team.remove,
+        entries=("user.remove",),
+        given=_members,
+        http=lambda world: _remove(world, EVE),
+        refused_http=lambda world: _remove(world, MARA),
+    ),
+    UseCase(
+        function=team.remove,
+        entries=("user.revoke_invitation",),
+        given=_invited,
+        http=_withdraw,
+        refused_http=lambda world: world.tenant("DELETE", f"/users/{NO_ID}"),
+    ),
+    UseCase(
+        function=accounts.invite_operator,
+        entries=("user.invite",),
+        command=lambda world: world.command("user", "create", "--operator"),
+        refused_command=lambda world: world.command("user", "create", "nonsense", "--operator"),
+    ),
+    UseCase(
+        function=accounts.reset_user,
+        entries=("user.reset",),
+        given=_members,
+        command=lambda world: world.command("user", "reset", EVE, "--second-factor"),
+        refused_command=lambda world: world.command("user", "reset", "nonsense"),
+    ),
+    UseCase(
+        function=accounts.disable_user,
+        entries=("user.disable", "session.end_all"),
+        given=_members,
+        command=lambda world: world.command("user", "disable", EVE),
+        refused_command=lambda world: world.command("user", "disable", NEW),
+    ),
+    UseCase(
+        function=accounts.enable_user,
+        entries=("user.enable",),
+        given=_disabled,
+        command=lambda world: world.command("user", "enable", EVE),
+        refused_command=lambda world: world.command("user", "enable", NEW),
+    ),
+)
