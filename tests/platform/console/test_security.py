@@ -164,8 +164,10 @@ async def poisoned(console: Console, browser: Browser) -> str:
         await adapters.describe("pirate", all_of_it, None)
         checks = [{"name": "finite", "passed": False, "detail": all_of_it, "warning": False}]
         config = {"r": 8, "target_modules": list(CORPUS), all_of_it: all_of_it}
-        version = {"digest": digest(1), "size_bytes": 1, "rank": 8, "state": "ready"}
-        await adapters.add_version("pirate", **version, config=config, report={"checks": checks})
+        report = {"checks": checks}
+        await adapters.add_version(
+            "pirate", digest=digest(1), size_bytes=1, rank=8, state="ready", config=config, report=report
+        )
     async with database.as_operator() as session:
         await session.execute(text("UPDATE users SET name = :name"), {"name": CORPUS[0]})
         await session.execute(text("UPDATE adapter_versions SET created_by = :name"), {"name": CORPUS[1]})
