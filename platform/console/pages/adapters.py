@@ -8,9 +8,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import Response
 
+from loraplex.platform.console.addresses import link, path_of
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
-from loraplex.platform.console.pages.addresses import adapter_address, tabs_of, with_query
+from loraplex.platform.console.pages.adapter_tabs import tabs_of
 from loraplex.platform.console.pages.writing import entered_again, layout_of, revision_of, tenant_of
 from loraplex.platform.services import adapters
 from loraplex.platform.services.people.identity import ConsoleSession
@@ -74,8 +75,8 @@ def _add_list(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> None
             state=state,
             states=listing.STATES,
             is_filtered=bool(search or state or after),
-            older=None if page.after is None else with_query(LIST, **query, after=page.after),
-            newest=with_query(LIST, **query) if after else None,
+            older=None if page.after is None else link(LIST, {**query, "after": page.after}),
+            newest=link(LIST, query) if after else None,
             is_residency_known=found_in.is_known,
         )
 
@@ -105,7 +106,8 @@ def _add_creation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
             entered = entered_again(form, error, ("name", "description"), {"adapter name": "name"})
             return endpoint.page(request, session, "adapters/new.html", status=422, form=entered)
         return endpoint.back(
-            *(request, session, adapter_address(asked.name, "upload")), f"Adapter {asked.name} was created."
+            *(request, session, path_of("adapters", asked.name, "upload")),
+            f"Adapter {asked.name} was created.",
         )
 
 
@@ -208,7 +210,7 @@ def _add_description(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) 
                 await endpoint.perform(request, session, form, work)
         except FormInvalid as error:
             return await show(request, session, name, entered_again(form, error, ("description",)), 422)
-        return endpoint.back(request, session, adapter_address(name), "The description was changed.")
+        return endpoint.back(request, session, path_of("adapters", name), "The description was changed.")
 
 
 def _add_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
