@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
@@ -65,6 +66,13 @@ class Settings(BaseSettings):
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
     console: bool = True
     public_url: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+$")
+    smtp_url: SecretStr | None = None
+    smtp_from: str | None = Field(default=None, min_length=3, max_length=320, validate_default=True)
+    oidc_issuer: str | None = Field(default=None, pattern=r"^https?://[^?#\s]+$", max_length=500)
+    oidc_client_id: str | None = Field(default=None, min_length=1, max_length=500, validate_default=True)
+    oidc_client_secret: SecretStr | None = None
+    oidc_name: str = Field(default="OpenID Connect", min_length=1, max_length=40)
+    oidc_allowed_domains: Annotated[tuple[str, ...], NoDecode] = Field(default=(), max_length=64)
     data_dir: Path = Path("./.loraplex")
     role: Literal["all", "engine", "gateway"] = "all"
     engine: tuple[str, ...] = Field(default=(), max_length=64)
@@ -168,7 +176,45 @@ class Settings(BaseSettings):
                 )
         return value
 
-    @field_validator("trusted_proxies", mode="before")
+    @field_validator("smtp_url")
+    @classmethod
+    def _mails_lead_to_a_known_address(
+        cls, value: SecretStr | None, info: ValidationInfo
+    ) -> SecretStr | None:
+        if value is None:
+            return None
+        parts = urlsplit(value.get_secret_value())
+        if parts.scheme not in ("smtp", "smtps") or not parts.hostname:
+            raise ValueError("must be smtp://user:password@host:port or smtps://…")
+        if info.data.get("public_url") is None:
+            raise ValueError("needs `public_url`, to which the links in mails lead")
+        return value
+
+    @field_validator("smtp_from")
+    @classmethod
+    def _mails_have_a_sender(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if "smtp_url" in info.data and (value is None) != (info.data["smtp_url"] is None):
+            raise ValueError("must be given exactly if `smtp_url` is")
+        if value is not None and ("@" not in value or not value.isprintable()):
+            raise ValueError("must be an email address, such as loraplex <no-reply@example.com>")
+        return value
+
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _issuers_are_trusted_through_tls(cls, value: str | None) -> str | None:
+        here = value is not None and urlsplit(value).hostname in ("127.0.0.1", "::1", "localhost")
+        if value is not None and not here and not value.startswith("https://"):
+            raise ValueError("must begin with https://, unless the provider runs on this machine")
+        return value
+
+    @field_validator("oidc_client_id")
+    @classmethod
+    def _a_provider_knows_this_server(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if "oidc_issuer" in info.data and (value is None) != (info.data["oidc_issuer"] is None):
+            raise ValueError("must be given exactly if `oidc_issuer` is")
+        return value
+
+    @field_validator("trusted_proxies", "oidc_allowed_domains", mode="before")
     @classmethod
     def _split_at_commas(cls, value: object) -> object:
         if isinstance(value, str):

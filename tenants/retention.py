@@ -16,9 +16,15 @@ from loraplex.tenants.models import (
     AuditEntry,
     Base,
     IdempotencyRecord,
+    Invitation,
+    Membership,
     MeterExport,
+    OneTimeLink,
     OutboxEvent,
     QuotaEvent,
+    SignInThrottle,
+    User,
+    UserSession,
 )
 
 MIN_AUDIT_DAYS: Final = 2
@@ -27,6 +33,8 @@ WEBHOOK_EVENTS: Final = timedelta(days=30)
 """The time for which events and their deliveries are kept, from the writing of the event."""
 METER_EVENTS: Final = timedelta(days=60)
 """The time for which exported meter events are kept, from their hour; longer than hours are compared."""
+PEOPLE: Final = timedelta(days=30)
+"""The time for which links, invitations and known networks are kept after their end, and people without any right."""
 ALONE: Final = text("SELECT pg_try_advisory_xact_lock(hashtextextended('loraplex retention', 0))")
 
 
@@ -72,6 +80,19 @@ class RetentionRepository:
             (MeterExport, MeterExport.sent_at.is_not(None) & (MeterExport.hour < self._now - METER_EVENTS)),
             (IdempotencyRecord, IdempotencyRecord.expires_at < self._now),
             (ApiKey, (ended_at(ApiKey) < audit) & ~self._has_live_predecessor()),
+            *self._of_people(),
+        ]
+
+    def _of_people(self) -> list[tuple[type[Base], ColumnElement[bool]]]:
+        old = self._now - PEOPLE
+        is_member = select(Membership.user_id).where(Membership.user_id == User.id).exists()
+        last_seen = func.coalesce(User.last_seen_at, User.created_at)
+        return [
+            (UserSession, UserSession.expires_at < self._now),
+            (OneTimeLink, OneTimeLink.expires_at < old),
+            (Invitation, Invitation.expires_at < old),
+            (SignInThrottle, SignInThrottle.updated_at < old),
+            (User, ~User.is_operator & ~is_member & (last_seen < old)),
         ]
 
     def _has_live_predecessor(self) -> ColumnElement[bool]:

@@ -23,5 +23,5 @@ class SharedServers(LoadFileScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        folder = file.rpartition("/")[0]
-        return folder if folder == "tests/end_to_end" and file not in APART else file
+        shared = "tests/end_to_end"
+        return shared if file.startswith(f"{shared}/") and file not in APART else file

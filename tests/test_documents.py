@@ -36,7 +36,11 @@ def allowed(name: str, field: FieldInfo) -> str:
     """What a setting may be, from its type and bounds."""
     kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not type(None)]
     if get_origin(field.annotation) is tuple:
-        return {"engine": "`ipc://` addresses", "trusted_proxies": "networks"}[name]
+        return {
+            "engine": "`ipc://` addresses",
+            "trusted_proxies": "networks",
+            "oidc_allowed_domains": "domains",
+        }[name]
     if all(isinstance(kind, str) for kind in kinds):
         return ", ".join(map(str, kinds))
     if kinds == [bool]:
@@ -122,7 +126,7 @@ def test_torch_is_pinned_without_a_local_suffix() -> None:
 def test_continuous_integration_reads_the_test_command_from_the_readme() -> None:
     marked = README.read_text().split("\n<!-- test command -->\n\n```bash\n")
     assert len(marked) == 2
-    assert "&& pytest -n 2" in marked[1].splitlines()[0]
+    assert "&& pytest -n 3" in marked[1].splitlines()[0]
     assert "/^<!-- test command -->$/" in (ROOT / ".ci" / "run").read_text()
 
 

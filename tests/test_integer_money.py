@@ -15,6 +15,9 @@ COMPUTING = (
 PLATFORM = (
     "services",
     "services/billing",
+    "services/queries",
+    "console/pages",
+    "console/pages/operator",
     "api/operator",
     "api/tenant",
     "api/schemas",

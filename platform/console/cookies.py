@@ -21,6 +21,7 @@ TENANT_PATH: Final = "/console"
 SESSION_COOKIE: Final[dict[Area, str]] = {"tenant": "loraplex", "operator": "loraplex-operator"}
 TOAST_COOKIE: Final = "loraplex-toast"
 TOAST_SECONDS: Final = 60
+ATTEMPT_COOKIE: Final = "loraplex-oidc"
 MAX_TOAST_LENGTH: Final = 400
 STEPS_COOKIE: Final = "loraplex-steps"
 STEPS_SECONDS: Final = 365 * 24 * 3600
@@ -78,6 +79,18 @@ class Cookies:
         skipped = self.skipped_steps(request, tenant_id) | frozenset(steps)
         value = ".".join(sorted(skipped))
         self._set(request, response, _steps_cookie(tenant_id), value, STEPS_SECONDS)
+
+    def leave_attempt(self, request: Request, response: Response, sealed: str, max_age_s: int) -> None:
+        """Leave what the answer of the identity provider must match."""
+        self._set(request, response, ATTEMPT_COOKIE, sealed, max_age_s)
+
+    def attempt(self, request: Request) -> str | None:
+        """Return what `leave_attempt` left in this browser."""
+        return request.cookies.get(self._name(request, ATTEMPT_COOKIE))
+
+    def drop_attempt(self, request: Request, response: Response) -> None:
+        """Take the attempt from the browser: it was used."""
+        self._set(request, response, ATTEMPT_COOKIE, "", 0)
 
     def _set(
         self, request: Request, response: Response, name: str, value: str, max_age_s: int | None

@@ -104,6 +104,7 @@ class ConsoleEndpoint:
                 else await find_session(self._dependencies.database, token, area_of(request))
             )
         session: ConsoleSession | None = request.state.console_session
+        request.state.tenant_id = None if session is None else session.tenant_id
         return session
 
     async def check_token(self, request: Request, sent: str | None) -> None:
@@ -235,6 +236,7 @@ class ConsoleEndpoint:
         path, area = request.url.path, area_of(request)
         groups = OPERATOR_AREA if area == "operator" else TENANT_AREA
         scopes = frozenset[str]() if session is None else session.scopes
+        provider = self._dependencies.identity_provider
         return {
             "session": session,
             "nav": navigation(groups, scopes, self.pages, path),
@@ -245,6 +247,8 @@ class ConsoleEndpoint:
             "public_host": self.origin.host(request),
             "base_url": f"{self.origin.of(request)}/v1",
             "served_model": self._dependencies.served_model_name,
+            "can_mail": self._dependencies.mailed_links is not None,
+            "provider_name": None if provider is None else provider.name,
             "csrf": None if session is None else masked(session.csrf_token),
             "now": datetime.now(UTC),
         }

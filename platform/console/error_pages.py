@@ -64,6 +64,8 @@ class ErrorPages:
         described = _described(error)
         if described.row.is_logged:
             LOG.error("page failed", request_id=request_id_of(request.scope), exc_info=error)
+        if isinstance(error, HTTPException):
+            await self._endpoint.session(request)
         session = getattr(request.state, "console_session", None)
         status = described.row.status
         title = _TITLES.get(status, "The server could not complete this")

@@ -1,5 +1,8 @@
 """All pages of the console."""
 
+from collections.abc import Callable
+from typing import Final
+
 from fastapi import APIRouter
 
 from loraplex.platform.console.endpoint import ConsoleEndpoint
@@ -11,6 +14,9 @@ from loraplex.platform.console.pages.billing import billing_pages
 from loraplex.platform.console.pages.keys import keys_pages
 from loraplex.platform.console.pages.limits import limits_pages
 from loraplex.platform.console.pages.links import links_pages
+from loraplex.platform.console.pages.mailed_links import mailed_links_pages
+from loraplex.platform.console.pages.oidc import oidc_pages
+from loraplex.platform.console.pages.operator.routes import OPERATOR_PAGES
 from loraplex.platform.console.pages.overview import overview_pages
 from loraplex.platform.console.pages.playground import playground_pages
 from loraplex.platform.console.pages.requests import requests_pages
@@ -21,25 +27,30 @@ from loraplex.platform.console.pages.uploads import uploads_pages
 from loraplex.platform.console.pages.usage import usage_pages
 from loraplex.platform.console.pages.webhooks import webhooks_pages
 
+PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
+    sign_in_pages,
+    links_pages,
+    mailed_links_pages,
+    oidc_pages,
+    account_pages,
+    audit_pages,
+    billing_pages,
+    keys_pages,
+    adapters_pages,
+    aliases_pages,
+    uploads_pages,
+    playground_pages,
+    token_pages,
+    limits_pages,
+    overview_pages,
+    requests_pages,
+    usage_pages,
+    team_pages,
+    webhooks_pages,
+    *OPERATOR_PAGES,
+)
+
 
 def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
     """Build the routers of all pages, each with absolute paths."""
-    return [
-        account_pages(endpoint),
-        adapters_pages(endpoint),
-        aliases_pages(endpoint),
-        audit_pages(endpoint),
-        billing_pages(endpoint),
-        keys_pages(endpoint),
-        limits_pages(endpoint),
-        links_pages(endpoint),
-        overview_pages(endpoint),
-        playground_pages(endpoint),
-        requests_pages(endpoint),
-        sign_in_pages(endpoint),
-        team_pages(endpoint),
-        token_pages(endpoint),
-        uploads_pages(endpoint),
-        usage_pages(endpoint),
-        webhooks_pages(endpoint),
-    ]
+    return [build(endpoint) for build in PAGES]

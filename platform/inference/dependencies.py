@@ -8,6 +8,7 @@ from loraplex.adapters.uploads.service import Uploads
 from loraplex.engine.client import EngineClient
 from loraplex.grammar import constraints
 from loraplex.platform.auth.client_address import ClientAddresses
+from loraplex.platform.auth.identity_provider import IdentityProvider
 from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.inference.background_tasks import BackgroundTasks
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
@@ -18,6 +19,7 @@ from loraplex.platform.inference.structured_output.value_validation import Value
 from loraplex.platform.observability.health import Health
 from loraplex.platform.observability.request_stats import RequestRecorder
 from loraplex.platform.parameters.json_object import BodyLimits
+from loraplex.platform.services.people.mailed_links import MailedLinks
 from loraplex.platform.services.queries.serving_cost import AcceleratorPrice
 from loraplex.platform.services.unit_of_work import PolicyPublisher
 from loraplex.tenants.admission.controller import AdmissionController
@@ -65,7 +67,7 @@ class GatewayDependencies:
     `derive_key`: byte strings, the first of which names the purpose -> 32 bytes keyed by the server secret.
 
     `currency_of`: the currency that a tenant is charged in now. `adapter_path`: (tenant, digest) -> folder of the blob, which is first fetched to this machine where needed; raises
-    `StorageError` of adapters.
+    `StorageError` of adapters. `health` None: nothing probes this gateway, as in a test.
     """
 
     served_model_name: str
@@ -89,5 +91,7 @@ class GatewayDependencies:
     addresses: ClientAddresses = field(default_factory=ClientAddresses)
     poison_memory: PoisonMemory = field(default_factory=PoisonMemory)
     key_use: LastUsedTracker = field(default_factory=LastUsedTracker)
+    identity_provider: IdentityProvider | None = None
+    mailed_links: MailedLinks | None = None
     background_tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
     health: Health | None = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 from uuid import UUID
 
+from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -19,6 +20,8 @@ from loraplex.platform.observability.request_stats import RequestStats
 UNMATCHED: Final = "none"
 OTHER_METHOD: Final = "other"
 METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+GENERATING: Final = frozenset(("/v1/chat/completions", "/v1/completions"))
+"""The handlers of requests that the engine works for."""
 _RECORD: Final = "record"
 
 
@@ -95,7 +98,7 @@ class ObservedRequests:
     def __init__(self, app: ASGIApp, observers: Sequence[RequestObserver] = ()) -> None:
         self._app = app
         self._observers = observers
-        self._paths: dict[int, str] = {}
+        self._paths: dict[int, dict[int, str]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -127,15 +130,18 @@ class ObservedRequests:
                 observe(finished)
 
     def _handler(self, scope: Scope) -> str:
-        if "route" not in scope:
-            return UNMATCHED
-        if not self._paths:
-            self._paths = {
-                id(context.original_route): context.path
-                for context in iter_route_contexts(scope["app"].routes)
-                if context.path is not None
-            }
-        return self._paths.get(id(scope["route"]), UNMATCHED)
+        # The console is an application of its own within this one.
+        app, found = scope["app"], scope.get("route", scope.get("endpoint"))
+        if id(app) not in self._paths:
+            self._paths[id(app)] = _paths(app)
+        return self._paths[id(app)].get(id(found), UNMATCHED)
+
+
+def _paths(app: FastAPI) -> dict[int, str]:
+    """The paths of an application by its routes, and by the endpoints of those that the framework does not name in a scope."""
+    contexts = [each for each in iter_route_contexts(app.routes) if each.path is not None]
+    endpoints = {id(each.endpoint): str(each.path) for each in contexts}
+    return endpoints | {id(each.original_route): str(each.path) for each in contexts}
 
 
 def note_authentication(scope: Scope) -> None:

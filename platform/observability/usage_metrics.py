@@ -14,14 +14,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from loraplex.platform.observability.request_record import FinishedRequest
+from loraplex.platform.observability.request_record import GENERATING, FinishedRequest
 
 TOP: Final = 50
 IDLE_S: Final = 900.0
 OTHER: Final = "other"
 BASE: Final = "base"
 """The adapter label of requests that use none."""
-GENERATING: Final = frozenset(("/v1/chat/completions", "/v1/completions"))
 TOO_MANY_REQUESTS: Final = 429
 
 

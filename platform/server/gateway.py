@@ -22,6 +22,7 @@ from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.engine.messages import EngineInfo
 from loraplex.platform.api.app import create_app
 from loraplex.platform.auth.client_address import ClientAddresses
+from loraplex.platform.auth.identity_provider import IdentityProvider, ProviderOptions
 from loraplex.platform.config import Settings
 from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
 from loraplex.platform.datastores.connections import StoreAddresses, ensure_schema, open_stores
@@ -59,6 +60,8 @@ from loraplex.platform.server.components import (
 from loraplex.platform.server.request_observers import request_observers
 from loraplex.platform.server.resources import GatewayResources, open_resources
 from loraplex.platform.server.secret import derive, server_secret, tenant_namespace
+from loraplex.platform.services.people.mail import MailServer
+from loraplex.platform.services.people.mailed_links import MailedLinks
 from loraplex.platform.services.queries.serving_cost import AcceleratorPrice
 from loraplex.platform.services.webhook_secrets import WebhookSecrets
 from loraplex.platform.startup_errors import SettingsError
@@ -237,6 +240,8 @@ async def _open_dependencies(
         config=limits,
         addresses=ClientAddresses(tuple(map(parse_network, settings.trusted_proxies))),
         key_use=await stack.enter_async_context(writing_use(database)),
+        identity_provider=_identity_provider(settings),
+        mailed_links=_mailed_links(settings, database),
         uploads=blobs.uploads(database, lifecycle, await asyncio.to_thread(adapter_limits, settings, info)),
     )
 
@@ -332,6 +337,27 @@ def _meter_sink(settings: Settings, client: ReceiverClient) -> MeterSink | None:
     if settings.meter_export_secret is None:
         return MeterFile(Path(settings.meter_export))
     return MeterUrl(client, settings.meter_export, settings.meter_export_secret.get_secret_value())
+
+
+def _identity_provider(settings: Settings) -> IdentityProvider | None:
+    if settings.oidc_issuer is None or settings.oidc_client_id is None:
+        return None
+    secret = settings.oidc_client_secret
+    options = ProviderOptions(
+        issuer=settings.oidc_issuer,
+        client_id=settings.oidc_client_id,
+        client_secret=None if secret is None else secret.get_secret_value(),
+        name=settings.oidc_name,
+        allowed_domains=tuple(domain.lower() for domain in settings.oidc_allowed_domains),
+    )
+    return IdentityProvider(options)
+
+
+def _mailed_links(settings: Settings, database: Database) -> MailedLinks | None:
+    if settings.smtp_url is None or settings.smtp_from is None or settings.public_url is None:
+        return None
+    server = MailServer.parse(settings.smtp_url.get_secret_value(), settings.smtp_from)
+    return MailedLinks(database, server, settings.public_url)
 
 
 def _namespace_of(secret: bytes, tenant_id: UUID) -> bytes:

@@ -14,7 +14,7 @@ def key_actor(key_id: str, address: str | None, request_id: str | None) -> Actor
 
 
 def operator_actor(key_id: str, address: str | None, request_id: str | None) -> Actor:
-    """Return an operator's key, by its public id, that sent a request from `address`."""
+    """Return an operator, by the public id of the key or by the email address, who sent a request from `address`."""
     return Actor("operator", key_id, address, request_id)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class AdmissionConfig:
     """Times in seconds. After `lease_s` without a heartbeat, a gateway counts as dead and its open requests are given up.
 
-    An admission waits `valkey_s` for Valkey, and 0.8 times that for a second attempt. When more than `max_pending_updates` ended
+    An admission waits `valkey_s` for Valkey, and 0.8 times that for a second attempt, and `journal_s` for the disk of its journal. When more than `max_pending_updates` ended
     requests wait for Valkey, their tenants' counters are rebuilt instead. Every `reconcile_s` the counters of at most
     `reconciled_at_once` tenants are compared with the ledger. Fences are read every `fence_poll_s`; a fence that a gateway
     does not confirm within `fence_s` is given up. What running requests have used is journaled every `progress_s`.
@@ -18,6 +18,7 @@ class AdmissionConfig:
     heartbeat_s: float = 10.0
     gateway_live_s: float = 30.0
     valkey_s: float = 0.05
+    journal_s: float = 5.0
     probe_s: float = 0.5
     retry_s: float = 1.0
     max_pending_updates: int = 10_000

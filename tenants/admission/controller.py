@@ -145,6 +145,7 @@ class QuotaAdmissionController:
             report_overdue=self._reaper.overdue.add,
             cancel_later=self._settlements.cancel_later,
             withdraw=self._withdraw,
+            withdraw_later=self._withdraw_later,
         )
         self.maintenance = AdmissionMaintenance(
             ledger=ledger,
@@ -338,6 +339,9 @@ class QuotaAdmissionController:
         self._requests.active[reservation.tenant_id] = None
         await self._settlements.settle(PendingSettlement(reservation, usage))
         self._shipping.begin()
+
+    def _withdraw_later(self, reservation: Reservation) -> None:
+        self._settlements.settle_later(PendingSettlement(reservation, NOTHING_USED))
 
     def _shipped(self, ends: Sequence[Shipped]) -> None:
         self._settlements.shipped(ends)

@@ -36,6 +36,7 @@ from loraplex.tenants.errors import (
     DatabaseUnavailable,
     InvalidField,
     JournalFull,
+    JournalUnavailable,
     LimitExceeded,
     PolicyStale,
     QuotaUnavailable,
@@ -55,6 +56,7 @@ TRIES = 22
 PAUSE_SECONDS = 0.01
 # The wait of both attempts together, in units of `valkey_s`, which bounds one attempt.
 TOTAL_WAIT = 1.8
+STALLED = "the disk of this server's usage journal does not answer; try again later"
 LOG = structlog.get_logger("loraplex.admission")
 
 
@@ -63,7 +65,8 @@ class Reserver:
     """Reserves for the requests of one gateway.
 
     `breaker` is Valkey's. `report_overdue` gets each tenant with expired leases. `cancel_later` gets (tenant, id) of a refused
-    request that Valkey may still admit. `withdraw` gets a reservation that is in the journal and was not admitted.
+    request that Valkey may still admit. `withdraw` gets a reservation that is in the journal and was not admitted, `withdraw_later`
+    one that may come into it yet.
     """
 
     ledger: UsageLedger
@@ -82,6 +85,7 @@ class Reserver:
     report_overdue: Callable[[UUID], None]
     cancel_later: Callable[[UUID, UUID], None]
     withdraw: Callable[[Reservation], Awaitable[None]]
+    withdraw_later: Callable[[Reservation], None]
 
     async def reserve(
         self, request: ReservationRequest, on_provisional: OnProvisional | None = None
@@ -94,6 +98,8 @@ class Reserver:
         """
         if self.journal.is_full:
             raise JournalFull("this server's usage journal is full; nothing more is admitted")
+        if self.journal.stalled_s > self.settings.journal_s:
+            raise JournalUnavailable(STALLED)
         await self.fences.ready()
         request = await self._bounded(request)
         if self.breaker.is_open:
@@ -143,9 +149,17 @@ class Reserver:
         return None
 
     async def _in_journal(self, reservation: Reservation) -> None:
-        """Make the reservation durable. One that the journal refuses is cancelled in the counters."""
+        """Make the reservation durable. One that the journal refuses is cancelled in the counters.
+
+        One that it does not answer in time may be written yet, and is withdrawn once the disk answers again.
+        """
         try:
-            await self.journal.admit(reservation)
+            async with asyncio.timeout(self.settings.journal_s):
+                await self.journal.admit(reservation)
+        except TimeoutError as error:
+            self.withdraw_later(reservation)
+            await self._cancel(reservation.request)
+            raise JournalUnavailable(STALLED) from error
         except StoreUnavailable:
             await self._cancel(reservation.request)
             raise

@@ -64,6 +64,11 @@ class SettlementQueue:
         self._requests.unsettled[pending.reservation.id] = pending
         await self._settle(pending)
 
+    def settle_later(self, pending: PendingSettlement) -> None:
+        """Settle with the next `retry`: the journal does not answer now."""
+        self._requests.unsettled[pending.reservation.id] = pending
+        self._not_in_journal[pending.reservation.id] = pending
+
     def cancel_later(self, tenant_id: UUID, request_id: UUID) -> None:
         """Cancel a refused request, which the counters may still admit, once they are available again."""
         self._remember(PendingCounterUpdate(tenant_id, request_id))

@@ -149,6 +149,14 @@ class CreditRepository:
             await self._session.flush()
 
 
+async def newest_grants(session: AsyncSession, after: UUID | None, limit: int) -> Sequence[GrantedCredit]:
+    """At most `limit` grants of all tenants, newest first, behind the grant `after`, as an operator."""
+    query = select(CreditGrant, _available()).order_by(CreditGrant.id.desc()).limit(limit)
+    if after is not None:
+        query = query.where(CreditGrant.id < after)
+    return [GrantedCredit(grant, int(available)) for grant, available in await session.execute(query)]
+
+
 def _available() -> ScalarSelect[Any]:
     """The sum of the entries of a grant in the account `available`."""
     total = func.coalesce(func.sum(CreditEntry.amount_micro), 0)

@@ -104,7 +104,7 @@ class Reservation:
 class RequestTimings:
     """When what of a request happened, in milliseconds; None where it is unknown.
 
-    `ttft_ms`: until the first token was sent. `phases`: start, from the request's arrival, and duration by name.
+    `ttft_ms`: until the first token was sent. `phases`: start, from the first of them, and duration by name.
     `gap_buckets`: the times between two tokens, counted by `GAP_BOUNDS_MS` of `tenants/ledger/histograms.py`.
     """
 

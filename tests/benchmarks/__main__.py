@@ -21,6 +21,7 @@ from tests.benchmarks.journal import JournalShape, measure_journal
 from tests.benchmarks.ledger import LedgerLoad, measure_ledger
 from tests.benchmarks.ledger_rows import LedgerShape
 from tests.benchmarks.noisy_neighbours import NoisyNeighboursShape, measure_noisy_neighbours
+from tests.benchmarks.observers import measure_observers
 from tests.benchmarks.peft_comparison import PeftComparisonShape, compare_with_peft
 
 from loraplex.platform.bench.report import RESULTS, Report, available_cores, checkout_root
@@ -260,6 +261,22 @@ def gateway(
     async def work() -> Report:
         shape = GatewayShape(requests, connections, rounds)
         return await asyncio.to_thread(measure_gateway, shape, against)
+
+    run_bench(work, out, as_json)
+
+
+@app.command()
+def observers(
+    requests: Annotated[int, typer.Option(min=1, help="In each round.")] = 2000,
+    connections: Annotated[int, typer.Option(min=1)] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Processes of each kind.")] = 3,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """CPU time of a request with nothing watching, with access lines and metrics, and with traces."""
+
+    async def work() -> Report:
+        return await asyncio.to_thread(measure_observers, GatewayShape(requests, connections, rounds))
 
     run_bench(work, out, as_json)
 

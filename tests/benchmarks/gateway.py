@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -101,12 +101,15 @@ def measure_checkout(checkout: Path, shape: GatewayShape) -> dict[str, Figures]:
 
 
 @contextmanager
-def served(checkout: Path) -> Iterator[Serving]:
-    """Run this module as the gateway of a checkout. Raises `BenchFailed` when it does not start."""
+def served(checkout: Path, module: str = MODULE, *arguments: str) -> Iterator[Serving]:
+    """Run this module, or another one, as the gateway of a checkout. Raises `BenchFailed` when it does not start."""
     path = os.pathsep.join((str(checkout / ".src"), str(CHECKOUT)))
     environment = {**os.environ, "PYTHONPATH": path}
     with subprocess.Popen(
-        (sys.executable, "-m", MODULE), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        (sys.executable, "-m", module, *arguments),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
     ) as gateway:
         line = gateway.stdout.readline() if gateway.stdout is not None else b""
         if not line:
@@ -149,11 +152,11 @@ async def send(serving: Serving, model: str, count: int, connections: int) -> li
     return waits
 
 
-async def serve() -> None:
-    """Serve until standard input ends."""
+async def serve(observers: Sequence[Any] = ()) -> None:
+    """Serve until standard input ends. `observers` see every request when it has ended."""
     async with opened_stores() as (database, admissions):
         key = await create_tenant(database)
-        async with listening(database, admissions) as port:
+        async with listening(database, admissions, observers) as port:
             sys.stdout.buffer.write(msgspec.json.encode(Serving(os.getpid(), port, key)) + b"\n")
             sys.stdout.buffer.flush()
             await asyncio.to_thread(sys.stdin.read)
@@ -175,9 +178,13 @@ async def create_tenant(database: Database) -> str:
 
 
 @asynccontextmanager
-async def listening(database: Database, admissions: QuotaAdmissionController) -> AsyncIterator[int]:
+async def listening(
+    database: Database, admissions: QuotaAdmissionController, observers: Sequence[Any] = ()
+) -> AsyncIterator[int]:
     """Serve the app on a free port."""
-    app = create_app(dependencies_of(database, admissions))
+    # An earlier commit knows no observers.
+    observed = {"observers": observers} if observers else {}
+    app = create_app(dependencies_of(database, admissions), **observed)
     config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", access_log=False, ws="none")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())

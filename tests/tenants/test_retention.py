@@ -1,7 +1,10 @@
 """Old records are deleted in bounded batches; recent ones stay."""
 
+import re
 from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
+import psycopg
 from sqlalchemy import text
 from tests.tenants.registry_records import make_tenant
 
@@ -27,6 +30,22 @@ RECORD = (
 POLICY_EPOCH = text("SELECT policy_epoch FROM tenants")
 WEBHOOK = "INSERT INTO outbox_events (id, tenant_id, type, subject, data, created_at) VALUES (gen_random_uuid(), :tenant, 'adapter.ready', 'x', '{}', :at)"
 FILLED = ("audit_entries", "quota_events", "idempotency_records", "outbox_events")
+OF_PEOPLE = ("sessions", "one_time_links", "invitations", "sign_in_throttles", "users")
+USER = "INSERT INTO users (id, email, name, is_operator, created_at, last_seen_at) VALUES (:id, :email, 'x', :op, :at, :seen)"
+PERSONAL = (
+    "INSERT INTO sessions (id, user_id, token_sha256, expires_at) VALUES (gen_random_uuid(), :id, sha256(:n), :at)",
+    """
+    INSERT INTO one_time_links (id, user_id, token_sha256, purpose, expires_at)
+    VALUES (gen_random_uuid(), :id, sha256(:n), 'reset', :at)
+    """,
+)
+UNBOUND = (
+    """
+    INSERT INTO invitations (id, purpose, token_sha256, invited_by, expires_at)
+    VALUES (gen_random_uuid(), 'operator', sha256(:n), 'x', :at)
+    """,
+    "INSERT INTO sign_in_throttles (subject, failures, updated_at) VALUES (sha256(:n), 1, :at)",
+)
 RETENTION = Retention(audit=timedelta(days=30), quota_events=timedelta(days=60))
 
 
@@ -57,6 +76,7 @@ async def test_old_records_are_deleted_and_recent_ones_stay(database: Database) 
         "outbox_events": 4,
         "meter_exports": 0,
         "api_keys": 0,
+        **dict.fromkeys(OF_PEOPLE, 0),
     }
     assert await sweep(database, 100) == everything
     assert await sweep(database, 100) == dict.fromkeys(everything, 0)
@@ -107,10 +127,9 @@ async def test_a_batch_is_bounded_and_one_sweeps_at_a_time(database: Database) -
     async with database.as_operator() as one, database.as_operator() as two:
         first = await RetentionRepository(one, RETENTION).sweep(6)
         second = await RetentionRepository(two, RETENTION).sweep(6)
-    assert first == {**dict.fromkeys(FILLED, 6), "meter_exports": 0, "api_keys": 0} and set(
-        second.values()
-    ) == {0}
-    assert await sweep(database, 6) == {**dict.fromkeys(FILLED, 4), "meter_exports": 0, "api_keys": 0}
+    others = dict.fromkeys(("meter_exports", "api_keys", *OF_PEOPLE), 0)
+    assert first == {**dict.fromkeys(FILLED, 6), **others} and set(second.values()) == {0}
+    assert await sweep(database, 6) == {**dict.fromkeys(FILLED, 4), **others}
 
 
 async def test_exported_meter_events_are_kept_longer_than_hours_are_compared(database: Database) -> None:
@@ -125,3 +144,48 @@ async def test_exported_meter_events_are_kept_longer_than_hours_are_compared(dat
             await session.execute(insert, values)
     assert (await sweep(database, 100))["meter_exports"] == 1
     assert METER_EVENTS > WINDOW
+
+
+async def test_what_people_leave_is_deleted_after_its_end(database: Database) -> None:
+    tenant_id, now = await make_tenant(database), datetime.now(UTC)
+    old, recent = now - timedelta(days=31), now - timedelta(days=29)
+    people = {
+        "member": (False, old, old),
+        "operator": (True, old, None),
+        "seen": (False, old, recent),
+        "new": (False, recent, None),
+        "gone": (False, old, old),
+        "never-seen": (False, old, None),
+    }
+    ids = {name: uuid4() for name in people}
+    rows = [{"n": bytes([days]), "at": now - timedelta(days=days - 1)} for days in (0, 2, 30, 32)]
+    with psycopg.connect(database.url, autocommit=True) as owner:
+        for name, (is_operator, at, seen) in people.items():
+            given = {
+                "id": ids[name],
+                "email": f"{name}@example.com",
+                "op": is_operator,
+                "at": at,
+                "seen": seen,
+            }
+            owner.execute(re.sub(r":(\w+)", r"%(\1)s", USER).encode(), given)
+        for statement in (*PERSONAL, *UNBOUND):
+            for row in rows:
+                owner.execute(
+                    re.sub(r":(\w+)", r"%(\1)s", statement).encode(), {**row, "id": ids["operator"]}
+                )
+        owner.execute(
+            "INSERT INTO memberships (tenant_id, user_id, role) VALUES (%s, %s, 'viewer')",
+            (tenant_id, ids["member"]),
+        )
+    swept = await sweep(database, 100)
+    assert {name: swept[name] for name in OF_PEOPLE} == {
+        "sessions": 3,
+        "one_time_links": 1,
+        "invitations": 1,
+        "sign_in_throttles": 1,
+        "users": 2,
+    }
+    async with database.as_operator() as session:
+        left = set(await session.scalars(text("SELECT email FROM users")))
+    assert left == {f"{name}@example.com" for name in ("member", "operator", "seen", "new")}

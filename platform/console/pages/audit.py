@@ -3,12 +3,12 @@
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
-from functools import partial
 from typing import Annotated, Final
 from urllib.parse import urlencode
 from uuid import UUID
 
 from fastapi import APIRouter, Depends
+from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -67,16 +67,17 @@ def _add_log(router: APIRouter, endpoint: ConsoleEndpoint, path: str, reader: ob
 async def _lines(
     endpoint: ConsoleEndpoint, session: ConsoleSession, chosen: audit.AuditFilter
 ) -> AsyncIterator[bytes]:
-    after: UUID | None = None
+    after: str | None = None
+
+    async def read(found: AsyncSession) -> audit.AuditPage:
+        return await audit.entries(found, chosen, after, EXPORT_BATCH)
+
     while True:
-        behind = None if after is None else str(after)
-        page = await endpoint.query(
-            session, partial(audit.entries, chosen=chosen, after=behind, limit=EXPORT_BATCH)
-        )
+        page = await endpoint.query(session, read)
         yield b"".join(map(audit.json_line, page.rows))
         if page.older is None:
             return
-        after = page.older
+        after = str(page.older)
 
 
 def _given(request: Request) -> dict[str, str]:

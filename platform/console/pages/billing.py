@@ -16,6 +16,8 @@ from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.services.billing import invoice_formats
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.queries import billing
+from loraplex.platform.services.queries.forecast import SpendForecast
+from loraplex.platform.services.queries.overview import spend
 
 PATH: Final = "/console/billing"
 SCOPE: Final = "billing:read"
@@ -34,6 +36,7 @@ class Overview:
     invoices: billing.InvoicePage
     credits: tuple[billing.CreditRow, ...]
     alerts: tuple[billing.AlertRow, ...]
+    forecast: SpendForecast | None
 
 
 def billing_pages(endpoint: ConsoleEndpoint) -> APIRouter:
@@ -71,8 +74,10 @@ def billing_pages(endpoint: ConsoleEndpoint) -> APIRouter:
 async def _overview(session: AsyncSession, viewer: ConsoleSession, after: str | None) -> Overview:
     tenant_id, now = viewer.tenant_id, datetime.now(UTC)
     assert tenant_id is not None, "a session of the tenant area has a tenant"
+    draft = await billing.draft(session, tenant_id, now)
     return Overview(
-        draft=await billing.draft(session, tenant_id, now),
+        draft=draft,
+        forecast=(await spend(session, tenant_id, draft.currency, now)).forecast,
         prices=await billing.prices(session, tenant_id, now),
         invoices=await billing.invoices(session, tenant_id, {}, after, PAGE),
         credits=await billing.credits(session, tenant_id, now),
@@ -120,7 +125,9 @@ def usage_links(
             return None
         last = line.month.end - timedelta(days=1)
         days = {"from": f"{line.month.begin:%Y-%m-%d}", "to": f"{last:%Y-%m-%d}"}
-        name = invoice.content.adapters.get(line.adapter_id) if line.adapter_id is not None else None
+        if line.adapter_id is None:
+            return f"{USAGE}?{urlencode({**days, 'base_model': 1})}"
+        name = invoice.content.adapters.get(line.adapter_id)
         return f"{USAGE}?{urlencode(days if name is None else {**days, 'adapter': name})}"
 
     return address

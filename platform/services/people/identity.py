@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
-from loraplex.platform.services.actors import Actor
+from loraplex.platform.services.actors import Actor, operator_actor
 from loraplex.tenants.people.roles import VIEWING_SCOPES, scopes_of
 from loraplex.tenants.people.sessions import FoundSession
 
@@ -38,7 +38,9 @@ class ConsoleSession:
     viewing_as_operator: bool = False
 
     def actor(self, address: str | None, request_id: str | None) -> Actor:
-        """Return the person as the author of a change."""
+        """Return the person as the author of a change; in the operator's area as an operator, whose address tenants do not see."""
+        if self.tenant_id is None:
+            return operator_actor(self.email, address, request_id)
         return person_actor(self.email, address, request_id)
 
 

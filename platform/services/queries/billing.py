@@ -3,7 +3,7 @@
 Invariant: every amount is an integer, in micro-units unless its name says pico-units.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
@@ -12,13 +12,18 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.services.billing import rate_cards
-from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.accounts.tenants import TenantRepository, names_of
 from loraplex.tenants.billing.preview import RatedUsage
 from loraplex.tenants.billing.rate_cards import CardVersion, RateCards
 from loraplex.tenants.billing.tenant_billing import TenantBillings
-from loraplex.tenants.errors import InvoiceNotFound
+from loraplex.tenants.errors import InvalidField, InvoiceNotFound
 from loraplex.tenants.ids import canonical_uuid
-from loraplex.tenants.invoices.credits import CreditRepository
+from loraplex.tenants.invoices.credits import (
+    DEFAULT_PRIORITY,
+    CreditRepository,
+    GrantedCredit,
+    newest_grants,
+)
 from loraplex.tenants.invoices.document import invoice_document
 from loraplex.tenants.invoices.invoices import InvoiceDetails, InvoiceRepository
 from loraplex.tenants.invoices.lines import InvoiceLine
@@ -29,11 +34,14 @@ from loraplex.tenants.quotas.limits import BUDGETS
 from loraplex.tenants.quotas.threshold_events import Event, quota_events
 
 __all__ = [
+    "DEFAULT_PRIORITY",
     "AlertRow",
     "CardVersion",
     "Coming",
     "CreditRow",
     "Draft",
+    "GrantPage",
+    "GrantRow",
     "InvoiceDetails",
     "InvoiceLine",
     "InvoiceNotFound",
@@ -42,10 +50,15 @@ __all__ = [
     "Prices",
     "alerts",
     "credits",
+    "customers",
     "document",
     "draft",
+    "grants",
     "invoice",
+    "invoice_id_of",
     "invoices",
+    "month_of",
+    "preview",
     "prices",
 ]
 
@@ -119,6 +132,7 @@ class CreditRow:
     """A grant and what is left of it. `place`: its turn among those that can still pay in its currency; None: it pays no more."""
 
     id: UUID
+    tenant_id: UUID
     currency: str
     granted_micro: int
     left_micro: int
@@ -127,6 +141,22 @@ class CreditRow:
     granted_at: datetime
     expires_at: datetime | None
     place: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GrantRow:
+    """A grant among those of all tenants; its place is not computed."""
+
+    tenant: str
+    credit: CreditRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantPage:
+    """Grants of all tenants, the newest first. `older`: the id behind which the next page begins; None for the last."""
+
+    rows: tuple[GrantRow, ...]
+    older: UUID | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,10 +257,32 @@ async def invoice(session: AsyncSession, tenant_id: UUID | None, identity: str) 
 
 
 async def _found(repository: InvoiceRepository, identity: str) -> Invoice:
-    parsed = canonical_uuid(identity)
+    return await repository.by_id(invoice_id_of(identity))
+
+
+async def preview(session: AsyncSession, tenant_id: UUID, month: str, currency: str | None) -> InvoiceDetails:
+    """Return what finalizing a month would lead to, as an operator; nothing is written. Raises `InvalidField`."""
+    return await InvoiceRepository(session).preview(tenant_id, month_of(month), currency)
+
+
+async def customers(
+    session: AsyncSession, found: Iterable[InvoiceRow | InvoiceDetails]
+) -> Mapping[UUID, str]:
+    """Name the tenants of invoices, as an operator."""
+    return await names_of(session, {each.tenant_id for each in found})
+
+
+def month_of(text: str) -> Month:
+    """Read `YYYY-MM`. Raises `InvalidField`."""
+    return Month.parse(text)
+
+
+def invoice_id_of(text: str) -> UUID:
+    """Read the id of a path. Raises `InvoiceNotFound`."""
+    parsed = canonical_uuid(text)
     if parsed is None:
-        raise InvoiceNotFound(f"no invoice {identity[:80]!r}")
-    return await repository.by_id(parsed)
+        raise InvoiceNotFound(f"no invoice {text[:80]!r}")
+    return parsed
 
 
 def document(details: InvoiceDetails) -> dict[str, Any]:
@@ -247,21 +299,35 @@ async def credits(session: AsyncSession, tenant_id: UUID, now: datetime) -> tupl
         usable = [each for each in await repository.balances(currency) if is_usable(each, month)]
         ordered = sorted(usable, key=lambda each: each.burn_order)
         places |= {each.grant_id: place for place, each in enumerate(ordered, start=1)}
-    rows = [
-        CreditRow(
-            id=each.grant.id,
-            currency=each.grant.currency,
-            granted_micro=each.grant.amount_micro,
-            left_micro=each.available_micro,
-            priority=each.grant.priority,
-            reason=each.grant.reason,
-            granted_at=each.grant.granted_at,
-            expires_at=each.grant.expires_at,
-            place=places.get(each.grant.id),
-        )
-        for each in granted
-    ]
+    rows = [_credit(each, places.get(each.grant.id)) for each in granted]
     return tuple(sorted(rows, key=lambda row: (row.place is None, row.currency, row.place or 0)))
+
+
+async def grants(session: AsyncSession, after: str | None, limit: int) -> GrantPage:
+    """Read grants of all tenants behind the grant `after`, as an operator. Raises `InvalidField` for what is no id."""
+    behind = None if after is None else canonical_uuid(after)
+    if after is not None and behind is None:
+        raise InvalidField("after", "after must be the id of a credit")
+    found = await newest_grants(session, behind, limit + 1)
+    names = await names_of(session, {each.grant.tenant_id for each in found})
+    rows = tuple(GrantRow(names[each.grant.tenant_id], _credit(each, None)) for each in found[:limit])
+    return GrantPage(rows=rows, older=rows[-1].credit.id if len(found) > limit else None)
+
+
+def _credit(granted: GrantedCredit, place: int | None) -> CreditRow:
+    grant = granted.grant
+    return CreditRow(
+        id=grant.id,
+        tenant_id=grant.tenant_id,
+        currency=grant.currency,
+        granted_micro=grant.amount_micro,
+        left_micro=granted.available_micro,
+        priority=grant.priority,
+        reason=grant.reason,
+        granted_at=grant.granted_at,
+        expires_at=grant.expires_at,
+        place=place,
+    )
 
 
 async def alerts(session: AsyncSession, tenant_id: UUID) -> Sequence[AlertRow]:

@@ -9,7 +9,8 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.services.billing import rate_cards
-from loraplex.tenants.accounts.tenants import TenantRepository, names_of
+from loraplex.platform.services.queries.tenants import tenant_named
+from loraplex.tenants.accounts.tenants import names_of
 from loraplex.tenants.billing.preview import RatedTotal, RatedUsage, totals
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import MAX_PRICE, Price
@@ -99,13 +100,13 @@ def _state(version: CardVersion, now: datetime) -> State:
 async def card_key(session: AsyncSession, tier: str, tenant: str, adapter: str, currency: str) -> CardKey:
     """Return what a card applies to, from the texts of a form; empty ones restrict nothing.
 
-    Raises `TenantNotFound`, and `InvalidField` for a tier beside a tenant, or an adapter without one.
+    Raises `InvalidField` for a tier beside a tenant, an adapter without one, and a tenant that does not exist.
     """
     if tier and tenant:
         raise InvalidField("tier", "a card applies to a tier or to a tenant, not to both")
     if adapter and not tenant:
         raise InvalidField("adapter", "an adapter needs the tenant that has it")
-    tenant_id = (await TenantRepository(session).get(tenant)).id if tenant else None
+    tenant_id = await tenant_named(session, tenant) if tenant else None
     return CardKey(tier or None, tenant_id, adapter or None, currency)
 
 

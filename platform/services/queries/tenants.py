@@ -7,17 +7,19 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.accounts.tenants import MAX_WEIGHT, TenantRepository
+from loraplex.tenants.accounts.tenants import MAX_WEIGHT, TenantRepository, TierChange
 from loraplex.tenants.billing.tenant_billing import BillingData, TenantBillings
-from loraplex.tenants.errors import TenantNotFound
+from loraplex.tenants.errors import InvalidField, TenantNotFound
 from loraplex.tenants.ids import canonical_uuid
 from loraplex.tenants.ledger.tenant_activity import NearLimit, TenantActivity, tenant_activity
 from loraplex.tenants.models import Tenant
+from loraplex.tenants.models.billing import MAX_TAX_RATE_PPM
 from loraplex.tenants.quotas.limits import MAXIMA, QuotaLimits
 from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
 
 __all__ = [
     "MAXIMA",
+    "MAX_TAX_RATE_PPM",
     "MAX_WEIGHT",
     "BillingData",
     "NearLimit",
@@ -25,8 +27,10 @@ __all__ = [
     "TenantDetail",
     "TenantPage",
     "TenantRow",
+    "TierChange",
     "tenant",
     "tenant_id_of",
+    "tenant_named",
     "tenants",
 ]
 
@@ -106,6 +110,14 @@ def tenant_id_of(text: str) -> UUID:
     if parsed is None:
         raise TenantNotFound(f"no tenant {text[:80]!r}")
     return parsed
+
+
+async def tenant_named(session: AsyncSession, name: str) -> UUID:
+    """Return the id of the living tenant of this name, which a form names. Raises `InvalidField`."""
+    try:
+        return (await TenantRepository(session).get(name)).id
+    except TenantNotFound as error:
+        raise InvalidField("tenant", f"there is no tenant {name[:80]}") from error
 
 
 def _row(tenant: Tenant, activity: TenantActivity) -> TenantRow:

@@ -28,7 +28,7 @@ class JournalLock:
 
     @classmethod
     def take(cls, folder: Path, gateway_id: UUID) -> "JournalLock | None":
-        """Lock a gateway's journal and create the file if there is none. None if another process has it.
+        """Lock a gateway's journal and create the file if there is none. None if another process has it, or has just removed it.
 
         Raises `JournalUnavailable`.
         """
@@ -38,6 +38,10 @@ class JournalLock:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                lock.release()
+                return None
+            if not os.fstat(descriptor).st_nlink:
+                # A third process may have a lock of the same name already.
                 lock.release()
                 return None
             os.close(_open(lock.path))

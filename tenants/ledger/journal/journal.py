@@ -110,6 +110,11 @@ class Journal:
         """Whether `admit` would raise `JournalFull`, as of a second ago."""
         return self._commits.full is not None
 
+    @property
+    def stalled_s(self) -> float:
+        """For how long the disk has not finished the transaction in progress, in seconds; 0 without one."""
+        return self._writer.busy_s
+
     async def admit(self, reservation: Reservation) -> None:
         """Write an admission durably, with room for its progress and its end. A repeated one replaces the first.
 

@@ -6,6 +6,7 @@ Invariant: a caller has its answer after the commit of its row, and commands tak
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -53,6 +54,7 @@ class JournalWriter:
         self._commits = commits
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[Waiting] = queue.SimpleQueue()
+        self._busy_since: float | None = None
         # A daemon: a process that cannot start must be able to end.
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
 
@@ -60,6 +62,12 @@ class JournalWriter:
         """Open the file. Raises `JournalUnavailable`."""
         await asyncio.to_thread(self._commits.load)
         self._thread.start()
+
+    @property
+    def busy_s(self) -> float:
+        """For how long the disk has not finished what the thread gave it; 0 while the thread waits for commands."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def submit(self, command: Command) -> asyncio.Future[Any]:
         """Queue a command. A caller that goes away does not remove it."""
@@ -69,7 +77,9 @@ class JournalWriter:
 
     def _run(self) -> None:
         while True:
+            self._busy_since = None
             waiting = self._next()
+            self._busy_since = time.monotonic()
             self._write([each for each in waiting if isinstance(each.command, Write)])
             for each in waiting:
                 if isinstance(each.command, Call):

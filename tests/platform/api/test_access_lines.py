@@ -29,7 +29,7 @@ async def test_lines_of_inference_and_of_refusals(start_gateway: StartGateway) -
         await gateway.post("/v1/chat/completions", {**body, "model": CONTENT})
         await gateway.get(f"/v1/models/{CONTENT}?{CONTENT}", [("authorization", f"Bearer x{CONTENT}")])
         await gateway.get(f"/{CONTENT}", [])
-    whole, streamed, missing, stranger, nowhere = lines_of(logged)
+    whole, streamed, missing, unknown, nowhere = lines_of(logged)
     assert (whole["request_id"], streamed["request_id"]) == ("mine-False", "mine-True")
     for line in (whole, streamed):
         tokens = {name: line[name] for name in ("prompt_tokens", "completion_tokens")}
@@ -41,6 +41,6 @@ async def test_lines_of_inference_and_of_refusals(start_gateway: StartGateway) -
         assert 0 < line["ttft_ms"] <= line["duration_ms"]
         UUID(line["tenant_id"])
     assert (missing["status"], missing["tenant_id"]) == (404, whole["tenant_id"]) and "ttft_ms" not in missing
-    assert (stranger["status"], stranger["tenant_id"]) == (401, None)
+    assert (unknown["status"], unknown["tenant_id"]) == (401, None)
     assert (nowhere["status"], nowhere["handler"]) == (404, "none")
     assert CONTENT not in str(logged) and gateway.key not in str(logged)

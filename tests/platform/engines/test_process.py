@@ -224,12 +224,12 @@ async def test_no_error_of_a_start_ends_the_supervision(
 
 
 async def test_a_loop_that_stood_still_kills_no_healthy_engine(tmp_path: Path) -> None:
-    limits = WatchdogConfig(unresponsive_s=4.0)
+    limits = WatchdogConfig(unresponsive_s=2.0)
     async with running(options(tmp_path, FakeScript(), watchdog=limits)) as engine:
         pid = engine.pid
-        await asyncio.sleep(1.5)
-        time.sleep(5.5)  # noqa: ASYNC251 - the event loop stands still, as it does while its process is stopped
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(0.5)
+        time.sleep(3.0)  # noqa: ASYNC251 - the event loop stands still, as it does while its process is stopped
+        await asyncio.sleep(1.0)
         assert (engine.pid, engine.client.restarts) == (pid, 0)
         assert isinstance((await collect(engine, request("a")))[-1], Finished)
 

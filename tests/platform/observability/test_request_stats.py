@@ -90,6 +90,22 @@ def test_phases_follow_each_other_from_the_arrival() -> None:
     assert timings.gap_buckets == histogram(GAP_BOUNDS_MS, [250.0])
 
 
+def test_phases_of_the_gateway_come_first_on_the_same_clock() -> None:
+    counter = RequestStats(
+        arrival=10.0,
+        n=1,
+        max_tokens=9,
+        prompt_lengths=[3],
+        submitted=10.3,
+        finished=11.0,
+        gateway_phases={"auth": (9.5, 9.75), "admission": (10.125, 10.25), "schema_check": (10.25, 10.25)},
+    )
+    counter.see(0, Started("a", None, 0, prefill_s=0.25))
+    timings = counter.timings()
+    assert timings.duration_ms == 1000
+    assert timings.phases == {"auth": (0, 250), "admission": (625, 125), "prefill": (800, 250)}
+
+
 def test_what_did_not_happen_has_no_phase() -> None:
     counter = stats_of(3)
     counter.finished = 0.2

@@ -25,16 +25,17 @@ from tests.platform.services.walked_world import (
 
 from loraplex.adapters.versions.pending_folders import GATEWAYS_LOCK, PENDING_FOLDER, PendingFolders
 from loraplex.platform import services
-from loraplex.platform.services import uploads
+from loraplex.platform.services import stored_results, uploads
 from loraplex.platform.services.actors import Actor
 from loraplex.platform.services.billing import invoices, rate_cards
-from loraplex.platform.services.stored_results import run_once
 from loraplex.platform.services.unit_of_work import UnitOfWork
 
 # Both register a version, which needs a server that validates it: see `test_push_ways.py`.
 WALKED_BY_PUSHES: Final = {uploads.complete_upload, uploads.submit_folder}
 # A gateway's start and its jobs are the only ways: see `../server/test_prices.py` and `../jobs/test_month_closing.py`.
 RUN_BY_GATEWAYS: Final = {rate_cards.create_first, invoices.draft}
+# What it runs is a use case.
+RUN_ANOTHER: Final = {stored_results.run_once}
 OF_ACCOUNTS = (
     *accounts.TENANTS,
     *accounts.KEYS,
@@ -126,5 +127,5 @@ def test_every_use_case_is_walked() -> None:
             if iscoroutinefunction(each) and not name.startswith("_"):
                 types = each.__annotations__.values()
                 found |= {each} if any(kind in (UnitOfWork, Actor) for kind in types) else set()
-    apart = WALKED_BY_PUSHES | RUN_BY_GATEWAYS | of_people.BY_PEOPLE | {run_once}
+    apart = WALKED_BY_PUSHES | RUN_BY_GATEWAYS | of_people.BY_PEOPLE | RUN_ANOTHER
     assert found == {use_case.function for use_case in ALL} | apart

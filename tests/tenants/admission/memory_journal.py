@@ -26,6 +26,10 @@ class MemoryJournal(Journal):
         return self.full
 
     @property
+    def stalled_s(self) -> float:
+        return 0.0
+
+    @property
     def position(self) -> int:
         return self._position
 

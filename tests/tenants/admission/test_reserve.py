@@ -95,6 +95,7 @@ class StubStores:
             report_overdue=lambda _: None,
             cancel_later=lambda *_: None,
             withdraw=self.nothing,
+            withdraw_later=lambda _: None,
         )
 
 

@@ -26,6 +26,12 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def few_repairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For servers that start after it: they are given up soon."""
+    monkeypatch.setattr(supervision, "REPAIRS", replace(REPAIRS, max_restarts=2))
+
+
+@pytest.fixture
 def services(data_dir: Path) -> Iterator[EmbeddedServices]:
     services = EmbeddedServices(data_dir)
     services.start()
@@ -49,9 +55,7 @@ def answers(services: EmbeddedServices) -> Callable[[], bool]:
     return answer
 
 
-def test_unexpected_errors_are_failed_repairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervision, "REPAIRS", replace(REPAIRS, max_restarts=2))
-
+def test_unexpected_errors_are_failed_repairs(few_repairs: None) -> None:
     def unreadable() -> str | None:
         raise DataDirUnusable("the folder is gone")
 
@@ -81,9 +85,8 @@ def test_killed_servers_run_again_with_their_data(services: EmbeddedServices) ->
 
 
 def test_servers_that_cannot_start_are_given_up_with_the_reason(
-    services: EmbeddedServices, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+    few_repairs: None, services: EmbeddedServices, data_dir: Path
 ) -> None:
-    monkeypatch.setattr(supervision, "REPAIRS", replace(REPAIRS, max_restarts=2))
     configuration = data_dir / "embedded" / "postgres" / "postgresql.conf"
     good = configuration.read_text()
     configuration.write_text(good + "\nno_such_setting = 1\n")

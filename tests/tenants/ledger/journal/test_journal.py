@@ -1,6 +1,7 @@
 """The journal returns what was written, in order and once, until PostgreSQL has it; one process has each."""
 
 import asyncio
+import fcntl
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from tests.tenants.ledger.journal.fixtures import MAX_BYTES, progressed, reserva
 
 from loraplex.tenants.errors import JournalUnavailable
 from loraplex.tenants.ledger.journal import journal as journal_module
+from loraplex.tenants.ledger.journal.folder import JournalLock
 from loraplex.tenants.ledger.journal.journal import Journal, left_behind
 from loraplex.tenants.ledger.journal.records import Admitted, Ended, OpenRequest
 from loraplex.tenants.quotas.reservation import NOTHING_USED, SettledUsage
@@ -156,6 +158,27 @@ async def test_a_journal_belongs_to_one_process(journal: Journal, tmp_path: Path
     with pytest.raises(JournalUnavailable, match="another process"):
         await Journal.open(tmp_path, journal.gateway_id, max_bytes=MAX_BYTES)
     assert [each async for each in left_behind(tmp_path, max_bytes=MAX_BYTES)] == []
+
+
+def test_a_lock_that_its_owner_removes_meanwhile_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no name any more: a third process could take one of the same name."""
+    gateway_id, flock = uuid4(), fcntl.flock
+    owner = JournalLock.take(tmp_path, gateway_id)
+    assert owner is not None
+
+    def removed_before(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        owner.remove()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removed_before)
+    assert JournalLock.take(tmp_path, gateway_id) is None
+    again = JournalLock.take(tmp_path, gateway_id)
+    assert again is not None
+    again.remove()
+    assert [*tmp_path.iterdir()] == []
 
 
 async def test_a_journal_left_behind_is_taken_once(journal: Journal, tmp_path: Path) -> None:

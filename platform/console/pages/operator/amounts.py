@@ -1,0 +1,41 @@
+"""Amounts as people type them: decimal text to exact integers. Invariant: no float is involved, and nothing is rounded."""
+
+import re
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator
+
+MICRO_DIGITS: Final = 6
+PERCENT_DIGITS: Final = 4
+_DECIMAL: Final = re.compile(r"([0-9]{1,13})(?:\.([0-9]+))?", re.ASCII)
+
+
+def scaled(text: str, digits: int) -> int:
+    """Read `12.5` as an integer in units of 10 ** -`digits`. Raises `ValueError` for a negative number or more digits."""
+    match = _DECIMAL.fullmatch(text.replace(",", "").strip())
+    fraction = "" if match is None else match[2] or ""
+    if match is None or len(fraction.rstrip("0")) > digits:
+        raise ValueError(f"“{text[:40]}” is no amount: digits, a point, and at most {digits} decimals.")
+    return int(match[1] + fraction[:digits].ljust(digits, "0"))
+
+
+def decimal(amount: int | None, digits: int = MICRO_DIGITS) -> str:
+    """Write an integer in units of 10 ** -`digits` as `scaled` reads it, without trailing zeros; None is empty."""
+    if amount is None:
+        return ""
+    whole, fraction = divmod(amount, 10**digits)
+    return f"{whole}.{fraction:0{digits}}".rstrip("0").rstrip(".")
+
+
+def _micro(value: object) -> object:
+    return scaled(value, MICRO_DIGITS) if isinstance(value, str) else value
+
+
+def _ppm(value: object) -> object:
+    return scaled(value, PERCENT_DIGITS) if isinstance(value, str) else value
+
+
+Micro = Annotated[int, BeforeValidator(_micro)]
+"""Micro-units of money, typed as `30.00`."""
+Ppm = Annotated[int, BeforeValidator(_ppm)]
+"""Parts per million, typed as per cent."""

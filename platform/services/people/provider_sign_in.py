@@ -1,0 +1,109 @@
+"""Signing in by the identity provider.
+
+Invariant: an identity is linked to an account by accepting an invitation to its address, and by nothing else; an equal address
+alone links nothing.
+"""
+
+from datetime import UTC, datetime
+
+from loraplex.platform.auth.identity_provider import ProviderIdentity
+from loraplex.platform.services.people.identity import person_actor
+from loraplex.platform.services.people.invitations import grant, new_account
+from loraplex.platform.services.people.sessions import Area
+from loraplex.platform.services.people.sign_in import Client, SignedIn, find_link, open_session
+from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
+from loraplex.tenants.database import Database, writing
+from loraplex.tenants.errors import LinkNotValid, SignInRefused
+from loraplex.tenants.people.links import Link, LinkRepository
+from loraplex.tenants.people.users import CredentialRepository, Credentials
+
+
+async def sign_in_by_provider(
+    database: Database,
+    identity: ProviderIdentity,
+    address: str | None,
+    user_agent: str | None,
+    *,
+    area: Area | None = None,
+    now: datetime | None = None,
+) -> SignedIn:
+    """Sign in the account that is linked to an identity; a second factor is the provider's matter. Raises `SignInRefused`."""
+    time = now or datetime.now(UTC)
+    credentials = await _linked(database, identity)
+    if credentials is None:
+        raise SignInRefused(
+            "No account is linked to this identity. Ask for an invitation, and accept it with the provider."
+        )
+    if credentials.is_disabled:
+        raise SignInRefused("This account is disabled.")
+    client = Client(address=address, user_agent=user_agent)
+    async with unit_of_work(database, person_actor(credentials.email, address), None, None) as uow:
+        return await open_session(uow, credentials, client, area=area, confirmed=False, now=time)
+
+
+async def accept_by_provider(
+    database: Database,
+    identity: ProviderIdentity,
+    token: str,
+    address: str | None,
+    user_agent: str | None,
+    *,
+    now: datetime | None = None,
+) -> SignedIn:
+    """Accept an invitation to a tenant or to the operators as the person whom the provider signed in, and link both.
+
+    Raises `LinkNotValid`, `AlreadyMember`, and `SignInRefused` for an invitation to another address, and for an account that is
+    disabled or linked to another identity.
+    """
+    time = now or datetime.now(UTC)
+    link = await find_link(database, token, now=time)
+    if link.purpose not in ("member", "operator"):
+        raise LinkNotValid("this link is no invitation")
+    if link.email is not None and link.email != identity.email:
+        raise SignInRefused(f"This invitation is for {link.email}, and you are {identity.email}.")
+    linked = await _linked(database, identity)
+    async with unit_of_work(database, person_actor(identity.email, address), None, None) as uow:
+        credentials = linked or await _account(uow, identity)
+        if credentials.is_disabled:
+            raise SignInRefused("This account is disabled.")
+        await _use(uow, token, credentials, identity, time)
+        tenant_id = await grant(uow, link, credentials.user_id, "")
+        async with writing(uow.session):
+            present = await CredentialRepository(uow.session).by_id(credentials.user_id)
+        return await open_session(
+            uow,
+            present,
+            Client(address=address, user_agent=user_agent),
+            area=_area(link),
+            tenant_id=tenant_id,
+            confirmed=False,
+            now=time,
+        )
+
+
+def _area(link: Link) -> Area:
+    return "operator" if link.purpose == "operator" else "tenant"
+
+
+async def _linked(database: Database, identity: ProviderIdentity) -> Credentials | None:
+    async with database.as_writer() as session:
+        return await CredentialRepository(session).by_identity(identity.issuer, identity.subject)
+
+
+async def _account(uow: UnitOfWork, identity: ProviderIdentity) -> Credentials:
+    async with writing(uow.session):
+        known = await CredentialRepository(uow.session).by_email(identity.email)
+    return known or await new_account(uow, identity.email, identity.name, None)
+
+
+async def _use(
+    uow: UnitOfWork, token: str, credentials: Credentials, identity: ProviderIdentity, now: datetime
+) -> None:
+    async with writing(uow.session):
+        await LinkRepository(uow.session).use(token, now)
+        users = CredentialRepository(uow.session)
+        if not await users.link_identity(credentials.user_id, identity.issuer, identity.subject):
+            raise SignInRefused("This account is linked to another identity: an operator can help.")
+    await uow.audit.record(
+        "user.link_identity", f"users/{credentials.user_id}", None, {"issuer": identity.issuer}
+    )

@@ -1,0 +1,49 @@
+"""A browser at a console with an identity provider."""
+
+from dataclasses import dataclass, replace
+
+import httpx
+from tests.platform.auth.small_provider import CLIENT, ISSUER, SECRET, SmallProvider
+from tests.platform.console.conftest import ORIGIN, Console
+
+from loraplex.platform.api.app import create_app
+from loraplex.platform.auth.identity_provider import IdentityProvider, ProviderOptions
+from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
+
+CALLBACK = f"{ORIGIN}/console/oidc/callback"
+
+
+def with_provider(console: Console, provider: IdentityProvider, origin: str = ORIGIN) -> None:
+    """Let people of the console sign in by the provider; `origin`: the address that people use."""
+    console.dependencies = replace(console.dependencies, identity_provider=provider)
+    console.app = create_app(console.dependencies)
+    pages = create_console(console.dependencies, ConsoleOptions(public_url=origin))
+    console.app.router.routes.append(ConsoleRoute(pages))
+
+
+def small_provider(console: Console) -> SmallProvider:
+    """Let people of the console sign in by a provider whose answers a test chooses."""
+    provider = SmallProvider(callback=CALLBACK)
+    options = ProviderOptions(issuer=ISSUER, client_id=CLIENT, client_secret=SECRET, name="Acme SSO")
+    with_provider(console, IdentityProvider(options, provider.transport))
+    return provider
+
+
+@dataclass
+class Way:
+    """The way of one browser to the provider and back. `query`: what it comes back with."""
+
+    http: httpx.AsyncClient
+    query: dict[str, str]
+
+    async def back(self, http: httpx.AsyncClient | None = None) -> httpx.Response:
+        """Come back, in the same browser or in another one."""
+        return await (http or self.http).get("/console/oidc/callback", params=self.query)
+
+
+async def begin(console: Console, provider: SmallProvider, **query: str) -> Way:
+    """Go to the provider in a new browser, and sign in there."""
+    http = await console.browser()
+    started = await http.get("/console/oidc/start", params=query)
+    assert started.status_code == 303
+    return Way(http, provider.authorize(started.headers["location"]))

@@ -1,0 +1,22 @@
+"""Requests to the console have access lines: the path of the page with its placeholders, and the tenant of the session."""
+
+from structlog.testing import capture_logs
+from tests.platform.console.conftest import Console, SignedIn
+
+from loraplex.platform.observability.access_log import log_request
+
+
+async def test_pages_are_logged_by_their_routes(console: Console, signed_in: SignedIn) -> None:
+    browser = await signed_in("admin")
+    (observed,) = [each for each in console.app.user_middleware if "observers" in each.kwargs]
+    observed.kwargs["observers"] = [log_request]
+    with capture_logs() as logged:
+        await browser.get("/console/billing")
+        await browser.get("/console/billing/invoices/kanarienvogel?kanarienvogel=1")
+        await browser.get("/console/static/tokens.css")
+        await browser.get("/console/kanarienvogel")
+    handlers = [line["handler"] for line in logged if line["event"] == "request"]
+    assert handlers[0] == "/console/billing" and "{" in handlers[1]
+    assert handlers[2:] == ["/console/static/{name:path}", "none"]
+    assert logged[0]["tenant_id"] == str(browser.session.tenant_id)
+    assert "kanarienvogel" not in str(logged)

@@ -1,0 +1,147 @@
+"""Signing in by an identity provider: linked by an invitation alone, and only in the browser that began."""
+
+import httpx
+import pytest
+from sqlalchemy import text
+from tests.platform.auth.small_provider import SmallProvider
+from tests.platform.console.conftest import Browser, Console
+from tests.platform.console.oidc_browser import begin, small_provider
+from tests.platform.services.people.people_world import acting, add_person
+
+from loraplex.platform.services.actors import system_actor
+from loraplex.platform.services.people import accounts, team
+from loraplex.platform.services.unit_of_work import unit_of_work
+
+MARA = "mara@example.com"
+
+
+@pytest.fixture
+def provider(console: Console) -> SmallProvider:
+    return small_provider(console)
+
+
+@pytest.fixture
+async def admin(console: Console) -> Browser:
+    return await console.signed_in("admin")
+
+
+async def invitation(console: Console, admin: Browser, email: str = MARA) -> str:
+    """Return the token of an invitation to the admin's tenant."""
+    tenant_id = admin.session.tenant_id
+    assert tenant_id is not None
+    async with acting(console.database, admin.session) as uow:
+        return (await team.invite(uow, tenant_id, email, "developer")).token
+
+
+def refused(response: httpx.Response, words: str) -> bool:
+    return response.status_code == 403 and words in response.text and "set-cookie" in response.headers
+
+
+async def test_an_invitation_links_and_the_identity_signs_in_from_then_on(
+    console: Console, provider: SmallProvider, admin: Browser
+) -> None:
+    token = await invitation(console, admin)
+    http = await console.browser()
+    shown = await http.get("/console/sign-in", params={"token": token})
+    assert (
+        "Go on with Acme SSO" in shown.text
+        and "Sign in with Acme SSO" in (await http.get("/console/sign-in")).text
+    )
+    joined = await (await begin(console, provider, token=token)).back()
+    assert (joined.status_code, joined.headers["location"]) == (303, "/console")
+    again = await begin(console, provider, next="/console/account")
+    entered = await again.back()
+    assert entered.headers["location"] == "/console/account"
+    page = await again.http.get("/console/account")
+    assert page.status_code == 200 and MARA in page.text
+    async with console.database.as_operator() as session:
+        rows = await session.execute(
+            text("SELECT email, oidc_issuer FROM users WHERE email = :e"), {"e": MARA}
+        )
+        assert rows.all() == [(MARA, "https://id.example.com")]
+
+
+async def test_an_equal_address_alone_links_nothing(
+    console: Console, provider: SmallProvider, admin: Browser
+) -> None:
+    await add_person(console.database, MARA, roles={await console.tenant("harbor"): "admin"})
+    response = await (await begin(console, provider)).back()
+    assert refused(response, "No account is linked")
+    async with console.database.as_writer() as session:
+        assert await session.scalar(text("SELECT count(*) FROM users WHERE oidc_subject IS NOT NULL")) == 0
+
+
+async def test_an_invitation_to_another_address_is_not_accepted(
+    console: Console, provider: SmallProvider, admin: Browser
+) -> None:
+    token = await invitation(console, admin, "eve@example.com")
+    assert refused(await (await begin(console, provider, token=token)).back(), "This invitation is for")
+    shown = await (await console.browser()).get("/console/sign-in", params={"token": token})
+    assert "Go on with Acme SSO" in shown.text
+
+
+async def test_an_account_has_one_identity(console: Console, provider: SmallProvider, admin: Browser) -> None:
+    await (await begin(console, provider, token=await invitation(console, admin))).back()
+    other = await console.signed_in("admin", "other")
+    provider.claims = {"sub": "subject-2"}
+    token = await invitation(console, other)
+    assert refused(await (await begin(console, provider, token=token)).back(), "linked to another identity")
+
+
+async def test_only_the_browser_that_began_may_come_back(
+    console: Console, provider: SmallProvider, admin: Browser
+) -> None:
+    await (await begin(console, provider, token=await invitation(console, admin))).back()
+    attempt = await begin(console, provider)
+    stranger = await console.browser()
+    assert refused(await attempt.back(stranger), "was not begun in this browser")
+    other = await begin(console, provider)
+    assert refused(await attempt.back(other.http), "was not begun in this browser")
+    assert not any("loraplex=" in cookie for cookie in stranger.cookies)
+
+
+async def test_an_attempt_is_used_once(console: Console, provider: SmallProvider, admin: Browser) -> None:
+    await (await begin(console, provider, token=await invitation(console, admin))).back()
+    attempt = await begin(console, provider)
+    assert (await attempt.back()).status_code == 303
+    assert refused(await attempt.back(), "was not begun in this browser")
+
+
+async def test_no_other_site_is_opened(console: Console, provider: SmallProvider, admin: Browser) -> None:
+    await (await begin(console, provider, token=await invitation(console, admin))).back()
+    for page in ("https://evil.example.com", "//evil.example.com", "/console/../x", "/operator/console"):
+        entered = await (await begin(console, provider, next=page)).back()
+        assert entered.headers["location"].startswith("/console"), page
+
+
+async def test_an_operator_comes_in_by_an_invitation(console: Console, provider: SmallProvider) -> None:
+    async with unit_of_work(console.database, system_actor("test"), None, None) as uow:
+        token = await accounts.invite_operator(uow)
+    joined = await (await begin(console, provider, token=token)).back()
+    assert joined.headers["location"] == "/operator/console"
+    again = await (await begin(console, provider, area="operator")).back()
+    assert again.headers["location"] == "/operator/console"
+
+
+async def test_a_disabled_account_stays_out(
+    console: Console, provider: SmallProvider, admin: Browser
+) -> None:
+    await (await begin(console, provider, token=await invitation(console, admin))).back()
+    async with console.database.as_operator() as session:
+        await session.execute(text("UPDATE users SET disabled_at = now() WHERE email = :e"), {"e": MARA})
+    assert refused(await (await begin(console, provider)).back(), "disabled")
+
+
+async def test_a_provider_that_does_not_answer_leaves_the_form(
+    console: Console, provider: SmallProvider
+) -> None:
+    provider.statuses = {"/.well-known/openid-configuration": 503}
+    response = await (await console.browser()).get("/console/oidc/start")
+    assert response.status_code == 403 and "does not answer" in response.text and "Password" in response.text
+
+
+async def test_without_a_provider_there_are_no_such_pages(console: Console) -> None:
+    http = await console.browser()
+    for path in ("/console/oidc/start", "/console/oidc/callback"):
+        assert (await http.get(path)).status_code == 404
+    assert "oidc" not in (await http.get("/console/sign-in")).text
