@@ -66,6 +66,8 @@ class Settings(BaseSettings):
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
     console: bool = True
     public_url: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+$")
+    smtp_url: SecretStr | None = None
+    smtp_from: str | None = Field(default=None, min_length=3, max_length=320, validate_default=True)
     oidc_issuer: str | None = Field(default=None, pattern=r"^https?://[^?#\s]+$", max_length=500)
     oidc_client_id: str | None = Field(default=None, min_length=1, max_length=500, validate_default=True)
     oidc_client_secret: SecretStr | None = None
@@ -172,6 +174,29 @@ class Settings(BaseSettings):
                 raise ValueError(
                     f"{address} is not a unix socket; allowed: {ENGINE_ADDRESS_PREFIX}/absolute/path"
                 )
+        return value
+
+    @field_validator("smtp_url")
+    @classmethod
+    def _mails_lead_to_a_known_address(
+        cls, value: SecretStr | None, info: ValidationInfo
+    ) -> SecretStr | None:
+        if value is None:
+            return None
+        parts = urlsplit(value.get_secret_value())
+        if parts.scheme not in ("smtp", "smtps") or not parts.hostname:
+            raise ValueError("must be smtp://user:password@host:port or smtps://…")
+        if info.data.get("public_url") is None:
+            raise ValueError("needs `public_url`, to which the links in mails lead")
+        return value
+
+    @field_validator("smtp_from")
+    @classmethod
+    def _mails_have_a_sender(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if "smtp_url" in info.data and (value is None) != (info.data["smtp_url"] is None):
+            raise ValueError("must be given exactly if `smtp_url` is")
+        if value is not None and ("@" not in value or not value.isprintable()):
+            raise ValueError("must be an email address, such as loraplex <no-reply@example.com>")
         return value
 
     @field_validator("oidc_issuer")

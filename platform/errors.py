@@ -20,6 +20,7 @@ GatewayError
 │   └── WorkersUnavailable    no worker process runs a task now: it is down, or too many tasks wait
 ├── AdapterMismatch           the engine used other weights than the resolved ones: nothing is delivered
 ├── EngineFailed              a `Failed` event; its engine code selects the row
+├── MailNotSent               the mail server did not take a message
 └── ClientGone                the client closed the connection
 
 The table also has the errors of the lower layers. An error of any other class is an internal error.
@@ -142,6 +143,10 @@ class EngineFailed(GatewayError):
         self.code = failure.code
 
 
+class MailNotSent(GatewayError):
+    pass
+
+
 class ClientGone(GatewayError):
     pass
 
@@ -174,6 +179,7 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     ModelNotFound: ErrorRow(404, _INVALID, "model_not_found"),
     Overloaded: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
     AdapterMismatch: ErrorRow(500, _SERVER, "adapter_mismatch"),
+    MailNotSent: ErrorRow(503, _SERVER, "mail_not_sent", retry_after_s=30),
     ClientGone: ErrorRow(499, _INVALID, "client_closed_request"),
     grammar_errors.GrammarRefused: ErrorRow(400, _INVALID, "invalid_schema"),
     grammar_errors.GrammarTooLarge: ErrorRow(400, _INVALID, "schema_too_large"),

@@ -8,9 +8,10 @@ import typer
 
 from loraplex.platform.cli.command_context import command_unit_of_work, open_database, run_command
 from loraplex.platform.cli.output import print_document, print_rows
+from loraplex.platform.cli.tenant import LimitOptions, Weight, read_limit
 from loraplex.platform.config import load_settings
 from loraplex.platform.demo.snippet import root_url
-from loraplex.platform.services.people import accounts, team
+from loraplex.platform.services.people import accounts, sign_up, team
 from loraplex.platform.services.people.link_addresses import link_address
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.models import ROLES, User
@@ -107,6 +108,36 @@ def enable(email: Email, data_dir: DataDir = None, as_json: AsJson = False) -> N
         async with command_unit_of_work(data_dir) as uow:
             user = await accounts.enable_user(uow, email)
         print_document(user_document(user), as_json)
+
+    run_command(work())
+
+
+@app.command("open-sign-up")
+def open_sign_up(
+    tier: Annotated[
+        str, typer.Option(help="The tier of new tenants; it chooses their rate card.")
+    ] = "standard",
+    weight: Weight = 1.0,
+    limit: LimitOptions = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Publish what a tenant gets that signs up by itself. People sign up by mail, so `smtp_url` must be set."""
+    limits = dict(read_limit(text) for text in limit or ())
+
+    async def work() -> None:
+        async with command_unit_of_work(data_dir) as uow:
+            await sign_up.publish_plan(uow, tier, limits, weight=weight)
+
+    run_command(work())
+
+
+@app.command("close-sign-up")
+def close_sign_up(data_dir: DataDir = None) -> None:
+    """Let no further tenant sign up."""
+
+    async def work() -> None:
+        async with command_unit_of_work(data_dir) as uow:
+            await sign_up.end_plan(uow)
 
     run_command(work())
 

@@ -247,6 +247,7 @@ class ConsoleEndpoint:
             "public_host": self.origin.host(request),
             "base_url": f"{self.origin.of(request)}/v1",
             "served_model": self._dependencies.served_model_name,
+            "can_mail": self._dependencies.mailed_links is not None,
             "provider_name": None if provider is None else provider.name,
             "csrf": None if session is None else masked(session.csrf_token),
             "now": datetime.now(UTC),

@@ -14,6 +14,7 @@ from loraplex.platform.console.pages.billing import billing_pages
 from loraplex.platform.console.pages.keys import keys_pages
 from loraplex.platform.console.pages.limits import limits_pages
 from loraplex.platform.console.pages.links import links_pages
+from loraplex.platform.console.pages.mailed_links import mailed_links_pages
 from loraplex.platform.console.pages.oidc import oidc_pages
 from loraplex.platform.console.pages.operator.routes import OPERATOR_PAGES
 from loraplex.platform.console.pages.overview import overview_pages
@@ -29,6 +30,7 @@ from loraplex.platform.console.pages.webhooks import webhooks_pages
 PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     sign_in_pages,
     links_pages,
+    mailed_links_pages,
     oidc_pages,
     account_pages,
     audit_pages,

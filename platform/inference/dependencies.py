@@ -19,6 +19,7 @@ from loraplex.platform.inference.structured_output.value_validation import Value
 from loraplex.platform.observability.health import Health
 from loraplex.platform.observability.request_stats import RequestRecorder
 from loraplex.platform.parameters.json_object import BodyLimits
+from loraplex.platform.services.people.mailed_links import MailedLinks
 from loraplex.platform.services.queries.serving_cost import AcceleratorPrice
 from loraplex.platform.services.unit_of_work import PolicyPublisher
 from loraplex.tenants.admission.controller import AdmissionController
@@ -91,5 +92,6 @@ class GatewayDependencies:
     poison_memory: PoisonMemory = field(default_factory=PoisonMemory)
     key_use: LastUsedTracker = field(default_factory=LastUsedTracker)
     identity_provider: IdentityProvider | None = None
+    mailed_links: MailedLinks | None = None
     background_tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
     health: Health | None = None

@@ -60,6 +60,8 @@ from loraplex.platform.server.components import (
 from loraplex.platform.server.request_observers import request_observers
 from loraplex.platform.server.resources import GatewayResources, open_resources
 from loraplex.platform.server.secret import derive, server_secret, tenant_namespace
+from loraplex.platform.services.people.mail import MailServer
+from loraplex.platform.services.people.mailed_links import MailedLinks
 from loraplex.platform.services.queries.serving_cost import AcceleratorPrice
 from loraplex.platform.services.webhook_secrets import WebhookSecrets
 from loraplex.platform.startup_errors import SettingsError
@@ -239,6 +241,7 @@ async def _open_dependencies(
         addresses=ClientAddresses(tuple(map(parse_network, settings.trusted_proxies))),
         key_use=await stack.enter_async_context(writing_use(database)),
         identity_provider=_identity_provider(settings),
+        mailed_links=_mailed_links(settings, database),
         uploads=blobs.uploads(database, lifecycle, await asyncio.to_thread(adapter_limits, settings, info)),
     )
 
@@ -348,6 +351,13 @@ def _identity_provider(settings: Settings) -> IdentityProvider | None:
         allowed_domains=tuple(domain.lower() for domain in settings.oidc_allowed_domains),
     )
     return IdentityProvider(options)
+
+
+def _mailed_links(settings: Settings, database: Database) -> MailedLinks | None:
+    if settings.smtp_url is None or settings.smtp_from is None or settings.public_url is None:
+        return None
+    server = MailServer.parse(settings.smtp_url.get_secret_value(), settings.smtp_from)
+    return MailedLinks(database, server, settings.public_url)
 
 
 def _namespace_of(secret: bytes, tenant_id: UUID) -> bytes:

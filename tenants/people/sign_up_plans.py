@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.models import SignUpPlan
+from loraplex.tenants.models import RateCard, SignUpPlan
 
 
 class SignUpPlanRepository:
@@ -20,6 +20,11 @@ class SignUpPlanRepository:
         query = select(SignUpPlan).where(SignUpPlan.ended_at.is_(None))
         found = await self._session.scalars(query.with_for_update() if locked else query)
         return found.one_or_none()
+
+    async def has_rate_card(self, tier: str) -> bool:
+        """Whether a rate card of the tier, or of all requests, exists."""
+        query = select(RateCard.id).where((RateCard.scope == "all") | (RateCard.tier == tier)).limit(1)
+        return await self._session.scalar(query) is not None
 
     async def publish(self, tier: str, weight: float, limits: Mapping[str, int | None]) -> SignUpPlan:
         """Publish a plan in place of the present one, which is ended first."""

@@ -27,6 +27,7 @@ from loraplex.platform.services.people.errors import (
 )
 from loraplex.platform.services.people.sessions import end_session, switch_tenant
 from loraplex.platform.services.people.sign_in import SignedIn, find_link, sign_in, use_link
+from loraplex.platform.services.people.sign_up import is_open
 from loraplex.platform.services.unit_of_work import UnitOfWork
 
 USED_UP = (
@@ -68,7 +69,9 @@ class SignInPages:
             return await self._by_link(request, token)
         if await self._endpoint.session(request) is not None:
             return redirect(request, page_within(area_of(request), next))
-        return self._form(request, Entered({"next": next}))
+        links, database = self._endpoint.dependencies.mailed_links, self._endpoint.dependencies.database
+        signs_up = links is not None and await is_open(database)
+        return self._form(request, Entered({"next": next}), signs_up=signs_up)
 
     async def submit(self, request: Request, form: Annotated[Form, OPEN_FORM]) -> Response:
         """Check the pair and, in a second step, the code."""
@@ -140,8 +143,11 @@ class SignInPages:
             area="operator" if area_of(request) == "operator" else None,
         )
 
-    def _form(self, request: Request, form: Entered, *, status: int = 200) -> Response:
-        return self._endpoint.page(request, None, "sign_in/sign_in.html", status=status, form=form)
+    def _form(
+        self, request: Request, form: Entered, *, status: int = 200, signs_up: bool = False
+    ) -> Response:
+        template = "sign_in/sign_in.html"
+        return self._endpoint.page(request, None, template, status=status, form=form, signs_up=signs_up)
 
     def _code(
         self, request: Request, form: Form, pair: Pair, errors: dict[str, str], *, status: int = 200

@@ -14,6 +14,7 @@ from loraplex.platform.services.people import (
     second_factor,
     sessions,
     sign_in,
+    sign_up,
     team,
 )
 
@@ -61,7 +62,43 @@ async def _invited(world: World) -> None:
     assert (await world.tenant("POST", "/users", {"email": NEW, "role": "viewer"})).accepted
 
 
+async def _open_sign_up(world: World) -> Outcome:
+    return await world.command(
+        *("user", "open-sign-up", "--tier", "free", "--weight", "0.5", "--limit", "tokens_per_day=5")
+    )
+
+
+async def _rate_card(world: World) -> None:
+    body = {
+        "scope": {"tier": "free"},
+        "currency": "USD",
+        "prices": {"prompt": 3, "cached_prompt": 1, "completion": 7},
+        "effective_from": "2030-01-31T12:00:00Z",
+    }
+    created = await world.operator("POST", "/rate-cards", body)
+    assert created.accepted, created.detail
+
+
+async def _sign_up_is_open(world: World) -> None:
+    await _rate_card(world)
+    assert (await _open_sign_up(world)).accepted
+
+
 ALL: Final = (
+    UseCase(
+        function=sign_up.publish_plan,
+        entries=("sign_up.publish",),
+        given=_rate_card,
+        command=_open_sign_up,
+        refused_command=lambda world: world.command("user", "open-sign-up", "--tier", "gold"),
+    ),
+    UseCase(
+        function=sign_up.end_plan,
+        entries=("sign_up.close",),
+        given=_sign_up_is_open,
+        command=lambda world: world.command("user", "close-sign-up"),
+        refused_command=lambda world: world.command("user", "close-sign-up", "--nonsense"),
+    ),
     UseCase(
         function=team.invite,
         entries=("user.invite",),

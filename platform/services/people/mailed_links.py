@@ -1,0 +1,98 @@
+"""Links that go to their addressee by mail: resets, sign-ups, invitations.
+
+Invariant: what a page answers does not tell whether an address has an account; the mail does, to its owner.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+import structlog
+
+from loraplex.platform.auth.client_address import client_network
+from loraplex.platform.errors import MailNotSent
+from loraplex.platform.services.people.accounts import reset_user
+from loraplex.platform.services.people.identity import person_actor
+from loraplex.platform.services.people.link_addresses import SIGN_IN_PATH, link_address
+from loraplex.platform.services.people.mail import MailServer
+from loraplex.platform.services.people.sign_up import is_open
+from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import SignUpClosed
+from loraplex.tenants.names import check_email
+from loraplex.tenants.people.links import SIGN_UP_LIFETIME, InvitationRepository
+from loraplex.tenants.people.throttle import SignInTries
+from loraplex.tenants.people.users import CredentialRepository, Credentials
+
+LOG: Final = structlog.get_logger("loraplex.mail")
+
+
+@dataclass(frozen=True, slots=True)
+class MailedLinks:
+    """`root`: the address of the console, which no request can choose."""
+
+    database: Database
+    server: MailServer
+    root: str
+
+    async def count(self, email: str, address: str | None) -> None:
+        """Count one request for a mail. Raises `InvalidField`, `SignInSlowed`."""
+        account = f"mail:{check_email(email)}"
+        async with self.database.as_writer() as session:
+            await SignInTries(session, account, client_network(address)).take(datetime.now(UTC))
+
+    async def reset(self, email: str, address: str | None) -> None:
+        """Mail a link by which the owner of an account sets a new password; nothing to other addresses. Call `count` first."""
+        account = await self._account(email)
+        if account is None or account.is_disabled:
+            return
+        async with unit_of_work(self.database, person_actor(account.email, address), None, None) as uow:
+            token = await reset_user(uow, account.email)
+        await self._send(
+            account.email,
+            "Set a new password",
+            f"Set a new password by this link. It works once, for 24 hours:\n\n{link_address(self.root, token)}\n\n"
+            "If you did not ask for it, nothing needs to be done.\n",
+        )
+
+    async def sign_up(self, email: str, address: str | None) -> None:
+        """Mail a link by which a person opens a tenant; to an address with an account, where to sign in. Call `count` first.
+
+        Raises `SignUpClosed`.
+        """
+        if not await is_open(self.database):
+            raise SignUpClosed("sign-up is closed")
+        known, to = await self._account(email), check_email(email)
+        if known is not None:
+            text = f"You have an account here already. Sign in: {self.root}{SIGN_IN_PATH}\n"
+            await self._send(to, "You have an account", text)
+            return
+        async with unit_of_work(self.database, person_actor(to, address), None, None) as uow:
+            _, token = await InvitationRepository(uow.session).create(
+                "sign_up", to, datetime.now(UTC) + SIGN_UP_LIFETIME, email=to
+            )
+        link = link_address(self.root, token)
+        await self._send(
+            to, "Set up your tenant", f"Go on by this link. It works once, for 24 hours:\n\n{link}\n"
+        )
+
+    async def invitation(self, email: str, token: str, tenant_name: str, invited_by: str) -> bool:
+        """Mail the link of an invitation; return whether the mail server took it."""
+        link = link_address(self.root, token)
+        return await self._send(
+            email,
+            f"Join {tenant_name}",
+            f"{invited_by} invites you to {tenant_name}. Accept by this link. It works once, for 7 days:\n\n{link}\n",
+        )
+
+    async def _account(self, email: str) -> Credentials | None:
+        async with self.database.as_writer() as session:
+            return await CredentialRepository(session).by_email(email)
+
+    async def _send(self, to: str, subject: str, text: str) -> bool:
+        try:
+            await self.server.send(to, subject, text)
+        except MailNotSent as error:
+            LOG.warning("mail not sent", reason=str(error.__cause__)[:200])
+            return False
+        return True
