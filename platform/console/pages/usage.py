@@ -36,7 +36,8 @@ PATH: Final = "/console/usage"
 USAGE_READ: Final = "usage:read"
 DAY: Final = timedelta(days=1)
 MAX_DAYS: Final = 400
-MAX_DAYS_BY_HOUR: Final = 31
+MAX_DAYS_BY_HOUR: Final = 7
+"""A longer range by the hour is cut to its last days: a page of more hours takes too long to read."""
 SPLITS: Final = {"adapter": "adapter", "key": "key", "class": "kind of token"}
 CLASS_NAMES: Final = {
     "uncached_prompt": "Prompt, not cached",
@@ -49,11 +50,12 @@ Download = Callable[..., AsyncIterator[str]]
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The filters of the page: `first` and `last` day, both included, and the report's own."""
+    """The filters of the page: `first` and `last` day, both included, and the report's own. `is_cut`: the range was longer."""
 
     first: date
     last: date
     filters: UsageFilters
+    is_cut: bool
 
     def query(self) -> dict[str, str | None]:
         """The query string that leads here again."""
@@ -146,8 +148,9 @@ def _chosen(form: Form, now: datetime) -> _Chosen:
         raise FormInvalid({"from": "The first day must not be after the last one."})
     if days > MAX_DAYS:
         raise FormInvalid({"from": f"At most {MAX_DAYS} days; these are {days:,}."})
-    if bucket == "1h" and days > MAX_DAYS_BY_HOUR:
-        raise FormInvalid({"from": f"By the hour at most {MAX_DAYS_BY_HOUR} days; these are {days:,}."})
+    is_cut = bucket == "1h" and days > MAX_DAYS_BY_HOUR
+    if is_cut:
+        first = last - (MAX_DAYS_BY_HOUR - 1) * DAY
     filters = UsageFilters(
         start=datetime.combine(first, time(), UTC),
         end=datetime.combine(last + DAY, time(), UTC),
@@ -158,7 +161,7 @@ def _chosen(form: Form, now: datetime) -> _Chosen:
         key_id=form.text("key") or None,
         currency=form.text("currency") or None,
     )
-    return _Chosen(first, last, filters)
+    return _Chosen(first, last, filters, is_cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +223,10 @@ def _name(group: UsageGroup, split: Split, keys: Mapping[str, str]) -> str:
 
 
 def _link(group: UsageGroup, split: Split, session: ConsoleSession) -> str | None:
-    """The page of an adapter or a key, if the person may open it."""
+    """The page of an adapter or a key, if the person may open it. Keys of the console itself have none."""
     folder, scope = _PAGES.get(split, ("", ""))
+    if group.name == group.id:
+        return None
     if group.kind != "named" or group.name is None or scope not in session.scopes:
         return None
     return path_of(folder, group.name)

@@ -160,7 +160,7 @@ async def test_a_rotation_keeps_the_old_key_for_a_time(console: Console, signed_
     assert made.status_code == 200 and "It replaces" in Page(made).text
     new_id = Page(made).find("#secret").text().split("_")[2]
     old, new = await browser.page(f"/console/keys/{key_id}"), await browser.page(f"/console/keys/{new_id}")
-    assert "works until in 1 h" in old.text.replace("\xa0", " ") or "in 2 h" in old.text.replace("\xa0", " ")
+    assert "ends in 1 h" in old.text.replace("\xa0", " ") or "ends in 2 h" in old.text.replace("\xa0", " ")
     assert old.find(f'a[href="/console/keys/{new_id}"]') and not old.all(f'a[href="{action}"]')
     assert new.find(f'a[href="/console/keys/{key_id}/revoke"]').text() == "End it now"
     listed = await browser.page("/console/keys?state=working")
