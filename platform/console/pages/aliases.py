@@ -35,8 +35,10 @@ def aliases_pages(endpoint: ConsoleEndpoint) -> APIRouter:
     writer = Depends(endpoint.requires("adapters:write"))
     _add_split(router, endpoint, writer)
     _add_moves(router, endpoint, writer)
-    _add_questions(router, endpoint, writer)
-    _add_versions(router, endpoint, writer)
+    _add_rollback(router, endpoint, writer)
+    _add_alias_deletion(router, endpoint, writer)
+    _add_service(router, endpoint, writer)
+    _add_version_deletion(router, endpoint, writer)
     return router
 
 
@@ -63,30 +65,9 @@ def _add_split(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> Non
 
 
 def _add_moves(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    async def show(
-        request: Request,
-        session: ConsoleSession,
-        name: str,
-        alias: str | None,
-        form: Entered,
-        status: int = 200,
-        version: int | None = None,
-    ) -> Response:
-        adapter = await find_adapter(endpoint, session, name)
-        present = None if alias is None else alias_in(adapter, alias)
-        return endpoint.page(
-            *(request, session, "adapters/move.html"),
-            status=status,
-            layout=layout_of(request),
-            adapter=adapter,
-            alias=present,
-            form=form,
-            shares=_shares(adapter, present, version),
-        )
-
     @router.get(f"{ONE}/aliases/new")
     async def new_alias(name: str, request: Request, session: Annotated[ConsoleSession, writer]) -> Response:
-        return await show(request, session, name, None, Entered())
+        return await _show_move(endpoint, request, session, name, None, Entered())
 
     @router.post(f"{ONE}/aliases/new")
     async def create_alias(
@@ -102,7 +83,8 @@ def _add_moves(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> Non
             with field_errors():
                 return await _move(endpoint, request, session, form, name, alias, ABSENT)
         except FormInvalid as error:
-            return await show(request, session, name, None, entered_again(form, error, ("alias",)), 422)
+            entered = entered_again(form, error, ("alias",))
+            return await _show_move(endpoint, request, session, name, None, entered, 422)
 
     @router.get(f"{ALIAS}/move")
     async def ask_to_move(
@@ -112,7 +94,7 @@ def _add_moves(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> Non
         session: Annotated[ConsoleSession, writer],
         version: int | None = None,
     ) -> Response:
-        return await show(request, session, name, alias, Entered(), version=version)
+        return await _show_move(endpoint, request, session, name, alias, Entered(), version=version)
 
     @router.post(f"{ALIAS}/move")
     async def move_alias(
@@ -128,34 +110,40 @@ def _add_moves(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> Non
                 return await _move(endpoint, request, session, form, name, alias, seen)
         except FormInvalid as error:
             moved = await _moved_meanwhile(endpoint, session, name, alias, error)
-            return await show(request, session, name, alias, entered_again(form, moved, ()), 422)
+            entered = entered_again(form, moved, ())
+            return await _show_move(endpoint, request, session, name, alias, entered, 422)
 
 
-def _add_questions(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    async def show(
-        request: Request,
-        session: ConsoleSession,
-        name: str,
-        alias: str,
-        question: str,
-        form: Entered,
-        status: int = 200,
-    ) -> Response:
-        adapter = await find_adapter(endpoint, session, name)
-        return endpoint.page(
-            *(request, session, f"adapters/{question}.html"),
-            status=status,
-            layout=layout_of(request),
-            adapter=adapter,
-            alias=alias_in(adapter, alias),
-            form=form,
-        )
+async def _show_move(
+    endpoint: ConsoleEndpoint,
+    request: Request,
+    session: ConsoleSession,
+    name: str,
+    alias: str | None,
+    form: Entered,
+    status: int = 200,
+    version: int | None = None,
+) -> Response:
+    """Show the form of an alias's shares; `alias` None: of a new one. It begins with all requests at `version`, if given."""
+    adapter = await find_adapter(endpoint, session, name)
+    present = None if alias is None else alias_in(adapter, alias)
+    return endpoint.page(
+        *(request, session, "adapters/move.html"),
+        status=status,
+        layout=layout_of(request),
+        adapter=adapter,
+        alias=present,
+        form=form,
+        shares=_shares(adapter, present, version),
+    )
 
+
+def _add_rollback(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
     @router.get(f"{ALIAS}/rollback")
     async def ask_to_roll_back(
         name: str, alias: str, request: Request, session: Annotated[ConsoleSession, writer]
     ) -> Response:
-        return await show(request, session, name, alias, "rollback", Entered())
+        return await _ask(endpoint, request, session, name, alias, "rollback", Entered())
 
     @router.post(f"{ALIAS}/rollback")
     async def roll_back(
@@ -176,14 +164,16 @@ def _add_questions(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) ->
         except FormInvalid as error:
             moved = await _moved_meanwhile(endpoint, session, name, alias, error)
             entered = entered_again(form, moved, ())
-            return await show(request, session, name, alias, "rollback", entered, 422)
+            return await _ask(endpoint, request, session, name, alias, "rollback", entered, 422)
         return endpoint.back(request, session, path_of("adapters", name), leads(name, alias, targets))
 
+
+def _add_alias_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
     @router.get(f"{ALIAS}/delete")
     async def ask_to_delete_alias(
         name: str, alias: str, request: Request, session: Annotated[ConsoleSession, writer]
     ) -> Response:
-        return await show(request, session, name, alias, "delete_alias", Entered())
+        return await _ask(endpoint, request, session, name, alias, "delete_alias", Entered())
 
     @router.post(f"{ALIAS}/delete")
     async def delete_alias(
@@ -203,33 +193,33 @@ def _add_questions(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) ->
         except FormInvalid as error:
             moved = await _moved_meanwhile(endpoint, session, name, alias, error)
             entered = entered_again(form, moved, ())
-            return await show(request, session, name, alias, "delete_alias", entered, 422)
+            return await _ask(endpoint, request, session, name, alias, "delete_alias", entered, 422)
         return endpoint.back(request, session, path_of("adapters", name), f"{name}:{alias} is deleted.")
 
 
-def _add_versions(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    async def show(
-        request: Request,
-        session: ConsoleSession,
-        name: str,
-        version: int,
-        form: Entered,
-        status: int = 200,
-    ) -> Response:
-        adapter = await find_adapter(endpoint, session, name)
-        chosen = await endpoint.query(
-            session, lambda found: detail.version(found, tenant_of(session), name, version)
-        )
-        return endpoint.page(
-            *(request, session, "adapters/delete_version.html"),
-            status=status,
-            layout=layout_of(request),
-            adapter=adapter,
-            chosen=chosen,
-            row=next((each for each in adapter.versions if each.version == version), None),
-            form=form,
-        )
+async def _ask(
+    endpoint: ConsoleEndpoint,
+    request: Request,
+    session: ConsoleSession,
+    name: str,
+    alias: str,
+    question: str,
+    form: Entered,
+    status: int = 200,
+) -> Response:
+    """Show a question about an alias, from the template of that name."""
+    adapter = await find_adapter(endpoint, session, name)
+    return endpoint.page(
+        *(request, session, f"adapters/{question}.html"),
+        status=status,
+        layout=layout_of(request),
+        adapter=adapter,
+        alias=alias_in(adapter, alias),
+        form=form,
+    )
 
+
+def _add_service(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
     @router.post(f"{VERSION}/deprecate")
     async def deprecate_version(
         name: str,
@@ -260,6 +250,30 @@ def _add_versions(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
 
         await endpoint.perform(request, session, form, work)
         return endpoint.back(request, session, path_of("adapters", name), f"{name}@{version} is ready again.")
+
+
+def _add_version_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
+    async def show(
+        request: Request,
+        session: ConsoleSession,
+        name: str,
+        version: int,
+        form: Entered,
+        status: int = 200,
+    ) -> Response:
+        adapter = await find_adapter(endpoint, session, name)
+        chosen = await endpoint.query(
+            session, lambda found: detail.version(found, tenant_of(session), name, version)
+        )
+        return endpoint.page(
+            *(request, session, "adapters/delete_version.html"),
+            status=status,
+            layout=layout_of(request),
+            adapter=adapter,
+            chosen=chosen,
+            row=next((each for each in adapter.versions if each.version == version), None),
+            form=form,
+        )
 
     @router.get(f"{VERSION}/delete")
     async def ask_to_delete_version(
