@@ -44,7 +44,7 @@ def test_a_tenant_is_created_limited_and_looked_into(visit: Visit, people: Peopl
     expect(warning).to_be_visible()
     page = operator.open(f"/console/limits/explain?request={refused.headers['x-request-id']}")
     expect(page.get_by_role("heading", name="Decision, limit by limit")).to_be_visible()
-    expect(page.get_by_text("refused").first).to_be_visible()
+    expect(page.locator(".chip.bad", has_text="refused").first).to_be_visible()
     address = f"/console/requests/{served.headers['x-request-id']}"
     until(lambda: page.request.get(operator.root + address).ok, 60, "the request is in the ledger")
     page = operator.open(address)
