@@ -11,10 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import Response
 
+from loraplex.platform.console.addresses import path_of
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, read_form
 from loraplex.platform.console.pages.adapters import ONE, find_adapter
-from loraplex.platform.console.pages.addresses import adapter_address
 from loraplex.platform.console.pages.writing import entered_again, layout_of, revision_of, tenant_of
 from loraplex.platform.errors import describe
 from loraplex.platform.services import aliases, versions
@@ -177,7 +177,7 @@ def _add_questions(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) ->
             moved = await _moved_meanwhile(endpoint, session, name, alias, error)
             entered = entered_again(form, moved, ())
             return await show(request, session, name, alias, "rollback", entered, 422)
-        return endpoint.back(request, session, adapter_address(name), leads(name, alias, targets))
+        return endpoint.back(request, session, path_of("adapters", name), leads(name, alias, targets))
 
     @router.get(f"{ALIAS}/delete")
     async def ask_to_delete_alias(
@@ -204,7 +204,7 @@ def _add_questions(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) ->
             moved = await _moved_meanwhile(endpoint, session, name, alias, error)
             entered = entered_again(form, moved, ())
             return await show(request, session, name, alias, "delete_alias", entered, 422)
-        return endpoint.back(request, session, adapter_address(name), f"{name}:{alias} is deleted.")
+        return endpoint.back(request, session, path_of("adapters", name), f"{name}:{alias} is deleted.")
 
 
 def _add_versions(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
@@ -243,7 +243,7 @@ def _add_versions(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
 
         await endpoint.perform(request, session, form, work)
         return endpoint.back(
-            *(request, session, adapter_address(name)),
+            *(request, session, path_of("adapters", name)),
             f"{name}@{version} is deprecated: requests for it are refused.",
         )
 
@@ -259,7 +259,7 @@ def _add_versions(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
             await versions.restore(uow, tenant_of(session), name, version, seen=revision_of(form))
 
         await endpoint.perform(request, session, form, work)
-        return endpoint.back(request, session, adapter_address(name), f"{name}@{version} is ready again.")
+        return endpoint.back(request, session, path_of("adapters", name), f"{name}@{version} is ready again.")
 
     @router.get(f"{VERSION}/delete")
     async def ask_to_delete_version(
@@ -284,7 +284,7 @@ def _add_versions(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
         except FormInvalid as error:
             return await show(request, session, name, version, entered_again(form, error, ()), 422)
         return endpoint.back(
-            *(request, session, adapter_address(name)), f"Version {version} is deleted; its files follow."
+            *(request, session, path_of("adapters", name)), f"Version {version} is deleted; its files follow."
         )
 
 
@@ -304,7 +304,7 @@ async def _move(
         await aliases.move(uow, tenant_of(session), name, alias, targets, seen=seen)
 
     await endpoint.perform(request, session, form, work)
-    return endpoint.back(request, session, adapter_address(name), leads(name, alias, targets))
+    return endpoint.back(request, session, path_of("adapters", name), leads(name, alias, targets))
 
 
 def targets_of(form: Form) -> dict[int, int]:

@@ -133,7 +133,7 @@ async def test_a_plan_that_ended_opens_no_tenant(console: Console, outbox: Outbo
     assert (await ask(console, "/console/sign-up", "eve@example.com")).status_code == 404
     token = link_in(outbox).partition("token=")[2]
     fields = {"token": token, "password": PASSWORD, "name": "Mara", "tenant_name": "island"}
-    assert "sign-up is closed" in (await send(console, "/console/accept", fields)).text
+    assert "Sign-up is closed" in (await send(console, "/console/accept", fields)).text
     async with console.database.as_operator() as session:
         assert await session.scalar(text("SELECT count(*) FROM users")) == 0
 
