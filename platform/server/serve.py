@@ -105,15 +105,17 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
                 banner = await _demo_banner(settings, gateway, listener)
             else:
                 banner = f"Serving {gateway.served_model_name} at {base_url(listener)}/v1"
+            notice = None
             if settings.console:
                 notice = await first_run_notice(gateway.database, _console_root(settings, listener))
-                banner = banner if notice is None else f"{banner}\n\n{notice}"
             on_stage.finish()
             print(banner, flush=True)
             shutdown.started()
             if metrics_socket is not None:
                 print(f"Serving metrics at {base_url(metrics_socket)}/metrics", flush=True)
                 await stack.enter_async_context(_serving_metrics(settings, gateway, metrics_socket, shutdown))
+            if notice is not None:
+                print(f"\n{notice}", flush=True)
             freeze_gc()
             lost = asyncio.wrap_future(gateway.stores_lost)
             lost.add_done_callback(lambda _: shutdown.drain.set())

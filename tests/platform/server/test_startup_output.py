@@ -103,7 +103,9 @@ def test_a_terminal_gets_one_line_per_stage_and_no_json(
     for stage in STAGES:
         assert len([line for line in lines if line.startswith(stage)]) == 1, lines
     start = lines[: next(number for number, line in enumerate(lines) if line.startswith(STAGES[-1])) + 1]
-    assert len(start) == len(STAGES), start
+    # A busy machine may log that a store answers late, and again in time.
+    logged = [line for line in start if re.match(r"\d\d:\d\d:\d\d \[", line) and "dependency" in line]
+    assert len(start) - len(logged) == len(STAGES), start
     # Its shutdown is logged in readable lines.
     draining = next(line for line in lines if "draining" in line)
     assert re.match(r"\d\d:\d\d:\d\d \[info +\] draining +requests=0 ", draining)

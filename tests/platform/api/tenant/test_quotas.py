@@ -104,7 +104,7 @@ async def test_a_request_is_in_the_ledger_with_its_id_and_its_times(
     assert 0 <= record.ttft_ms <= record.duration_ms
     assert (rollup.status, rollup.requests, sum(rollup.ttft_buckets)) == ("completed", 1, 1)
     assert sum(rollup.gap_buckets) == record.completion_tokens - 1
-    assert phases.id == record.id and set(phases.phases) == {"decode"}
+    assert phases.id == record.id and set(phases.phases) == {"auth", "admission", "decode"}
 
 
 @pytest.mark.parametrize("computed", [0, 3])

@@ -53,8 +53,11 @@ def observed_tenant(url: str, now: datetime | None = None, **limits: int) -> Obs
         phases=PHASES,
         client_request_id="mine-1",
     )
-    failed = replace(one, outcome="failed", ttft_ms=None, completion=0)
-    requests = settle(url, tenant, [one, one, failed, replace(one, adapter_id=None, at=now - HOUR), slow])
+    # Ids of one millisecond are in no order.
+    second, third = (one.at + timedelta(milliseconds=later) for later in (1, 2))
+    failed = replace(one, outcome="failed", ttft_ms=None, completion=0, at=third)
+    base = replace(one, adapter_id=None, at=now - HOUR)
+    requests = settle(url, tenant, [one, replace(one, at=second), failed, base, slow])
     refuse(url, tenant, (now - HOUR).replace(minute=0, second=0, microsecond=0), "rate_limit_exceeded", 4)
     if limits:
         set_limits(url, tenant.id, **limits)
