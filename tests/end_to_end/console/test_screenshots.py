@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 from tests.end_to_end.console.conftest import People, Visit
 from tests.end_to_end.test_client import ask
@@ -10,6 +11,7 @@ FOLDER = Path(__file__).parents[2] / "screenshots"
 QUESTIONS = ("What is rain?", "What is the capital of Italy?", "Who was Ada Lovelace?", "What is a harbour?")
 
 
+@pytest.mark.long
 def test_six_pictures(visit: Visit, people: People) -> None:
     FOLDER.mkdir(exist_ok=True)
     for question in QUESTIONS * 2:
