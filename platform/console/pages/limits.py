@@ -110,7 +110,6 @@ def limits_pages(endpoint: ConsoleEndpoint) -> APIRouter:
             request,
             session,
             "limits/explain.html",
-            status=200 if error is None else error.row.status,
             form=form.entered(),
             found=found,
             error=error,

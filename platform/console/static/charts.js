@@ -67,6 +67,15 @@ function stacked(columns) {
   return columns.map((column) => column.map((value, place) => (sums[place] += value ?? 0)));
 }
 
+/** How wide the labels of an axis are, with the space beside them. @param {any} plot @param {string[] | null} texts @param {string} font */
+function labelWidth(plot, texts, font) {
+  plot.ctx.save();
+  plot.ctx.font = font;
+  const widest = Math.max(40, ...(texts ?? []).map((text) => plot.ctx.measureText(text).width));
+  plot.ctx.restore();
+  return Math.ceil(widest) + 16;
+}
+
 /** @param {HTMLElement} figure */
 function draw(figure) {
   const canvas = /** @type {HTMLElement} */ (figure.querySelector(".canvas"));
@@ -94,8 +103,8 @@ function draw(figure) {
         y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, (most || 1) * 1.05] },
       },
       axes: [
-        { ...look, size: 28, grid: { show: false }, incrs: [step, ...[2, 3, 4, 6, 7, 12, 14, 24, 28].map((times) => times * step)], space: 56, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((at) => moment(at, step)) },
-        { ...look, border: { show: false }, grid: { stroke: line, width: 1 }, size: 56, space: 32, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((value) => write(figure, value)) },
+        { ...look, size: 28, grid: { show: false }, incrs: [...[1, 2, 3, 4, 6, 12].map((hours) => hours * 3600), ...[1, 2, 3, 7, 14, 28].map((days) => days * DAY)].filter((each) => each % step === 0), space: 56, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((at) => moment(at, step)) },
+        { ...look, border: { show: false }, grid: { stroke: line, width: 1 }, size: (/** @type {any} */ self, /** @type {string[] | null} */ texts) => labelWidth(self, texts, font), space: 32, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((value) => write(figure, value)) },
       ],
       series: [
         {},
