@@ -199,27 +199,28 @@ class Sending {
   }
 
   async run() {
+    // Of this run: a pause aborts it, and going on begins another one.
+    const { signal } = this.abort;
     for (const row of this.rows) {
-      await this.send(row);
-      if (this.abort.signal.aborted) return;
-      if (this.missing(row).length) return;
+      await this.send(row, signal);
+      if (signal.aborted || this.missing(row).length) return;
     }
     const made = await call("POST", `/uploads/${this.upload.id}/complete`);
     finished(made.version);
   }
 
-  /** Send the missing parts of one file, three at once. @param {Row} row */
-  async send(row) {
+  /** Send the missing parts of one file, three at once. @param {Row} row @param {AbortSignal} signal */
+  async send(row, signal) {
     const waiting = this.missing(row);
     this.began = performance.now();
     this.sent = 0;
     this.draw(row);
     const work = async () => {
-      for (let number = waiting.shift(); number !== undefined; number = waiting.shift()) await this.sendPart(row, number);
+      for (let number = waiting.shift(); number !== undefined; number = waiting.shift()) await this.sendPart(row, number, signal);
     };
     const ended = await Promise.allSettled(Array.from({ length: AT_ONCE }, work));
     const failed = ended.find((each) => each.status === "rejected");
-    if (!failed || this.abort.signal.aborted) return;
+    if (!failed || signal.aborted) return;
     const { reason } = /** @type {PromiseRejectedResult} */ (failed);
     row.text(".state", "stopped");
     row.text(".detail", reason.message);
@@ -227,18 +228,18 @@ class Sending {
     row.offer(() => guarded(() => this.run()));
   }
 
-  /** @param {Row} row @param {number} number */
-  async sendPart(row, number) {
+  /** @param {Row} row @param {number} number @param {AbortSignal} signal */
+  async sendPart(row, number, signal) {
     const { id, part_size } = this.upload;
     const bytes = await row.file.slice((number - 1) * part_size, number * part_size).arrayBuffer();
     const headers = { "content-type": "application/octet-stream", ...(await contentDigest(bytes)) };
     for (let attempt = 1; ; attempt += 1) {
       try {
-        await call("PUT", `/uploads/${id}/${row.file.name}/parts/${number}`, bytes, headers, this.abort.signal);
+        await call("PUT", `/uploads/${id}/${row.file.name}/parts/${number}`, bytes, headers, signal);
         break;
       } catch (error) {
         const passes = !(error instanceof Refused) || error.passes || error.status === 401;
-        if (this.abort.signal.aborted || !passes || attempt === TRIES) {
+        if (signal.aborted || !passes || attempt === TRIES) {
           throw new Error(`Part ${number}: ${error instanceof Error ? error.message : error}`);
         }
         await new Promise((resolve) => setTimeout(resolve, BACKOFF_MS * 2 ** (attempt - 1)));
@@ -295,7 +296,9 @@ async function begin(files) {
   const problem = problemOf(files) ?? (await configProblem(chosen[0]));
   complain(problem ?? "");
   if (problem) return;
+  sending?.abort.abort();
   byId("rows").replaceChildren();
+  byId("pause").textContent = "Pause";
   byId("progress").hidden = false;
   say("Hashing the files");
   const rows = chosen.map((file) => new Row(file));
@@ -310,16 +313,18 @@ async function begin(files) {
 
 /** The upload of the same files that was begun before. @param {Declared[]} files @returns {Promise<Upload | null>} */
 async function begun(files) {
-  for (const item of document.querySelectorAll("[data-upload]")) {
-    const { upload, files: text = "[]" } = /** @type {HTMLElement} */ (item).dataset;
-    /** @type {[string, number, string][]} */
-    const known = JSON.parse(text);
-    const isSame = known.every(([name, bytes, sha256]) =>
+  /** @type {[string | undefined, [string, number, string][]][]} */
+  const open = [...document.querySelectorAll("[data-upload]")].map((item) => {
+    const { upload, files: known = "[]" } = /** @type {HTMLElement} */ (item).dataset;
+    return [upload, JSON.parse(known)];
+  });
+  if (sending) open.push([sending.upload.id, sending.upload.files.map(({ name, size, sha256 }) => [name, size, sha256])]);
+  const same = open.find(([, known]) =>
+    known.every(([name, bytes, sha256]) =>
       files.some((file) => file.name === name && file.size === bytes && file.sha256 === sha256),
-    );
-    if (isSame) return call("GET", `/uploads/${upload}`);
-  }
-  return null;
+    ),
+  );
+  return same ? call("GET", `/uploads/${same[0]}`) : null;
 }
 
 /** @param {Declared[]} files @returns {Promise<Upload>} */
@@ -342,12 +347,12 @@ function finished(version) {
   /** @type {any} */ (window).htmx.ajax("GET", `${report}${version}/report`, { target: "#report", swap: "outerHTML" });
 }
 
-/** @param {FileList | null | undefined} files */
+/** @param {File[]} files */
 async function choose(files) {
-  if (isBusy || !files?.length) return;
+  if (isBusy || !files.length) return;
   isBusy = true;
-  await guarded(() => begin([...files]));
-  isBusy = sending !== null;
+  await guarded(() => begin(files));
+  isBusy = false;
 }
 
 const drop = byId("drop");
@@ -359,10 +364,15 @@ drop.addEventListener("dragleave", () => delete drop.dataset.over);
 drop.addEventListener("drop", (event) => {
   event.preventDefault();
   delete drop.dataset.over;
-  choose(event.dataTransfer?.files);
+  choose([...(event.dataTransfer?.files ?? [])]);
 });
 const input = /** @type {HTMLInputElement} */ (byId("files"));
-input.addEventListener("change", () => choose(input.files));
+input.addEventListener("change", () => {
+  const files = [...(input.files ?? [])];
+  // Choosing the same files again is a change, too.
+  input.value = "";
+  choose(files);
+});
 
 byId("pause").addEventListener("click", () => {
   if (!sending) return;
