@@ -23,8 +23,8 @@ SCANNED: Final = 10_000
 CLOCKS_APART: Final = timedelta(minutes=5)
 """More than the clock of a gateway, in an id, and that of the counters, in a time of admission, may differ."""
 
-LoggedRequest: TypeAlias = Row[UsageRecord, str | None, str | None, str | None]
-"""A row of the ledger, the name of its adapter, and the public id and the name of its key; None where their rows were erased."""
+LoggedRequest: TypeAlias = Row[UsageRecord, str | None, str | None, str | None, str | None]
+"""A row of the ledger, the name of its adapter, and public id, name and kind of its key; None where their rows were erased."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +131,11 @@ class RequestLog:
             query = query.where(UsageRecord.id < uuid7_from(filters.end + CLOCKS_APART))
         return query
 
-    def _named(self, record: type[UsageRecord]) -> Select[UsageRecord, str | None, str | None, str | None]:
+    def _named(
+        self, record: type[UsageRecord]
+    ) -> Select[UsageRecord, str | None, str | None, str | None, str | None]:
         return (
-            select(record, Adapter.name, ApiKey.key_id, ApiKey.name)
+            select(record, Adapter.name, ApiKey.key_id, ApiKey.name, ApiKey.kind)
             .outerjoin(Adapter, Adapter.id == record.adapter_id)
             .outerjoin(ApiKey, ApiKey.id == record.api_key_id)
             .where(record.tenant_id == self._tenant_id)

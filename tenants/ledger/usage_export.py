@@ -4,11 +4,16 @@ Invariant: every row of the month is there once, in the order of ids. Nothing is
 """
 
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.ids import uuid7_from
+from loraplex.tenants.ledger.drift import FIRST_TIME, LAST_TIME
+from loraplex.tenants.quotas.periods import period_end, period_start
 
 ROWS_AT_ONCE: Final = 1000
 COLUMNS: Final = (
@@ -30,12 +35,24 @@ _SELECTED: Final = ", ".join(
 )
 _ROWS: Final = text(f"""
     SELECT {_SELECTED} FROM usage_records r LEFT JOIN price_versions p ON p.id = r.price_version_id
-    WHERE r.tenant_id = :tenant_id AND r.month = :month ORDER BY r.id""")
+    WHERE r.tenant_id = :tenant_id AND r.month = :month
+        AND (r.id >= :first_id AND r.id < :last_id OR r.id < :no_time_before OR r.id >= :no_time_from)
+    ORDER BY r.id""")
+# An id is made by a gateway's clock, the month by the counters'.
+_CLOCKS_APART: Final = timedelta(days=1)
 
 
 async def exported_rows(session: AsyncSession, tenant_id: UUID, month: str) -> AsyncIterator[dict[str, Any]]:
     """The rows of `month`, such as `m:2026-11`, by the names of `COLUMNS`; few are in memory at a time."""
-    parameters = {"tenant_id": tenant_id, "month": month}
+    parameters = {
+        "tenant_id": tenant_id,
+        "month": month,
+        # Other months' partitions are not read. Ids without a time are of releases before there were any.
+        "first_id": uuid7_from(period_start(month) - _CLOCKS_APART),
+        "last_id": uuid7_from(period_end(month) + _CLOCKS_APART),
+        "no_time_before": uuid7_from(FIRST_TIME),
+        "no_time_from": uuid7_from(LAST_TIME),
+    }
     options = {"yield_per": ROWS_AT_ONCE}
     async for row in await session.stream(_ROWS, parameters, execution_options=options):
         yield dict(row._mapping)

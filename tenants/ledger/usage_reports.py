@@ -35,6 +35,7 @@ _COLUMNS: Final[dict[Dimension, str]] = {
     "key": "u.api_key_id",
 }
 _NO_ID: Final = f"'{NO_ID}'::uuid"
+_CONSOLE_KEY: Final = "CASE k.kind WHEN 'console' THEN k.name END"
 _FILTERS: Final = {
     "currency": "u.currency = :currency",
     "adapter": "u.adapter_id IN (SELECT id FROM adapters WHERE tenant_id = :tenant_id AND name = :adapter)",
@@ -132,11 +133,13 @@ class UsageRow:
     """The sums of one group. `adapter`: its name, None for the base model. `key_id`: the public id of the key.
 
     An adapter or a key whose row was erased is named by its UUID. Both are None where the report is not grouped by them.
+    `console_key`: the name of a key that the console made for its own pages, such as `playground`; None for other keys.
     """
 
     key: UsageKey
     adapter: str | None
     key_id: str | None
+    console_key: str | None
     currency: str
     sums: UsageSums
 
@@ -240,7 +243,7 @@ WITH summed AS (
     SELECT * FROM rows{_FOLLOWING if following else ""} ORDER BY {_ORDER} LIMIT :limit
 )
 SELECT r.start, r.tenant_id, r.adapter_id, r.api_key_id, r.class, r.requests, r.prompt, r.cached, r.completion, r.amount,
-    r.currency, a.name, k.key_id
+    r.currency, a.name, k.key_id, {_CONSOLE_KEY}
 FROM page r LEFT JOIN adapters a ON a.id = r.adapter_id LEFT JOIN api_keys k ON k.id = r.api_key_id
 ORDER BY {", ".join(f"r.{name}" for name in _ORDER.split(", "))}
 """)
@@ -263,7 +266,7 @@ WITH summed AS MATERIALIZED (
         sum(s.requests), sum(s.uncached) + sum(s.cached), sum(s.cached), sum(s.completion), sum(s.amount), s.currency
     FROM summed s LEFT JOIN ranked n ON n.id = s.id GROUP BY {_GROUP}
 )
-SELECT r.*, a.name, k.key_id
+SELECT r.*, a.name, k.key_id, {_CONSOLE_KEY}
 FROM rows r LEFT JOIN adapters a ON a.id = r.adapter_id LEFT JOIN api_keys k ON k.id = r.api_key_id
 ORDER BY {", ".join(f"r.{name}" for name in _GROUP.split(", "))}
 """)
@@ -284,12 +287,13 @@ def _parameters(query: UsageQuery) -> dict[str, Any]:
 
 
 def _row(values: Any) -> UsageRow:
-    *sums, currency, adapter, key_id = values[5:]
+    *sums, currency, adapter, key_id, console_key = values[5:]
     key = UsageKey(*values[:5])
     return UsageRow(
         key=key,
         adapter=_name(adapter, key.adapter_id),
         key_id=_name(key_id, key.api_key_id),
+        console_key=console_key,
         currency=currency,
         sums=_sums(sums),
     )

@@ -67,11 +67,12 @@ class SignInTries:
 
     async def give_back(self) -> None:
         """Undo one `take`: the try was no failure."""
-        await self._session.execute(
-            update(SignInThrottle)
-            .where(SignInThrottle.subject.in_((self._account, self._known, self._network)))
-            .values(failures=func.greatest(SignInThrottle.failures - 1, 0))
-        )
+        counted = SignInThrottle.subject.in_((self._account, self._known, self._network))
+        # In the order of `take`, so that two sign-ins at once wait for each other and never deadlock.
+        query = select(SignInThrottle.subject).where(counted).order_by(SignInThrottle.subject)
+        await self._session.execute(query.with_for_update())
+        fewer = func.greatest(SignInThrottle.failures - 1, 0)
+        await self._session.execute(update(SignInThrottle).where(counted).values(failures=fewer))
 
     async def succeed(self, now: datetime) -> None:
         """Forget the account's failures, and know it from this network."""

@@ -114,19 +114,32 @@ def check_released(serve: Serve, keys: list[str]) -> None:
     until(released, 90, "no reservation is in the counters")
 
 
-def test_a_gateway_is_killed(
-    tmp_path: Path, demo_model: Path, external: ServerPair, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "with_stores", [False, pytest.param(True, marks=pytest.mark.long)], ids=["alone", "with its stores"]
+)
+def test_a_gateway_of_external_stores_is_killed(
+    tmp_path: Path,
+    demo_model: Path,
+    external: ServerPair,
+    monkeypatch: pytest.MonkeyPatch,
+    with_stores: bool,
 ) -> None:
-    """Its stores live on."""
+    """Its stores live on, or are killed with it and started again."""
     facts = external.start(transient=False)
     settings = SETTINGS | settings_of(facts)
     with serving(tmp_path / "s", demo_model, SCRIPT, settings=settings) as serve:
         until(lambda: ready(serve), 120, "readyz answers 200")
         keys = make_callers(facts.database_url)
         load = loaded(serve, keys)
-        kill(serve)
+        stores = (
+            {each for pid in external.pids for each in (pid, *descendants(pid))} if with_stores else set()
+        )
+        kill(serve, *stores)
+        until(lambda: not any(map(lives, stores)), 60, "no store is left")
         answers = load.end()
         opened = open_in_journals(serve.folder / "data", tmp_path / "copy")
+    if with_stores:
+        assert external.start(transient=False) == facts
     with serving(tmp_path / "s", demo_model, SCRIPT, settings=settings) as serve:
         figures = check(facts.database_url, answers, opened)
         check_released(serve, keys)

@@ -134,7 +134,7 @@ def operator_usage_response(row: UsageRow) -> OperatorUsageDocument:
 
 
 def request_response(row: LoggedRequest) -> RequestDocument:
-    record, adapter, key_id, _ = row
+    record, adapter, key_id, *_ = row
     same = ("id", "digest", "outcome", "cached_tokens", "completion_tokens", "ttft_ms", "duration_ms")
     more = ("price_version_id", "client_request_id", "reverses_id", "reason")
     return RequestDocument(

@@ -1,7 +1,7 @@
 """`/tenant/v1/users`: the people of a tenant, and invitations to it. A person who is no member here is 404."""
 
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Request
@@ -37,8 +37,12 @@ OLDEST_FIRST: Final[SortOrder[TeamEntry, tuple[datetime, UUID]]] = by_time(
 def users_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     admin = Depends(authenticator.requires(TENANT_ADMIN))
-    changed = documented(409, 412, 428, response=UserDocument)
+    _add_team(router, endpoint, admin)
+    _add_changes(router, endpoint, admin)
+    return router
 
+
+def _add_team(router: APIRouter, endpoint: ManagementEndpoint, admin: Any) -> None:
     @router.get("/users", **listed(UserDocument))
     async def list_users(request: Request, caller: Annotated[Caller, admin]) -> Response:
         """Members and open invitations, oldest first."""
@@ -71,6 +75,10 @@ def users_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> 
 
         return await endpoint.perform(request, caller, work)
 
+
+def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, admin: Any) -> None:
+    changed = documented(409, 412, 428, response=UserDocument)
+
     @router.patch("/users/{user_id}", responses=changed, openapi_extra=described(UserPatch, if_match=True))
     async def change_user(
         user_id: str,
@@ -96,8 +104,6 @@ def users_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> 
             return ApiResponse(204)
 
         return await endpoint.perform(request, caller, work)
-
-    return router
 
 
 def _user_id(text: str) -> UUID:

@@ -1,5 +1,6 @@
 """Adapters: `/console/adapters`, and the page of one adapter with its versions, reports and residency."""
 
+from difflib import get_close_matches
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends
@@ -8,10 +9,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import Response
 
+from loraplex.platform.console.addresses import link, path_of
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
-from loraplex.platform.console.pages.addresses import adapter_address, tabs_of, with_query
+from loraplex.platform.console.pages.adapter_tabs import tabs_of
 from loraplex.platform.console.pages.writing import entered_again, layout_of, revision_of, tenant_of
+from loraplex.platform.errors import describe
 from loraplex.platform.services import adapters
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.queries import adapter as detail
@@ -74,8 +77,8 @@ def _add_list(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> None
             state=state,
             states=listing.STATES,
             is_filtered=bool(search or state or after),
-            older=None if page.after is None else with_query(LIST, **query, after=page.after),
-            newest=with_query(LIST, **query) if after else None,
+            older=None if page.after is None else link(LIST, {**query, "after": page.after}),
+            newest=link(LIST, query) if after else None,
             is_residency_known=found_in.is_known,
         )
 
@@ -105,7 +108,8 @@ def _add_creation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
             entered = entered_again(form, error, ("name", "description"), {"adapter name": "name"})
             return endpoint.page(request, session, "adapters/new.html", status=422, form=entered)
         return endpoint.back(
-            *(request, session, adapter_address(asked.name, "upload")), f"Adapter {asked.name} was created."
+            *(request, session, path_of("adapters", asked.name, "upload")),
+            f"Adapter {asked.name} was created.",
         )
 
 
@@ -125,9 +129,15 @@ def _add_adapter(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> N
             shown = await detail.adapter(found, tenant_of(session), name, found_in, before)
             return {"adapter": shown} | await _chosen(found, session, shown, version, compare)
 
+        try:
+            context = await endpoint.query(session, find)
+        except Exception as error:
+            if describe(error).row.status != 404:
+                raise
+            return await _missing(endpoint, request, session, name, describe(error).message)
         return endpoint.page(
             *(request, session, "adapters/adapter.html"),
-            **await endpoint.query(session, find),
+            **context,
             tabs=tabs_of(endpoint, session, name),
             before=before,
             can_write="adapters:write" in session.scopes,
@@ -150,6 +160,17 @@ def _add_adapter(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> N
             chosen=shown,
             has_playground=PLAYGROUND in endpoint.pages,
         )
+
+
+async def _missing(
+    endpoint: ConsoleEndpoint, request: Request, session: ConsoleSession, name: str, message: str
+) -> Response:
+    """Say that there is no such adapter or version, and which name may have been meant."""
+    names = await endpoint.query(session, lambda found: detail.names(found, tenant_of(session)))
+    near = get_close_matches(name, names, 1)
+    return endpoint.page(
+        *(request, session, "adapters/missing.html"), status=404, message=message, near=next(iter(near), None)
+    )
 
 
 async def _chosen(
@@ -208,7 +229,7 @@ def _add_description(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) 
                 await endpoint.perform(request, session, form, work)
         except FormInvalid as error:
             return await show(request, session, name, entered_again(form, error, ("description",)), 422)
-        return endpoint.back(request, session, adapter_address(name), "The description was changed.")
+        return endpoint.back(request, session, path_of("adapters", name), "The description was changed.")
 
 
 def _add_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:

@@ -11,10 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import Response
 
+from loraplex.platform.console.addresses import path_of
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, read_form
 from loraplex.platform.console.pages.adapters import ONE, find_adapter
-from loraplex.platform.console.pages.addresses import adapter_address
 from loraplex.platform.console.pages.writing import entered_again, layout_of, revision_of, tenant_of
 from loraplex.platform.errors import describe
 from loraplex.platform.services import aliases, versions
@@ -35,8 +35,10 @@ def aliases_pages(endpoint: ConsoleEndpoint) -> APIRouter:
     writer = Depends(endpoint.requires("adapters:write"))
     _add_split(router, endpoint, writer)
     _add_moves(router, endpoint, writer)
-    _add_questions(router, endpoint, writer)
-    _add_versions(router, endpoint, writer)
+    _add_rollback(router, endpoint, writer)
+    _add_alias_deletion(router, endpoint, writer)
+    _add_service(router, endpoint, writer)
+    _add_version_deletion(router, endpoint, writer)
     return router
 
 
@@ -63,30 +65,9 @@ def _add_split(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> Non
 
 
 def _add_moves(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    async def show(
-        request: Request,
-        session: ConsoleSession,
-        name: str,
-        alias: str | None,
-        form: Entered,
-        status: int = 200,
-        version: int | None = None,
-    ) -> Response:
-        adapter = await find_adapter(endpoint, session, name)
-        present = None if alias is None else alias_in(adapter, alias)
-        return endpoint.page(
-            *(request, session, "adapters/move.html"),
-            status=status,
-            layout=layout_of(request),
-            adapter=adapter,
-            alias=present,
-            form=form,
-            shares=_shares(adapter, present, version),
-        )
-
     @router.get(f"{ONE}/aliases/new")
     async def new_alias(name: str, request: Request, session: Annotated[ConsoleSession, writer]) -> Response:
-        return await show(request, session, name, None, Entered())
+        return await _show_move(endpoint, request, session, name, None, Entered())
 
     @router.post(f"{ONE}/aliases/new")
     async def create_alias(
@@ -102,7 +83,8 @@ def _add_moves(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> Non
             with field_errors():
                 return await _move(endpoint, request, session, form, name, alias, ABSENT)
         except FormInvalid as error:
-            return await show(request, session, name, None, entered_again(form, error, ("alias",)), 422)
+            entered = entered_again(form, error, ("alias",))
+            return await _show_move(endpoint, request, session, name, None, entered, 422)
 
     @router.get(f"{ALIAS}/move")
     async def ask_to_move(
@@ -112,7 +94,7 @@ def _add_moves(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> Non
         session: Annotated[ConsoleSession, writer],
         version: int | None = None,
     ) -> Response:
-        return await show(request, session, name, alias, Entered(), version=version)
+        return await _show_move(endpoint, request, session, name, alias, Entered(), version=version)
 
     @router.post(f"{ALIAS}/move")
     async def move_alias(
@@ -128,34 +110,40 @@ def _add_moves(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> Non
                 return await _move(endpoint, request, session, form, name, alias, seen)
         except FormInvalid as error:
             moved = await _moved_meanwhile(endpoint, session, name, alias, error)
-            return await show(request, session, name, alias, entered_again(form, moved, ()), 422)
+            entered = entered_again(form, moved, ())
+            return await _show_move(endpoint, request, session, name, alias, entered, 422)
 
 
-def _add_questions(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    async def show(
-        request: Request,
-        session: ConsoleSession,
-        name: str,
-        alias: str,
-        question: str,
-        form: Entered,
-        status: int = 200,
-    ) -> Response:
-        adapter = await find_adapter(endpoint, session, name)
-        return endpoint.page(
-            *(request, session, f"adapters/{question}.html"),
-            status=status,
-            layout=layout_of(request),
-            adapter=adapter,
-            alias=alias_in(adapter, alias),
-            form=form,
-        )
+async def _show_move(
+    endpoint: ConsoleEndpoint,
+    request: Request,
+    session: ConsoleSession,
+    name: str,
+    alias: str | None,
+    form: Entered,
+    status: int = 200,
+    version: int | None = None,
+) -> Response:
+    """Show the form of an alias's shares; `alias` None: of a new one. It begins with all requests at `version`, if given."""
+    adapter = await find_adapter(endpoint, session, name)
+    present = None if alias is None else alias_in(adapter, alias)
+    return endpoint.page(
+        *(request, session, "adapters/move.html"),
+        status=status,
+        layout=layout_of(request),
+        adapter=adapter,
+        alias=present,
+        form=form,
+        shares=_shares(adapter, present, version),
+    )
 
+
+def _add_rollback(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
     @router.get(f"{ALIAS}/rollback")
     async def ask_to_roll_back(
         name: str, alias: str, request: Request, session: Annotated[ConsoleSession, writer]
     ) -> Response:
-        return await show(request, session, name, alias, "rollback", Entered())
+        return await _ask(endpoint, request, session, name, alias, "rollback", Entered())
 
     @router.post(f"{ALIAS}/rollback")
     async def roll_back(
@@ -176,14 +164,16 @@ def _add_questions(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) ->
         except FormInvalid as error:
             moved = await _moved_meanwhile(endpoint, session, name, alias, error)
             entered = entered_again(form, moved, ())
-            return await show(request, session, name, alias, "rollback", entered, 422)
-        return endpoint.back(request, session, adapter_address(name), leads(name, alias, targets))
+            return await _ask(endpoint, request, session, name, alias, "rollback", entered, 422)
+        return endpoint.back(request, session, path_of("adapters", name), leads(name, alias, targets))
 
+
+def _add_alias_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
     @router.get(f"{ALIAS}/delete")
     async def ask_to_delete_alias(
         name: str, alias: str, request: Request, session: Annotated[ConsoleSession, writer]
     ) -> Response:
-        return await show(request, session, name, alias, "delete_alias", Entered())
+        return await _ask(endpoint, request, session, name, alias, "delete_alias", Entered())
 
     @router.post(f"{ALIAS}/delete")
     async def delete_alias(
@@ -203,11 +193,66 @@ def _add_questions(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) ->
         except FormInvalid as error:
             moved = await _moved_meanwhile(endpoint, session, name, alias, error)
             entered = entered_again(form, moved, ())
-            return await show(request, session, name, alias, "delete_alias", entered, 422)
-        return endpoint.back(request, session, adapter_address(name), f"{name}:{alias} is deleted.")
+            return await _ask(endpoint, request, session, name, alias, "delete_alias", entered, 422)
+        return endpoint.back(request, session, path_of("adapters", name), f"{name}:{alias} is deleted.")
 
 
-def _add_versions(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
+async def _ask(
+    endpoint: ConsoleEndpoint,
+    request: Request,
+    session: ConsoleSession,
+    name: str,
+    alias: str,
+    question: str,
+    form: Entered,
+    status: int = 200,
+) -> Response:
+    """Show a question about an alias, from the template of that name."""
+    adapter = await find_adapter(endpoint, session, name)
+    return endpoint.page(
+        *(request, session, f"adapters/{question}.html"),
+        status=status,
+        layout=layout_of(request),
+        adapter=adapter,
+        alias=alias_in(adapter, alias),
+        form=form,
+    )
+
+
+def _add_service(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
+    @router.post(f"{VERSION}/deprecate")
+    async def deprecate_version(
+        name: str,
+        version: int,
+        request: Request,
+        session: Annotated[ConsoleSession, writer],
+        form: Annotated[Form, Depends(read_form)],
+    ) -> Response:
+        async def work(uow: UnitOfWork) -> None:
+            await versions.deprecate(uow, tenant_of(session), name, version, seen=revision_of(form))
+
+        await endpoint.perform(request, session, form, work)
+        return endpoint.back(
+            *(request, session, path_of("adapters", name)),
+            f"{name}@{version} is deprecated: requests for it are refused.",
+        )
+
+    @router.post(f"{VERSION}/restore")
+    async def restore_version(
+        name: str,
+        version: int,
+        request: Request,
+        session: Annotated[ConsoleSession, writer],
+        form: Annotated[Form, Depends(read_form)],
+    ) -> Response:
+        async def work(uow: UnitOfWork) -> None:
+            await versions.restore(uow, tenant_of(session), name, version, seen=revision_of(form))
+
+        await endpoint.perform(request, session, form, work)
+        return endpoint.back(request, session, path_of("adapters", name), f"{name}@{version} is ready again.")
+
+
+def _add_version_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
     async def show(
         request: Request,
         session: ConsoleSession,
@@ -229,37 +274,6 @@ def _add_versions(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
             row=next((each for each in adapter.versions if each.version == version), None),
             form=form,
         )
-
-    @router.post(f"{VERSION}/deprecate")
-    async def deprecate_version(
-        name: str,
-        version: int,
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
-        async def work(uow: UnitOfWork) -> None:
-            await versions.deprecate(uow, tenant_of(session), name, version, seen=revision_of(form))
-
-        await endpoint.perform(request, session, form, work)
-        return endpoint.back(
-            *(request, session, adapter_address(name)),
-            f"{name}@{version} is deprecated: requests for it are refused.",
-        )
-
-    @router.post(f"{VERSION}/restore")
-    async def restore_version(
-        name: str,
-        version: int,
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
-        async def work(uow: UnitOfWork) -> None:
-            await versions.restore(uow, tenant_of(session), name, version, seen=revision_of(form))
-
-        await endpoint.perform(request, session, form, work)
-        return endpoint.back(request, session, adapter_address(name), f"{name}@{version} is ready again.")
 
     @router.get(f"{VERSION}/delete")
     async def ask_to_delete_version(
@@ -284,7 +298,7 @@ def _add_versions(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
         except FormInvalid as error:
             return await show(request, session, name, version, entered_again(form, error, ()), 422)
         return endpoint.back(
-            *(request, session, adapter_address(name)), f"Version {version} is deleted; its files follow."
+            *(request, session, path_of("adapters", name)), f"Version {version} is deleted; its files follow."
         )
 
 
@@ -304,7 +318,7 @@ async def _move(
         await aliases.move(uow, tenant_of(session), name, alias, targets, seen=seen)
 
     await endpoint.perform(request, session, form, work)
-    return endpoint.back(request, session, adapter_address(name), leads(name, alias, targets))
+    return endpoint.back(request, session, path_of("adapters", name), leads(name, alias, targets))
 
 
 def targets_of(form: Form) -> dict[int, int]:

@@ -89,18 +89,22 @@ class TeamPages:
 
     async def invite(self, request: Request, form: Annotated[Form, FORM]) -> Response:
         """Invite a person, and show the link this once."""
-        session = await self.endpoint.signed_in(request, ADMIN)
+        session, made = await self.endpoint.signed_in(request, ADMIN), list[str]()
         try:
             typed = parse(form, InvitationForm)
 
             async def work(uow: UnitOfWork) -> str:
-                return (await team.invite(uow, _tenant(session), typed.email, typed.role)).token
+                token = (await team.invite(uow, _tenant(session), typed.email, typed.role)).token
+                made.append(token)
+                return token
 
             with field_errors():
                 token = await self.endpoint.perform(request, session, form, work, str)
         except FormInvalid as error:
             return self._invitation(request, session, form.entered(error.errors), status=422)
-        return self._link(request, session, "invitation", typed.email, token)
+        # A form that was sent twice is mailed once.
+        mailed = bool(made) and await self._mail(session, typed.email, token)
+        return self._link(request, session, "invitation", typed.email, token, mailed=mailed)
 
     async def member(self, request: Request, entry_id: UUID) -> Response:
         """Show one member or invitation and what can be done about it."""
@@ -210,12 +214,30 @@ class TeamPages:
     ) -> Response:
         return self.endpoint.page(request, session, "team/invite.html", status=status, form=form, roles=ROLES)
 
+    async def _mail(self, session: ConsoleSession, email: str, token: str) -> bool:
+        """Mail an invitation, where there is a mail server; return whether it took it."""
+        links = self.endpoint.dependencies.mailed_links
+        if links is None:
+            return False
+        return await links.invitation(email, token, session.tenant_name or "", session.email)
+
     def _link(
-        self, request: Request, session: ConsoleSession, purpose: str, email: str, token: str
+        self,
+        request: Request,
+        session: ConsoleSession,
+        purpose: str,
+        email: str,
+        token: str,
+        *,
+        mailed: bool = False,
     ) -> Response:
         address = link_address(self.endpoint.origin.of(request), token)
         return self.endpoint.page(
-            request, session, "team/link.html", purpose=purpose, email=email, address=address
+            *(request, session, "team/link.html"),
+            purpose=purpose,
+            email=email,
+            address=address,
+            mailed=mailed,
         )
 
 

@@ -223,8 +223,10 @@ def _name(group: UsageGroup, split: Split, keys: Mapping[str, str]) -> str:
 
 
 def _link(group: UsageGroup, split: Split, session: ConsoleSession) -> str | None:
-    """The page of an adapter or a key, if the person may open it."""
+    """The page of an adapter or a key, if the person may open it. Keys of the console itself have none."""
     folder, scope = _PAGES.get(split, ("", ""))
+    if group.name == group.id:
+        return None
     if group.kind != "named" or group.name is None or scope not in session.scopes:
         return None
     return path_of(folder, group.name)

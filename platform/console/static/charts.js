@@ -67,6 +67,15 @@ function stacked(columns) {
   return columns.map((column) => column.map((value, place) => (sums[place] += value ?? 0)));
 }
 
+/** How wide the labels of an axis are, with the space beside them. @param {any} plot @param {string[] | null} texts @param {string} font */
+function labelWidth(plot, texts, font) {
+  plot.ctx.save();
+  plot.ctx.font = font;
+  const widest = Math.max(40, ...(texts ?? []).map((text) => plot.ctx.measureText(text).width));
+  plot.ctx.restore();
+  return Math.ceil(widest) + 16;
+}
+
 /** @param {HTMLElement} figure */
 function draw(figure) {
   const canvas = /** @type {HTMLElement} */ (figure.querySelector(".canvas"));
@@ -95,7 +104,7 @@ function draw(figure) {
       },
       axes: [
         { ...look, size: 28, grid: { show: false }, incrs: [...[1, 2, 3, 4, 6, 12].map((hours) => hours * 3600), ...[1, 2, 3, 7, 14, 28].map((days) => days * DAY)].filter((each) => each % step === 0), space: 56, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((at) => moment(at, step)) },
-        { ...look, border: { show: false }, grid: { stroke: line, width: 1 }, size: 56, space: 32, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((value) => write(figure, value)) },
+        { ...look, border: { show: false }, grid: { stroke: line, width: 1 }, size: (/** @type {any} */ self, /** @type {string[] | null} */ texts) => labelWidth(self, texts, font), space: 32, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((value) => write(figure, value)) },
       ],
       series: [
         {},

@@ -1,76 +1,80 @@
 // @ts-check
-/** What every page does: copies, opens dialogs, takes toasts away, keeps relative times true, drops polls while hidden. */
+/** What every page does: copy, dialogs, toasts, relative times, one submit at a time, no polls while hidden. */
+const $ = document;
+const toasts = /** @type {Element} */ ($.querySelector(".toasts"));
 
-const status = /** @type {HTMLElement} */ (document.querySelector(".toasts"));
-
-/** @param {string} text */
-function toast(text) {
-  const box = document.createElement("div");
-  box.className = "toast";
-  box.append(Object.assign(document.createElement("p"), { textContent: text }));
-  status.append(box);
-  while (status.childElementCount > 3) status.firstElementChild?.remove();
-  leave(box);
-}
-
-/** @param {Element} box */
+/** @param {Element} box Goes after 8 s, but not while it is read. */
 function leave(box) {
   setTimeout(() => (box.matches(":hover, :focus-within") ? leave(box) : box.remove()), 8000);
 }
 
-document.addEventListener("click", async (event) => {
-  const button = event.target instanceof Element ? event.target.closest("button") : null;
+/** @param {string} text */
+function toast(text) {
+  const box = $.createElement("div");
+  box.className = "toast";
+  box.append(text);
+  toasts.append(box);
+  if (toasts.childElementCount > 3) toasts.firstElementChild?.remove();
+  leave(box);
+}
+
+$.addEventListener("click", async (event) => {
+  const button = /** @type {Element} */ (event.target).closest("button");
   if (!button) return;
-  if (button.getAttribute("aria-disabled") === "true") return event.preventDefault();
-  const { copy, copyFrom, dialog } = button.dataset;
-  if (copy !== undefined || copyFrom) {
-    await navigator.clipboard.writeText(copy ?? document.getElementById(copyFrom ?? "")?.textContent ?? "");
+  if (button.ariaDisabled === "true") return event.preventDefault();
+  const { copy, copyFrom, dialog, close } = button.dataset;
+  if (copy ?? copyFrom) {
+    await navigator.clipboard.writeText(copy ?? $.getElementById(copyFrom ?? "")?.textContent ?? "");
     toast("Copied");
-  } else if (dialog) {
-    /** @type {HTMLDialogElement | null} */ (document.getElementById(dialog))?.showModal();
-  } else if (button.dataset.close !== undefined) button.closest("dialog")?.close();
+  }
+  if (dialog) /** @type {HTMLDialogElement} */ ($.getElementById(dialog)).showModal();
+  if (close !== undefined) button.closest("dialog")?.close();
 });
 
-// A second submit of the same form waits for the answer to the first.
-document.addEventListener("submit", (event) => {
+$.addEventListener("submit", (event) => {
   const button = event.submitter;
-  if (!button || event.defaultPrevented) return;
-  if (button.getAttribute("aria-busy") === "true") event.preventDefault();
-  button.setAttribute("aria-busy", "true");
+  if (!button || event.defaultPrevented || /** @type {HTMLFormElement} */ (event.target).method !== "post") return;
+  if (button.ariaBusy) event.preventDefault();
+  button.ariaBusy = "true";
 });
 
-document.addEventListener("change", (event) => {
-  const box = /** @type {HTMLInputElement} */ (event.target);
-  const next = box.dataset?.enables && document.getElementById(box.dataset.enables);
-  if (next) next.toggleAttribute("disabled", !box.checked);
+$.addEventListener("change", ({ target }) => {
+  const box = /** @type {HTMLInputElement} */ (target);
+  $.getElementById(box.dataset.enables ?? "")?.toggleAttribute("disabled", !box.checked);
 });
 
-/** @param {ParentNode} root */
-function open(root) {
+/** @param {ParentNode} root Opens the dialogs that came with it, and goes to the first wrong field. */
+function show(root) {
   for (const dialog of root.querySelectorAll("dialog[data-open]")) {
     dialog.removeAttribute("data-open");
     /** @type {HTMLDialogElement} */ (dialog).showModal();
   }
-  /** @type {HTMLElement | null} */ (root.querySelector("[aria-invalid=true]"))?.focus();
+  /** @type {HTMLElement?} */ (root.querySelector("[aria-invalid=true]"))?.focus();
 }
-document.addEventListener("cancel", (event) => {
-  if (event.target instanceof Element && event.target.getAttribute("closedby") === "none") event.preventDefault();
+$.addEventListener("htmx:afterSwap", ({ target }) => show(/** @type {Element} */ (target)));
+$.addEventListener("cancel", (event) => {
+  if (/** @type {Element} */ (event.target).matches("[closedby=none]")) event.preventDefault();
 }, true);
-document.addEventListener("htmx:afterSwap", (event) => open(/** @type {Element} */ (event.target)));
-document.addEventListener("htmx:beforeRequest", (event) => {
-  if (document.hidden && /** @type {CustomEvent} */ (event).detail.requestConfig.triggeringEvent?.type === "load") event.preventDefault();
+
+/** @type {Set<Element>} */
+const late = new Set();
+$.addEventListener("htmx:beforeRequest", (event) => {
+  const part = /** @type {Element} */ (event.target);
+  if ($.hidden && part.matches("[hx-trigger^=load]")) event.preventDefault(), late.add(part);
+});
+$.addEventListener("visibilitychange", () => {
+  // @ts-ignore htmx is a script of its own.
+  for (const part of late) htmx.ajax("GET", part.getAttribute("hx-get"), { source: part });
+  late.clear();
 });
 
-const units = /** @type {const} */ ([["d", 86400], ["h", 3600], ["min", 60], ["s", 1]]);
-function refresh() {
-  for (const time of document.querySelectorAll("time[data-ago]")) {
-    const seconds = (Date.now() - Date.parse(/** @type {HTMLTimeElement} */ (time).dateTime)) / 1000;
-    const [unit, size] = units.find(([, size]) => Math.abs(seconds) >= size) ?? ["s", 1];
-    if (Math.abs(seconds) >= 604800) continue;
-    const text = `${Math.floor(Math.abs(seconds) / size)}\u00a0${unit}`;
-    time.textContent = seconds < 0 ? `in ${text}` : `${text} ago`;
+setInterval(() => {
+  for (const time of /** @type {NodeListOf<HTMLTimeElement>} */ ($.querySelectorAll("time[data-ago]"))) {
+    const past = (Date.now() - Date.parse(time.dateTime)) / 1000, s = Math.abs(past);
+    const [size, unit] = s < 60 ? [1, "s"] : s < 3600 ? [60, "min"] : s < 86400 ? [3600, "h"] : [86400, "d"];
+    const text = `${Math.floor(s / size)}\u00a0${unit}`;
+    if (s < 604800) time.textContent = past < 0 ? `in ${text}` : `${text} ago`;
   }
-}
-setInterval(refresh, 30000);
-open(document);
-for (const box of status.children) leave(box);
+}, 30000);
+show($);
+for (const box of toasts.children) leave(box);

@@ -351,5 +351,7 @@ document.addEventListener("change", (event) => {
 window.addEventListener("pagehide", save);
 
 restore();
+// From now on the draft says which models are chosen.
+history.replaceState(null, "", location.pathname);
 showAll();
 running(false);

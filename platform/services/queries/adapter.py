@@ -21,6 +21,7 @@ from loraplex.tenants.models import AdapterVersion
 from loraplex.tenants.registry.adapters import SERVING_STATES, AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository, AliasState
 from loraplex.tenants.registry.uploads import UploadRepository
+from loraplex.tenants.registry.versions import target_of
 
 PAGE: Final = 50
 MAX_FILE_BYTES: Final = max_file_bytes(DEFAULT_LIMITS)
@@ -91,7 +92,10 @@ class AdapterDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionDetail:
-    """One version with its report. `config` is None until the files were validated."""
+    """One version with its report. `config` is None until the files were validated.
+
+    `quarantined_at` and `quarantine_reason` are those of the audit log; None unless the version is quarantined now.
+    """
 
     name: str
     version: int
@@ -102,6 +106,8 @@ class VersionDetail:
     created_at: datetime
     config: Mapping[str, Any] | None
     report: Report
+    quarantined_at: datetime | None
+    quarantine_reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +165,10 @@ async def version(session: AsyncSession, tenant_id: UUID, name: str, number: int
     """Return one version with its report. Raises `AdapterNotFound`, `VersionNotFound`."""
     repository = AdapterRepository(session, tenant_id)
     record = await repository.version(name, number)
+    entry = None
+    if record.state == "quarantined":
+        filters = {"target": target_of(name, number), "action": "version.quarantine"}
+        entry = next(iter(await audit_entries(session, tenant_id, filters, None, limit=1)), None)
     return VersionDetail(
         name=name,
         version=record.version,
@@ -169,6 +179,8 @@ async def version(session: AsyncSession, tenant_id: UUID, name: str, number: int
         created_at=record.created_at,
         config=record.config,
         report=report_of(record.report, record.state),
+        quarantined_at=None if entry is None else entry.at,
+        quarantine_reason=None if entry is None else (entry.after or {}).get("reason"),
     )
 
 

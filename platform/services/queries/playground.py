@@ -23,7 +23,7 @@ from loraplex.tenants.registry.resolution import ModelResolver, ResolvedAdapter
 MAX_ALIASES: Final = 100
 MAX_VERSIONS: Final = 200
 SAFE_INTEGER: Final = 2**53 - 1
-"""The largest whole number that every JavaScript number below it is told apart from."""
+"""The largest whole number up to which a script computes exactly."""
 FIRST: Final = ("temperature", "top_p", "max_tokens", "seed")
 FURTHER: Final = (
     *("top_k", "min_p", "min_tokens"),

@@ -37,7 +37,8 @@ Filters: TypeAlias = RequestFilters
 class LoggedRequest:
     """A finished request, or a correction of one. `adapter` and `version` are None for the base model.
 
-    `key_name` is None once the key was erased; `key_id` is its UUID then.
+    `key_name` is None once the key was erased; `key_id` is its UUID then. `is_listed_key`: the tenant manages it; the keys of
+    the console's own pages, as of the playground, are in no list.
     """
 
     id: UUID
@@ -47,6 +48,7 @@ class LoggedRequest:
     digest: str | None
     key_id: str
     key_name: str | None
+    is_listed_key: bool
     outcome: str
     uncached_tokens: int
     cached_tokens: int
@@ -200,7 +202,7 @@ async def _cost(session: AsyncSession, request: LoggedRequest) -> tuple[CostLine
 
 
 def _logged(row: request_log.LoggedRequest) -> LoggedRequest:
-    record, adapter, key_id, key_name = row
+    record, adapter, key_id, key_name, key_kind = row
     same = (
         *("id", "digest", "outcome", "uncached_tokens", "cached_tokens", "completion_tokens", "ttft_ms"),
         *(
@@ -220,4 +222,5 @@ def _logged(row: request_log.LoggedRequest) -> LoggedRequest:
         version=record.adapter_version,
         key_id=key_id or str(record.api_key_id),
         key_name=key_name,
+        is_listed_key=key_kind == "key",
     )

@@ -223,7 +223,10 @@ def _fields(row: UsageRow) -> dict[str, Any]:
 def _group_id(row: UsageRow, split: Split) -> str:
     if split == "class":
         return row.token_class or ""
-    return str(row.key.adapter_id if split == "adapter" else row.key.api_key_id)
+    if split == "adapter":
+        return str(row.key.adapter_id)
+    # The console makes a key every ten minutes: those of one page are one group, under its name.
+    return row.console_key or str(row.key.api_key_id)
 
 
 def _groups(rows: Sequence[UsageRow], split: Split) -> tuple[UsageGroup, ...]:
@@ -232,7 +235,8 @@ def _groups(rows: Sequence[UsageRow], split: Split) -> tuple[UsageGroup, ...]:
     for row in rows:
         group = _group_id(row, split)
         sums[group] += row.sums
-        names[group] = {"adapter": row.adapter, "key": row.key_id, "class": row.token_class}[split]
+        key = row.console_key or row.key_id
+        names[group] = {"adapter": row.adapter, "key": key, "class": row.token_class}[split]
     groups = [_group(group, names[group], sums[group], split) for group in sums]
     ordered = sorted(groups, key=lambda each: (each.kind == "rest", -each.sums.amount_pico, each.id))
     return tuple(ordered)
@@ -247,6 +251,14 @@ def _group(identity: str, name: str | None, sums: UsageSums, split: Split) -> Us
     return UsageGroup(id=identity, kind=kind, name=name if kind == "named" else None, sums=sums)
 
 
+def _amounts(rows: Sequence[UsageRow], split: Split) -> dict[str, int]:
+    """The pico-units of each group."""
+    amounts: dict[str, int] = defaultdict(int)
+    for row in rows:
+        amounts[_group_id(row, split)] += row.sums.amount_pico
+    return dict(amounts)
+
+
 def _periods(rows: Sequence[UsageRow], split: Split) -> tuple[UsagePeriod, ...]:
     starts = sorted({row.key.start for row in rows})
     of: dict[datetime, list[UsageRow]] = {start: [] for start in starts}
@@ -256,7 +268,7 @@ def _periods(rows: Sequence[UsageRow], split: Split) -> tuple[UsagePeriod, ...]:
         UsagePeriod(
             start=start,
             sums=next(iter(totals_of(of[start]).values())),
-            amounts={_group_id(row, split): row.sums.amount_pico for row in of[start]},
+            amounts=_amounts(of[start], split),
         )
         for start in starts
     )

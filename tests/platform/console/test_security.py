@@ -166,7 +166,7 @@ async def poisoned(console: Console, browser: Browser) -> str:
         config = {"r": 8, "target_modules": list(CORPUS), all_of_it: all_of_it}
         report = {"checks": checks}
         await adapters.add_version(
-            "pirate", digest=digest(1), size_bytes=1, rank=8, config=config, report=report
+            "pirate", digest=digest(1), size_bytes=1, rank=8, state="ready", config=config, report=report
         )
     async with database.as_operator() as session:
         await session.execute(text("UPDATE users SET name = :name"), {"name": CORPUS[0]})

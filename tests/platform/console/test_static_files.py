@@ -38,3 +38,7 @@ async def test_neither_licences_nor_files_without_their_digest_are_served(consol
     http = await console.browser()
     for name in ("tokens.css", "VENDORED.md", "vendor/htmx.LICENSE.txt", "../app.py"):
         assert (await http.get(f"/console/static/{name}")).status_code == 404
+
+
+def test_the_script_of_every_page_is_small() -> None:
+    assert len(gzip.compress((STATIC / "console.js").read_bytes())) <= 3000

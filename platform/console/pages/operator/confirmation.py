@@ -8,7 +8,10 @@ from loraplex.platform.console.forms import Entered, Form, FormInvalid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmation:
-    """`verb` is the button that does it, `keep` the one that does not and leads to `back`. `typed`: the name to type; None: none."""
+    """`verb` is the button that does it, `keep` the one that does not and leads to `back`. `typed`: the name to type; None: none.
+
+    `method` and `path`: the call of the operator plane that does the same.
+    """
 
     title: str
     consequence: str
@@ -16,6 +19,8 @@ class Confirmation:
     verb: str
     keep: str
     back: str
+    path: str
+    method: str = "POST"
     typed: str | None = None
 
     def context(self, form: Entered | None = None) -> dict[str, Any]:

@@ -245,6 +245,7 @@ def _void_confirmation(
             verb="Void invoice",
             keep="Keep it",
             back=f"{PATH}/{invoice.id}",
+            path=f"/invoices/{invoice.id}/void",
             typed=tenant,
         )
 

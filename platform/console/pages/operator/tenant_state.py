@@ -104,6 +104,8 @@ def _add_step(router: APIRouter, endpoint: ConsoleEndpoint, operator: object, na
             verb=step.verb,
             keep=step.keep,
             back=f"{PATH}/{identity}",
+            path=f"/tenants/{identity}" if step.asks_name else f"/tenants/{identity}/{name}",
+            method="DELETE" if step.asks_name else "POST",
             typed=tenant if step.asks_name else None,
         )
         return confirmation, tenant

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from loraplex.engine.fake_engine import FakeScript
+from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.platform.inference.dependencies import ServingConfig
 
 MODEL = "demo/base"
@@ -51,9 +51,19 @@ async def test_a_tenant_that_floods_the_gateway_leaves_room_to_another(
     assert served == {200: 5} and flood.keys() == {200, 503}
 
 
-async def test_the_newest_request_of_the_largest_tenant_gives_way(start_gateway: Any) -> None:
+async def test_the_newest_request_of_the_largest_tenant_gives_way(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, pause = asyncio.Event(), FakeEngine._pause
+
+    async def until_go_on(engine: FakeEngine, seconds: float, aborted: asyncio.Event) -> None:
+        while seconds and not go_on.is_set() and not aborted.is_set():
+            await asyncio.sleep(0.005)
+        await pause(engine, 0.0, aborted)
+
+    monkeypatch.setattr(FakeEngine, "_pause", until_go_on)
     gateway = await start_gateway(
-        FakeScript(start_delay_s=2.0, prefilled_tokens=1), ServingConfig(max_in_flight=4, key_cache_s=60.0)
+        FakeScript(start_delay_s=1.0, prefilled_tokens=1), ServingConfig(max_in_flight=4, key_cache_s=60.0)
     )
     other, third = await gateway.tenant("other"), await gateway.tenant("third")
     async with (
@@ -67,8 +77,12 @@ async def test_the_newest_request_of_the_largest_tenant_gives_way(start_gateway:
             async with asyncio.timeout(60):
                 while gateway.engine.running < len(asked):
                     await asyncio.sleep(0.005)
-        small = await thirds.post("/v1/completions", json=ONE)
-        answers = await asyncio.gather(*asked)
+        asking = asyncio.create_task(thirds.post("/v1/completions", json=ONE))
+        async with asyncio.timeout(60):
+            while not asked[1].done():
+                await asyncio.sleep(0.005)
+        go_on.set()
+        small, *answers = await asyncio.gather(asking, *asked)
     assert small.status_code == 200
     assert [each.status_code for each in answers] == [200, 503, 200, 200]
     refused = answers[1]

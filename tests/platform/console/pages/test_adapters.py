@@ -246,6 +246,11 @@ async def test_a_report_asks_for_itself_until_it_is_whole(console: Console, sign
     assert diff.texts(".diff del") == ['"lora_alpha": 16,'] and diff.texts(".diff ins") == [
         '"lora_alpha": 48,'
     ]
+    mistyped = await browser.get("/console/adapters/pirat")
+    assert (
+        mistyped.status_code == 404
+        and Page(mistyped).find(f'main a[href="{PIRATE}"]').text() == "Open pirate"
+    )
     for wrong in ("?version=9", "?compare=9", "/versions/9/report"):
         assert (await browser.get(f"{PIRATE}{wrong}")).status_code == 404
     assert (await browser.get(f"{PIRATE}?version=x")).status_code == 404

@@ -84,6 +84,12 @@ async def test_tries_at_the_same_time_are_all_counted(database: Database) -> Non
     assert waits.count(0) == FREE_TRIES
 
 
+async def test_sign_ins_at_the_same_time_do_not_hinder_each_other(database: Database) -> None:
+    opened = await asyncio.gather(*(signed_in(database, MARA, now=NOW) for _ in range(FREE_TRIES // 2)))
+    assert len({each.token for each in opened}) == FREE_TRIES // 2
+    assert await guess(database, MARA, HOME) == 0
+
+
 async def test_an_unknown_account_costs_one_comparison_too(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +102,7 @@ async def test_an_unknown_account_costs_one_comparison_too(
 
     monkeypatch.setattr(passwords, "_verify", noted)
     await guess(database, MARA, HOME)
-    await guess(database, "nobody@example.com", HOME)
+    await guess(database, "unknown@example.com", HOME)
     assert len(compared) == 2 and compared[0] is not None and compared[1] is None
     assert not verify(None, PASSWORD) and not verify(None, "an account without a password")
 

@@ -15,10 +15,12 @@ from loraplex.engine.messages import EngineStats
 from loraplex.platform.services.queries import adapter, adapters
 from loraplex.platform.services.queries.residency import Residency, residency
 from loraplex.platform.services.queries.validation_report import CHECKS, HOW_TO_MEND, report_of
+from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, VersionNotFound
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
+from loraplex.tenants.registry.versions import VersionStates
 
 DEVICE = Residency(device=frozenset({digest(1)}), host=frozenset({digest(1), digest(2)}))
 
@@ -92,6 +94,18 @@ async def test_an_adapter_shows_what_its_targets_answered(database: Database) ->
         with pytest.raises(AdapterNotFound):
             await adapter.adapter(session, other, "coral")
         assert await adapter.names(session, other) == []
+
+
+async def test_a_quarantined_version_says_why(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    await add_versions(database, tenant_id, "coral", "ready")
+    async with database.as_tenant(tenant_id) as session:
+        audit = AuditRepository(session, Actor("system", "validation"), tenant_id)
+        record = await AdapterRepository(session, tenant_id).version("coral", 1)
+        assert (await adapter.version(session, tenant_id, "coral", 1)).quarantined_at is None
+        await VersionStates(session, tenant_id, audit).move(record.id, "quarantined", reason="its rows")
+        found = await adapter.version(session, tenant_id, "coral", 1)
+        assert found.quarantine_reason == "its rows" and found.quarantined_at is not None
 
 
 async def test_residency_is_that_of_the_tenants_own_files() -> None:

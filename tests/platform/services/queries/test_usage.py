@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
+import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.platform.services.queries.observed_tenant import observed_tenant
@@ -67,6 +68,20 @@ async def test_filters_select_and_currencies_are_never_added(database: Database)
     assert (empty.totals, empty.groups, empty.periods) == (UsageSums(), (), ())
 
 
+async def test_the_keys_of_the_playground_are_one_group(database: Database) -> None:
+    seen = observed_tenant(database.url, NOW)
+    _, other, *_ = seen.tenant.keys.values()
+    settle(database.url, seen.tenant, [Used(None, other, NOW)])
+    with psycopg.connect(database.url) as connection:
+        connection.execute("UPDATE api_keys SET kind = 'console', name = 'playground'")
+    async with database.as_tenant(seen.id) as session:
+        found = await usage.report(session, seen.id, replace(FILTERS, split="key"), "USD")
+    [group] = found.groups
+    assert (group.name, group.id) == ("playground", "playground")
+    assert group.sums == found.totals and found.totals.requests == 6
+    assert sum(period.amounts["playground"] for period in found.periods) == found.totals.amount_pico
+
+
 async def test_a_download_has_every_row(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = observed_tenant(database.url, NOW)
     monkeypatch.setattr(usage, "ROWS_AT_ONCE", 2)
@@ -76,8 +91,8 @@ async def test_a_download_has_every_row(database: Database, monkeypatch: pytest.
         async with database.as_tenant(seen.id) as session:
             return await find(session)
 
-    text = "".join([part async for part in usage.csv_download(run, query)])
-    rows = list(csv.DictReader(io.StringIO(text)))
+    written = "".join([part async for part in usage.csv_download(run, query)])
+    rows = list(csv.DictReader(io.StringIO(written)))
     documents = json.loads("".join([part async for part in usage.json_download(run, query)]))
     assert [{name: str(value or "") for name, value in each.items()} for each in documents] == [
         {name: "" if value == "0" else value for name, value in row.items()} for row in rows

@@ -5,7 +5,7 @@ import pytest
 from sqlalchemy import text
 from tests.platform.auth.small_provider import SmallProvider
 from tests.platform.console.conftest import Browser, Console
-from tests.platform.console.oidc_browser import begin, small_provider
+from tests.platform.console.pages.oidc_browser import begin, small_provider
 from tests.platform.services.people.people_world import acting, add_person
 
 from loraplex.platform.services.actors import system_actor
@@ -93,11 +93,11 @@ async def test_only_the_browser_that_began_may_come_back(
 ) -> None:
     await (await begin(console, provider, token=await invitation(console, admin))).back()
     attempt = await begin(console, provider)
-    stranger = await console.browser()
-    assert refused(await attempt.back(stranger), "was not begun in this browser")
+    another = await console.browser()
+    assert refused(await attempt.back(another), "was not begun in this browser")
     other = await begin(console, provider)
     assert refused(await attempt.back(other.http), "was not begun in this browser")
-    assert not any("loraplex=" in cookie for cookie in stranger.cookies)
+    assert not any("loraplex=" in cookie for cookie in another.cookies)
 
 
 async def test_an_attempt_is_used_once(console: Console, provider: SmallProvider, admin: Browser) -> None:

@@ -10,14 +10,14 @@ import httpx
 import pytest
 from selectolax.lexbor import LexborHTMLParser
 from tests.platform.console.conftest import Console
-from tests.platform.console.oidc_browser import CALLBACK, with_provider
+from tests.platform.console.pages.oidc_browser import CALLBACK, with_provider
 from tests.platform.services.people.people_world import acting
 
 from loraplex.platform.auth.identity_provider import IdentityProvider, ProviderOptions
 from loraplex.platform.services.people import team
 
 PACKAGE, CLIENT, SECRET = "oidc-provider@9", "loraplex", "a secret of the client"
-CACHE = Path(__file__).resolve().parents[3] / ".loraplex-test" / "oidc-provider"
+CACHE = Path(__file__).resolve().parents[4] / ".loraplex-test" / "oidc-provider"
 SCRIPT = Path(__file__).with_name("oidc_provider.mjs")
 INSTALL_S = 300.0
 

@@ -133,9 +133,21 @@ async def test_a_plan_that_ended_opens_no_tenant(console: Console, outbox: Outbo
     assert (await ask(console, "/console/sign-up", "eve@example.com")).status_code == 404
     token = link_in(outbox).partition("token=")[2]
     fields = {"token": token, "password": PASSWORD, "name": "Mara", "tenant_name": "island"}
-    assert "sign-up is closed" in (await send(console, "/console/accept", fields)).text
+    assert "Sign-up is closed" in (await send(console, "/console/accept", fields)).text
     async with console.database.as_operator() as session:
         assert await session.scalar(text("SELECT count(*) FROM users")) == 0
+
+
+async def test_an_invitation_is_mailed_once_and_shown(console: Console, outbox: Outbox) -> None:
+    admin = await console.signed_in("admin")
+    fields = (await admin.page("/console/team/invite")).form("/console/team/invite")
+    fields |= {"email": "new@example.com", "role": "viewer"}
+    first = await admin.post("/console/team/invite", fields)
+    path = link_in(outbox)
+    assert path in first.text and "It is mailed to new@example.com" in first.text
+    again = await admin.post("/console/team/invite", fields)
+    assert path in again.text and len(outbox.sent) == 1
+    assert (outbox.sent[0][0], outbox.sent[0][1]) == ("new@example.com", "Join harbor")
 
 
 async def test_requests_for_mails_are_slowed(console: Console, outbox: Outbox) -> None:
