@@ -10,6 +10,7 @@ from tests.tenants.ledger.stored_usage import Used, UsingTenant, make_tenant, se
 from tests.tenants.ledger.test_request_reports import refuse
 
 HOUR = timedelta(hours=1)
+APART = timedelta(milliseconds=10)
 PHASES = {"queue": [18, 211], "adapter_load": [4, 14], "prefill": [229, 233], "decode": [462, 1944]}
 
 
@@ -35,7 +36,7 @@ def observed_tenant(url: str, now: datetime | None = None, **limits: int) -> Obs
     """Two hours ago two requests of support and a failed one, an hour ago one of the base model, now one of coral; and four
     refusals by a limit an hour ago. All at the first price in USD. `limits` are those of the tenant.
     """
-    now = now or datetime.now(UTC)
+    now = now or datetime.now(UTC).replace(second=0, microsecond=0)
     tenant = make_tenant(url)
     key, version = next(iter(tenant.keys.values())), tenant.version("USD")
     one = Used(
@@ -53,11 +54,9 @@ def observed_tenant(url: str, now: datetime | None = None, **limits: int) -> Obs
         phases=PHASES,
         client_request_id="mine-1",
     )
-    # Ids of one millisecond are in no order.
-    second, third = (one.at + timedelta(milliseconds=later) for later in (1, 2))
-    failed = replace(one, outcome="failed", ttft_ms=None, completion=0, at=third)
-    base = replace(one, adapter_id=None, at=now - HOUR)
-    requests = settle(url, tenant, [one, replace(one, at=second), failed, base, slow])
+    second = replace(one, at=one.at + APART)
+    failed = replace(one, at=one.at + 2 * APART, outcome="failed", ttft_ms=None, completion=0)
+    requests = settle(url, tenant, [one, second, failed, replace(one, adapter_id=None, at=now - HOUR), slow])
     refuse(url, tenant, (now - HOUR).replace(minute=0, second=0, microsecond=0), "rate_limit_exceeded", 4)
     if limits:
         set_limits(url, tenant.id, **limits)
