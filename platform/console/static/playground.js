@@ -12,7 +12,7 @@
 import { draw, isWhole, newCard } from "./playground/answers.js";
 import { asCurl, asPython } from "./playground/code.js";
 import { byId, isChecked, made } from "./playground/elements.js";
-import { addTool, checkFields, markField, requestFields, setUsed, settingChanged, showFormat, showTools } from "./playground/settings.js";
+import { addTool, checkFields, markField, requestFields, setUsed, settingChanged, settingEdited, showFormat, showTools } from "./playground/settings.js";
 import { ask, newAnswer, SessionToken } from "./playground/stream.js";
 
 const root = byId("playground");
@@ -343,6 +343,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) state.running?.abort();
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && root.contains(/** @type {Node} */ (event.target))) send();
 });
+document.addEventListener("input", (event) => settingEdited(/** @type {HTMLInputElement} */ (event.target)));
 document.addEventListener("change", (event) => {
   settingChanged(/** @type {HTMLInputElement} */ (event.target));
   if (event.target === compare) showModels();

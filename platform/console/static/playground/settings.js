@@ -53,6 +53,11 @@ function addFormat(request) {
   request.response_format = { type: "json_schema", json_schema };
 }
 
+/** Take the error of a setting away as it is edited: later, the page would move under a click elsewhere. @param {HTMLInputElement} field */
+export function settingEdited(field) {
+  if (field.matches(CHECKED) && field.hasAttribute("aria-invalid")) setError(field, "");
+}
+
 /** Check a setting that was changed. @param {HTMLInputElement} field */
 export function settingChanged(field) {
   if (field.matches(CHECKED)) checkField(field);
