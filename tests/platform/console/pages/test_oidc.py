@@ -88,7 +88,7 @@ async def test_an_attempt_that_is_no_text_of_this_server_is_refused(
     console: Console, provider: SmallProvider
 ) -> None:
     http = await console.browser()
-    response = await http.get("/console/oidc/callback", headers={"cookie": b"loraplex-oidc=\xe9"})
+    response = await http.get("/console/oidc/callback", headers={b"cookie": b"loraplex-oidc=\xe9"})
     assert refused(response, "was not begun in this browser")
 
 
