@@ -175,6 +175,8 @@ class IdentityProvider:
         if (
             not isinstance(subject, str)
             or not isinstance(email, str)
+            # In lower case some letters are ASCII that were not: another address would become this one.
+            or not email.isascii()
             or claims.get("email_verified") is not True
         ):
             raise SignInRefused(f"{self._options.name} has no verified email address of you.")

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar, overload
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
@@ -33,6 +33,10 @@ from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 FoundT = TypeVar("FoundT")
 ResultT = TypeVar("ResultT")
 FIRST_PAGE: Final[dict[Area, str]] = {"tenant": TENANT_PATH, "operator": OPERATOR_PATH}
+
+
+# The characters of an address (RFC 3986), with those that are encoded already: a line break would begin another header.
+_ADDRESS: Final = ":/%#?=@[]!$&'()*+,;"
 
 
 class SignInNeeded(Exception):
@@ -278,7 +282,7 @@ def is_htmx(request: Request) -> bool:
 def redirect(request: Request, location: str) -> Response:
     """Send the browser to a path of this server: 303, or the header by which htmx opens a page."""
     if is_htmx(request):
-        return Response(headers={"hx-redirect": location})
+        return Response(headers={"hx-redirect": quote(location, safe=_ADDRESS)})
     return RedirectResponse(location, 303)
 
 

@@ -36,5 +36,5 @@ class SignInTickets:
         """Read a ticket; None for one that has ended or is not of this server."""
         try:
             return msgspec.json.decode(self._fernet.decrypt(ticket, ttl=LIFETIME_S), type=Pair)
-        except InvalidToken:
+        except (InvalidToken, ValueError):
             return None

@@ -80,13 +80,7 @@ class LinkRepository:
         removes_second_factor: bool = False,
     ) -> str:
         """Return the token of a new link, which replaces the open ones of the same purpose."""
-        await self._session.execute(
-            update(OneTimeLink)
-            .where(
-                OneTimeLink.user_id == user_id, OneTimeLink.purpose == purpose, OneTimeLink.used_at.is_(None)
-            )
-            .values(used_at=func.now())
-        )
+        await self.end(purpose, user_id)
         token = new_token()
         await self._session.execute(
             insert(OneTimeLink).values(
@@ -99,6 +93,12 @@ class LinkRepository:
             )
         )
         return token
+
+    async def end(self, purpose: Literal["reset", "demo"], user_id: UUID) -> None:
+        """End the open links of a purpose to an account."""
+        own = (OneTimeLink.user_id == user_id, OneTimeLink.purpose == purpose)
+        statement = update(OneTimeLink).where(*own, OneTimeLink.used_at.is_(None))
+        await self._session.execute(statement.values(used_at=func.now()))
 
     async def _one_time(self, condition: ColumnElement[bool]) -> Link | None:
         columns = (

@@ -126,8 +126,8 @@ class CredentialRepository:
             await self._session.scalar(statement.values(oidc_issuer=issuer, oidc_subject=subject)) is not None
         )
 
-    async def set_password(self, user_id: UUID, password_hash: str) -> None:
-        """Replace the password."""
+    async def set_password(self, user_id: UUID, password_hash: str | None) -> None:
+        """Replace the password; None removes it."""
         await self._change(user_id, password_hash=password_hash)
 
     async def set_second_factor(self, user_id: UUID, encrypted: bytes | None) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from loraplex.platform.console.addresses import query_form
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Entered
 from loraplex.platform.errors import InvalidParameter
@@ -82,8 +83,8 @@ async def _lines(
 
 def _given(request: Request) -> dict[str, str]:
     """The filters that are filled in."""
-    given = {name: request.query_params.get(name, "").strip() for name in FILTERS}
-    return {name: text for name, text in given.items() if text}
+    form = query_form(request)
+    return {name: form.text(name) for name in FILTERS if form.text(name)}
 
 
 def _filter(given: Mapping[str, str], tenant_id: UUID | None) -> audit.AuditFilter:
@@ -102,6 +103,9 @@ def _day(given: Mapping[str, str], name: str) -> datetime | None:
     if text is None:
         return None
     try:
-        return datetime.combine(date.fromisoformat(text), time(), UTC)
+        day = date.fromisoformat(text)
     except ValueError:
         raise InvalidParameter(f"“{text[:20]}” is no day, such as 2026-11-20.", param=name) from None
+    if not 2000 <= day.year < 2100:
+        raise InvalidParameter(f"“{text[:20]}” is not between 2000 and 2099.", param=name)
+    return datetime.combine(day, time(), UTC)

@@ -88,7 +88,7 @@ class ProviderPages:
         sealed = self.endpoint.cookies.attempt(request)
         try:
             return msgspec.json.decode(self._fernet.decrypt(sealed or "", ttl=LIFETIME_S), type=Attempt)
-        except InvalidToken:
+        except (InvalidToken, ValueError):
             return None
 
     def _refused(self, request: Request, text: str) -> Response:

@@ -38,8 +38,10 @@ class ConsoleSession:
     viewing_as_operator: bool = False
 
     def actor(self, address: str | None, request_id: str | None) -> Actor:
-        """Return the person as the author of a change; in the operator's area as an operator, whose address tenants do not see."""
-        if self.tenant_id is None:
+        """Return the person as the author of a change; an operator, also one who looks into a tenant, as an operator, whose
+        address tenants do not see.
+        """
+        if self.tenant_id is None or self.viewing_as_operator:
             return operator_actor(self.email, address, request_id)
         return person_actor(self.email, address, request_id)
 

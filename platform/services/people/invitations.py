@@ -91,9 +91,13 @@ async def new_account(uow: UnitOfWork, email: str, name: str, hashed: str | None
 async def grant(uow: UnitOfWork, link: Link, user_id: UUID, tenant_name: str) -> UUID | None:
     """Give a person what the used invitation is for; return the tenant that it leads to, None for the operator's area.
 
+    Open links that reset the password end: who made one had no right to what the account leads to from now on.
+
     Raises `AlreadyMember`, `InvalidField`, `NameTaken`, `SignUpClosed`.
     """
     target = f"users/{user_id}"
+    async with writing(uow.session):
+        await LinkRepository(uow.session).end("reset", user_id)
     if link.purpose == "operator":
         await UserRepository(uow.session).set_operator(user_id, True)
         await uow.audit.record("user.grant_operator", target, None, {"operator": True})

@@ -18,7 +18,7 @@ from loraplex.platform.services.people.mail import MailServer
 from loraplex.platform.services.people.sign_up import is_open
 from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import SignUpClosed
+from loraplex.tenants.errors import SignInSlowed, SignUpClosed
 from loraplex.tenants.names import check_email
 from loraplex.tenants.people.links import SIGN_UP_LIFETIME, InvitationRepository
 from loraplex.tenants.people.throttle import SignInTries
@@ -36,10 +36,8 @@ class MailedLinks:
     root: str
 
     async def count(self, email: str, address: str | None) -> None:
-        """Count one request for a mail. Raises `InvalidField`, `SignInSlowed`."""
-        account = f"mail:{check_email(email)}"
-        async with self.database.as_writer() as session:
-            await SignInTries(session, account, client_network(address)).take(datetime.now(UTC))
+        """Count one request for a mail; sign-ins from there are not slowed by it. Raises `InvalidField`, `SignInSlowed`."""
+        await self._count(f"mail:{check_email(email)}", f"mail:{client_network(address)}")
 
     async def reset(self, email: str, address: str | None) -> None:
         """Mail a link by which the owner of an account sets a new password; nothing to other addresses. Call `count` first."""
@@ -77,13 +75,23 @@ class MailedLinks:
         )
 
     async def invitation(self, email: str, token: str, tenant_name: str, invited_by: str) -> bool:
-        """Mail the link of an invitation; return whether the mail server took it."""
+        """Mail the link of an invitation; return whether the mail server took it. A tenant that mails too many in a row, or too
+        many to one address, mails none for a while.
+        """
+        try:
+            await self._count(f"invitation:{email}", f"invitation:{tenant_name}")
+        except SignInSlowed:
+            return False
         link = link_address(self.root, token)
         return await self._send(
             email,
             f"Join {tenant_name}",
             f"{invited_by} invites you to {tenant_name}. Accept by this link. It works once, for 7 days:\n\n{link}\n",
         )
+
+    async def _count(self, addressee: str, sender: str) -> None:
+        async with self.database.as_writer() as session:
+            await SignInTries(session, addressee, sender).take(datetime.now(UTC))
 
     async def _account(self, email: str) -> Credentials | None:
         async with self.database.as_writer() as session:

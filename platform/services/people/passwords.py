@@ -1,6 +1,6 @@
 """Use cases on passwords: change one's own, and set a new one by a link.
 
-Invariant: after either, no session of before works.
+Invariant: after either, no session and no reset link of before works.
 """
 
 from datetime import UTC, datetime
@@ -45,6 +45,7 @@ async def change_password(
     async with unit_of_work(database, session.actor(address, request_id), session.tenant_id, None) as uow:
         async with writing(uow.session):
             await CredentialRepository(uow.session).set_password(session.user_id, hashed)
+            await LinkRepository(uow.session).end("reset", session.user_id)
         await uow.audit.record("user.change_password", f"users/{session.user_id}")
         return await renew_session(uow, session)
 

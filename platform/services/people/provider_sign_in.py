@@ -1,15 +1,16 @@
 """Signing in by the identity provider.
 
 Invariant: an identity is linked to an account by accepting an invitation to its address, and by nothing else; an equal address
-alone links nothing.
+alone links nothing. Linking ends every other way into the account.
 """
 
 from datetime import UTC, datetime
+from uuid import UUID
 
 from loraplex.platform.auth.identity_provider import ProviderIdentity
 from loraplex.platform.services.people.identity import person_actor
 from loraplex.platform.services.people.invitations import grant, new_account
-from loraplex.platform.services.people.sessions import Area
+from loraplex.platform.services.people.sessions import Area, end_all_sessions
 from loraplex.platform.services.people.sign_in import Client, SignedIn, find_link, open_session
 from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.tenants.database import Database, writing
@@ -50,7 +51,8 @@ async def accept_by_provider(
     *,
     now: datetime | None = None,
 ) -> SignedIn:
-    """Accept an invitation to a tenant or to the operators as the person whom the provider signed in, and link both.
+    """Accept an invitation to a tenant or to the operators as the person whom the provider signed in, and link both. An account
+    that exists loses its password, second factor and sessions when it is linked.
 
     Raises `LinkNotValid`, `AlreadyMember`, and `SignInRefused` for an invitation to another address, and for an account that is
     disabled or linked to another identity.
@@ -93,7 +95,19 @@ async def _linked(database: Database, identity: ProviderIdentity) -> Credentials
 async def _account(uow: UnitOfWork, identity: ProviderIdentity) -> Credentials:
     async with writing(uow.session):
         known = await CredentialRepository(uow.session).by_email(identity.email)
-    return known or await new_account(uow, identity.email, identity.name, None)
+    if known is None:
+        return await new_account(uow, identity.email, identity.name, None)
+    await _take_over(uow, known.user_id)
+    return known
+
+
+async def _take_over(uow: UnitOfWork, user_id: UUID) -> None:
+    """End every other way into an account: who made it showed a link, and not that the address is theirs, as the provider does."""
+    async with writing(uow.session):
+        users = CredentialRepository(uow.session)
+        await users.set_password(user_id, None)
+        await users.set_second_factor(user_id, None)
+    await end_all_sessions(uow, user_id)
 
 
 async def _use(

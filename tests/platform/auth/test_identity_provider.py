@@ -89,6 +89,7 @@ async def test_a_provider_that_names_no_issuer_need_not_answer_with_one() -> Non
         {"sub": None},
         {"email_verified": False},
         {"email_verified": "true"},
+        {"email": "mara@e\N{KELVIN SIGN}ample.com"},
         {"email_verified": None},
         {"email": None, "email_verified": None},
     ],

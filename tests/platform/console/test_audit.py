@@ -52,5 +52,6 @@ async def test_entries_are_paged_filtered_and_exported(console: Console, signed_
         lines = [json.loads(line) for line in export.text.splitlines()]
         assert len(lines) == (52 if role == "admin" else 53)
         assert {line["address"] for line in lines} == {None if role == "admin" else "192.0.2.1"}
-        for wrong in ("from=tomorrow", "after=1"):
+        for wrong in ("from=tomorrow", "from=0001-01-01", "to=9999-12-31", "after=1"):
             assert (await browser.get(f"{path}?{wrong}")).status_code == 400
+        assert (await browser.get(f"{path}?actor=%00")).status_code == 200

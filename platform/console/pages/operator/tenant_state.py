@@ -81,8 +81,8 @@ def tenant_state_pages(endpoint: ConsoleEndpoint) -> APIRouter:
         tenant_id: str, request: Request, session: Annotated[ConsoleSession, operator], form: SentForm
     ) -> Response:
         identity = tenants.tenant_id_of(tenant_id)
-        token = await endpoint.perform(
-            request, session, form, lambda uow: view_as_operator(uow, session, identity), str
+        token = await endpoint.perform_own(
+            request, session, lambda uow: view_as_operator(uow, session, identity)
         )
         response = redirect(request, TENANT_AREA)
         endpoint.cookies.start_session(request, response, "tenant", token)

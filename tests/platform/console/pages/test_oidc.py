@@ -4,9 +4,9 @@ import httpx
 import pytest
 from sqlalchemy import text
 from tests.platform.auth.small_provider import SmallProvider
-from tests.platform.console.conftest import Browser, Console
+from tests.platform.console.conftest import ORIGIN, Browser, Console
 from tests.platform.console.pages.oidc_browser import begin, small_provider
-from tests.platform.services.people.people_world import acting, add_person
+from tests.platform.services.people.people_world import PASSWORD, acting, add_person
 
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.people import accounts, team
@@ -69,6 +69,27 @@ async def test_an_equal_address_alone_links_nothing(
     assert refused(response, "No account is linked")
     async with console.database.as_writer() as session:
         assert await session.scalar(text("SELECT count(*) FROM users WHERE oidc_subject IS NOT NULL")) == 0
+
+
+async def test_an_account_that_another_made_for_the_address_is_the_owners_alone(
+    console: Console, provider: SmallProvider, admin: Browser
+) -> None:
+    await add_person(console.database, MARA, roles={await console.tenant("rival"): "admin"})
+    pair, headers = {"email": MARA, "password": PASSWORD}, {"origin": ORIGIN}
+    intruder = await console.browser()
+    assert (await intruder.post("/console/sign-in", data=pair, headers=headers)).status_code == 303
+    joined = await (await begin(console, provider, token=await invitation(console, admin))).back()
+    assert joined.headers["location"] == "/console"
+    assert (await intruder.get("/console/account")).status_code == 303
+    assert (await intruder.post("/console/sign-in", data=pair, headers=headers)).status_code == 422
+
+
+async def test_an_attempt_that_is_no_text_of_this_server_is_refused(
+    console: Console, provider: SmallProvider
+) -> None:
+    http = await console.browser()
+    response = await http.get("/console/oidc/callback", headers={b"cookie": b"loraplex-oidc=\xe9"})
+    assert refused(response, "was not begun in this browser")
 
 
 async def test_an_invitation_to_another_address_is_not_accepted(

@@ -74,6 +74,9 @@ async def test_a_sign_in_never_opens_another_site(console: Console, harbor: UUID
         http = await console.browser()
         response = await http.post("/console/sign-in", data={**FORM, "next": target}, headers=POST)
         assert response.headers["location"] == "/console"
+    fields = {**FORM, "next": "/console/x\nset-cookie: a=b"}
+    response = await http.post("/console/sign-in", data=fields, headers={**POST, "hx-request": "true"})
+    assert response.headers["hx-redirect"] == "/console/x%0Aset-cookie:%20a=b"
 
 
 async def test_the_second_factor_is_a_second_step(console: Console, harbor: UUID) -> None:
@@ -107,10 +110,11 @@ async def test_the_second_factor_is_a_second_step(console: Console, harbor: UUID
     removed = await person.post("/console/account/second-factor/remove", {**removing, "code": newest})
     assert removed.status_code == 303
     assert (await person.page("/console/account")).texts("h2 + p .chip") == ["off"]
-    forged = await (await console.browser()).post(
-        "/console/sign-in", data={"ticket": "forged", "code": code}, headers=POST
-    )
-    assert forged.status_code == 422
+    for ticket in ("forged", "gefälscht"):
+        forged = await (await console.browser()).post(
+            "/console/sign-in", data={"ticket": ticket, "code": code}, headers=POST
+        )
+        assert forged.status_code == 422
 
 
 async def test_a_sign_in_takes_a_new_token(console: Console, harbor: UUID) -> None:

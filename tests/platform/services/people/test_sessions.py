@@ -131,6 +131,8 @@ async def test_an_operator_looks_in_and_changes_nothing(database: Database, acme
         with pytest.raises(ScopeNotHeld):
             async with acting(database, found) as uow:
                 await issue_console_token(uow, found, scope)
+    # Tenants see the addresses of people, and none of operators.
+    assert found.actor(ADDRESS, None).kind == "operator"
 
 
 async def test_a_console_token_is_a_key_that_ends_with_the_session(database: Database, acme: UUID) -> None:

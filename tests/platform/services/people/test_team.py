@@ -232,6 +232,19 @@ async def test_people_of_another_tenant_do_not_exist(database: Database, acme: U
     assert await listed(database, rival) == [(EVE, "admin", "active"), (NEW, "viewer", "invited")]
 
 
+async def test_a_reset_link_ends_when_the_account_leads_to_more(
+    database: Database, acme: UUID, admin: SignedIn
+) -> None:
+    eve = await add_person(database, EVE, roles={acme: "viewer"})
+    rival = await make_tenant(database, "rival")
+    await add_person(database, NEW, roles={rival: "admin"})
+    async with acting(database, admin.session) as uow:
+        token = await team.reset_member(uow, acme, eve)
+    await accepted(database, (await invited(database, await signed_in(database, NEW), EVE, "admin")).token)
+    with pytest.raises(LinkNotValid):
+        await find_link(database, token)
+
+
 async def test_an_admin_resets_those_who_belong_here_alone(
     database: Database, acme: UUID, admin: SignedIn
 ) -> None:
