@@ -48,11 +48,7 @@ class SignInTries:
 
     async def take(self, now: datetime) -> None:
         """Count one try, until `give_back`. Raises `SignInSlowed`; a slowed try is not counted."""
-        known = select(SignInThrottle.subject).where(
-            SignInThrottle.subject == self._known, SignInThrottle.updated_at > now - KNOWN
-        )
-        account = self._account if await self._session.scalar(known) is None else self._known
-        subjects = sorted((account, self._network))
+        subjects = await self._subjects(now)
         counted = await self._locked(subjects, now)
         wait = max(self._remaining(*each, now) for each in counted)
         if wait > 0:
@@ -65,9 +61,9 @@ class SignInTries:
                 .values(failures=present + 1, updated_at=now)
             )
 
-    async def give_back(self) -> None:
-        """Undo one `take`: the try was no failure."""
-        counted = SignInThrottle.subject.in_((self._account, self._known, self._network))
+    async def give_back(self, now: datetime) -> None:
+        """Undo one `take`: the try was no failure. What was counted elsewhere stays."""
+        counted = SignInThrottle.subject.in_(await self._subjects(now))
         # In the order of `take`, so that two sign-ins at once wait for each other and never deadlock.
         query = select(SignInThrottle.subject).where(counted).order_by(SignInThrottle.subject)
         await self._session.execute(query.with_for_update())
@@ -76,11 +72,19 @@ class SignInTries:
 
     async def succeed(self, now: datetime) -> None:
         """Forget the account's failures, and know it from this network."""
-        await self.give_back()
+        await self.give_back(now)
         await self._session.execute(delete(SignInThrottle).where(SignInThrottle.subject == self._account))
         values = {"failures": 0, "updated_at": now}
         statement = insert(SignInThrottle).values(subject=self._known, **values)
         await self._session.execute(statement.on_conflict_do_update(index_elements=["subject"], set_=values))
+
+    async def _subjects(self, now: datetime) -> list[bytes]:
+        """Return what a try is counted under, in the order of locking."""
+        known = select(SignInThrottle.subject).where(
+            SignInThrottle.subject == self._known, SignInThrottle.updated_at > now - KNOWN
+        )
+        account = self._account if await self._session.scalar(known) is None else self._known
+        return sorted((account, self._network))
 
     async def _locked(self, subjects: Sequence[bytes], now: datetime) -> list[tuple[int, datetime]]:
         """Return failures and time of the last one, in the order of `subjects`, locked until the transaction ends."""

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from loraplex.platform.console.cookies import area_of
 from loraplex.platform.console.endpoint import FIRST_PAGE, ConsoleEndpoint, redirect
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, read_open_form
-from loraplex.platform.services.people.errors import SecondFactorNeeded
+from loraplex.platform.services.people.errors import LinkNotValid, SecondFactorNeeded
 from loraplex.platform.services.people.invitations import Acceptance, accept_invitation
 from loraplex.platform.services.people.passwords import reset_password
 from loraplex.platform.services.people.sign_in import find_link
@@ -49,7 +49,9 @@ class LinkPages:
     ) -> Response:
         """Show the form of an invitation or a reset. Raises `LinkNotValid`."""
         link = await find_link(self.endpoint.dependencies.database, token)
-        template = TEMPLATES[link.purpose]
+        template = TEMPLATES.get(link.purpose)
+        if template is None:
+            raise LinkNotValid("this link has no form")
         return self.endpoint.page(request, None, template, status=status, link=link, token=token, form=form)
 
     async def accept(self, request: Request, form: Annotated[Form, FORM]) -> Response:

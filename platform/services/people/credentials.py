@@ -46,7 +46,7 @@ class Check:
         credentials = await self._password(password)
         if credentials.has_second_factor and code is None:
             async with self.database.as_writer() as session:
-                await SignInTries(session, self._account, self._network).give_back()
+                await SignInTries(session, self._account, self._network).give_back(self.now)
             raise SecondFactorNeeded("Enter the code of your authenticator app.")
         return await self._code(credentials, code)
 

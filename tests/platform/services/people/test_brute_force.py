@@ -11,7 +11,7 @@ from tests.tenants.registry_records import make_tenant
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import SignInRefused, SignInSlowed
 from loraplex.tenants.people import passwords
-from loraplex.tenants.people.throttle import FORGOTTEN, FREE_TRIES, MAX_WAIT_S, wait_s
+from loraplex.tenants.people.throttle import FORGOTTEN, FREE_TRIES, MAX_WAIT_S, SignInTries, wait_s
 
 __all__ = ["cheap_passwords"]
 pytestmark = pytest.mark.usefixtures("cheap_passwords")
@@ -61,6 +61,17 @@ async def test_guesses_from_elsewhere_do_not_slow_where_the_account_is_known(dat
         assert await guess(database, MARA, f"203.0.113.{number}") == 0
     assert await guess(database, MARA, "203.0.113.200") > 0
     assert (await signed_in(database, MARA, address=HOME, now=NOW)).token
+
+
+async def test_a_try_that_is_given_back_leaves_the_failures_of_elsewhere(database: Database) -> None:
+    await signed_in(database, MARA, address=HOME, now=NOW)
+    for number in range(FREE_TRIES):
+        assert await guess(database, MARA, f"203.0.113.{number}") == 0
+    async with database.as_writer() as session:
+        tries = SignInTries(session, MARA, HOME)
+        await tries.take(NOW)
+        await tries.give_back(NOW)
+    assert await guess(database, MARA, "203.0.113.200") == 2
 
 
 async def test_a_network_is_slowed_over_all_accounts(database: Database) -> None:
