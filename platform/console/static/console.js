@@ -24,8 +24,13 @@ $.addEventListener("click", async (event) => {
   if (button.ariaDisabled === "true") return event.preventDefault();
   const { copy, copyFrom, dialog, close } = button.dataset;
   if (copy ?? copyFrom) {
-    await navigator.clipboard.writeText(copy ?? $.getElementById(copyFrom ?? "")?.textContent ?? "");
-    toast("Copied");
+    try {
+      await navigator.clipboard.writeText(copy ?? $.getElementById(copyFrom ?? "")?.textContent ?? "");
+      toast("Copied");
+    } catch {
+      // Without TLS there is no clipboard, and a browser may refuse it.
+      toast("Not copied: this browser refuses it here. Select the text instead.");
+    }
   }
   if (dialog) /** @type {HTMLDialogElement} */ ($.getElementById(dialog)).showModal();
   if (close !== undefined) button.closest("dialog")?.close();
@@ -36,6 +41,11 @@ $.addEventListener("submit", (event) => {
   if (!button || event.defaultPrevented || /** @type {HTMLFormElement} */ (event.target).method !== "post") return;
   if (button.ariaBusy) event.preventDefault();
   button.ariaBusy = "true";
+});
+
+// A page that Back brings out of memory was left while its form was sent.
+addEventListener("pageshow", ({ persisted }) => {
+  if (persisted) for (const button of $.querySelectorAll("button[aria-busy]")) button.ariaBusy = null;
 });
 
 $.addEventListener("change", ({ target }) => {

@@ -21,6 +21,7 @@ const SLICE = 4 << 20;
 /** @param {string} id */
 const byId = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
 const root = byId("uploader");
+const pauseButton = /** @type {HTMLButtonElement} */ (byId("pause"));
 const { adapter = "", api = "", token: tokenPath = "", csrf = "", limits = "{}", report = "", free = "0" } = root.dataset;
 /** @type {Record<string, number>} */
 const maxBytes = JSON.parse(limits);
@@ -153,10 +154,12 @@ class Row {
   offer(again) {
     const box = /** @type {HTMLElement} */ (this.root.querySelector(".again"));
     box.hidden = false;
-    /** @type {HTMLButtonElement} */ (box.firstElementChild).onclick = () => {
-      box.hidden = true;
-      again();
-    };
+    /** @type {HTMLButtonElement} */ (box.firstElementChild).onclick = again;
+  }
+
+  /** Offer nothing any more. */
+  withdraw() {
+    /** @type {HTMLElement} */ (this.root.querySelector(".again")).hidden = true;
   }
 }
 
@@ -191,6 +194,15 @@ class Sending {
     byId("kept").textContent = `You may close this page: the parts stay until ${until.toLocaleString("en", { timeZone: "UTC", dateStyle: "medium", timeStyle: "short" })} UTC, and choosing the same files goes on from here.`;
   }
 
+  /** @param {boolean} paused */
+  pause(paused) {
+    this.paused = paused;
+    pauseButton.textContent = paused ? "Go on" : "Pause";
+    pauseButton.disabled = false;
+    say(paused ? "Paused" : "Sending the files");
+    if (paused) this.abort.abort();
+  }
+
   /** @param {Row} row */
   missing(row) {
     const parts = this.upload.files.find((file) => file.name === row.file.name)?.parts ?? 0;
@@ -199,8 +211,12 @@ class Sending {
   }
 
   async run() {
-    // Of this run: a pause aborts it, and going on begins another one.
+    // A run that still goes on, as beside a file that failed, is replaced: two would complete the upload twice.
+    this.abort.abort();
+    this.abort = new AbortController();
     const { signal } = this.abort;
+    this.pause(false);
+    for (const row of this.rows) row.withdraw();
     for (const row of this.rows) {
       await this.send(row, signal);
       if (signal.aborted || this.missing(row).length) return;
@@ -297,8 +313,9 @@ async function begin(files) {
   complain(problem ?? "");
   if (problem) return;
   sending?.abort.abort();
+  // Until the new files are sent, it would go on with those before.
+  pauseButton.disabled = true;
   byId("rows").replaceChildren();
-  byId("pause").textContent = "Pause";
   byId("progress").hidden = false;
   say("Hashing the files");
   const rows = chosen.map((file) => new Row(file));
@@ -307,7 +324,6 @@ async function begin(files) {
   for (const row of rows) all.push(await declared(row.file, row));
   const upload = (await begun(all)) ?? (await open(all));
   sending = new Sending(upload, rows);
-  say("Sending the files");
   await sending.run();
 }
 
@@ -374,14 +390,10 @@ input.addEventListener("change", () => {
   choose(files);
 });
 
-byId("pause").addEventListener("click", () => {
-  if (!sending) return;
-  sending.paused = !sending.paused;
-  byId("pause").textContent = sending.paused ? "Go on" : "Pause";
-  say(sending.paused ? "Paused" : "Sending the files");
-  if (sending.paused) return sending.abort.abort();
-  sending.abort = new AbortController();
-  guarded(() => /** @type {Sending} */ (sending).run());
+pauseButton.addEventListener("click", () => {
+  const current = sending;
+  if (current?.paused) guarded(() => current.run());
+  else current?.pause(true);
 });
 
 let discarded = "";

@@ -5,7 +5,7 @@ from datetime import date as Day
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -31,6 +31,13 @@ class CreditForm(BaseModel):
     priority: int = billing.DEFAULT_PRIORITY
     last_day: Day | None = None
     reason: str
+
+    @field_validator("last_day")
+    @classmethod
+    def _has_a_next_day(cls, value: Day | None) -> Day | None:
+        if value == Day.max:
+            raise ValueError("Enter an earlier day, or none.")
+        return value
 
     @property
     def expires_at(self) -> datetime | None:

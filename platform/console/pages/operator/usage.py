@@ -1,5 +1,6 @@
 """The usage of all tenants with what it was charged, and what serving it cost where the accelerators' price is known."""
 
+from collections.abc import Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Annotated, Final
 
@@ -8,8 +9,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import Response
 
+from loraplex.platform.console.addresses import day_of, query_form
 from loraplex.platform.console.endpoint import ConsoleEndpoint
-from loraplex.platform.console.forms import Entered
+from loraplex.platform.console.forms import Entered, FormInvalid
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.queries import operator_usage
 from loraplex.platform.services.queries.serving_cost import ServingCost, serving_cost
@@ -53,17 +55,13 @@ def usage_pages(endpoint: ConsoleEndpoint) -> APIRouter:
     return router
 
 
-def _days(request: Request, today: date) -> tuple[date, date, dict[str, str]]:
+def _days(request: Request, today: date) -> tuple[date, date, Mapping[str, str]]:
     """The first and the last day that are shown, by default those of this month, and what is wrong with the given ones."""
-    days, errors = {"from": today.replace(day=1), "to": today}, {}
-    for name, preset in days.items():
-        text = request.query_params.get(name)
-        try:
-            days[name] = date.fromisoformat(text) if text else preset
-        except ValueError:
-            errors[name] = f"“{str(text)[:20]}” is no day, such as 2026-11-20."
-    if not errors and not timedelta() <= days["to"] - days["from"] < MAX_DAYS * DAY:
-        errors["to"] = f"From 1 to {MAX_DAYS} days, the first one first."
-    if errors:
-        return today.replace(day=1), today, errors
-    return days["from"], days["to"], errors
+    form, month = query_form(request), today.replace(day=1)
+    try:
+        first, last = day_of(form, "from", month), day_of(form, "to", today)
+    except FormInvalid as invalid:
+        return month, today, invalid.errors
+    if not timedelta() <= last - first < MAX_DAYS * DAY:
+        return month, today, {"to": f"From 1 to {MAX_DAYS} days, the first one first."}
+    return first, last, {}

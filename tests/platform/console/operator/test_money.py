@@ -93,6 +93,7 @@ async def test_a_credit_is_granted_once_and_its_reason_is_text(console: Console,
         ({"amount": "ten"}, "amount"),
         ({"tenant": "nowhere"}, "tenant"),
         ({"last_day": "2001-01-01"}, "last_day"),
+        ({"last_day": "9999-12-31"}, "last_day"),
         ({"priority": "101"}, "priority"),
     ):
         refused = await browser.submit(path, path, {**credit, "idempotency_key": f"k-{field}", **wrong})

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from sqlalchemy.dialects.postgresql import insert
 from tests.platform.engines.managed_engine import Managed
 from tests.tenants.invoices.billed_tenant import make_billed_tenant
@@ -89,6 +90,20 @@ async def test_usage_of_all_tenants_adds_up_by_currency(database: Database) -> N
         ("EUR", 70),
         ("USD", 15_000_000),
     ]
+
+
+async def test_usage_of_more_tenants_than_one_statement_reads_is_whole(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operator_usage, "ROWS_AT_ONCE", 1)
+    start = NOW.replace(minute=0, second=0, microsecond=0)
+    for name in ("one", "two", "three"):
+        await (await make_billed_tenant(database, name)).use(start, 10)
+    async with database.as_operator() as session:
+        found = await operator_usage.usage_by_tenant(session, start, start + timedelta(hours=1))
+    assert sorted(row.tenant for row in found.rows) == ["one", "three", "two"]
+    assert [sums.requests for _, sums in found.totals] == [3]
+    assert found.totals[0][1].amount_pico == sum(row.sums.amount_pico for row in found.rows)
 
 
 async def test_drift_is_named_by_tenant_until_it_is_corrected(database: Database) -> None:
