@@ -6,7 +6,6 @@ Invariant: rows of the ledger are never read, and an answer is bounded, however 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import reduce
 from typing import Any, Final
 from uuid import UUID
 
@@ -69,15 +68,6 @@ class RequestSums:
     refused: int = 0
     limited: int = 0
     ttft: tuple[int, ...] = EMPTY
-
-    def __add__(self, other: "RequestSums") -> "RequestSums":
-        return RequestSums(
-            requests=self.requests + other.requests,
-            failed=self.failed + other.failed,
-            refused=self.refused + other.refused,
-            limited=self.limited + other.limited,
-            ttft=tuple(one + another for one, another in zip(self.ttft, other.ttft, strict=True)),
-        )
 
     @property
     def errors(self) -> int:
@@ -170,7 +160,14 @@ async def latest_failures(
 
 def total(sums: Iterable[RequestSums]) -> RequestSums:
     """The sum of all of them."""
-    return reduce(RequestSums.__add__, sums, RequestSums())
+    every = tuple(sums)
+    return RequestSums(
+        requests=sum(each.requests for each in every),
+        failed=sum(each.failed for each in every),
+        refused=sum(each.refused for each in every),
+        limited=sum(each.limited for each in every),
+        ttft=tuple(map(sum, zip(*(each.ttft for each in every), strict=True))) if every else EMPTY,
+    )
 
 
 def _parameters(tenant_id: UUID) -> dict[str, Any]:

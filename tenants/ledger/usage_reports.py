@@ -167,7 +167,9 @@ async def usage_rows(
     The range is read stretch by stretch until the rows suffice: a page of a fine report reads little of a long range.
     """
     rows: list[UsageRow] = []
-    start, buckets = query.start if after is None else max(query.start, after.start), 1
+    start = query.start if after is None else max(query.start, after.start)
+    # A bucket of a report without groups is at most one row of a currency, so that `limit` of them are needed anyway.
+    buckets = 1 if query.group_by else limit // (24 if query.bucket == "1h" else 1) + 1
     while start < query.end and len(rows) < limit:
         end = min(_later(start, query.bucket, buckets), query.end)
         rows += await _rows_within(session, replace(query, start=start, end=end), after, limit - len(rows))

@@ -3,10 +3,10 @@
 Invariant: everything comes from hourly rollups and bounded lists; hours, days and months are UTC, and the last one goes on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -28,6 +28,8 @@ from loraplex.tenants.models.usage import REST
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
 from loraplex.tenants.registry.catalog import AdapterCatalog
 from loraplex.tenants.registry.summaries import ServedAdapter, served_adapters, troubled_versions
+
+KeyT = TypeVar("KeyT")
 
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
@@ -150,14 +152,17 @@ async def requests(
     summaries, count = await served_adapters(session, tenant_id, [each.id for each in known], NAMED_ADAPTERS)
     sums = {each.id: each.sums for each in by_id}
     digests = await AdapterCatalog(session, tenant_id).production_digests([each.id for each in summaries])
+    series, sum_of_all = _charted(by_id), total(each.sums for each in by_id)
+    # Without errors the search for the latest ones reads the whole range.
+    failures = await latest_failures(session, tenant_id, start, end, FAILURES) if sum_of_all.errors else []
     return RequestOverview(
         start=start,
         end=end,
         step=step,
-        current=total(row.sums for row in current),
+        current=sum_of_all,
         previous=total(row.sums for row in rows if row.start < start),
-        periods=_periods(current, start, end, step),
-        series=_charted(by_id),
+        periods=_periods(current, series, start, end, step),
+        series=series,
         adapters=tuple(
             AdapterLine(
                 summary=each,
@@ -167,7 +172,7 @@ async def requests(
             for each in summaries
         ),
         all_adapters=count,
-        failures=tuple(await latest_failures(session, tenant_id, start, end, FAILURES)),
+        failures=tuple(failures),
     )
 
 
@@ -247,17 +252,25 @@ def _midnight(day: date) -> datetime:
 
 def _by_adapter(rows: Sequence[RequestRow]) -> list[AdapterSeries]:
     """The sums of each adapter, those with the most requests first, and the rest of all last."""
+    of = _grouped(rows, lambda row: row.adapter_id)
     names = {row.adapter_id: row.adapter for row in rows}
     found = [
         AdapterSeries(
             id=each,
             name=name if name is not None or each in (NO_ID, REST) else str(each),
             base_model=each == NO_ID,
-            sums=total(row.sums for row in rows if row.adapter_id == each),
+            sums=total(row.sums for row in of[each]),
         )
         for each, name in names.items()
     ]
     return sorted(found, key=lambda each: (each.id == REST, -each.sums.requests, each.id))
+
+
+def _grouped(rows: Iterable[RequestRow], key: Callable[[RequestRow], KeyT]) -> dict[KeyT, list[RequestRow]]:
+    groups: dict[KeyT, list[RequestRow]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
 def _charted(adapters: Sequence[AdapterSeries]) -> tuple[AdapterSeries, ...]:
@@ -269,16 +282,20 @@ def _charted(adapters: Sequence[AdapterSeries]) -> tuple[AdapterSeries, ...]:
 
 
 def _periods(
-    rows: Sequence[RequestRow], start: datetime, end: datetime, step: timedelta
+    rows: Sequence[RequestRow],
+    charted: Sequence[AdapterSeries],
+    start: datetime,
+    end: datetime,
+    step: timedelta,
 ) -> tuple[RequestPeriod, ...]:
-    charted = {each.id for each in _charted(_by_adapter(rows))}
+    ids = {each.id for each in charted}
+    of = _grouped(rows, lambda row: row.start)
     periods = []
-    for number in range((end - start) // step):
-        of = [row for row in rows if row.start == start + number * step]
+    for begin in (start + number * step for number in range((end - start) // step)):
         counts: dict[UUID, int] = {}
-        for row in of:
-            series = row.adapter_id if row.adapter_id in charted else REST
+        for row in of.get(begin, ()):
+            series = row.adapter_id if row.adapter_id in ids else REST
             counts[series] = counts.get(series, 0) + row.sums.requests
-        sums = total(row.sums for row in of)
-        periods.append(RequestPeriod(start=start + number * step, sums=sums, requests=counts))
+        sums = total(row.sums for row in of.get(begin, ()))
+        periods.append(RequestPeriod(start=begin, sums=sums, requests=counts))
     return tuple(periods)
