@@ -108,6 +108,9 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
             notice = None
             if settings.console:
                 notice = await first_run_notice(gateway.database, _console_root(settings, listener))
+            if demo and notice is not None:
+                # The snippets come last, so that what follows them is no part of them.
+                banner, notice = f"{notice}\n\n{banner}", None
             on_stage.finish()
             print(banner, flush=True)
             shutdown.started()

@@ -15,7 +15,7 @@ async def test_a_small_ledger(database: Database) -> None:
     await check_sums(database)
     by_month = await read(database, "SELECT tableoid, count(*) FROM usage_records GROUP BY 1")
     assert len(by_month) == 4 and sum(count for _, count in by_month) == SHAPE.rows
-    load = LedgerLoad(rate=100.0, seconds=0.5, queries=2)
+    load = LedgerLoad(rate=100.0, seconds=2.0, queries=2)
     report = await measure_on(database, tenants, SHAPE, load, progress.append)
     queries, settled, dropped = report.cases
     assert all(case.figure["round_trip_p50_ms"] > 0 for case in report.cases)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from tests.end_to_end.billed_load import (
     SETTINGS,
@@ -17,6 +18,7 @@ from tests.end_to_end.billed_load import (
     check_sums,
     ledger_rows,
     make_callers,
+    query,
 )
 from tests.end_to_end.live_server import descendants, until
 from tests.end_to_end.lost_stores import (
@@ -88,6 +90,14 @@ def has_another(serve: Serve, postmaster: int) -> bool:
     """Whether the server has started a PostgreSQL in place of this one."""
     found = {pid for pid in children(serve.process.pid) if program_of(pid) == "postgres"}
     return bool(found - {postmaster})
+
+
+def accepts(database_url: str) -> bool:
+    """Whether PostgreSQL has recovered from its crash."""
+    try:
+        return bool(query(database_url, "SELECT 1"))
+    except psycopg.OperationalError:
+        return False
 
 
 def program_of(pid: int) -> str:
@@ -178,4 +188,5 @@ def test_an_embedded_postgresql_hangs_and_is_killed(
         print(f"embedded, killed: {served} answers in {away_s:g} s, longest pause {pause_s:.2f} s")
         assert served and pause_s < PAUSE_S
         until(lambda: has_another(serve, postmaster), 60, "PostgreSQL is started again")
+        until(lambda: accepts(facts.database_url), 60, "PostgreSQL accepts connections")
         print(check(serve, facts, load, monkeypatch))

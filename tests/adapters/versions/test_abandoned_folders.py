@@ -67,6 +67,7 @@ async def test_a_killed_servers_upload_is_resumed(
     await server.lifecycle.close()
     staged, folder = server.staged(), server.root / PENDING_FOLDER / begun.id.hex
     os.rename(folder, staged.parent / "kept")
+    folder.with_suffix(".lock").unlink()
     command = [
         sys.executable,
         "-c",

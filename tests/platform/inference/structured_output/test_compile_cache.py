@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -83,12 +83,6 @@ async def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
 
 def forks(cache: ByteChecks) -> list[int]:
     return children(cache.pid)
-
-
-async def timed(check: Awaitable[None]) -> float:
-    started = time.monotonic()
-    await asyncio.gather(check, return_exceptions=True)
-    return time.monotonic() - started
 
 
 async def test_the_process_has_one_thread_and_no_priority(cache: ByteChecks) -> None:
@@ -192,10 +186,9 @@ async def test_a_tenants_line_is_bounded(cache: ByteChecks) -> None:
 async def test_a_flooding_tenant_leaves_a_slot_to_others(cache: ByteChecks) -> None:
     flood = [asyncio.create_task(cache.check(b"flood", slow(seed=20 + number))) for number in range(4)]
     await until(lambda: cache.work.running == 1)
-    waits = [
-        await timed(cache.check(b"quiet", by_llguidance(an_object(f"quiet{number}")))) for number in range(4)
-    ]
-    assert max(waits) < 1.0
+    for number in range(4):
+        await cache.check(b"quiet", by_llguidance(an_object(f"quiet{number}")))
+    # Behind the flood they would have waited for its checks.
     assert not any(waiter.done() for waiter in flood[1:])
     for waiter in flood:
         waiter.cancel()
