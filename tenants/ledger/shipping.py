@@ -19,8 +19,6 @@ from loraplex.tenants.ledger.journal.records import Admitted, Ended, JournalReco
 from loraplex.tenants.ledger.usage_ledger import LedgerWrite, UsageLedger
 
 MAX_RECORDS = 500
-# After a batch: each costs a commit here and in PostgreSQL, for which admissions would wait. Short requests are in one batch.
-PAUSE_S = 0.05
 REJECTED = (psycopg.DataError, psycopg.IntegrityError)
 LOG = structlog.get_logger("loraplex.shipping")
 
@@ -58,19 +56,18 @@ class Shipping:
         self._shipped = 0
         self._one_batch = asyncio.Lock()
         self._running: asyncio.Task[None] | None = None
-        self._pause: asyncio.TimerHandle | None = None
         self._is_closing = False
         self._has_failed = False
 
     def begin(self) -> None:
-        """Ship in the background what is in the journal, at most `PAUSE_S` later, until it is shipped or PostgreSQL fails. After a
-        failure only `retry` begins: every request calls this, and each attempt reads and encodes a whole batch.
+        """Ship in the background whatever is in the journal, until it is shipped or PostgreSQL fails. After a failure only
+        `retry` begins: every request calls this, and each attempt reads and encodes a whole batch.
         """
-        if not self._has_failed and self._pause is None:
+        if not self._has_failed:
             self.retry()
 
     def retry(self) -> None:
-        """As `begin`, at once and also after a failure."""
+        """As `begin`, also after a failure."""
         if self._running is None and not self._is_closing:
             self._running = asyncio.create_task(self._run())
 
@@ -87,14 +84,13 @@ class Shipping:
     async def close(self) -> None:
         """Wait for the batch in progress; what is behind it is not shipped."""
         self._is_closing = True
-        if self._pause is not None:
-            self._pause.cancel()
         if self._running is not None:
             await asyncio.wait({self._running})
 
     async def _run(self) -> None:
         try:
-            await self.ship()
+            while self._shipped < self._journal.position and not self._is_closing:
+                await self.ship()
             self._has_failed = False
         except (StoreUnavailable, psycopg.Error) as error:
             if not self._has_failed:
@@ -102,13 +98,6 @@ class Shipping:
             self._has_failed = True
         finally:
             self._running = None
-            if self._pause is None and not self._is_closing:
-                self._pause = asyncio.get_running_loop().call_later(PAUSE_S, self._resume)
-
-    def _resume(self) -> None:
-        self._pause = None
-        if self._shipped < self._journal.position:
-            self.begin()
 
     async def _ship_batch(self, until: int) -> None:
         """Ship the oldest records. Of one request, only the newest record counts."""
