@@ -8,7 +8,6 @@ from fastapi import APIRouter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loraplex.adapters.errors import AdaptersError
 from loraplex.engine.errors import EngineError
@@ -22,6 +21,7 @@ from loraplex.platform.api.openai.routes import inference_router
 from loraplex.platform.api.operator.routes import operator_router
 from loraplex.platform.api.tenant.routes import tenant_router
 from loraplex.platform.auth.authenticator import Authenticator
+from loraplex.platform.error_boundary import ErrorBoundary
 from loraplex.platform.errors import ClientError, ErrorRow, GatewayError, describe
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.rate_limit_headers import RETRY_HEADER
@@ -63,32 +63,10 @@ def create_app(
     for error in (GatewayError, EngineError, AdaptersError, GrammarError, TenantsError):
         app.add_exception_handler(error, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_middleware(ErrorBoundary)
+    app.add_middleware(ErrorBoundary, respond=_on_error)
     app.add_middleware(ObservedRequests, observers=observers)
     app.add_middleware(RequestIds)
     return app
-
-
-class ErrorBoundary:
-    """ASGI middleware: turns an unexpected error into an error response, unless a response has already begun."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def send_and_mark(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_and_mark)
-        except Exception as error:
-            if started or scope["type"] != "http":
-                raise
-            await (await _on_error(Request(scope), error))(scope, receive, send)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

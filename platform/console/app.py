@@ -1,7 +1,6 @@
 """The console as an application of its own, beside the API in one gateway: its errors are pages, its headers its own."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -9,8 +8,6 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
@@ -20,6 +17,7 @@ from loraplex.platform.console.origin import PublicOrigin
 from loraplex.platform.console.routes import page_routers
 from loraplex.platform.console.security_headers import SecurityHeaders
 from loraplex.platform.console.templating import Templates
+from loraplex.platform.error_boundary import ErrorBoundary
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.static_files import StaticFiles
 
@@ -44,10 +42,8 @@ def create_console(dependencies: GatewayDependencies, options: ConsoleOptions) -
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.state.endpoint, app.state.origin = endpoint, origin
     app.add_route(f"{STATIC_PREFIX}/{{name:path}}", static.send)
-    routers = page_routers(endpoint)
-    for router in routers:
+    for router in page_routers(endpoint):
         app.include_router(router)
-    endpoint.pages = frozenset(getattr(route, "path", "") for router in routers for route in router.routes)
     _show_errors(app, endpoint)
     app.add_middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=6)
     app.add_middleware(SecurityHeaders)
@@ -55,13 +51,10 @@ def create_console(dependencies: GatewayDependencies, options: ConsoleOptions) -
 
 
 def _show_errors(app: FastAPI, endpoint: ConsoleEndpoint) -> None:
-    async def respond(request: Request, error: Exception) -> Response:
-        return await pages.respond(request, error)
-
-    pages = ErrorPages(app, endpoint)
-    app.add_exception_handler(HTTPException, respond)
-    app.add_exception_handler(RequestValidationError, respond)
-    app.add_middleware(partial(ErrorPages, endpoint=endpoint))
+    pages = ErrorPages(endpoint)
+    app.add_exception_handler(HTTPException, pages.respond)
+    app.add_exception_handler(RequestValidationError, pages.respond)
+    app.add_middleware(ErrorBoundary, respond=pages.respond)
 
 
 class ConsoleRoute(BaseRoute):

@@ -57,8 +57,6 @@ class ConsoleEndpoint:
         self._limiter = TenantLimiter("pages", per_tenant=AT_ONCE, waiting=MAX_WAITING)
         self.origin = origin
         self.cookies = Cookies(origin)
-        self.pages: frozenset[str] = frozenset()
-        """The paths of all pages, set when they are assembled."""
 
     @property
     def dependencies(self) -> GatewayDependencies:
@@ -243,7 +241,7 @@ class ConsoleEndpoint:
         provider = self._dependencies.identity_provider
         return {
             "session": session,
-            "nav": navigation(groups, scopes, self.pages, path),
+            "nav": navigation(groups, scopes, path),
             "area": area,
             "home": FIRST_PAGE[area],
             "request_path": path,

@@ -7,7 +7,6 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loraplex.platform.console.endpoint import (
     ConsoleEndpoint,
@@ -36,26 +35,10 @@ _TITLES: Final = {
 
 
 class ErrorPages:
-    """ASGI middleware: answers an error with a page, or with a note where htmx asked for a part of one."""
+    """Answers an error with a page, or with a note where htmx asked for a part of one."""
 
-    def __init__(self, app: ASGIApp, endpoint: ConsoleEndpoint) -> None:
-        self._app = app
+    def __init__(self, endpoint: ConsoleEndpoint) -> None:
         self._endpoint = endpoint
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def send_and_mark(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_and_mark)
-        except Exception as error:
-            if started or scope["type"] != "http":
-                raise
-            await (await self.respond(Request(scope), error))(scope, receive, send)
 
     async def respond(self, request: Request, error: Exception) -> Response:
         """Return the response to an error before the first byte of another one."""

@@ -84,11 +84,9 @@ OPERATOR_AREA: Final = (
 )
 
 
-def navigation(
-    area: tuple[Group, ...], scopes: AbstractSet[str], pages: AbstractSet[str], path: str
-) -> tuple[Group, ...]:
-    """Return the entries of an area that the scopes open, among the existing `pages`, with that of `path` marked."""
-    shown = [replace(group, entries=tuple(_open(group, scopes, pages))) for group in area]
+def navigation(area: tuple[Group, ...], scopes: AbstractSet[str], path: str) -> tuple[Group, ...]:
+    """Return the entries of an area that the scopes open, with that of `path` marked."""
+    shown = [replace(group, entries=tuple(_open(group, scopes))) for group in area]
     leading = [entry.path for group in shown for entry in group.entries if _leads(entry, path)]
     current = max(leading, key=len, default=None)
     return tuple(
@@ -100,9 +98,9 @@ def navigation(
     )
 
 
-def _open(group: Group, scopes: AbstractSet[str], pages: AbstractSet[str]) -> Iterator[Entry]:
+def _open(group: Group, scopes: AbstractSet[str]) -> Iterator[Entry]:
     for entry in group.entries:
-        if entry.path in pages and (entry.scope is None or entry.scope in scopes):
+        if entry.scope is None or entry.scope in scopes:
             yield entry
 
 

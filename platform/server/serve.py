@@ -35,7 +35,6 @@ from loraplex.platform.startup_errors import DependencyFailed, EngineStartFailed
 from loraplex.tenants.api_keys.networks import parse_network
 
 LOG = structlog.get_logger("loraplex.serve")
-WATCH_S = 1.0
 METRICS_CONNECTIONS = 64
 
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from loraplex.platform.console.addresses import link, path_of
-from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.services.people.identity import ConsoleSession
 
 
@@ -16,16 +15,12 @@ class Tab:
     href: str
 
 
-def tabs_of(endpoint: ConsoleEndpoint, session: ConsoleSession, name: str) -> list[Tab]:
+def tabs_of(session: ConsoleSession, name: str) -> list[Tab]:
     """Return the tabs that the person may open, without that of the versions."""
-    pages: Mapping[str, tuple[str, str, str]] = {
-        "Usage": ("/console/usage", "usage:read", link("/console/usage", {"adapter": name})),
-        "Limits": ("/console/limits", "usage:read", path_of("limits", "adapters", name)),
-        "Requests": ("/console/requests", "usage:read", link("/console/requests", {"adapter": name})),
-        "Audit": ("/console/audit", "tenant:admin", link("/console/audit", {"target": f"adapters/{name}"})),
+    pages: Mapping[str, tuple[str, str]] = {
+        "Usage": ("usage:read", link("/console/usage", {"adapter": name})),
+        "Limits": ("usage:read", path_of("limits", "adapters", name)),
+        "Requests": ("usage:read", link("/console/requests", {"adapter": name})),
+        "Audit": ("tenant:admin", link("/console/audit", {"target": f"adapters/{name}"})),
     }
-    return [
-        Tab(label, href)
-        for label, (page, scope, href) in pages.items()
-        if page in endpoint.pages and scope in session.scopes
-    ]
+    return [Tab(label, href) for label, (scope, href) in pages.items() if scope in session.scopes]

@@ -13,7 +13,7 @@ from loraplex.platform.console.addresses import link, path_of
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
 from loraplex.platform.console.pages.adapter_tabs import tabs_of
-from loraplex.platform.console.pages.writing import entered_again, layout_of, revision_of, tenant_of
+from loraplex.platform.console.pages.writing import entered_again, question, revision_of, tenant_of
 from loraplex.platform.errors import describe
 from loraplex.platform.services import adapters
 from loraplex.platform.services.people.identity import ConsoleSession
@@ -25,7 +25,6 @@ from loraplex.platform.services.unit_of_work import UnitOfWork
 
 LIST: Final = "/console/adapters"
 ONE: Final = f"{LIST}/{{name}}"
-PLAYGROUND: Final = "/console/playground"
 MAX_DESCRIPTION: Final = 1000
 
 
@@ -138,10 +137,9 @@ def _add_adapter(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> N
         return endpoint.page(
             *(request, session, "adapters/adapter.html"),
             **context,
-            tabs=tabs_of(endpoint, session, name),
+            tabs=tabs_of(session, name),
             before=before,
             can_write="adapters:write" in session.scopes,
-            has_playground=PLAYGROUND in endpoint.pages,
         )
 
     @router.get(f"{ONE}/versions/{{version}}/report")
@@ -158,7 +156,6 @@ def _add_adapter(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> N
             "adapters/report.html",
             name=name,
             chosen=shown,
-            has_playground=PLAYGROUND in endpoint.pages,
         )
 
 
@@ -195,16 +192,7 @@ async def _chosen(
 
 
 def _add_description(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    async def show(
-        request: Request, session: ConsoleSession, name: str, form: Entered, status: int = 200
-    ) -> Response:
-        return endpoint.page(
-            *(request, session, "adapters/edit.html"),
-            status=status,
-            layout=layout_of(request),
-            adapter=await find_adapter(endpoint, session, name),
-            form=form,
-        )
+    show = question(endpoint, "adapters/edit.html", asked_about)
 
     @router.get(f"{ONE}/edit")
     async def edit_adapter(
@@ -233,16 +221,7 @@ def _add_description(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) 
 
 
 def _add_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    async def show(
-        request: Request, session: ConsoleSession, name: str, form: Entered, status: int = 200
-    ) -> Response:
-        return endpoint.page(
-            *(request, session, "adapters/delete.html"),
-            status=status,
-            layout=layout_of(request),
-            adapter=await find_adapter(endpoint, session, name),
-            form=form,
-        )
+    show = question(endpoint, "adapters/delete.html", asked_about)
 
     @router.get(f"{ONE}/delete")
     async def ask_to_delete(
@@ -280,6 +259,11 @@ async def residency_of(endpoint: ConsoleEndpoint, session: ConsoleSession) -> Re
 async def find_adapter(endpoint: ConsoleEndpoint, session: ConsoleSession, name: str) -> AdapterDetail:
     """Return an adapter of the session's tenant. Raises `AdapterNotFound`."""
     return await endpoint.query(session, lambda found: detail.adapter(found, tenant_of(session), name))
+
+
+async def asked_about(endpoint: ConsoleEndpoint, session: ConsoleSession, name: str) -> dict[str, object]:
+    """Return what questions about an adapter show. Raises `AdapterNotFound`."""
+    return {"adapter": await find_adapter(endpoint, session, name)}
 
 
 def require_typed(form: Form, name: str) -> None:

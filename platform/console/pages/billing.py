@@ -59,7 +59,7 @@ def billing_pages(endpoint: ConsoleEndpoint) -> APIRouter:
     ) -> Response:
         found = await _invoice(endpoint, session, invoice_id)
         context = invoice_context(found, f"{PATH}/invoices/{invoice_id}")
-        context["usage_of"] = usage_links(endpoint, session, found)
+        context["usage_of"] = usage_links(session, found)
         return endpoint.page(request, session, "billing/invoice.html", **context)
 
     @router.get(PATH + "/invoices/{invoice_id}/{format_name}")
@@ -115,10 +115,10 @@ def invoice_context(details: billing.InvoiceDetails, address: str) -> dict[str, 
 
 
 def usage_links(
-    endpoint: ConsoleEndpoint, session: ConsoleSession, invoice: billing.InvoiceDetails
+    session: ConsoleSession, invoice: billing.InvoiceDetails
 ) -> Callable[[billing.InvoiceLine], str | None]:
     """Return what gives the address of the usage that a line bills; None where the person may not see it."""
-    may_see = USAGE in endpoint.pages and "usage:read" in session.scopes
+    may_see = "usage:read" in session.scopes
 
     def address(line: billing.InvoiceLine) -> str | None:
         if not may_see or line.token_class is None:

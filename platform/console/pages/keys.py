@@ -15,6 +15,7 @@ from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_er
 from loraplex.platform.console.pages.writing import (
     entered_again,
     layout_of,
+    question,
     refused_form,
     revision_of,
     tenant_of,
@@ -167,7 +168,6 @@ def _add_key(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
             key=key,
             limits=limits,
             lacking=lacking_scope(session, key),
-            pages=endpoint.pages,
         )
 
 
@@ -220,19 +220,7 @@ def _add_edit(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None
 
 
 def _add_rotation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    async def show(
-        request: Request, session: ConsoleSession, key_id: str, form: Entered, status: int = 200
-    ) -> Response:
-        key = await find_key(endpoint, session, key_id)
-        return endpoint.page(
-            *(request, session, "keys/rotate.html"),
-            status=status,
-            layout=layout_of(request),
-            key=key,
-            form=form,
-            graces=GRACES,
-            lacking=lacking_scope(session, key),
-        )
+    show = question(endpoint, "keys/rotate.html", asked_about, graces=GRACES)
 
     @router.get(f"{LIST}/{{key_id}}/rotate")
     async def ask_to_rotate(
@@ -263,18 +251,7 @@ def _add_rotation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
 
 
 def _add_revocation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    async def show(
-        request: Request, session: ConsoleSession, key_id: str, form: Entered, status: int = 200
-    ) -> Response:
-        key = await find_key(endpoint, session, key_id)
-        return endpoint.page(
-            *(request, session, "keys/revoke.html"),
-            status=status,
-            layout=layout_of(request),
-            key=key,
-            form=form,
-            lacking=lacking_scope(session, key),
-        )
+    show = question(endpoint, "keys/revoke.html", asked_about)
 
     @router.get(f"{LIST}/{{key_id}}/revoke")
     async def ask_to_revoke(
@@ -312,6 +289,12 @@ def shown_once(
 async def find_key(endpoint: ConsoleEndpoint, session: ConsoleSession, key_id: str) -> Key:
     """Return a key of the session's tenant. Raises `KeyNotFound`."""
     return await endpoint.query(session, lambda found: queries.key(found, tenant_of(session), key_id))
+
+
+async def asked_about(endpoint: ConsoleEndpoint, session: ConsoleSession, key_id: str) -> dict[str, object]:
+    """Return what questions about a key show. Raises `KeyNotFound`."""
+    key = await find_key(endpoint, session, key_id)
+    return {"key": key, "lacking": lacking_scope(session, key)}
 
 
 def keys_of(uow: UnitOfWork, session: ConsoleSession) -> KeyAuthority:

@@ -3,9 +3,8 @@
 Invariant: a secret is in the one response to the form that made it, which no cache keeps.
 """
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends
@@ -18,6 +17,7 @@ from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_er
 from loraplex.platform.console.pages.writing import (
     entered_again,
     layout_of,
+    question,
     refused_form,
     revision_of,
     tenant_of,
@@ -43,7 +43,6 @@ GRACES: Final = (
     (str(7 * 24 * HOUR_S), "7 days"),
 )
 FIELDS: Final = ("url", "events")
-Show: TypeAlias = Callable[..., Awaitable[Response]]
 
 
 class WebhookForm(BaseModel):
@@ -208,7 +207,7 @@ def _add_change(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any, rules
 
 
 def _add_rotation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any, rules: WebhookRules) -> None:
-    show = question(endpoint, "webhooks/rotate.html", graces=GRACES)
+    show = question(endpoint, "webhooks/rotate.html", asked_about, graces=GRACES)
 
     @router.get(f"{ONE}/rotate")
     async def ask_to_rotate(
@@ -238,7 +237,7 @@ def _add_rotation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any, rul
 
 
 def _add_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    show = question(endpoint, "webhooks/delete.html")
+    show = question(endpoint, "webhooks/delete.html", asked_about)
 
     @router.get(f"{ONE}/delete")
     async def ask_to_delete(
@@ -284,25 +283,6 @@ def _add_replay(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> No
         )
 
 
-def question(endpoint: ConsoleEndpoint, template: str, **context: object) -> Show:
-    """Return what shows a question about one webhook, as a page or as a dialog."""
-
-    async def show(
-        request: Request, session: ConsoleSession, identity: str, form: Entered, status: int = 200
-    ) -> Response:
-        webhook = await find_webhook(endpoint, session, identity)
-        return endpoint.page(
-            *(request, session, template),
-            status=status,
-            layout=layout_of(request),
-            webhook=webhook,
-            form=form,
-            **context,
-        )
-
-    return show
-
-
 async def show_delivery(
     endpoint: ConsoleEndpoint,
     request: Request,
@@ -338,6 +318,11 @@ def shown_once(
 async def find_webhook(endpoint: ConsoleEndpoint, session: ConsoleSession, identity: str) -> queries.Webhook:
     """Return a webhook of the session's tenant. Raises `WebhookNotFound`."""
     return await endpoint.query(session, lambda found: queries.webhook(found, tenant_of(session), identity))
+
+
+async def asked_about(endpoint: ConsoleEndpoint, session: ConsoleSession, identity: str) -> dict[str, object]:
+    """Return what questions about a webhook show. Raises `WebhookNotFound`."""
+    return {"webhook": await find_webhook(endpoint, session, identity)}
 
 
 def new_secret(issued: IssuedWebhook, *, is_first: bool) -> NewSecret:

@@ -1,23 +1,45 @@
 """What pages with forms share: one template as a page or as a dialog, and forms that are shown again with their errors."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 from uuid import UUID
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loraplex.platform.console.endpoint import SignInNeeded, is_htmx
+from loraplex.platform.console.endpoint import ConsoleEndpoint, SignInNeeded, is_htmx
 from loraplex.platform.console.forms import Entered, Form, FormInvalid
 from loraplex.platform.services.people.identity import ConsoleSession
 
 MAX_REVISION: Final = 2**31 - 1
+Show: TypeAlias = Callable[..., Awaitable[Response]]
+Find: TypeAlias = Callable[[ConsoleEndpoint, ConsoleSession, str], Awaitable[Mapping[str, object]]]
+"""A session and the name or id of one thing -> what the templates of its questions get."""
 
 
 def layout_of(request: Request) -> str:
     """Return the template that a question extends: a dialog where htmx asks for it, else a page of its own."""
     return "dialog.html" if is_htmx(request) else "base.html"
+
+
+def question(endpoint: ConsoleEndpoint, template: str, find: Find, **context: object) -> Show:
+    """Return what shows a question about one thing, as a page or as a dialog; `find` reads the thing."""
+
+    async def show(
+        request: Request, session: ConsoleSession, identity: str, form: Entered, status: int = 200
+    ) -> Response:
+        found = await find(endpoint, session, identity)
+        return endpoint.page(
+            *(request, session, template),
+            status=status,
+            layout=layout_of(request),
+            form=form,
+            **found,
+            **context,
+        )
+
+    return show
 
 
 def refused_form(request: Request, response: Response) -> Response:

@@ -28,8 +28,6 @@ Level: TypeAlias = Literal["tenant", "key", "adapter"]
 Limits: TypeAlias = QuotaLimits
 """All limits of a subject, as a change sets them."""
 Unit: TypeAlias = Literal["requests", "tokens", "money", "bytes", "things"]
-COUNTED_LIMITS: Final[tuple[str, ...]] = COUNTED
-"""The limits that a key or an adapter may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

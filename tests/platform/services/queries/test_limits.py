@@ -15,7 +15,7 @@ from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.counters.counter_replies import Decision, Explanation, LimitUse, UnknownLimit
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import KeyNotFound, RefusalNotFound, ValkeyUnavailable
-from loraplex.tenants.quotas.limits import QuotaLimits, Subject
+from loraplex.tenants.quotas.limits import COUNTED, QuotaLimits, Subject
 
 AT = datetime(2026, 12, 1, tzinfo=UTC)
 
@@ -93,7 +93,7 @@ async def test_the_limits_of_one_key_beside_those_of_the_tenant(database: Databa
             await limits.of_key(session, seen.id, other.key_id)
         assert (await limits.of_adapter(session, seen.id, "coral")).bounds == found.bounds
     assert (found.name, found.revision, found.bounds["tokens_per_day"]) == ("k", 1, 1000)
-    assert set(found.limits.values()) == {None} and set(found.limits) == set(limits.COUNTED_LIMITS)
+    assert set(found.limits.values()) == {None} and set(found.limits) == set(COUNTED)
 
 
 async def test_why_a_request_was_refused() -> None:
