@@ -383,12 +383,13 @@ drop.addEventListener("drop", (event) => {
   choose([...(event.dataTransfer?.files ?? [])]);
 });
 const input = /** @type {HTMLInputElement} */ (byId("files"));
-input.addEventListener("change", () => {
+function take() {
   const files = [...(input.files ?? [])];
   // Choosing the same files again is a change, too.
   input.value = "";
   choose(files);
-});
+}
+input.addEventListener("change", take);
 
 pauseButton.addEventListener("click", () => {
   const current = sending;
@@ -415,3 +416,5 @@ byId("discard-now").addEventListener("click", () =>
     location.reload();
   }),
 );
+// Files may have been chosen before this module was there.
+take();

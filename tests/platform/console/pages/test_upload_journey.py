@@ -106,9 +106,18 @@ async def test_an_upload_survives_a_reload_and_goes_into_production(
             return await route.abort()
         await route.continue_()
 
+    chosen = asyncio.Event()
+
+    async def late(route: Route) -> None:
+        """The page's script arrives after the files were chosen."""
+        await chosen.wait()
+        await route.continue_()
+
     await page.route("**/parts/*", part)
-    await page.goto("/console/adapters/pirate/upload")
+    await page.route("**/upload/sha256*", late)
+    await page.goto("/console/adapters/pirate/upload", wait_until="commit")
     await page.set_input_files("#files", [*both, str(tmp_path / "notes.txt")])
+    chosen.set()
     await page.get_by_text("notes.txt is none of the two files").wait_for()
     await accessible(page)
     await page.set_input_files("#files", both)
