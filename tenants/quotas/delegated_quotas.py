@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Final, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import and_, func, select
+from sqlalchemy import and_, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -91,23 +91,27 @@ class QuotaRepository:
         """
         level, name = after or ("tenant", "")
         states = [await self.tenant()] if after is None else []
-        if level != "adapter":
-            states += await self._keys(name if level == "key" else "", limit - len(states))
-        return states + await self._adapters(name if level == "adapter" else "", limit - len(states))
-
-    async def _keys(self, after: str, limit: int) -> list[QuotaState]:
-        query = select(Quota, ApiKey.id, ApiKey.key_id).join(ApiKey, Quota.api_key_id == ApiKey.id)
-        query = query.where(Quota.tenant_id == self._tenant_id, ApiKey.key_id > after)
-        query = query.where(alive(datetime.now(UTC))).order_by(ApiKey.key_id).limit(limit)
-        found = await self._session.execute(query)
-        return [state_of("key", subject, name, row) for row, subject, name in found]
-
-    async def _adapters(self, after: str, limit: int) -> list[QuotaState]:
-        query = select(Quota, Adapter.id, Adapter.name).join(Adapter, Quota.adapter_id == Adapter.id)
-        query = query.where(Quota.tenant_id == self._tenant_id, Adapter.name > after)
-        query = query.where(Adapter.deleted_at.is_(None)).order_by(Adapter.name).limit(limit)
-        found = await self._session.execute(query)
-        return [state_of("adapter", subject, name, row) for row, subject, name in found]
+        key = and_(
+            ApiKey.id.is_not(None), alive(datetime.now(UTC)), ApiKey.key_id > (name if level == "key" else "")
+        )
+        adapter = and_(
+            *(Adapter.id.is_not(None), Adapter.deleted_at.is_(None)),
+            Adapter.name > (name if level == "adapter" else ""),
+        )
+        query = (
+            select(Quota, ApiKey.id, ApiKey.key_id, Adapter.id, Adapter.name)
+            .outerjoin(ApiKey, Quota.api_key_id == ApiKey.id)
+            .outerjoin(Adapter, Quota.adapter_id == Adapter.id)
+            .where(Quota.tenant_id == self._tenant_id, adapter if level == "adapter" else or_(key, adapter))
+            .order_by(ApiKey.id.is_(None), ApiKey.key_id, Adapter.name)
+        )
+        found = await self._session.execute(query.limit(limit - len(states)))
+        return states + [
+            state_of("adapter", adapter_id, adapter_name, row)
+            if row.api_key_id is None
+            else state_of("key", api_key_id, key_id, row)
+            for row, api_key_id, key_id, adapter_id, adapter_name in found
+        ]
 
     async def key_names(self, key_ids: Collection[str]) -> dict[str, str]:
         """The names of the tenant's keys by their public ids."""
@@ -116,12 +120,6 @@ class QuotaRepository:
         query = select(ApiKey.key_id, ApiKey.name).where(ApiKey.tenant_id == self._tenant_id)
         found = await self._session.execute(query.where(ApiKey.key_id.in_(key_ids)))
         return {key_id: name for key_id, name in found}
-
-    async def has_budget(self) -> bool:
-        """Whether the tenant, or one of its keys or adapters, has a budget per day or month."""
-        budgets = func.num_nonnulls(Quota.budget_per_day, Quota.budget_per_month) > 0
-        query = select(Quota.tenant_id).where(Quota.tenant_id == self._tenant_id, budgets).limit(1)
-        return await self._session.scalar(query) is not None
 
     async def locked(self, state: QuotaState) -> Quota:
         """The row of a key or an adapter, created if missing, and locked until the transaction ends."""

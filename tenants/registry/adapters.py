@@ -189,7 +189,11 @@ class AdapterRepository:
 
     async def version(self, name: str, version: int) -> AdapterVersion:
         """Raises `AdapterNotFound` or `VersionNotFound`."""
-        return await self.version_of(await self.get(name), version)
+        query = self._present(name).where(AdapterVersion.version == version)
+        known = 1 <= version <= MAX_VERSION
+        record = (await self._session.scalars(fresh(query))).one_or_none() if known else None
+        # What is missing is asked only then.
+        return record or await self.version_of(await self.get(name), version)
 
     async def versions(self, name: str) -> list[AdapterVersion]:
         """Every version of `name` with files, oldest first. Raises `AdapterNotFound`."""
@@ -198,10 +202,13 @@ class AdapterRepository:
 
     async def version_page(self, name: str, before: int | None, limit: int) -> Sequence[AdapterVersion]:
         """At most `limit` versions, newest first, older than `before`. Raises `AdapterNotFound`."""
-        query = present(await self.get(name)).order_by(AdapterVersion.version.desc()).limit(limit)
+        query = self._present(name).order_by(AdapterVersion.version.desc()).limit(limit)
         if before is not None:
             query = query.where(AdapterVersion.version < before)
-        return (await self._session.scalars(query)).all()
+        found = (await self._session.scalars(query)).all()
+        if not found:
+            await self.get(name)
+        return found
 
     async def serving(self, digest: str) -> Sequence[AdapterVersion]:
         """The versions with these weights, of any adapter, that are ready or could be."""
@@ -243,6 +250,13 @@ class AdapterRepository:
 
     def _live(self) -> Select[Adapter]:
         return select(Adapter).where(Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None))
+
+    def _present(self, name: str) -> Select[AdapterVersion]:
+        """The versions of the live adapter `name`, as `present`; none for what cannot be a name."""
+        of_name = Adapter.name == (name if is_name(name, ADAPTER_NAME) else "")
+        query = select(AdapterVersion).join(Adapter, Adapter.id == AdapterVersion.adapter_id)
+        own = (Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None), of_name)
+        return query.where(*own, AdapterVersion.blob_deleted_at.is_(None))
 
     async def locked(self, name: str) -> Adapter:
         """The adapter, locked until the transaction ends. Raises `AdapterNotFound`."""

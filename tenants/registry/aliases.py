@@ -52,7 +52,10 @@ class AliasRepository:
 
     async def page(self, name: str, after: str | None, limit: int | None) -> Sequence[AliasState]:
         """At most `limit` (None: all) aliases of the adapter, after the alias `after`. Raises `AdapterNotFound`."""
-        adapter = await self._adapters.get(name)
+        return await self.page_of(await self._adapters.get(name), after, limit)
+
+    async def page_of(self, adapter: Adapter, after: str | None, limit: int | None) -> Sequence[AliasState]:
+        """The same of an adapter that was read already."""
         query = select(AdapterAlias).where(AdapterAlias.adapter_id == adapter.id)
         if after is not None:
             query = query.where(AdapterAlias.alias > after)

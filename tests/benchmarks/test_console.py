@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from tests.benchmarks import console
@@ -17,7 +18,7 @@ SHAPE = LedgerShape(rows=2000, months=4, tenants=2)
 
 async def test_a_small_console(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "WARM_UP", 0)
-    monkeypatch.setattr(console, "CHROMIUM", console.CHROMIUM / "absent")
+    monkeypatch.setattr(console, "CHROMIUM", Path("/absent"))
     progress: list[str] = []
     tenants = await load_ledger(database.url, SHAPE, progress.append)
     report = await measure_on(database, FakeAdmissions(), tenants, SHAPE, 2, progress.append)

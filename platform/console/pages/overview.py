@@ -72,13 +72,15 @@ def overview_pages(endpoint: ConsoleEndpoint) -> APIRouter:
         skipped = endpoint.cookies.skipped_steps(request, tenant_id)
 
         async def read(transaction: AsyncSession) -> _Read:
-            spent = await overview.spend(transaction, tenant_id, currency, now)
+            stored = await limits.stored(transaction, tenant_id)
+            budget = stored.states[0].limits.budget_per_month
+            spent = await overview.spend(transaction, tenant_id, currency, now, budget)
             sees_requests = ADAPTERS_READ in session.scopes
             return _Read(
                 await overview.requests(transaction, tenant_id, range_name, now) if sees_requests else None,
                 spent if MONEY_READ & session.scopes else None,
                 _visible(await overview.attention(transaction, tenant_id, spent, now), session),
-                await limits.stored(transaction, tenant_id),
+                stored,
                 await first_steps.open_steps(transaction, tenant_id, skipped, now),
             )
 

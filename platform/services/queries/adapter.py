@@ -140,7 +140,7 @@ async def adapter(
     """Return an adapter with all its aliases and at most 50 versions older than `before`. Raises `AdapterNotFound`."""
     repository = AdapterRepository(session, tenant_id)
     record = await repository.get(name)
-    states = await AliasRepository(session, tenant_id).list(name)
+    states = await AliasRepository(session, tenant_id).page_of(record, None, None)
     found = await repository.version_page(name, before, PAGE + 1)
     shown = found[:PAGE]
     now = datetime.now(UTC)

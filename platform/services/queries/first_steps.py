@@ -7,10 +7,10 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants.accounts.first_things import first_things
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.ledger.request_log import RequestFilters, RequestLog
 from loraplex.tenants.ledger.request_reports import latest_failures
-from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
 from loraplex.tenants.registry.resolution import ModelResolver
 
 Step: TypeAlias = Literal["key", "adapter", "request", "budget"]
@@ -49,7 +49,10 @@ async def open_steps(
     session: AsyncSession, tenant_id: UUID, skipped: frozenset[str], now: datetime
 ) -> FirstSteps | None:
     """Return the first steps while one of them is neither done nor skipped, else None."""
-    if not frozenset[str](STEPS) - skipped:
+    wanted = frozenset[str](STEPS) - skipped
+    # Most tenants are done, which one statement says.
+    found = await first_things(session, tenant_id) if wanted else wanted
+    if wanted <= found:
         return None
     keys = await KeyRepository(session).page(tenant_id, None, 1)
     versions = await ModelResolver(session, tenant_id).versions(1)
@@ -59,7 +62,7 @@ async def open_steps(
         adapter=(versions[0].name, versions[0].version) if versions else None,
         answered_at=answered,
         refusal=None if answered else await _refusal(session, tenant_id, now),
-        has_budget=await QuotaRepository(session, tenant_id).has_budget(),
+        has_budget="budget" in found,
         skipped=skipped,
     )
     return None if steps.current is None else steps

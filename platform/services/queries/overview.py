@@ -25,7 +25,6 @@ from loraplex.tenants.ledger.request_reports import (
 from loraplex.tenants.ledger.usage_reports import UsageQuery, usage_rows
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.models.usage import REST
-from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
 from loraplex.tenants.registry.catalog import AdapterCatalog
 from loraplex.tenants.registry.summaries import ServedAdapter, served_adapters, troubled_versions
 
@@ -176,8 +175,10 @@ async def requests(
     )
 
 
-async def spend(session: AsyncSession, tenant_id: UUID, currency: str, now: datetime) -> SpendOverview:
-    """Read the month so far, exact, and the days that its forecast continues."""
+async def spend(
+    session: AsyncSession, tenant_id: UUID, currency: str, now: datetime, budget_micro: int | None = None
+) -> SpendOverview:
+    """Read the month so far, exact, and the days that its forecast continues. `budget_micro`: the tenant's for a month."""
     today = now.astimezone(UTC).date()
     month = today.replace(day=1)
     first = min(month, today - max(WINDOWS) * DAY)
@@ -193,7 +194,6 @@ async def spend(session: AsyncSession, tenant_id: UUID, currency: str, now: date
     days = {row.key.start.date(): row.sums.amount_pico for row in rows}
     spent = sum(amount for day, amount in days.items() if day >= month)
     of_month = (month + number * DAY for number in range(today.day))
-    limits = (await QuotaRepository(session, tenant_id).tenant()).limits
     return SpendOverview(
         currency=currency,
         month=month,
@@ -201,7 +201,7 @@ async def spend(session: AsyncSession, tenant_id: UUID, currency: str, now: date
         today_pico=days.get(today, 0),
         days=tuple((day, days.get(day, 0)) for day in of_month),
         forecast=month_forecast(spent, days, now),
-        budget_micro=limits.budget_per_month,
+        budget_micro=budget_micro,
     )
 
 

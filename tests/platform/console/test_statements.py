@@ -3,14 +3,13 @@
 Invariant: every page that exists is opened; those that set a role count too.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import event, text
+from sqlalchemy import text
 from tests.platform.console.conftest import Browser, Console
 from tests.platform.console.test_page_roles import Route, guarded
+from tests.platform.sent_statements import sent_statements
 from tests.platform.services.billing.drafted_invoice import draft_invoice
 from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched
 
@@ -20,8 +19,7 @@ MANY: Final = 30
 MAX_STATEMENTS: Final = 14
 """Of any page: two take a role, one reads the session."""
 MORE: Final = {
-    "/console": 23,
-    "/console/adapters/{name}": 17,
+    "/console": 18,
     "/console/billing": 41,
     "/console/billing/invoices/{invoice_id}": 15,
     "/operator/console/invoices": 20,
@@ -83,8 +81,9 @@ THINGS: Final = (
     """,
     """
     INSERT INTO request_rollups
-    SELECT :tenant_id, date_trunc('hour', now(), 'UTC'), md5('adapter' || n)::uuid, md5('key' || n)::uuid, 'failed', 1,
-        array_fill(0::bigint, ARRAY[16]), array_fill(0::bigint, ARRAY[16]) FROM numbers
+    SELECT :tenant_id, date_trunc('hour', now(), 'UTC'), md5('adapter' || n)::uuid, md5('key' || n)::uuid, status, 1,
+        array_fill(0::bigint, ARRAY[16]), array_fill(0::bigint, ARRAY[16])
+    FROM numbers CROSS JOIN unnest(ARRAY['completed', 'failed']) status
     """,
     """
     INSERT INTO credit_grants (id, tenant_id, currency, amount_micro, priority, reason)
@@ -162,21 +161,8 @@ async def statements(
     found = {}
     for route in routes:
         browser = operator if route.path.startswith("/operator/") else admin
-        with counted(console.database) as sent:
+        with sent_statements(console.database) as sent:
             answer = await browser.http.get(route.at(ids))
         if answer.status_code == 200 and "<html" in answer.text[:200]:
             found[route.path] = len(sent)
     return found
-
-
-@contextmanager
-def counted(database: Database) -> Iterator[list[str]]:
-    """Collect the statements that the block sends."""
-    sent, engine = list[str](), database._engine.sync_engine
-
-    def add(_: Any, __: Any, statement: str, *___: Any) -> None:
-        sent.append(statement)
-
-    event.listen(engine, "before_cursor_execute", add)
-    yield sent
-    event.remove(engine, "before_cursor_execute", add)

@@ -56,7 +56,7 @@ async def test_spend_is_exact_and_the_forecast_begins_with_the_first_day(databas
     key, version = next(iter(seen.tenant.keys.values())), seen.tenant.version("USD")
     settle(database.url, seen.tenant, [Used(None, key, NOW - timedelta(days=1), price_version_id=version)])
     async with database.as_tenant(seen.id) as session:
-        found = await overview.spend(session, seen.id, "USD", NOW)
+        found = await overview.spend(session, seen.id, "USD", NOW, 1)
         notes = await overview.attention(session, seen.id, found, NOW)
     slow = 1000 * 3_000_001 + 384 + 66 * 7_000_003
     failed = AMOUNT - 6 * 7_000_003
