@@ -1,12 +1,12 @@
 """Recovery codes: each takes the place of one code of the second factor at one sign-in. A used code has no row any more.
 
-Revision 0020, after 0018.
+Revision 0020, after 0019.
 """
 
 from alembic import op
 
 revision = "0020"
-down_revision = "0018"
+down_revision = "0019"
 branch_labels = None
 depends_on = None
 
