@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.benchmarks import console
 from tests.benchmarks.console import collect, measure_on
+from tests.benchmarks.first_paint import CHROMIUM
 from tests.benchmarks.ledger_rows import LedgerShape, load_ledger
 from tests.platform.fake_admissions import FakeAdmissions
 
@@ -17,7 +18,7 @@ SHAPE = LedgerShape(rows=2000, months=4, tenants=2)
 
 async def test_a_small_console(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "WARM_UP", 0)
-    monkeypatch.setattr(console, "CHROMIUM", console.CHROMIUM / "absent")
+    monkeypatch.setattr(console, "CHROMIUM", CHROMIUM / "absent")
     progress: list[str] = []
     tenants = await load_ledger(database.url, SHAPE, progress.append)
     report = await measure_on(database, FakeAdmissions(), tenants, SHAPE, 2, progress.append)
