@@ -65,7 +65,7 @@ class RequestLog:
         found = (await self._session.execute(query.order_by(record.id.desc()).limit(limit + 1))).all()
         if len(found) > limit:
             return RequestPage(found[:limit], found[limit - 1][0].id)
-        last = scanned.with_only_columns(UsageRecord.id).offset(SCANNED - 1)
+        last = scanned.with_only_columns(UsageRecord.id).offset(SCANNED - 1).limit(1)
         return RequestPage(found, await self._session.scalar(last))
 
     async def page_before(self, filters: RequestFilters, before: UUID, limit: int) -> RequestPage:
@@ -80,7 +80,7 @@ class RequestLog:
         found = (await self._session.execute(query.limit(limit + 1))).all()
         if len(found) > limit:
             return RequestPage(found[:limit][::-1], found[limit - 1][0].id)
-        last = scanned.with_only_columns(UsageRecord.id).offset(SCANNED - 1)
+        last = scanned.with_only_columns(UsageRecord.id).offset(SCANNED - 1).limit(1)
         return RequestPage(found[::-1], await self._session.scalar(last))
 
     async def get(self, request_id: str) -> LoggedRequest:
