@@ -172,8 +172,9 @@ async def usage_rows(
     """
     rows: list[UsageRow] = []
     start = query.start if after is None else max(query.start, after.start)
-    # A bucket of a report without groups is at most one row of a currency, so that `limit` of them are needed anyway.
-    buckets = 1 if query.group_by else limit // (24 if query.bucket == "1h" else 1) + 1
+    # Without ids a bucket has at most one row of a currency and class, so that `limit` rows need as many buckets anyway.
+    rows_of_day = (24 if query.bucket == "1h" else 1) * (len(CLASSES) if "class" in query.group_by else 1)
+    buckets = 1 if query.group_by - {"class"} else limit // rows_of_day + 1
     while start < query.end and len(rows) < limit:
         end = min(_later(start, query.bucket, buckets), query.end)
         rows += await _rows_within(session, replace(query, start=start, end=end), after, limit - len(rows))
