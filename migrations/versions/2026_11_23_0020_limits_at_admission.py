@@ -1,12 +1,12 @@
 """What an admitted request met of its limits, next to its phases and as long as they are kept.
 
-Revision 0019, after 0018.
+Revision 0020, after 0019.
 """
 
 from alembic import op
 
-revision = "0019"
-down_revision = "0018"
+revision = "0020"
+down_revision = "0019"
 branch_labels = None
 depends_on = None
 
