@@ -282,6 +282,8 @@ def _param(error: Exception) -> str | None:
         return error.param
     if isinstance(error, adapters_errors.UploadRefused):
         return error.subject
-    if isinstance(error, tenants_errors.InvalidField | tenants_errors.BoundNotHeld):
+    if isinstance(
+        error, tenants_errors.InvalidField | tenants_errors.BoundNotHeld | tenants_errors.CountReached
+    ):
         return error.field
     return error.field if isinstance(error, engine_errors.InvalidRequest) else None

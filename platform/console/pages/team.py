@@ -197,7 +197,7 @@ class TeamPages:
         entry = next((each for each in entries if each.id == entry_id), None)
         if entry is None:
             raise HTTPException(404)
-        admins = [each for each in entries if each.role == "admin" and each.state == "active"]
+        admins = [each.id for each in entries if each.role == "admin" and each.state == "active"]
         return self.endpoint.page(
             request,
             session,
@@ -206,7 +206,7 @@ class TeamPages:
             entry=entry,
             form=form,
             roles=ROLES,
-            keeps_admin=LAST_ADMIN if admins == [entry] else "",
+            keeps_admin=LAST_ADMIN if entry.role == "admin" and not {*admins} - {entry.id} else "",
         )
 
     def _invitation(
