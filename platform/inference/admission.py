@@ -103,6 +103,7 @@ class PendingAdmission:
             self._context.headers.update(unavailable_headers(error))
             raise
         self._context.headers.update(rate_headers(reservation.rate, degraded=reservation.degraded))
+        self.record.causes["admission"] = _causes(reservation, self._context.renewals)
         return reservation
 
     @property
@@ -118,6 +119,19 @@ class PendingAdmission:
         except (TenantsError, GatewayError, ModelMoved) as error:
             LOG.debug("a request was refused after its provisional admission", reason=type(error).__name__)
             return None
+
+
+def _causes(reservation: Reservation, renewals: int) -> dict[str, int | str]:
+    """What an admission passed: the limit per minute that was nearest, and how often the policy had changed meanwhile."""
+    rates = {"requests_per_minute": reservation.rate.requests, "tokens_per_minute": reservation.rate.tokens}
+    known = [(rate.remaining / max(rate.limit, 1), name, rate) for name, rate in rates.items() if rate]
+    causes: dict[str, int | str] = {}
+    if known:
+        _, name, rate = min(known, key=lambda each: each[0])
+        causes = {"limit": name, "left": max(0, int(rate.remaining)), "of": rate.limit}
+    if renewals:
+        causes["renewals"] = renewals
+    return causes | ({"degraded": 1} if reservation.degraded else {})
 
 
 class InferenceAdmission:

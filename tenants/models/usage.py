@@ -119,7 +119,7 @@ class RequestRollup(Base):
 
 
 class RequestPhases(Base):
-    """The phases of one request by name: `[start_ms, duration_ms]` each, from its arrival. Retention is shorter than that of
+    """The phases of one request by name: `[start_ms, duration_ms, causes]` each, from its arrival. Retention is shorter than that of
     the ledger, whose row has the same `id`.
     """
 

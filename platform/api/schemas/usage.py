@@ -90,7 +90,9 @@ class RequestDocument(ResponseModel):
 
 
 class SpanDocument(ResponseModel):
-    """One phase of a request; `start_ms` counts from its arrival. `reason` is null where the phase needs none."""
+    """One phase of a request; `start_ms` counts from its arrival. `reason`: why it waited, or what was done; null where
+    that is not known.
+    """
 
     name: str
     start_ms: int

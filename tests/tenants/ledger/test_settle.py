@@ -56,6 +56,7 @@ async def test_timings_become_histograms_and_phases(database: Database, ledger: 
         ttft_ms=10,
         duration_ms=40_000,
         phases={"queue": (3, 4), "decode": (7, 33)},
+        causes={"queue": {"before": 2, "limit": "rows"}},
         gap_buckets=counted(GAP_BOUNDS_MS, [1, 2, 2, 9999]),
     )
     timed = replace(usage(), timings=timings)
@@ -71,7 +72,9 @@ async def test_timings_become_histograms_and_phases(database: Database, ledger: 
     assert ttft == [1, *EMPTY[1:-1], 1]
     assert gaps == [2, 4, *EMPTY[2:-1], 2]
     found = await read(database, "SELECT id, tenant_id, phases FROM request_phases")
-    assert found == [(settled.id, tenant_id, {"queue": [3, 4], "decode": [7, 33]})]
+    assert found == [
+        (settled.id, tenant_id, {"queue": [3, 4, {"before": 2, "limit": "rows"}], "decode": [7, 33]})
+    ]
     found = await read(
         database, "SELECT ttft_ms, duration_ms FROM usage_records WHERE id = :id", id=settled.id
     )

@@ -21,6 +21,7 @@ from loraplex.tenants.quotas.reservation import RequestTimings, SettledUsage
 from loraplex.tenants.rate_state import Rate, RateState
 
 LARGE = 1 << 40
+PHASES = ("queue", "adapter_load", "grammar_compile")
 LARGEST = SettledUsage(
     outcome="completed",
     prompt_tokens=LARGE,
@@ -31,8 +32,21 @@ LARGEST = SettledUsage(
         ttft_ms=LARGE,
         duration_ms=LARGE,
         phases=dict.fromkeys(
-            ("queue", "adapter_load", "grammar_compile", "prefill", "decode"), (LARGE, LARGE)
+            ("auth", "admission", "schema_check", *PHASES, "prefill", "decode"), (LARGE, LARGE)
         ),
+        causes={
+            "admission": {
+                "limit": "requests_per_minute",
+                "left": LARGE,
+                "of": LARGE,
+                "renewals": LARGE,
+                "degraded": 1,
+            },
+            "grammar_compile": {"before": LARGE, "compile_ms": LARGE},
+            "adapter_load": {"tier": "device", "bytes": LARGE, "loads_before": LARGE},
+            "queue": {"before": LARGE, "overtaken_by": LARGE, "limit": "kv_blocks"},
+            "prefill": {"computed": LARGE, "cached": LARGE},
+        },
         gap_buckets=(LARGE,) * BUCKETS,
     ),
 )
