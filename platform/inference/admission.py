@@ -122,13 +122,14 @@ class PendingAdmission:
 
 
 def _causes(reservation: Reservation, renewals: int) -> dict[str, int | str]:
-    """What an admission passed: the limit per minute that was nearest, and how often the policy had changed meanwhile."""
-    rates = {"requests_per_minute": reservation.rate.requests, "tokens_per_minute": reservation.rate.tokens}
-    known = [(rate.remaining / max(rate.limit, 1), name, rate) for name, rate in rates.items() if rate]
+    """What an admission passed: the limit that is nearest after it, and how often the policy had changed meanwhile."""
     causes: dict[str, int | str] = {}
-    if known:
-        _, name, rate = min(known, key=lambda each: each[0])
-        causes = {"limit": name, "left": max(0, int(rate.remaining)), "of": rate.limit}
+    if reservation.limits:
+        percent, name, level = min(
+            (max(0, each.left) * 100 // max(1, each.limit), each.name, each.level)
+            for each in reservation.limits
+        )
+        causes = {"limit": name, "level": level, "left_percent": percent}
     if renewals:
         causes["renewals"] = renewals
     return causes | ({"degraded": 1} if reservation.degraded else {})

@@ -96,6 +96,25 @@ class UsageRollup(Base):
     amount_pico: Mapped[Decimal] = mapped_column(Numeric(38, 0))
 
 
+class MonthlyRollup(Base):
+    """The sum of the ledger's rows whose request was admitted in one month (UTC), by what makes a line of an invoice.
+
+    `month`: its first moment. A trigger of `usage_records` adds each new row. `NO_ID` as in `UsageRollup`.
+    """
+
+    __tablename__ = "monthly_rollups"
+
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
+    month: Mapped[datetime] = mapped_column(primary_key=True)
+    adapter_id: Mapped[UUID] = mapped_column(primary_key=True)
+    price_version_id: Mapped[UUID] = mapped_column(primary_key=True)
+    currency: Mapped[str] = mapped_column(CHAR(3), primary_key=True)
+    uncached_tokens: Mapped[BigInt]
+    cached_tokens: Mapped[BigInt]
+    completion_tokens: Mapped[BigInt]
+    amount_pico: Mapped[Decimal] = mapped_column(Numeric(38, 0))
+
+
 class RequestRollup(Base):
     """The requests of one hour (UTC) by status: an outcome, or `refused_` and an error code.
 
@@ -119,8 +138,11 @@ class RequestRollup(Base):
 
 
 class RequestPhases(Base):
-    """The phases of one request by name: `[start_ms, duration_ms, causes]` each, from its arrival. Retention is shorter than that of
-    the ledger, whose row has the same `id`.
+    """The phases of one request by name: `[start_ms, duration_ms, causes]` each, from its arrival; and limits.
+
+    `limits`: `degraded`, whether those are of one gateway's share, and `met`, one `[level, name, limit, used, reserved,
+    asked]` for each, budgets in micro-units; null of requests from before they were kept. Retention is shorter than that
+    of the ledger, whose row has the same `id`.
     """
 
     __tablename__ = "request_phases"
@@ -129,6 +151,7 @@ class RequestPhases(Base):
     id: Mapped[UUID] = mapped_column(primary_key=True)
     tenant_id: Mapped[UUID]
     phases: Mapped[dict[str, Any]]
+    limits: Mapped[dict[str, Any] | None]
 
 
 class UsageTotal(Base):

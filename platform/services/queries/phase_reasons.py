@@ -41,9 +41,11 @@ def _admission(causes: Mapping[str, Any]) -> str:
         parts.append("the limits had changed and were read again")
     if "limit" in causes:
         name = str(causes["limit"]).replace("_", " ")
-        parts.append(f"nearest limit: {name}, {causes['left']:,} of {causes['of']:,} left")
+        parts.append(
+            f"nearest limit: {name} of the {causes['level']}, {causes['left_percent']}\N{NO-BREAK SPACE}% left"
+        )
     else:
-        parts.append("no limit per minute applies")
+        parts.append("no limit applies")
     if causes.get("degraded"):
         parts.append("counted by this gateway's share")
     return "; ".join(parts)

@@ -40,16 +40,13 @@ CASES: tuple[tuple[str, dict[str, Any] | None, str | None], ...] = (
     ),
     (
         "admission",
-        {"limit": "tokens_per_minute", "left": 57_000, "of": 60_000},
-        "nearest limit: tokens per minute, 57,000 of 60,000 left",
+        {"limit": "tokens_per_minute", "level": "key", "left_percent": 95},
+        "nearest limit: tokens per minute of the key, 95\N{NO-BREAK SPACE}% left",
     ),
     (
         "admission",
         {"renewals": 1, "degraded": 1},
-        (
-            "the limits had changed and were read again; no limit per minute applies; "
-            "counted by this gateway's share"
-        ),
+        ("the limits had changed and were read again; no limit applies; counted by this gateway's share"),
     ),
     ("prefill", {"computed": 1000, "cached": 384}, "1,000 tokens computed, 384 cached"),
 )
