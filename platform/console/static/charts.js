@@ -7,6 +7,8 @@
 /** @typedef {{ times: number[], columns: (number | null)[][], names: string[], labels: string[] }} Numbers */
 
 const DAY = 86400;
+/** Steps of an axis: whole numbers, for every value is one. */
+const STEPS = [...Array(42)].map((_, place) => [1, 2, 5][place % 3] * 10 ** Math.floor(place / 3));
 const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 /** @type {any} */
 const Plot = /** @type {any} */ (window).uPlot;
@@ -100,11 +102,11 @@ function draw(figure) {
       cursor: { y: false, drag: { setScale: false, x: false, y: false }, points: { show: !bars } },
       scales: {
         x: { range: () => [times[0] - step / 2, times[times.length - 1] + step / 2] },
-        y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, (most || 1) * 1.05] },
+        y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, (most || Number(figure.dataset.scale) || 1) * 1.05] },
       },
       axes: [
         { ...look, size: 28, grid: { show: false }, incrs: [...[1, 2, 3, 4, 6, 12].map((hours) => hours * 3600), ...[1, 2, 3, 7, 14, 28].map((days) => days * DAY)].filter((each) => each % step === 0), space: 56, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((at) => moment(at, step)) },
-        { ...look, border: { show: false }, grid: { stroke: line, width: 1 }, size: (/** @type {any} */ self, /** @type {string[] | null} */ texts) => labelWidth(self, texts, font), space: 32, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((value) => write(figure, value)) },
+        { ...look, border: { show: false }, grid: { stroke: line, width: 1 }, size: (/** @type {any} */ self, /** @type {string[] | null} */ texts) => labelWidth(self, texts, font), space: 32, incrs: STEPS, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((value) => write(figure, value)) },
       ],
       series: [
         {},
