@@ -50,6 +50,7 @@ KEPT_TABLES: Final = frozenset(
             "usage_records",
             "usage_totals",
             "usage_rollups",
+            "monthly_rollups",
             "request_rollups",
             "request_phases",
             "audit_entries",

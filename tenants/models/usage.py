@@ -96,6 +96,25 @@ class UsageRollup(Base):
     amount_pico: Mapped[Decimal] = mapped_column(Numeric(38, 0))
 
 
+class MonthlyRollup(Base):
+    """The sum of the ledger's rows whose request was admitted in one month (UTC), by what makes a line of an invoice.
+
+    `month`: its first moment. A trigger of `usage_records` adds each new row. `NO_ID` as in `UsageRollup`.
+    """
+
+    __tablename__ = "monthly_rollups"
+
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
+    month: Mapped[datetime] = mapped_column(primary_key=True)
+    adapter_id: Mapped[UUID] = mapped_column(primary_key=True)
+    price_version_id: Mapped[UUID] = mapped_column(primary_key=True)
+    currency: Mapped[str] = mapped_column(CHAR(3), primary_key=True)
+    uncached_tokens: Mapped[BigInt]
+    cached_tokens: Mapped[BigInt]
+    completion_tokens: Mapped[BigInt]
+    amount_pico: Mapped[Decimal] = mapped_column(Numeric(38, 0))
+
+
 class RequestRollup(Base):
     """The requests of one hour (UTC) by status: an outcome, or `refused_` and an error code.
 

@@ -17,7 +17,7 @@ from loraplex.platform.datastores.migrations import downgrade, upgrade
 from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository
 from loraplex.tenants.database import ROLES, Database
-from loraplex.tenants.models import UsageRecord, UsageRollup
+from loraplex.tenants.models import MonthlyRollup, UsageRecord, UsageRollup
 from loraplex.tenants.registry.adapters import AdapterRepository
 
 pytestmark = pytest.mark.parametrize("postgres_major", POSTGRES_MAJORS, indirect=True)
@@ -96,6 +96,8 @@ async def test_usage_of_before_is_copied_by_an_ordinary_owner(owned: Database) -
     rollup = select(UsageRollup.requests, UsageRollup.uncached_tokens, UsageRollup.amount_pico)
     async with owned.as_operator() as session:
         assert (await session.execute(rollup)).all() == [(1, 3, Decimal(12))]
+        month = select(MonthlyRollup.uncached_tokens, MonthlyRollup.amount_pico)
+        assert (await session.execute(month)).all() == [(3, Decimal(12))]
         assert (await session.execute(select(UsageRecord.cached_tokens))).all() == [(2,)]
     await asyncio.to_thread(downgrade, owned.url, "0012")
     async with owned.as_operator() as session:

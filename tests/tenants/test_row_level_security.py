@@ -135,6 +135,7 @@ async def test_a_role_ends_with_its_transaction(database: Database) -> None:
         "SELECT * FROM usage_records_default",
         "SELECT * FROM request_phases_default",
         "INSERT INTO usage_rollups SELECT FROM usage_rollups",
+        "UPDATE monthly_rollups SET amount_pico = 0",
         "SELECT drop_usage_partition('usage_records', 24)",
         "SELECT add_usage_partition('usage_records', now())",
         "INSERT INTO usage_totals SELECT FROM usage_totals",

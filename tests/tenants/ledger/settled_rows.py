@@ -27,6 +27,15 @@ SUMS = """
         coalesce(price_version_id, :no_id), currency, count(*), sum(uncached_tokens)::bigint, sum(cached_tokens)::bigint,
         sum(completion_tokens)::bigint, sum(amount_pico) FROM usage_records GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4
 """
+MONTHS = """
+    SELECT tenant_id, month, adapter_id, price_version_id, currency, uncached_tokens, cached_tokens, completion_tokens,
+        amount_pico FROM monthly_rollups ORDER BY 1, 2, 3, 4, 5
+"""
+MONTH_SUMS = """
+    SELECT tenant_id, date_trunc('month', admitted_at, 'UTC'), coalesce(adapter_id, :no_id), coalesce(price_version_id, :no_id),
+        currency, sum(uncached_tokens)::bigint, sum(cached_tokens)::bigint, sum(completion_tokens)::bigint, sum(amount_pico)
+    FROM usage_records GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
+"""
 TOTALS = (
     "SELECT tenant_id, subject_id, period, requests, tokens, amount_nano FROM usage_totals ORDER BY 1, 2, 3"
 )
@@ -70,6 +79,7 @@ async def read(database: Database, query: str, **parameters: object) -> list[tup
 
 
 async def check_sums(database: Database) -> None:
-    """Rollups and totals are the sums of the rows."""
+    """Rollups of hours and months, and totals, are the sums of the rows."""
     assert await read(database, ROLLUPS) == await read(database, SUMS, no_id=NO_ID)
+    assert await read(database, MONTHS) == await read(database, MONTH_SUMS, no_id=NO_ID)
     assert await read(database, TOTALS) == await read(database, TOTAL_SUMS)
