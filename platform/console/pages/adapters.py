@@ -3,7 +3,7 @@
 from difflib import get_close_matches
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
@@ -13,7 +13,13 @@ from loraplex.platform.console.addresses import link, path_of
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
 from loraplex.platform.console.pages.adapter_tabs import tabs_of
-from loraplex.platform.console.pages.writing import entered_again, question, revision_of, tenant_of
+from loraplex.platform.console.pages.writing import (
+    MAX_REVISION,
+    entered_again,
+    question,
+    revision_of,
+    tenant_of,
+)
 from loraplex.platform.errors import describe
 from loraplex.platform.services import adapters
 from loraplex.platform.services.people.identity import ConsoleSession
@@ -120,7 +126,7 @@ def _add_adapter(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> N
         session: Annotated[ConsoleSession, reader],
         version: int | None = None,
         compare: int | None = None,
-        before: int | None = None,
+        before: Annotated[int | None, Query(le=MAX_REVISION)] = None,
     ) -> Response:
         found_in = await residency_of(endpoint, session)
 
