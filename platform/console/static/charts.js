@@ -8,7 +8,7 @@
 
 const DAY = 86400;
 /** Steps of an axis: whole numbers, for every value is one. */
-const STEPS = [...Array(42)].map((_, place) => [1, 2, 5][place % 3] * 10 ** Math.floor(place / 3));
+const STEPS = [...Array(56)].map((_, place) => [1, 2, 2.5, 5][place % 4] * 10 ** Math.floor(place / 4)).filter(Number.isInteger);
 const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 /** @type {any} */
 const Plot = /** @type {any} */ (window).uPlot;
