@@ -138,7 +138,7 @@ def assert_inert(page: Page, about: str) -> None:
 
 
 def is_page(answer: httpx.Response) -> bool:
-    return answer.headers.get("content-type", "").startswith("text/html")
+    return str(answer.headers.get("content-type")).startswith("text/html")
 
 
 async def test_texts_are_never_markup(console: Console) -> None:
