@@ -135,9 +135,11 @@ class RequestDetail:
 
     @property
     def largest_wait(self) -> Phase | None:
-        """The phase in which it waited longest."""
+        """The phase in which it waited longest; none where no phase took a millisecond of waiting."""
         return max(
-            (each for each in self.phases if each.waits), key=lambda each: each.duration_ms, default=None
+            (each for each in self.phases if each.waits and each.duration_ms),
+            key=lambda each: each.duration_ms,
+            default=None,
         )
 
 
