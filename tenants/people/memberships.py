@@ -1,4 +1,4 @@
-"""Members of a tenant. Invariant: the members of one tenant change one at a time, and one of them stays an admin."""
+"""Members of a tenant. Invariant: the members of one tenant change one at a time, and one who may sign in stays an admin."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -67,24 +67,24 @@ class MembershipRepository:
         """Call it under `lock`. Raises `InvalidField`, `LastAdmin`."""
         check_role(role)
         if role != ADMIN:
-            await self._require_another_admin(record)
+            await self.require_another_admin(record.user_id, record.role)
         record.role = role
         await self._session.flush()
 
     async def remove(self, record: Membership) -> None:
         """Call it under `lock`. Raises `LastAdmin`."""
-        await self._require_another_admin(record)
+        await self.require_another_admin(record.user_id, record.role)
         await self._session.delete(record)
         await self._session.flush()
 
-    async def admins(self) -> int:
-        """The number of admins who may sign in."""
-        query = select(func.count()).select_from(Membership).join(User, User.id == Membership.user_id)
+    async def require_another_admin(self, user_id: UUID, role: str) -> None:
+        """Raise `LastAdmin` unless the tenant has an admin who may sign in besides this member with `role`, or the member is
+        no admin. Call it under `lock`.
+        """
+        query = select(Membership.user_id).join(User, User.id == Membership.user_id)
         own = (Membership.tenant_id == self._tenant_id, Membership.role == ADMIN, User.disabled_at.is_(None))
-        return (await self._session.scalars(query.where(*own))).one()
-
-    async def _require_another_admin(self, record: Membership) -> None:
-        if record.role == ADMIN and await self.admins() <= 1:
+        others = query.where(*own, Membership.user_id != user_id).limit(1)
+        if role == ADMIN and await self._session.scalar(others) is None:
             raise LastAdmin("this is the last admin of the tenant: make another member an admin first")
 
 

@@ -274,7 +274,7 @@ def observers(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """CPU time of a request with nothing watching, with access lines and metrics, and with traces."""
+    """CPU time of a request with nothing watching, then with access lines, metrics and traces in turn."""
 
     async def work() -> Report:
         return await asyncio.to_thread(measure_observers, GatewayShape(requests, connections, rounds))
