@@ -85,5 +85,6 @@ def _described(error: Exception) -> ClientError:
             ErrorRow(404, "invalid_request_error", "not_found"), "There is nothing at this address."
         )
     if isinstance(error, FormInvalid):
-        return ClientError(ErrorRow(422, "invalid_request_error", "invalid_value"), str(error))
+        named = [f"Field {name}: {message}" if name else message for name, message in error.errors.items()]
+        return ClientError(ErrorRow(422, "invalid_request_error", "invalid_value"), "; ".join(named))
     return describe(error)

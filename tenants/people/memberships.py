@@ -1,10 +1,13 @@
 """Members of a tenant. Invariant: the members of one tenant change one at a time, and one who may sign in stays an admin."""
 
 from dataclasses import dataclass
+from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import select, text
+from sqlalchemy import ScalarSelect, func, select, text
+from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
 
 from loraplex.tenants.errors import AlreadyMember, LastAdmin, UserNotFound
 from loraplex.tenants.models import Membership, Tenant, User
@@ -87,10 +90,28 @@ class MembershipRepository:
 
 async def tenants_of(session: AsyncSession, user_id: UUID) -> list[TenantOfPerson]:
     """Return the tenants that a person may enter, by name: living ones that are not suspended."""
-    query = (
-        select(Tenant.id.label("tenant_id"), Tenant.name, Membership.role)
-        .join(Membership, Membership.tenant_id == Tenant.id)
-        .where(Membership.user_id == user_id, Tenant.deleted_at.is_(None), Tenant.suspended_at.is_(None))
-        .order_by(Tenant.name)
+    columns = (Tenant.id.label("tenant_id"), Tenant.name, Membership.role)
+    query = select(*columns).join(Membership, _MEMBER).where(Membership.user_id == user_id, *_OPEN)
+    return [TenantOfPerson(**row._mapping) for row in await session.execute(query.order_by(Tenant.name))]
+
+
+def tenants_as_json(user_id: InstrumentedAttribute[UUID]) -> ScalarSelect[Any]:
+    """The same as a column of another statement, read by `tenants_from_json`. `user_id` is a column of that statement."""
+    each = func.jsonb_build_array(Tenant.id, Tenant.name, Membership.role)
+    query = select(func.jsonb_agg(aggregate_order_by(each, Tenant.name))).join_from(
+        Tenant, Membership, _MEMBER
     )
-    return [TenantOfPerson(**row._mapping) for row in await session.execute(query)]
+    query = query.where(Membership.user_id == user_id, *_OPEN)
+    return query.correlate_except(Tenant, Membership).scalar_subquery()
+
+
+def tenants_from_json(stored: list[tuple[str, str, str]] | None) -> list[TenantOfPerson]:
+    """Read a value of `tenants_as_json`; None where the person may enter no tenant."""
+    return [
+        TenantOfPerson(tenant_id=UUID(tenant_id), name=name, role=role)
+        for tenant_id, name, role in stored or ()
+    ]
+
+
+_MEMBER: Final = Membership.tenant_id == Tenant.id
+_OPEN: Final = (Tenant.deleted_at.is_(None), Tenant.suspended_at.is_(None))
