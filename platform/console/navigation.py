@@ -62,7 +62,13 @@ TENANT_AREA: Final = (
     ),
 )
 OPERATOR_AREA: Final = (
-    Group(None, (Entry("Tenants", "/operator/console", "team"),)),
+    Group(
+        None,
+        (
+            Entry("Tenants", "/operator/console", "team"),
+            Entry("Sign-up", "/operator/console/plan", "plus"),
+        ),
+    ),
     Group(
         "Money",
         (

@@ -6,12 +6,13 @@ from loraplex.platform.console.pages.operator.credits import credits_pages
 from loraplex.platform.console.pages.operator.invoices import invoices_pages
 from loraplex.platform.console.pages.operator.rate_cards import rate_cards_pages
 from loraplex.platform.console.pages.operator.service import service_pages
+from loraplex.platform.console.pages.operator.sign_up_plan import sign_up_plan_pages
 from loraplex.platform.console.pages.operator.tenant_state import tenant_state_pages
 from loraplex.platform.console.pages.operator.tenants import tenants_pages
 from loraplex.platform.console.pages.operator.usage import usage_pages
 
 OPERATOR_PAGES: Final = (
-    *(tenants_pages, tenant_state_pages),
+    *(tenants_pages, tenant_state_pages, sign_up_plan_pages),
     *(rate_cards_pages, credits_pages, invoices_pages, usage_pages),
     service_pages,
 )

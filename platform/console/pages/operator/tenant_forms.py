@@ -44,7 +44,7 @@ class TierForm(BaseModel):
         await tenants.change_tier(uow, tenant_id, TierChange(self.tier, self.weight), seen=self.revision)
 
 
-class LimitsForm(BaseModel):
+class Limits(BaseModel):
     """All limits of a tenant; one that is left empty does not limit."""
 
     requests_per_minute: int | None = _limit("requests_per_minute")
@@ -57,6 +57,11 @@ class LimitsForm(BaseModel):
     max_adapters: int | None = _limit("max_adapters")
     max_adapter_bytes: int | None = _limit("max_adapter_bytes")
     max_keys: int | None = _limit("max_keys")
+
+
+class LimitsForm(Limits):
+    """The limits of one tenant, and the revision that its author has read."""
+
     revision: Revision
 
     async def change(self, uow: UnitOfWork, tenant_id: UUID) -> None:
