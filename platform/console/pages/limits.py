@@ -3,14 +3,13 @@
 Invariant: it works while a budget is used up, and while the counters or the engine do not answer.
 """
 
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Final, Literal, cast
 from uuid import UUID
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel, Field
+from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -18,7 +17,8 @@ from starlette.responses import RedirectResponse, Response
 from loraplex.platform.console.addresses import path_of, query_form
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Form, FormInvalid, field_errors, parse, read_form
-from loraplex.platform.console.pages.writing import MAX_NUMBER, layout_of
+from loraplex.platform.console.limit_fields import LIMIT_NAMES, LimitFields, typed
+from loraplex.platform.console.pages.writing import MAX_NUMBER, layout_of, tenant_of
 from loraplex.platform.errors import describe
 from loraplex.platform.services import quotas
 from loraplex.platform.services.api_keys import member_keys
@@ -34,26 +34,11 @@ USAGE_READ: Final = "usage:read"
 WRITES: Final = {"keys": "keys:write", "adapters": "adapters:write"}
 FOLDERS: Final = {"key": "keys", "adapter": "adapters"}
 MAX_REQUEST_ID: Final = 200
-MICRO: Final = 1_000_000
 Folder = Literal["keys", "adapters"]
-_MONEY: Final = re.compile(r"([0-9]{1,12})(?:\.([0-9]{1,6}))?")
-_Whole = Annotated[int | None, Field(ge=0)]
 
 
-class DraftFields(BaseModel):
-    """Limits as they are typed. An empty field is no limit; budgets are amounts of money."""
-
-    requests_per_minute: _Whole = None
-    tokens_per_minute: _Whole = None
-    concurrent_requests: _Whole = None
-    tokens_per_day: _Whole = None
-    tokens_per_month: _Whole = None
-    budget_per_day: str | None = None
-    budget_per_month: str | None = None
-
-
-class LimitFields(DraftFields):
-    """The form of a key's or an adapter's limits; an empty field is no limit of its own."""
+class LimitForm(LimitFields):
+    """The form of a key's or an adapter's limits. `revision`: the one that its author has read."""
 
     revision: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 
@@ -168,7 +153,7 @@ def _add_replay(router: APIRouter, endpoint: ConsoleEndpoint) -> None:
             form=form.entered(errors),
             subject=subject,
             choices=choices,
-            values={each: _text(each, own.get(each)) for each in limit_replay.NAMES},
+            values={each: typed(each, own.get(each)) for each in LIMIT_NAMES},
             found=found,
             error=error,
             days=limit_replay.DAYS,
@@ -179,14 +164,14 @@ def _add_replay(router: APIRouter, endpoint: ConsoleEndpoint) -> None:
 
 def _draft(form: Form) -> tuple[limits.Limits | None, Mapping[str, str]]:
     """The draft in an address, None where it has none or a wrong one; and what is wrong with it, by field."""
-    if not any(name in form.fields for name in limit_replay.NAMES):
+    if not any(name in form.fields for name in LIMIT_NAMES):
         return None, {}
     try:
-        values = _values(parse(form, DraftFields))
-        if not any(value is not None for value in values.values()):
+        fields = parse(form, LimitFields)
+        if not any(value is not None for value in fields.amounts.values()):
             return None, {"": "Type at least one limit."}
         with field_errors():
-            return limits.Limits(**values), {}
+            return fields.limits, {}
     except FormInvalid as invalid:
         return None, invalid.errors
 
@@ -208,10 +193,12 @@ def _add_edit(router: APIRouter, endpoint: ConsoleEndpoint, folder: Folder) -> N
     ) -> Response:
         work = _change_of_key if folder == "keys" else _change_of_adapter
         try:
-            fields = parse(form, LimitFields)
+            fields = parse(form, LimitForm)
+            found = await find_limits(session, name)
+            fields.require_within(found.bounds, endpoint.dependencies.currency_of(tenant_of(session)))
             with field_errors():
-                changed = limits.Limits(**_values(fields))
-                await endpoint.perform(request, session, form, work(session, name, changed, fields.revision))
+                changes = work(session, name, fields.limits, fields.revision)
+                await endpoint.perform(request, session, form, changes)
         except FormInvalid as invalid:
             return await shown(request, session, name, form, invalid.errors)
         return endpoint.back(
@@ -221,13 +208,7 @@ def _add_edit(router: APIRouter, endpoint: ConsoleEndpoint, folder: Folder) -> N
     async def shown(
         request: Request, session: ConsoleSession, name: str, form: Form, errors: Mapping[str, str]
     ) -> Response:
-        tenant_id = cast("UUID", session.tenant_id)
-        find = limits.of_key if folder == "keys" else limits.of_adapter
-
-        async def read(transaction: AsyncSession) -> EditedLimits:
-            return await find(transaction, tenant_id, name)
-
-        found = await endpoint.query(session, read)
+        found = await find_limits(session, name)
         return endpoint.page(
             request,
             session,
@@ -236,10 +217,14 @@ def _add_edit(router: APIRouter, endpoint: ConsoleEndpoint, folder: Folder) -> N
             layout=layout_of(request),
             form=form.entered(errors),
             found=found,
-            values={each: _text(each, value) for each, value in found.limits.items()},
-            currency=endpoint.dependencies.currency_of(tenant_id),
+            values={each: typed(each, value) for each, value in found.limits.items()},
+            currency=endpoint.dependencies.currency_of(tenant_of(session)),
             action=path_of("limits", folder, name),
         )
+
+    async def find_limits(session: ConsoleSession, name: str) -> EditedLimits:
+        find = limits.of_key if folder == "keys" else limits.of_adapter
+        return await endpoint.query(session, lambda found: find(found, tenant_of(session), name))
 
 
 Work = Callable[[UnitOfWork], Awaitable[object]]
@@ -259,29 +244,3 @@ def _change_of_adapter(session: ConsoleSession, name: str, changed: limits.Limit
         await quotas.narrow_adapter(uow, cast("UUID", session.tenant_id), name, changed, seen=seen)
 
     return work
-
-
-def _values(fields: DraftFields) -> dict[str, Any]:
-    """The limits by their names, budgets in micro-units. Raises `FormInvalid`."""
-    values = fields.model_dump(exclude={"revision"})
-    return {
-        name: _micro(name, value) if name.startswith("budget") else value for name, value in values.items()
-    }
-
-
-def _micro(name: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    amount = _MONEY.fullmatch(text.replace(",", ""))
-    if amount is None:
-        raise FormInvalid({name: f"“{text[:40]}” is no amount such as 30.00."})
-    return int(amount[1]) * MICRO + int((amount[2] or "").ljust(6, "0"))
-
-
-def _text(name: str, value: int | None) -> str:
-    """A limit as it is typed: an amount of money without zeros that say nothing."""
-    if value is None or not name.startswith("budget"):
-        return "" if value is None else str(value)
-    whole, micro = divmod(value, MICRO)
-    fraction = f"{micro:06}".rstrip("0").ljust(2, "0")
-    return f"{whole}.{fraction}"

@@ -13,12 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.admission.replay import Replay, ReplayedLimit
 from loraplex.tenants.ledger import usage_steps
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository, QuotaState
-from loraplex.tenants.quotas.limits import COUNTED, QuotaLimits
+from loraplex.tenants.quotas.limits import QuotaLimits
 
 DAYS: Final = 7
 Draft: TypeAlias = QuotaLimits
-NAMES: Final = COUNTED
-"""The limits that a draft may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -213,6 +213,27 @@ async def explain(controller: AdmissionController, tenant_id: UUID, request_id: 
     return _refusal(found)
 
 
+async def bounds(session: AsyncSession, tenant_id: UUID) -> Mapping[str, int | None]:
+    """The limits of the tenant by their names, which those of its keys and adapters must not exceed; None is no limit."""
+    above = (await QuotaRepository(session, tenant_id).tenant()).limits
+    return {each: above.get(each) for each in COUNTED}
+
+
+async def stored_of_key(session: AsyncSession, tenant_id: UUID, key_id: str) -> StoredLimits:
+    """Read the limits that a key has itself, without those of its tenant. Raises `KeyNotFound`."""
+    state = await QuotaRepository(session, tenant_id).key(key_id)
+    subject = LimitedSubject(
+        level=state.level,
+        id=state.name,
+        name=state.name,
+        revision=state.revision,
+        limits=tuple(_limits(state, state.name)),
+        set_by=None,
+        set_at=None,
+    )
+    return StoredLimits([state], (subject,))
+
+
 async def of_key(session: AsyncSession, tenant_id: UUID, key_id: str) -> EditedLimits:
     """The limits of a key. Raises `KeyNotFound`."""
     repository = QuotaRepository(session, tenant_id)

@@ -1,12 +1,12 @@
 """What an admitted request met of its limits, next to its phases and as long as they are kept.
 
-Revision 0020, after 0019.
+Revision 0021, after 0020.
 """
 
 from alembic import op
 
-revision = "0020"
-down_revision = "0019"
+revision = "0021"
+down_revision = "0020"
 branch_labels = None
 depends_on = None
 
