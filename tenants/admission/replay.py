@@ -12,7 +12,7 @@ from typing import Final
 from loraplex.tenants.admission.local_limiter import Bucket
 from loraplex.tenants.ledger.usage_steps import PeriodUse, UsageStep
 from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, NANO_PER_MICRO, RATES, LimitName, QuotaLimits
-from loraplex.tenants.quotas.periods import periods_of
+from loraplex.tenants.quotas.periods import Periods, periods_of
 
 _REQUESTS: Final = "requests_per_minute"
 _CONCURRENT: Final = "concurrent_requests"
@@ -52,9 +52,9 @@ class Replay:
 
     def add(self, step: UsageStep) -> None:
         """Replay the next step."""
-        admitted = step.requests
+        admitted, periods = step.requests, periods_of(step.start)
         for each in self.limits:
-            passed = self._passed(each, step)
+            passed = self._passed(each, step, periods)
             admitted = min(admitted, passed)
             if passed < step.requests:
                 each.refused += step.requests - passed
@@ -64,9 +64,9 @@ class Replay:
         if admitted < step.requests:
             self.refused += step.requests - admitted
             self.first = self.first or step.start
-        self._use(step, admitted)
+        self._use(step, periods, admitted)
 
-    def _passed(self, each: ReplayedLimit, step: UsageStep) -> int:
+    def _passed(self, each: ReplayedLimit, step: UsageStep, periods: Periods) -> int:
         """How many requests of the step one limit lets pass."""
         if each.name == _CONCURRENT:
             return step.requests - step.crowded
@@ -75,23 +75,19 @@ class Replay:
             bucket.refill(each.limit, step.start.timestamp())
             room = int(each.limit - bucket.lacking)
             return _part(step, room, step.requests if each.name == _REQUESTS else step.tokens)
-        used = self._used.get(_period(each.name, step.start), PeriodUse())
+        period = periods.day if each.name.endswith("_per_day") else periods.month
+        used = self._used.get(period, PeriodUse())
         if each.name in BUDGETS:
             return _part(step, each.limit * NANO_PER_MICRO - used.amount_nano, step.amount_nano)
         return _part(step, each.limit - used.tokens, step.tokens)
 
-    def _use(self, step: UsageStep, admitted: int) -> None:
+    def _use(self, step: UsageStep, periods: Periods, admitted: int) -> None:
         tokens, amount = (whole * admitted // step.requests for whole in (step.tokens, step.amount_nano))
         for name, bucket in self._buckets.items():
             bucket.lacking += admitted if name == _REQUESTS else tokens
-        for period in (periods_of(step.start).day, periods_of(step.start).month):
+        for period in (periods.day, periods.month):
             used = self._used.get(period, PeriodUse())
             self._used[period] = PeriodUse(used.tokens + tokens, used.amount_nano + amount)
-
-
-def _period(name: LimitName, start: datetime) -> str:
-    periods = periods_of(start)
-    return periods.day if name.endswith("_per_day") else periods.month
 
 
 def _part(step: UsageStep, room: int, needed: int) -> int:

@@ -24,7 +24,7 @@ from loraplex.tenants.quotas.periods import periods_of
 
 STEP: Final = timedelta(seconds=10)
 """A minute's sum could not tell a burst, which a bucket refuses, from as many requests that come evenly."""
-MAX_ROWS: Final = 250_000
+MAX_ROWS: Final = 100_000
 MAX_MILLISECONDS: Final = 5_000
 PART: Final = 1_000
 _OF: Final[dict[Level, str]] = {

@@ -121,7 +121,7 @@ async def test_a_draft_of_limits_is_replayed(console: Console, database: Databas
     cells = page.texts("[aria-label='What each limit would have refused'] tbody td")
     assert cells[:3] == ["$0.000001", "5", "100.0 %"]
     page = await browser.page("/console/limits/what-if?subject=adapter:coral&concurrent_requests=1")
-    assert "All 1 requests would have passed." in page.text
+    assert "The one request would have passed." in page.text
     assert page.find("option[selected]").text() == "coral"
     for query, message in (
         ("tokens_per_day=many", "tokens_per_day"),
