@@ -46,6 +46,10 @@ _IN_RANGE: Final = "u.hour >= :start AND u.hour < :end"
 _OF_TENANT: Final = f"usage_rollups u WHERE u.tenant_id = :tenant_id AND {_IN_RANGE}"
 # Operators read all tenants: each by the key of the table, which begins with the tenant.
 _OF_ALL: Final = f"tenants t JOIN usage_rollups u ON u.tenant_id = t.id WHERE {_IN_RANGE}"
+_OF_EACH_TENANT: Final = text(f"""
+SELECT t.id, t.name, u.currency, sum(u.requests), sum(u.uncached_tokens) + sum(u.cached_tokens), sum(u.cached_tokens),
+    sum(u.completion_tokens), sum(u.amount_pico)
+FROM {_OF_ALL} GROUP BY t.id, u.currency""")
 _GROUP: Final = "start, tenant_id, adapter_id, api_key_id, currency"
 _WHOLE_GROUPS: Final = f"""
     SELECT {_GROUP}, {NO_CLASS} AS class, requests, uncached + cached AS prompt, cached, completion, amount FROM summed"""
@@ -201,6 +205,14 @@ async def ranked_rows(
     statement = _ranked(query, _COLUMNS[ranked], is_adapter=ranked == "adapter")
     found = await session.execute(statement, {**_parameters(query), "named": named})
     return [_row(values) for values in found]
+
+
+async def usage_of_tenants(
+    session: AsyncSession, start: datetime, end: datetime
+) -> list[tuple[UUID, str, str, UsageSums]]:
+    """Id, name, currency and sums of every tenant with usage between two whole hours, as an operator."""
+    found = await session.execute(_OF_EACH_TENANT, {"start": start, "end": end})
+    return [(tenant_id, name, currency, _sums(sums)) for tenant_id, name, currency, *sums in found]
 
 
 def totals_of(rows: Iterable[UsageRow]) -> dict[str, UsageSums]:

@@ -119,7 +119,9 @@ class RequestDetailDocument(RequestDocument):
 
 
 class SpanDocument(ResponseModel):
-    """One phase of a request; `start_ms` counts from its arrival. `reason` is null where the phase needs none."""
+    """One phase of a request; `start_ms` counts from its arrival. `reason`: why it waited, or what was done; null where
+    that is not known.
+    """
 
     name: str
     start_ms: int
