@@ -53,6 +53,7 @@ TenantsError
 │   ├── InvoiceStateForbids  the invoice is in a state that forbids the step
 │   ├── UsageIncomplete      the ledger's rows do not add up to the invoice: some are deleted
 │   ├── AlreadyCorrected     the usage of the request was taken back before
+│   ├── ReplayTooSlow        there are too many requests to replay limits over them
 │   ├── AlreadyMember        the person is a member of the tenant
 │   ├── InvitationPending    the person has not accepted yet: there is no role to change
 │   ├── LastAdmin            the tenant would be without an admin
@@ -295,6 +296,10 @@ class DeliveryPending(Conflict):
 
 
 class WebhookSecretUnreadable(Conflict):
+    pass
+
+
+class ReplayTooSlow(Conflict):
     pass
 
 

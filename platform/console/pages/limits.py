@@ -1,13 +1,15 @@
-"""`/console/limits`: limits and their use, narrower limits of keys and adapters, and why a request was limited.
+"""`/console/limits`: limits and their use, narrower limits of keys and adapters, why a request was limited, and what if.
 
 Invariant: it works while a budget is used up, and while the counters or the engine do not answer.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Final, Literal, cast
 from uuid import UUID
 
 from fastapi import APIRouter, Depends
+from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -15,13 +17,14 @@ from starlette.responses import RedirectResponse, Response
 from loraplex.platform.console.addresses import path_of, query_form
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Form, FormInvalid, field_errors, parse, read_form
-from loraplex.platform.console.limit_fields import LimitFields, typed
-from loraplex.platform.console.pages.writing import tenant_of
+from loraplex.platform.console.limit_fields import LIMIT_NAMES, LimitFields, typed
+from loraplex.platform.console.pages.writing import MAX_NUMBER, layout_of, tenant_of
 from loraplex.platform.errors import describe
 from loraplex.platform.services import quotas
 from loraplex.platform.services.api_keys import member_keys
 from loraplex.platform.services.people.identity import ConsoleSession
-from loraplex.platform.services.queries import limits, usage
+from loraplex.platform.services.queries import limit_replay, limits, usage
+from loraplex.platform.services.queries.limit_replay import ReplayedDraft, ReplaySubject
 from loraplex.platform.services.queries.limits import Crossed, EditedLimits, StoredLimits
 from loraplex.platform.services.queries.usage import FilterChoices
 from loraplex.platform.services.unit_of_work import UnitOfWork
@@ -37,7 +40,7 @@ Folder = Literal["keys", "adapters"]
 class LimitForm(LimitFields):
     """The form of a key's or an adapter's limits. `revision`: the one that its author has read."""
 
-    revision: int
+    revision: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 
 
 def limits_pages(endpoint: ConsoleEndpoint) -> APIRouter:
@@ -67,6 +70,7 @@ def limits_pages(endpoint: ConsoleEndpoint) -> APIRouter:
             "limits/limits.html",
             subjects=counted or stored.subjects,
             is_counted=counted is not None,
+            is_cut=len(stored.subjects) >= limits.SUBJECTS,
             crossed=crossed,
             choices=choices,
             folders=FOLDERS,
@@ -107,9 +111,69 @@ def limits_pages(endpoint: ConsoleEndpoint) -> APIRouter:
             currency=endpoint.dependencies.currency_of(tenant_id),
         )
 
+    _add_replay(router, endpoint)
     for folder in ("keys", "adapters"):
         _add_edit(router, endpoint, folder)
     return router
+
+
+def _add_replay(router: APIRouter, endpoint: ConsoleEndpoint) -> None:
+    @router.get(f"{PATH}/what-if")
+    async def what_if(
+        request: Request, session: Annotated[ConsoleSession, Depends(endpoint.requires(USAGE_READ))]
+    ) -> Response:
+        """The draft is in the address; without one the form begins with the limits in force."""
+        tenant_id, form = cast("UUID", session.tenant_id), query_form(request)
+        level, _, name = form.text("subject").partition(":")
+        draft, errors = _draft(form)
+
+        async def find(transaction: AsyncSession) -> tuple[ReplaySubject, FilterChoices]:
+            subject = await limit_replay.subject(transaction, tenant_id, level, name)
+            return subject, await usage.filter_choices(transaction, tenant_id)
+
+        async def replay(transaction: AsyncSession) -> ReplayedDraft | None:
+            if draft is None:
+                return None
+            return await limit_replay.replay(transaction, tenant_id, subject, draft, datetime.now(UTC))
+
+        subject, choices = await endpoint.query(session, find)
+        found, error = None, None
+        try:
+            found = await endpoint.query(session, replay)
+        except Exception as failure:
+            error = describe(failure)
+            if error.row.status not in (409, 503):
+                raise
+        own = subject.state.limits if draft is None and not errors else limits.Limits()
+        return endpoint.page(
+            request,
+            session,
+            "limits/what_if.html",
+            status=422 if errors else 200,
+            form=form.entered(errors),
+            subject=subject,
+            choices=choices,
+            values={each: typed(each, own.get(each)) for each in LIMIT_NAMES},
+            found=found,
+            error=error,
+            days=limit_replay.DAYS,
+            unit_of=limits.unit_of,
+            currency=endpoint.dependencies.currency_of(tenant_id),
+        )
+
+
+def _draft(form: Form) -> tuple[limits.Limits | None, Mapping[str, str]]:
+    """The draft in an address, None where it has none or a wrong one; and what is wrong with it, by field."""
+    if not any(name in form.fields for name in LIMIT_NAMES):
+        return None, {}
+    try:
+        fields = parse(form, LimitFields)
+        if not any(value is not None for value in fields.amounts.values()):
+            return None, {"": "Type at least one limit."}
+        with field_errors():
+            return fields.limits, {}
+    except FormInvalid as invalid:
+        return None, invalid.errors
 
 
 def _add_edit(router: APIRouter, endpoint: ConsoleEndpoint, folder: Folder) -> None:
@@ -150,6 +214,7 @@ def _add_edit(router: APIRouter, endpoint: ConsoleEndpoint, folder: Folder) -> N
             session,
             "limits/edit.html",
             status=422 if errors else 200,
+            layout=layout_of(request),
             form=form.entered(errors),
             found=found,
             values={each: typed(each, value) for each, value in found.limits.items()},

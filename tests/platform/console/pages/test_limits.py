@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import pytest
 from sqlalchemy import select
 from tests.platform.console.conftest import Console, Page
 from tests.platform.console.pages.test_overview import counters
@@ -12,6 +13,7 @@ from tests.platform.services.queries.test_limits import CountingAdmissions, Sile
 
 from loraplex.tenants.counters.counter_replies import Decision, Explanation
 from loraplex.tenants.database import Database
+from loraplex.tenants.ledger import usage_steps
 from loraplex.tenants.models import AuditEntry, Quota
 
 
@@ -22,7 +24,11 @@ async def test_limits_are_changed_within_those_of_the_tenant(console: Console, d
     chosen = await browser.get(f"/console/limits/edit?subject=key:{seen.key_id}")
     path = f"/console/limits/keys/{seen.key_id}"
     assert chosen.headers["location"] == path
-    fields = (await browser.page(path)).form(path)
+    shown = await browser.page(path)
+    fields = shown.form(path)
+    assert (
+        "At most 1,000, the tenant's." in shown.text and f"/tenant/v1/keys/{seen.key_id}/quotas" in shown.text
+    )
     high = await browser.post(path, {**fields, "tokens_per_day": "1001", "budget_per_month": "31"})
     assert high.status_code == 422 and 'value="1001"' in high.text
     assert Page(high).find("#tokens_per_day-e").text() == "1,001 is too much: at most 1,000, the tenant's."
@@ -101,3 +107,41 @@ async def test_why_a_request_was_limited(console: Console, database: Database) -
     outsider = await console.signed_in("admin", other.tenant.name)
     unknown = await outsider.page("/console/limits/explain?request=cc15")
     assert "was refused by a limit in the last 24 hours" in unknown.text and not unknown.all("tbody tr")
+
+
+async def test_a_draft_of_limits_is_replayed(console: Console, database: Database) -> None:
+    seen, other = observed_tenant(database.url, tokens_per_day=900), observed_tenant(database.url)
+    browser = await console.signed_in("viewer", seen.tenant.name)
+    page = await browser.page("/console/limits/what-if")
+    assert page.find("#tokens_per_day").attributes["value"] == "900" and "Replayed" not in page.text
+    page = await browser.page(
+        "/console/limits/what-if?subject=tenant&tokens_per_day=&budget_per_month=0.000001"
+    )
+    assert "5 of 5 requests would have been refused" in page.text
+    cells = page.texts("[aria-label='What each limit would have refused'] tbody td")
+    assert cells[:3] == ["$0.000001", "5", "100.0 %"]
+    page = await browser.page("/console/limits/what-if?subject=adapter:coral&concurrent_requests=1")
+    assert "The one request would have passed." in page.text
+    assert page.find("option[selected]").text() == "coral"
+    for query, message in (
+        ("tokens_per_day=many", "tokens_per_day"),
+        ("tokens_per_day=", "Type at least one limit."),
+        ("budget_per_day=9000001", "must be between"),
+        ("budget_per_day=1e3", "“1e3” is no amount"),
+    ):
+        refused = await browser.get(f"/console/limits/what-if?{query}")
+        assert refused.status_code == 422 and message in refused.text, query
+    for subject in (f"key:{other.key_id}", "adapter:none"):
+        assert (await browser.get(f"/console/limits/what-if?subject={subject}")).status_code == 404
+
+
+async def test_a_replay_that_takes_too_long_says_what_helps(
+    console: Console, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = observed_tenant(database.url)
+    monkeypatch.setattr(usage_steps, "MAX_MILLISECONDS", 20)
+    monkeypatch.setattr(usage_steps, "_OF", {"tenant": "AND pg_sleep(5) IS NOT NULL"})
+    browser = await console.signed_in("viewer", seen.tenant.name)
+    page = await browser.page("/console/limits/what-if?subject=tenant&tokens_per_day=7")
+    assert "There are too many requests to replay now." in page.text
+    assert page.find("#tokens_per_day").attributes["value"] == "7"
