@@ -28,13 +28,13 @@ rated AS (
             AND (CAST(:adapter_name AS text) IS NULL OR a.name = :adapter_name)
             AND coalesce(CAST(:tier AS text), c.tier, t.tier) = coalesce(c.tier, t.tier)
             AND coalesce(s.rank, 0) <= (SELECT rank FROM specificity WHERE scope = :scope) AS is_covered
-    FROM usage_rollups u
+    FROM monthly_rollups u
     JOIN tenants t ON t.id = u.tenant_id
     LEFT JOIN adapters a ON a.tenant_id = u.tenant_id AND a.id = u.adapter_id
     LEFT JOIN price_versions v ON v.id = u.price_version_id
     LEFT JOIN rate_cards c ON c.id = v.rate_card_id
     LEFT JOIN specificity s ON s.scope = c.scope
-    WHERE u.hour >= :first AND u.hour < :last
+    WHERE u.month = :month
 )
 SELECT tenant_id, name, currency, sum(amount_pico), sum(CASE WHEN is_covered THEN draft_pico ELSE amount_pico END)
 FROM rated GROUP BY tenant_id, name, currency ORDER BY tenant_id, currency
@@ -73,10 +73,8 @@ def totals(rated: Sequence[RatedUsage]) -> list[RatedTotal]:
     ]
 
 
-async def rate(
-    session: AsyncSession, key: CardKey, price: Price, first: datetime, last: datetime
-) -> Sequence[RatedUsage]:
-    """Rate the usage from `first` until `last`, exclusive, of every tenant that has any, as an operator; in the order of ids."""
+async def rate(session: AsyncSession, key: CardKey, price: Price, month: datetime) -> Sequence[RatedUsage]:
+    """Rate the usage of the month that begins at `month` of every tenant that has any, as an operator; in the order of ids."""
     found = await session.execute(
         RATED,
         {
@@ -85,8 +83,7 @@ async def rate(
             "prompt": price.prompt,
             "cached_prompt": price.cached_prompt,
             "completion": price.completion,
-            "first": first,
-            "last": last,
+            "month": month,
         },
     )
     return [

@@ -172,7 +172,7 @@ async def opened_world(
     database: Database, admissions: Any, tenants: Sequence[UUID], shape: LedgerShape
 ) -> AsyncIterator[World]:
     """Fill the tables beside the ledger, and sign people in."""
-    await load_registry(database, tenants, shape)
+    await load_registry(database)
     dependencies = replace(dependencies_of(database, admissions), uploads=_uploads())
     app = create_console(dependencies, ConsoleOptions())
     async with AsyncExitStack() as stack:

@@ -3,7 +3,6 @@
 Invariant: every tenant has one of everything that a page has an id of, and the largest tenant is opened in every second view.
 """
 
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,7 +12,7 @@ from uuid import UUID
 import httpx
 from fastapi import FastAPI
 from sqlalchemy import text
-from tests.benchmarks.ledger_rows import LedgerShape, months_until, price_version_ids
+from tests.benchmarks.ledger_rows import LedgerShape, months_until
 from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched
 
 from loraplex.platform.bench.report import BenchFailed
@@ -47,14 +46,6 @@ FROM (
 INSERT INTO api_keys (id, tenant_id, key_id, environment, secret_sha256, name, scopes)
 SELECT api_key_id, tenant_id, left(replace(gen_random_uuid()::text, '-', ''), 16), 'live', sha256('key'), 'key', '{inference}'
 FROM (SELECT DISTINCT tenant_id, subject_id AS api_key_id FROM usage_totals WHERE level = 'key') u
-""",
-    """
-WITH card AS (INSERT INTO rate_cards (scope, currency) VALUES ('all', 'USD') RETURNING id)
-INSERT INTO price_versions (id, rate_card_id, version, prompt, cached_prompt, completion, effective)
-SELECT v.id, card.id, n, 100000, 50000, 400000, tstzrange(
-    CASE n WHEN 1 THEN :repriced - interval '4 years' ELSE :repriced END, CASE n WHEN 1 THEN :repriced END
-)
-FROM card, unnest(CAST(:versions AS uuid[])) WITH ORDINALITY AS v (id, n)
 """,
     """
 INSERT INTO quotas (id, tenant_id, requests_per_minute, tokens_per_minute, tokens_per_day, budget_per_month)
@@ -118,14 +109,11 @@ class Visitor:
         return path.format(**names)
 
 
-async def load_registry(database: Database, tenants: Sequence[UUID], shape: LedgerShape) -> None:
+async def load_registry(database: Database) -> None:
     """Add what the ledger names, with versions in production, limits for each tenant, and a log."""
-    months = months_until(datetime.now(UTC), shape.months)
-    given = {"repriced": months[len(months) // 2], "versions": list(price_version_ids()), "audited": AUDITED}
     async with database.as_operator() as session:
         for statement in REGISTRY:
-            names = {name: value for name, value in given.items() if f":{name}" in statement}
-            await session.execute(text(statement), names)
+            await session.execute(text(statement), {"audited": AUDITED} if ":audited" in statement else {})
         for tenant_id, name in (await session.execute(ADAPTERS)).all():
             version = await AdapterRepository(session, tenant_id).add_version(
                 name, digest=tenant_id.hex * 2, size_bytes=1 << 20, rank=8, config={}, report={}

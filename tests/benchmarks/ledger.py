@@ -1,4 +1,4 @@
-"""The usage ledger with millions of rows: a usage query, a dropped month, and settlements at a fixed rate.
+"""The usage ledger with millions of rows: a usage query, an invoice's preview, a dropped month, and settlements at a fixed rate.
 
 Invariant: beside each time stands one of a bare round trip to the same PostgreSQL in the same run.
 """
@@ -26,6 +26,8 @@ from loraplex.platform.datastores.migrations import upgrade
 from loraplex.tenants.billing.pricing import Price, PriceVersion
 from loraplex.tenants.database import Database
 from loraplex.tenants.ids import uuid7
+from loraplex.tenants.invoices.invoices import InvoiceRepository
+from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.ledger.histograms import GAP_BOUNDS_MS, counted
 from loraplex.tenants.ledger.partitions import LEDGER, LedgerPartitions, LedgerRetention
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
@@ -54,6 +56,12 @@ COLUMNS = (
     *("p50_ms", "p95_ms", "p99_ms", "max_ms", "rows_per_s", "cores", "dropped_rows", "longest_drop_ms"),
     *("round_trip_p50_ms", "round_trip_p95_ms", "round_trip_max_ms"),
 )
+# What an invoice bills, without monthly rollups.
+SUMS_OF_HOURS = text("""
+    SELECT currency, date_trunc('month', hour, 'UTC'), adapter_id, price_version_id, sum(uncached_tokens), sum(cached_tokens),
+        sum(completion_tokens), sum(amount_pico)
+    FROM usage_rollups WHERE tenant_id = :tenant_id GROUP BY 1, 2, 3, 4
+""")
 BACKENDS = text("SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
 
 
@@ -91,14 +99,21 @@ async def measure_on(
     shapes = asdict(shape) | asdict(load)
     progress("usage queries")
     queries = await measure_queries(database, tenants, load.queries)
+    progress("invoice previews")
+    previews = await measure_previews(database, tenants, load.queries)
+    by_hours = await measure_sums_of_hours(database, tenants, load.queries)
     progress("settlements")
     settled = await measure_settlements(database, tenants, load)
     progress("a dropped month")
     dropped = await measure_drops(database, tenants, load)
-    for name, figure in (("usage query", queries), ("settlement", settled), ("dropped months", dropped)):
+    for name, figure in (
+        *(("usage query", queries), ("invoice preview", previews), ("its sums from hours", by_hours)),
+        *(("settlement", settled), ("dropped months", dropped)),
+    ):
         report.cases.append(Case(name, shapes, figure))
     report.ratios += [
         Ratio("ms of a usage query at p95", queries["p95_ms"], MAX_QUERY_MS, "at most"),
+        Ratio("ms of an invoice's preview at p95", previews["p95_ms"], MAX_QUERY_MS, "at most"),
         Ratio("settled rows per second", settled["rows_per_s"], MIN_SHARE * load.rate, "at least"),
         Ratio("cores of the gateway and PostgreSQL meanwhile", settled["cores"], MAX_CORES, "at most"),
         Ratio(
@@ -109,7 +124,8 @@ async def measure_on(
         ),
     ]
     report.notes.append(
-        "A usage query is the first page of a tenant's report of 31 days, with its totals, by every bucket and grouping in turn. Settlements come at a fixed rate, "
+        "A usage query is the first page of a tenant's report of 31 days, with its totals, by every bucket and grouping in turn. A preview is what a "
+        "tenant's invoice of this month and all before would be; beside it stands the one statement that it would read without monthly rollups. Settlements come at a fixed rate, "
         "with phases and histograms; cores are those of this process and of PostgreSQL's."
     )
     return report
@@ -134,6 +150,32 @@ async def measure_queries(database: Database, tenants: Sequence[UUID], count: in
             await first_rows(session, report, PAGE_ROWS)
 
     return await timed(query, count) | await round_trips(database, count)
+
+
+async def measure_previews(database: Database, tenants: Sequence[UUID], count: int) -> dict[str, float]:
+    """What the invoice of this month would be now: nothing was billed before."""
+    tenant_ids, month = cycle(tenants), Month.of(datetime.now(UTC))
+
+    async def preview() -> None:
+        tenant_id = next(tenant_ids)
+        async with database.as_tenant(tenant_id) as session:
+            found = await InvoiceRepository(session, tenant_id).preview(tenant_id, month, None)
+        if found.content.is_empty:
+            raise LookupError("a tenant has nothing to bill")
+
+    return await timed(preview, count) | await round_trips(database, count)
+
+
+async def measure_sums_of_hours(database: Database, tenants: Sequence[UUID], count: int) -> dict[str, float]:
+    """Sum the hourly rollups of a tenant's whole past, as a preview would without monthly ones."""
+    tenant_ids = cycle(tenants)
+
+    async def sums() -> None:
+        tenant_id = next(tenant_ids)
+        async with database.as_tenant(tenant_id) as session:
+            (await session.execute(SUMS_OF_HOURS, {"tenant_id": tenant_id})).all()
+
+    return await timed(sums, count) | await round_trips(database, count)
 
 
 async def measure_settlements(

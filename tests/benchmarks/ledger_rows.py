@@ -25,6 +25,14 @@ LARGEST_PERCENT: Final = 20
 TENANTS = """
 INSERT INTO tenants (id, name) SELECT md5('tenant' || n)::uuid, 'bench-' || n FROM generate_series(1, %(tenants)s) n
 """
+PRICES = """
+WITH card AS (INSERT INTO rate_cards (scope, currency) VALUES ('all', 'USD') RETURNING id)
+INSERT INTO price_versions (id, rate_card_id, version, prompt, cached_prompt, completion, effective)
+SELECT v.id, card.id, n, 100000, 50000, 400000, tstzrange(
+    CASE n WHEN 1 THEN %(repriced)s - interval '4 years' ELSE %(repriced)s END, CASE n WHEN 1 THEN %(repriced)s END
+)
+FROM card, unnest(%(versions)s::uuid[]) WITH ORDINALITY AS v (id, n)
+"""
 # Every hash of a row's number decides something else, so that tenants, adapters, keys and times are independent.
 ROWS = """
 INSERT INTO usage_records (
@@ -162,7 +170,6 @@ async def load_ledger(url: str, shape: LedgerShape, progress: Callable[[str], No
             await owner.execute(TOTALS)
             await owner.execute("RESET ROLE")
             progress("indexes")
-        # Their trigger fills the rollups by month, which needs its index.
         for table in (*TABLES, "monthly_rollups"):
             await owner.execute(sql.SQL("VACUUM (ANALYZE) {}").format(sql.Identifier(table)))
     return tenant_ids(shape)
@@ -173,6 +180,8 @@ async def _make_room(owner: AsyncConnection, shape: LedgerShape, months: Sequenc
     for month in months:
         await owner.execute("SELECT add_usage_partition('usage_records', %s)", (month,))
     await owner.execute(TENANTS, {"tenants": shape.tenants})
+    prices = {"repriced": months[len(months) // 2], "versions": list(price_version_ids())}
+    await owner.execute(PRICES, prices)
     await owner.execute("RESET ROLE")
 
 

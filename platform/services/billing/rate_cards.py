@@ -18,7 +18,7 @@ from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.billing.rate_cards import CardVersion, RateCards
 from loraplex.tenants.errors import InvalidField
-from loraplex.tenants.quotas.periods import period_end, period_start, periods_of
+from loraplex.tenants.quotas.periods import period_start, periods_of
 
 ACTION = "rate-card.create"
 MONTH: Final = "20[0-9]{2}-(0[1-9]|1[0-2])"
@@ -65,8 +65,7 @@ async def preview(session: AsyncSession, key: CardKey, price: Price, month: str 
         month = periods_of(this_month - timedelta(days=1)).month.removeprefix("m:")
     if not re.fullmatch(MONTH, month):
         raise InvalidField("month", "month must be a year and a month, such as 2026-10")
-    period = f"m:{month}"
-    return Preview(month, await rate(session, key, price, period_start(period), period_end(period)))
+    return Preview(month, await rate(session, key, price, period_start(f"m:{month}")))
 
 
 async def _record(uow: UnitOfWork, made: CardVersion) -> None:

@@ -41,6 +41,12 @@ KEYS = [
     )
 ]
 COUNTS = st.integers(0, 10**12)
+MONTHS = """
+    INSERT INTO monthly_rollups
+    SELECT tenant_id, date_trunc('month', hour, 'UTC'), adapter_id, price_version_id, currency, sum(uncached_tokens),
+        sum(cached_tokens), sum(completion_tokens), sum(amount_pico)
+    FROM usage_rollups GROUP BY 1, 2, 3, 4, 5
+"""
 
 
 @st.composite
@@ -138,6 +144,7 @@ async def store(session: AsyncSession, cards: Mapping[CardKey, Price], rows: lis
             )
         )
     await session.flush()
+    await session.execute(text(MONTHS))
 
 
 def expected(
@@ -171,7 +178,7 @@ async def test_a_draft_prices_exactly_what_it_would_have_priced(
             await session.execute(text("RESET ROLE"))
             await store(session, cards, rows)
             await session.execute(text("SET ROLE app_operator"))
-            found = await rate(session, draft, price, FIRST, LAST)
+            found = await rate(session, draft, price, FIRST)
             assert {
                 (each.tenant_id, each.currency): (each.billed_pico, each.draft_pico) for each in found
             } == expected(cards, rows, draft, price)
@@ -188,9 +195,9 @@ async def test_usage_from_before_rate_cards_counts_as_priced_for_all(database: D
     async with database.as_operator() as session:
         await session.execute(text("RESET ROLE"))
         await store(session, {ALL: Price(prompt=1)}, [row])
-        await session.execute(text("UPDATE usage_rollups SET price_version_id = :none"), {"none": NO_ID})
+        await session.execute(text("UPDATE monthly_rollups SET price_version_id = :none"), {"none": NO_ID})
     async with database.as_operator() as session:
-        found = await rate(session, ALL, Price(prompt=10, cached_prompt=5, completion=20), FIRST, LAST)
+        found = await rate(session, ALL, Price(prompt=10, cached_prompt=5, completion=20), FIRST)
     assert found == [
         RatedUsage(
             tenant_id=row.tenant_id,

@@ -7,7 +7,7 @@ changes, and grants are what they were less what living invoices use.
 import asyncio
 from collections.abc import Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, LiteralString, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -41,6 +41,16 @@ NOW = datetime(2026, 6, 1, tzinfo=UTC)
 ADAPTER = UUID(int=5)
 PRICE = Price(prompt=1_333_333, cached_prompt=77_777, completion=5_999_999)
 STEPS = 15
+ROLLUP_KEY: LiteralString = "tenant_id, adapter_id, price_version_id, currency"
+MONTHLY_ROLLUPS: LiteralString = f"""
+    SELECT {ROLLUP_KEY}, month, uncached_tokens, cached_tokens, completion_tokens, amount_pico FROM monthly_rollups
+    ORDER BY {ROLLUP_KEY}, month
+"""
+SUMS_OF_HOURS: LiteralString = f"""
+    SELECT {ROLLUP_KEY}, date_trunc('month', hour, 'UTC') AS month, sum(uncached_tokens), sum(cached_tokens),
+        sum(completion_tokens), sum(amount_pico)
+    FROM usage_rollups GROUP BY {ROLLUP_KEY}, month ORDER BY {ROLLUP_KEY}, month
+"""
 months = st.sampled_from(MONTHS)
 tenants = st.integers(0, 1)
 
@@ -177,6 +187,12 @@ class BillingMachine(RuleBasedStateMachine):
                         billed[line.month] = billed.get(line.month, 0) + line.amount_pico
                 used = {month: self.used.get((number, month), 0) for month in MONTHS}
                 assert {month: billed.get(month, 0) for month in MONTHS} == used
+
+    @invariant()
+    def months_are_the_sums_of_their_hours(self) -> None:
+        with psycopg.connect(self.url) as owner:
+            stored, summed = (owner.execute(each).fetchall() for each in (MONTHLY_ROLLUPS, SUMS_OF_HOURS))
+        assert stored == summed
 
     @invariant()
     def credits_are_what_living_invoices_leave(self) -> None:

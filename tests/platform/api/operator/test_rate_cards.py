@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import insert
 
 from loraplex.tenants.database import Database
-from loraplex.tenants.models import UsageRollup
+from loraplex.tenants.models import MonthlyRollup
 from loraplex.tenants.models.usage import NO_ID
 
 PRICES = {"prompt": 150_000, "cached_prompt": 75_000, "completion": 600_000}
@@ -152,23 +152,21 @@ async def test_a_tenant_reads_the_cards_that_cover_it(operator: Any) -> None:
 
 async def test_a_preview_rates_last_month_and_writes_nothing(operator: Any, database: Database) -> None:
     this_month = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    last_month = this_month - timedelta(hours=1)
+    last_month = (this_month - timedelta(hours=1)).replace(day=1, hour=0)
     ids = sorted([(await operator.tenant(name))[0].rpartition("/")[2] for name in ("harbor", "island")])
     async with database.as_writer() as session:
-        for tenant_id, tokens, hour in (
+        for tenant_id, tokens, month in (
             (ids[0], 10, last_month),
             (ids[1], 20, last_month),
             (ids[1], 40, this_month),
         ):
             await session.execute(
-                insert(UsageRollup).values(
+                insert(MonthlyRollup).values(
                     tenant_id=UUID(tenant_id),
-                    hour=hour,
+                    month=month,
                     adapter_id=NO_ID,
-                    api_key_id=NO_ID,
                     price_version_id=NO_ID,
                     currency="USD",
-                    requests=1,
                     uncached_tokens=tokens,
                     cached_tokens=0,
                     completion_tokens=1,

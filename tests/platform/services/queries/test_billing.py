@@ -2,10 +2,12 @@
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import TypeVar
 from uuid import UUID, uuid4
 
 import pytest
+from sqlalchemy.event import listen
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 
@@ -92,6 +94,45 @@ async def test_invoices_are_paged_and_another_tenants_are_not_found(database: Da
     for identity in (str(first.rows[0].id), str(uuid4()), "1"):
         with pytest.raises(InvoiceNotFound):
             await read(other, lambda session, each=identity: billing.invoice(session, other.id, each))  # type: ignore[misc]
+
+
+async def test_a_list_of_drafts_is_computed_at_once_as_each_of_them_is(database: Database) -> None:
+    """Of two months and two currencies, with an earlier invoice, a late row, a minimum and credits of its tenant alone."""
+    prices = {"USD": Price(prompt=1_500_000, completion=7), "EUR": Price(prompt=2_000_000)}
+    tenants = [await make_billed_tenant(database, f"tenant-{number}", prices) for number in range(3)]
+    first, second = LAST_MONTH.previous, LAST_MONTH
+    for number, tenant in enumerate(tenants, start=1):
+        await tenant.use(first.begin, number * 1_000_000, adapter_id=uuid4())
+        await tenant.use(first.begin, number * 3_000_000, currency="EUR")
+    await tenants[1].set_terms(minimum_micro=50_000_000, tax_rate_ppm=190_000)
+    await operate(database, lambda uow: granting.grant(uow, tenants[0].id, 400_000, "welcome"))
+    await operate(database, lambda uow: closing.finalize(uow, tenants[2].id, first, now=NOW))
+    await tenants[2].use(first.begin, 9_000_000)
+    await tenants[2].use(second.begin, 1, kind="correction", amount_pico=-5_000_000)
+    for month, tenant, currency in product((first, second), tenants, prices):
+        await operate(
+            database,
+            lambda uow, each=(tenant.id, month, currency, NOW): closing.draft(uow, *each),  # type: ignore[misc]
+        )
+
+    statements: list[str] = []
+    listen(database._engine.sync_engine, "before_cursor_execute", lambda *seen: statements.append(seen[2]))
+
+    async def listed(limit: int) -> tuple[int, int]:
+        """The number of drafts, and of statements."""
+        statements.clear()
+        async with database.as_operator() as session:
+            page = await billing.invoices(session, None, {"month": str(second)}, None, limit)
+        return len(page.rows), len(statements)
+
+    _, of_one = await listed(1)
+    assert await listed(9) == (6, of_one)
+    async with database.as_operator() as session:
+        page = await billing.invoices(session, None, {"state": "draft"}, None, 20)
+        totals = {row.id: row.total_micro for row in page.rows}
+        details = [await billing.invoice(session, None, str(row.id)) for row in page.rows]
+    assert len(totals) == 11 and len(set(totals.values())) > 6
+    assert totals == {each.id: each.content.totals.total_micro for each in details}
 
 
 async def test_credits_stand_in_the_order_in_which_they_pay(database: Database) -> None:
