@@ -12,6 +12,9 @@ from loraplex.engine.sampling_params import SamplingParams
 
 STEP_TOKEN_BOUNDS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
+OTHER_TENANTS: Final = b""
+"""In `TenantSteps`: all tenants that have no entry of their own."""
+
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 
 
@@ -63,11 +66,38 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
 
 
+BatchLimit: TypeAlias = Literal["rows", "tokens", "kv_blocks"]
+AdapterTier: TypeAlias = Literal["disk", "host", "device"]
+
+
+class WaitCauses(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a request waited before its first step.
+
+    `queued_before`: sequences that waited for a row when it joined them; `overtaken_by`: of those that came later, how many
+    got one earlier, by fair share. `limit`: what kept it from the last step before its first; None if no step came before it.
+    `adapter_tier`: where its adapter was when it began to wait for it, None without such a wait; `adapter_bytes`: its size, 0
+    if it is unknown. `loads_before`: loads of other adapters that were in progress then. `grammars_before`: grammars that ran
+    or waited to be compiled before its own; `compile_s`: the time that its own took, next to nothing from the cache.
+    """
+
+    queued_before: int = 0
+    overtaken_by: int = 0
+    limit: BatchLimit | None = None
+    adapter_tier: AdapterTier | None = None
+    adapter_bytes: int = 0
+    loads_before: int = 0
+    grammars_before: int = 0
+    compile_s: float = 0.0
+
+
+NO_CAUSES: Final = WaitCauses()
+
+
 class Started(msgspec.Struct, frozen=True, tag="started"):
     """The prompt is computed. `digest` is that of the adapter in use, None for the base model.
 
     `queue_s` are the seconds from receipt to the first step, `prefill_s` those from there to the first token. Of `queue_s`,
-    the first `grammar_s` were spent waiting for the grammar, and then `adapter_s` for the adapter.
+    the first `grammar_s` were spent waiting for the grammar, and then `adapter_s` for the adapter. `causes`: of these waits.
     """
 
     request_id: str
@@ -77,6 +107,7 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     prefill_s: float = 0.0
     grammar_s: float = 0.0
     adapter_s: float = 0.0
+    causes: WaitCauses = NO_CAUSES
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta"):
@@ -152,6 +183,22 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
 
 
+class TenantSteps(msgspec.Struct, frozen=True):
+    """One tenant's part of the steps of the last minute, in scheduled tokens. `waiting`: its requests that no step has begun.
+
+    Tokens that are computed again after a preemption count again.
+    """
+
+    namespace: bytes
+    prefill_tokens: int
+    decode_tokens: int
+    waiting: int
+
+    @property
+    def tokens(self) -> int:
+        return self.prefill_tokens + self.decode_tokens
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot in plain numbers; counters only grow. Exporters live in the gateway.
 
@@ -160,10 +207,12 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     grammar's mask was not ready in time; `forced_tokens` those that a grammar left no choice about. `quarantined_adapters`
     are keys (`AdapterRef.key`) of the newest adapters refused here. `device_adapters` are the keys of `resident_adapters`, and
     `host_adapters` of those in host memory, which may be on the device as well. `adapter_page_error` is the greatest relative error
-    that 8-bit pages cause in a module of a resident adapter.
+    that 8-bit pages cause in a module of a resident adapter. `tenant_steps`: the largest tenants first, at most 20, then the
+    others as `OTHER_TENANTS`. `max_running` is the most sequences that a batch may have.
     """
 
     running: int = 0
+    max_running: int = 0
     waiting: int = 0
     waiting_for_adapter: int = 0
     free_blocks: int = 0
@@ -179,6 +228,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     adapter_budget_bytes: int = 0
     adapter_waste_bytes: int = 0
     adapter_host_bytes: int = 0
+    adapter_host_budget_bytes: int = 0
     adapter_host_hits: int = 0
     adapter_page_error: float = 0.0
     adapter_loads: int = 0
@@ -199,6 +249,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     step_tokens: int = 0
     step_tokens_histogram: list[int] = []
     step_seconds: float = 0.0
+    tenant_steps: list[TenantSteps] = []
     waiting_for_grammar: int = 0
     grammar_compilations: int = 0
     grammar_compile_seconds: float = 0.0

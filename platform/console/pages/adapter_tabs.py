@@ -19,7 +19,7 @@ def tabs_of(session: ConsoleSession, name: str) -> list[Tab]:
     """Return the tabs that the person may open, without that of the versions."""
     pages: Mapping[str, tuple[str, str]] = {
         "Usage": ("usage:read", link("/console/usage", {"adapter": name})),
-        "Limits": ("usage:read", path_of("limits", "adapters", name)),
+        "Limits": ("adapters:write", path_of("limits", "adapters", name)),
         "Requests": ("usage:read", link("/console/requests", {"adapter": name})),
         "Audit": ("tenant:admin", link("/console/audit", {"target": f"adapters/{name}"})),
     }

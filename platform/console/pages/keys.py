@@ -7,11 +7,13 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field, field_validator
+from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import Response
 
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
+from loraplex.platform.console.limit_fields import LIMIT_NAMES, Bounds, LimitFields
 from loraplex.platform.console.pages.writing import (
     entered_again,
     layout_of,
@@ -20,11 +22,19 @@ from loraplex.platform.console.pages.writing import (
     revision_of,
     tenant_of,
 )
-from loraplex.platform.services import api_keys
+from loraplex.platform.services import api_keys, quotas
 from loraplex.platform.services.api_keys import KeyAuthority, member_keys
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.queries import keys as queries
-from loraplex.platform.services.queries.keys import ALL_SCOPES, MAX_GRACE_SECONDS, Key, KeyState
+from loraplex.platform.services.queries import limits
+from loraplex.platform.services.queries.keys import (
+    ALL_SCOPES,
+    MAX_GRACE_SECONDS,
+    DayOfUse,
+    Key,
+    KeyState,
+)
+from loraplex.platform.services.queries.limits import Limits, StoredLimits
 from loraplex.platform.services.unit_of_work import UnitOfWork
 
 LIST: Final = "/console/keys"
@@ -56,6 +66,10 @@ class KeyForm(BaseModel):
     def networks(self) -> list[str]:
         """The networks one by one."""
         return [network.strip() for network in self.allowed_cidrs.split(",") if network.strip()]
+
+
+class NewKeyForm(KeyForm, LimitFields):
+    """A key and the limits that it begins with."""
 
 
 class RotateForm(BaseModel):
@@ -122,14 +136,22 @@ def _add_list(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None
 
 
 def _add_creation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    def show(request: Request, session: ConsoleSession, form: Entered, status: int = 200) -> Response:
+    async def find_bounds(session: ConsoleSession) -> Bounds:
+        return await endpoint.query(session, lambda found: limits.bounds(found, tenant_of(session)))
+
+    async def show(request: Request, session: ConsoleSession, form: Entered, status: int = 200) -> Response:
         return endpoint.page(
-            *(request, session, "keys/new.html"), status=status, form=form, scopes=scope_options(session)
+            *(request, session, "keys/new.html"),
+            status=status,
+            form=form,
+            scopes=scope_options(session),
+            bounds=await find_bounds(session),
+            currency=currency_of(endpoint, session),
         )
 
     @router.get(f"{LIST}/new")
     async def new_key(request: Request, session: Annotated[ConsoleSession, writer]) -> Response:
-        return show(request, session, Entered())
+        return await show(request, session, Entered())
 
     @router.post(f"{LIST}/new")
     async def create_key(
@@ -138,35 +160,50 @@ def _add_creation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
         form: Annotated[Form, Depends(read_form)],
     ) -> Response:
         async def work(uow: UnitOfWork) -> NewKey:
+            keys, tenant_id = keys_of(uow, session), tenant_of(session)
             issued = await api_keys.create(
                 uow,
-                keys_of(uow, session),
+                keys,
                 asked.name,
                 asked.scopes,
                 {"expires_at": asked.expires_at, "allowed_cidrs": asked.networks},
             )
+            if asked.limits != Limits():
+                await quotas.limit_key(uow, tenant_id, issued.record.key_id, asked.limits, authority=keys)
             return NewKey(id=issued.record.key_id, name=issued.record.name, plaintext=issued.plaintext)
 
         try:
-            asked = parse(form, KeyForm)
+            asked = parse(form, NewKeyForm)
+            asked.require_within(await find_bounds(session), currency_of(endpoint, session))
             with field_errors():
                 made = await endpoint.perform(request, session, form, work, NewKey)
         except FormInvalid as error:
-            return refused_form(request, show(request, session, entered_again(form, error, FIELDS), 422))
+            entered = entered_again(form, error, (*FIELDS, *LIMIT_NAMES))
+            return refused_form(request, await show(request, session, entered, 422))
         return shown_once(endpoint, request, session, made)
 
 
 def _add_key(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
     @router.get(f"{LIST}/{{key_id}}")
     async def show_key(key_id: str, request: Request, session: Annotated[ConsoleSession, writer]) -> Response:
-        key = await find_key(endpoint, session, key_id)
-        limits = await endpoint.query(
-            session, lambda found: queries.own_limits(found, tenant_of(session), key.id)
-        )
+        tenant_id, now, currency = tenant_of(session), datetime.now(UTC), currency_of(endpoint, session)
+        sees_use = "usage:read" in session.scopes
+
+        async def read(found: AsyncSession) -> tuple[Key, StoredLimits, list[DayOfUse]]:
+            key = await queries.key(found, tenant_id, key_id)
+            days = await queries.days_of_use(found, tenant_id, key_id, currency, now) if sees_use else []
+            return key, await limits.stored_of_key(found, tenant_id, key_id), days
+
+        key, stored, days = await endpoint.query(session, read)
+        controller = endpoint.dependencies.admission_controller
+        counted = await limits.with_use(controller, tenant_id, stored) if stored.subjects[0].limits else None
         return endpoint.page(
             *(request, session, "keys/key.html"),
             key=key,
-            limits=limits,
+            limits=(counted or stored.subjects)[0].limits,
+            days=days,
+            is_counted=counted is not None,
+            currency=currency,
             lacking=lacking_scope(session, key),
         )
 
@@ -300,6 +337,11 @@ async def asked_about(endpoint: ConsoleEndpoint, session: ConsoleSession, key_id
 def keys_of(uow: UnitOfWork, session: ConsoleSession) -> KeyAuthority:
     """Return the right of the session's person over the keys of its tenant."""
     return member_keys(uow, tenant_of(session), session.scopes)
+
+
+def currency_of(endpoint: ConsoleEndpoint, session: ConsoleSession) -> str:
+    """Return the currency of the tenant's money."""
+    return endpoint.dependencies.currency_of(tenant_of(session))
 
 
 def scope_options(session: ConsoleSession) -> list[tuple[str, str, str]]:

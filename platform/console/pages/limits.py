@@ -3,13 +3,11 @@
 Invariant: it works while a budget is used up, and while the counters or the engine do not answer.
 """
 
-import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Final, Literal, cast
 from uuid import UUID
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -17,6 +15,8 @@ from starlette.responses import RedirectResponse, Response
 from loraplex.platform.console.addresses import path_of, query_form
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Form, FormInvalid, field_errors, parse, read_form
+from loraplex.platform.console.limit_fields import LimitFields, typed
+from loraplex.platform.console.pages.writing import tenant_of
 from loraplex.platform.errors import describe
 from loraplex.platform.services import quotas
 from loraplex.platform.services.api_keys import member_keys
@@ -31,23 +31,13 @@ USAGE_READ: Final = "usage:read"
 WRITES: Final = {"keys": "keys:write", "adapters": "adapters:write"}
 FOLDERS: Final = {"key": "keys", "adapter": "adapters"}
 MAX_REQUEST_ID: Final = 200
-MICRO: Final = 1_000_000
 Folder = Literal["keys", "adapters"]
-_MONEY: Final = re.compile(r"([0-9]{1,12})(?:\.([0-9]{1,6}))?")
-_Whole = Annotated[int | None, Field(ge=0)]
 
 
-class LimitFields(BaseModel):
-    """The form of a key's or an adapter's limits. An empty field is no limit of its own; budgets are amounts of money."""
+class LimitForm(LimitFields):
+    """The form of a key's or an adapter's limits. `revision`: the one that its author has read."""
 
     revision: int
-    requests_per_minute: _Whole = None
-    tokens_per_minute: _Whole = None
-    concurrent_requests: _Whole = None
-    tokens_per_day: _Whole = None
-    tokens_per_month: _Whole = None
-    budget_per_day: str | None = None
-    budget_per_month: str | None = None
 
 
 def limits_pages(endpoint: ConsoleEndpoint) -> APIRouter:
@@ -139,10 +129,12 @@ def _add_edit(router: APIRouter, endpoint: ConsoleEndpoint, folder: Folder) -> N
     ) -> Response:
         work = _change_of_key if folder == "keys" else _change_of_adapter
         try:
-            fields = parse(form, LimitFields)
+            fields = parse(form, LimitForm)
+            found = await find_limits(session, name)
+            fields.require_within(found.bounds, endpoint.dependencies.currency_of(tenant_of(session)))
             with field_errors():
-                changed = limits.Limits(**_values(fields))
-                await endpoint.perform(request, session, form, work(session, name, changed, fields.revision))
+                changes = work(session, name, fields.limits, fields.revision)
+                await endpoint.perform(request, session, form, changes)
         except FormInvalid as invalid:
             return await shown(request, session, name, form, invalid.errors)
         return endpoint.back(
@@ -152,13 +144,7 @@ def _add_edit(router: APIRouter, endpoint: ConsoleEndpoint, folder: Folder) -> N
     async def shown(
         request: Request, session: ConsoleSession, name: str, form: Form, errors: Mapping[str, str]
     ) -> Response:
-        tenant_id = cast("UUID", session.tenant_id)
-        find = limits.of_key if folder == "keys" else limits.of_adapter
-
-        async def read(transaction: AsyncSession) -> EditedLimits:
-            return await find(transaction, tenant_id, name)
-
-        found = await endpoint.query(session, read)
+        found = await find_limits(session, name)
         return endpoint.page(
             request,
             session,
@@ -166,10 +152,14 @@ def _add_edit(router: APIRouter, endpoint: ConsoleEndpoint, folder: Folder) -> N
             status=422 if errors else 200,
             form=form.entered(errors),
             found=found,
-            values={each: _text(each, value) for each, value in found.limits.items()},
-            currency=endpoint.dependencies.currency_of(tenant_id),
+            values={each: typed(each, value) for each, value in found.limits.items()},
+            currency=endpoint.dependencies.currency_of(tenant_of(session)),
             action=path_of("limits", folder, name),
         )
+
+    async def find_limits(session: ConsoleSession, name: str) -> EditedLimits:
+        find = limits.of_key if folder == "keys" else limits.of_adapter
+        return await endpoint.query(session, lambda found: find(found, tenant_of(session), name))
 
 
 Work = Callable[[UnitOfWork], Awaitable[object]]
@@ -189,29 +179,3 @@ def _change_of_adapter(session: ConsoleSession, name: str, changed: limits.Limit
         await quotas.narrow_adapter(uow, cast("UUID", session.tenant_id), name, changed, seen=seen)
 
     return work
-
-
-def _values(fields: LimitFields) -> dict[str, Any]:
-    """The limits by their names, budgets in micro-units. Raises `FormInvalid`."""
-    values = fields.model_dump(exclude={"revision"})
-    return {
-        name: _micro(name, value) if name.startswith("budget") else value for name, value in values.items()
-    }
-
-
-def _micro(name: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    amount = _MONEY.fullmatch(text.replace(",", ""))
-    if amount is None:
-        raise FormInvalid({name: f"“{text[:40]}” is no amount such as 30.00."})
-    return int(amount[1]) * MICRO + int((amount[2] or "").ljust(6, "0"))
-
-
-def _text(name: str, value: int | None) -> str:
-    """A limit as it is typed: an amount of money without zeros that say nothing."""
-    if value is None or not name.startswith("budget"):
-        return "" if value is None else str(value)
-    whole, micro = divmod(value, MICRO)
-    fraction = f"{micro:06}".rstrip("0").ljust(2, "0")
-    return f"{whole}.{fraction}"

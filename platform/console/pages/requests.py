@@ -16,6 +16,7 @@ from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Form, FormInvalid
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.queries import requests, usage
+from loraplex.platform.services.queries.limits import unit_of
 from loraplex.platform.services.queries.requests import Phase, RequestDetail, RequestPage
 from loraplex.platform.services.queries.usage import FilterChoices
 
@@ -35,9 +36,9 @@ PHASE_NAMES: Final = {
     "decode": "Decode",
 }
 WAIT_SENTENCES: Final = {
-    "queue": "Most of the wait was the queue: other requests filled the batch or the KV cache for {duration}.",
-    "adapter_load": "Most of the wait was the adapter: it was not in the engine's memory, and loading it took {duration}.",
-    "grammar_compile": "Most of the wait was the grammar: it was not compiled yet, and compiling it took {duration}.",
+    "queue": "Most of the wait was the queue, {duration}: {reason}.",
+    "adapter_load": "Most of the wait was the adapter, {duration}: {reason}.",
+    "grammar_compile": "Most of the wait was the grammar, {duration}: {reason}.",
 }
 TOKEN_CLASSES: Final = {
     "uncached_prompt": "Prompt, not cached",
@@ -121,6 +122,8 @@ def _shown(found: RequestDetail) -> dict[str, Any]:
     ]
     return {
         "found": found,
+        "met_limits": () if found.met is None else found.met.nearest_first,
+        "limit_unit": unit_of,
         "bars": bars,
         "end_ms": end,
         "ticks": _ticks(end),

@@ -22,7 +22,7 @@ $.addEventListener("click", async (event) => {
   const button = /** @type {Element} */ (event.target).closest("button");
   if (!button) return;
   if (button.ariaDisabled === "true") return event.preventDefault();
-  const { copy, copyFrom, dialog, close } = button.dataset;
+  const { copy, copyFrom, dialog, close, print } = button.dataset;
   if (copy ?? copyFrom) {
     try {
       await navigator.clipboard.writeText(copy ?? $.getElementById(copyFrom ?? "")?.textContent ?? "");
@@ -33,6 +33,7 @@ $.addEventListener("click", async (event) => {
     }
   }
   if (dialog) /** @type {HTMLDialogElement} */ ($.getElementById(dialog)).showModal();
+  if (print !== undefined) window.print();
   if (close !== undefined) button.closest("dialog")?.close();
 });
 
@@ -77,6 +78,19 @@ $.addEventListener("visibilitychange", () => {
   for (const part of late) htmx.ajax("GET", part.getAttribute("hx-get"), { source: part });
   late.clear();
 });
+
+// The page of a store that does not answer asks again by itself, until that is stopped.
+const retry = /** @type {HTMLElement?} */ ($.querySelector("[data-retry]"));
+if (retry) {
+  let left = Number(retry.dataset.retry);
+  retry.hidden = false;
+  const timer = setInterval(() => {
+    if ($.hidden) return;
+    if (--left < 0) return location.reload();
+    /** @type {Element} */ (retry.querySelector("[data-left]")).textContent = `${left}\u00a0s`;
+  }, 1000);
+  retry.querySelector("button")?.addEventListener("click", () => { clearInterval(timer); retry.hidden = true; });
+}
 
 setInterval(() => {
   for (const time of /** @type {NodeListOf<HTMLTimeElement>} */ ($.querySelectorAll("time[data-ago]"))) {

@@ -12,7 +12,7 @@ from loraplex.platform.services.people.identity import person_actor
 from loraplex.platform.services.people.invitations import grant, new_account
 from loraplex.platform.services.people.sessions import Area, end_all_sessions
 from loraplex.platform.services.people.sign_in import Client, SignedIn, find_link, open_session
-from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
+from loraplex.platform.services.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work
 from loraplex.tenants.database import Database, writing
 from loraplex.tenants.errors import LinkNotValid, SignInRefused
 from loraplex.tenants.people.links import Link, LinkRepository
@@ -42,6 +42,21 @@ async def sign_in_by_provider(
         return await open_session(uow, credentials, client, area=area, confirmed=False, now=time)
 
 
+async def find_invitation(
+    database: Database, identity: ProviderIdentity, token: str, *, now: datetime | None = None
+) -> Link:
+    """Return the invitation that an identity may accept, without using it.
+
+    Raises `LinkNotValid`, and `SignInRefused` for an invitation to another address.
+    """
+    link = await find_link(database, token, now=now)
+    if link.purpose not in ("member", "operator"):
+        raise LinkNotValid("this link is no invitation")
+    if link.email is not None and link.email != identity.email:
+        raise SignInRefused(f"This invitation is for {link.email}, and you are {identity.email}.")
+    return link
+
+
 async def accept_by_provider(
     database: Database,
     identity: ProviderIdentity,
@@ -49,6 +64,7 @@ async def accept_by_provider(
     address: str | None,
     user_agent: str | None,
     *,
+    publisher: PolicyPublisher | None = None,
     now: datetime | None = None,
 ) -> SignedIn:
     """Accept an invitation to a tenant or to the operators as the person whom the provider signed in, and link both. An account
@@ -58,13 +74,9 @@ async def accept_by_provider(
     disabled or linked to another identity.
     """
     time = now or datetime.now(UTC)
-    link = await find_link(database, token, now=time)
-    if link.purpose not in ("member", "operator"):
-        raise LinkNotValid("this link is no invitation")
-    if link.email is not None and link.email != identity.email:
-        raise SignInRefused(f"This invitation is for {link.email}, and you are {identity.email}.")
+    link = await find_invitation(database, identity, token, now=time)
     linked = await _linked(database, identity)
-    async with unit_of_work(database, person_actor(identity.email, address), None, None) as uow:
+    async with unit_of_work(database, person_actor(identity.email, address), None, publisher) as uow:
         credentials = linked or await _account(uow, identity)
         if credentials.is_disabled:
             raise SignInRefused("This account is disabled.")

@@ -1,6 +1,6 @@
 """Keys as the console shows them: state, last use, requests of the last 24 hours, and what a rotation replaced."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
@@ -12,6 +12,7 @@ from loraplex.tenants.api_keys.keys import MAX_GRACE_SECONDS, KeyRepository, Key
 from loraplex.tenants.api_keys.scopes import TENANT_SCOPES
 from loraplex.tenants.ids import canonical_uuid
 from loraplex.tenants.ledger.recent_requests import hourly_requests
+from loraplex.tenants.ledger.usage_reports import UsageQuery, UsageSums, usage_rows
 from loraplex.tenants.models import ApiKey
 from loraplex.tenants.rfc3339 import utc_text, zoned_time
 
@@ -19,17 +20,19 @@ __all__ = [
     "ALL_SCOPES",
     "MAX_GRACE_SECONDS",
     "STATES",
+    "DayOfUse",
     "Key",
     "KeyPage",
     "KeyState",
+    "days_of_use",
     "hours_until",
     "key",
     "key_page",
-    "own_limits",
 ]
 ALL_SCOPES: Final = tuple(sorted(TENANT_SCOPES))
 STATES: Final[tuple[KeyState, ...]] = ("working", "expired", "revoked")
 HOURS: Final = 24
+DAYS: Final = 30
 PAGE: Final = 50
 
 
@@ -70,6 +73,14 @@ class KeyPage:
     older: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class DayOfUse:
+    """What one day's requests used, those that were refused left out. `start` is 00:00 UTC."""
+
+    start: datetime
+    sums: UsageSums
+
+
 async def key_page(
     session: AsyncSession, tenant_id: UUID, state: KeyState | None = None, before: str = ""
 ) -> KeyPage:
@@ -88,11 +99,23 @@ async def key(session: AsyncSession, tenant_id: UUID, key_id: str) -> Key:
     return (await _keys(session, tenant_id, [record]))[0]
 
 
-async def own_limits(session: AsyncSession, tenant_id: UUID, key_id: str) -> Mapping[str, int]:
-    """Return the limits of the key itself by name; those of its tenant apply beside them. Raises `KeyNotFound`."""
-    repository = KeyRepository(session)
-    limits = await repository.limits(await repository.get(tenant_id, key_id))
-    return {name: value for name, value in limits.items() if value is not None}
+async def days_of_use(
+    session: AsyncSession, tenant_id: UUID, key_id: str, currency: str, now: datetime
+) -> list[DayOfUse]:
+    """Return what a key used on each of the last 30 days (UTC), the running one last."""
+    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    days = [today - timedelta(days=back) for back in range(DAYS - 1, -1, -1)]
+    query = UsageQuery(
+        tenant_id=tenant_id,
+        currency=currency,
+        key_id=key_id,
+        start=days[0],
+        end=today + timedelta(days=1),
+        bucket="1d",
+        group_by=frozenset(),
+    )
+    found = {row.key.start: row.sums for row in await usage_rows(session, query, None, DAYS)}
+    return [DayOfUse(day, found.get(day, UsageSums())) for day in days]
 
 
 async def _keys(session: AsyncSession, tenant_id: UUID, records: Sequence[ApiKey]) -> list[Key]:

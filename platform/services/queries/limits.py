@@ -178,7 +178,7 @@ async def stored(session: AsyncSession, tenant_id: UUID) -> StoredLimits:
             reserved=0,
             resets_at=None,
         )
-        for name, each in (await repository.resources()).items()
+        for name, each in (await repository.resources(states[0].limits)).items()
     ]
     tenant = replace(subjects[0], limits=(*subjects[0].limits, *resources))
     return StoredLimits(states, (tenant, *subjects[1:]))
@@ -211,6 +211,27 @@ async def explain(controller: AdmissionController, tenant_id: UUID, request_id: 
     if found is None:
         raise RefusalNotFound("no request of this id was refused by a limit in the last 24 hours")
     return _refusal(found)
+
+
+async def bounds(session: AsyncSession, tenant_id: UUID) -> Mapping[str, int | None]:
+    """The limits of the tenant by their names, which those of its keys and adapters must not exceed; None is no limit."""
+    above = (await QuotaRepository(session, tenant_id).tenant()).limits
+    return {each: above.get(each) for each in COUNTED}
+
+
+async def stored_of_key(session: AsyncSession, tenant_id: UUID, key_id: str) -> StoredLimits:
+    """Read the limits that a key has itself, without those of its tenant. Raises `KeyNotFound`."""
+    state = await QuotaRepository(session, tenant_id).key(key_id)
+    subject = LimitedSubject(
+        level=state.level,
+        id=state.name,
+        name=state.name,
+        revision=state.revision,
+        limits=tuple(_limits(state, state.name)),
+        set_by=None,
+        set_at=None,
+    )
+    return StoredLimits([state], (subject,))
 
 
 async def of_key(session: AsyncSession, tenant_id: UUID, key_id: str) -> EditedLimits:

@@ -5,10 +5,14 @@ from typing import Any
 
 import pytest
 from tests.platform.console.conftest import Browser, Console, Page, SignedIn
+from tests.platform.console.pages.test_overview import counters
+from tests.platform.services.queries.observed_tenant import observed_tenant
+from tests.platform.services.queries.test_limits import CountingAdmissions
 
 from loraplex.platform.services.queries import keys as queries
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.audit_log import audit_entries
+from loraplex.tenants.database import Database
 
 NAME = "<img src=x onerror=alert(1)>\"'&"
 
@@ -134,6 +138,38 @@ async def test_an_error_stands_at_its_field_and_nothing_typed_is_lost(
     assert await actions(console) == []
 
 
+async def test_a_key_begins_with_limits_within_those_of_the_tenant(
+    console: Console, database: Database
+) -> None:
+    seen = observed_tenant(database.url, tokens_per_day=1000, budget_per_month=30_000_000)
+    counters(console, CountingAdmissions())
+    browser = await console.signed_in("developer", seen.tenant.name)
+    form = await browser.page("/console/keys/new")
+    assert "At most 1,000, the tenant's." in form.text and "no such limit" in form.text
+    assert not form.all("details[open]")
+    sent = {**form.form("/console/keys/new"), "name": "app", "scopes": "inference", "tokens_per_day": "1001"}
+    high = await browser.post("/console/keys/new", {**sent, "budget_per_month": "x"})
+    assert high.status_code == 422 and "is no amount" in Page(high).find("#budget_per_month-e").text()
+    high = await browser.post("/console/keys/new", {**sent, "budget_per_month": "30.01"})
+    page = Page(high)
+    assert high.status_code == 422 and "at most 1,000" in page.find("#tokens_per_day-e").text()
+    assert "at most $30.00" in page.find("#budget_per_month-e").text() and page.all("details[open]")
+    assert await actions(console) == []
+    for _ in range(2):
+        made = await browser.post(
+            "/console/keys/new", {**sent, "tokens_per_day": "500", "budget_per_month": "1.5"}
+        )
+    key_id = Page(made).find("#secret").text().split("_")[2]
+    assert [each for each, _ in await actions(console)] == ["key.create", "quotas.change"]
+    shown = await browser.page(f"/console/keys/{key_id}")
+    assert shown.texts(".quota b") == ["Tokens per day", "Budget per month"]
+    assert "250 of 500" in shown.text and "of $1.50" in shown.text
+    assert len(shown.all("#t-days tbody tr")) == 30
+    used = await browser.page(f"/console/keys/{seen.key_id}")
+    total = sum(int(cell.attributes["data-v"] or "") for cell in used.all("#t-days td[data-v]"))
+    assert total == len(seen.requests) and "No limit of its own." in used.text
+
+
 async def test_a_role_grants_no_scope_that_it_lacks(console: Console, signed_in: SignedIn) -> None:
     developer = await signed_in("developer")
     page = await developer.page("/console/keys/new")
@@ -145,7 +181,7 @@ async def test_a_role_grants_no_scope_that_it_lacks(console: Console, signed_in:
     assert refused.status_code == 422 and "tenant:admin" in refused.text
     key_id = await make(console, developer, "root", "tenant:admin")
     shown = await developer.page(f"/console/keys/{key_id}")
-    assert len(shown.all("button[aria-disabled=true]")) == 3
+    assert len(shown.all("button[aria-disabled=true]")) == 4
     assert "The key has the scope tenant:admin, which your role has not." in shown.text
     sent = (await developer.page(f"/console/keys/{key_id}/revoke")).form(f"/console/keys/{key_id}/revoke")
     assert (await developer.post(f"/console/keys/{key_id}/revoke", sent)).status_code == 422

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from sqlalchemy import select
-from tests.platform.console.conftest import Console
+from tests.platform.console.conftest import Console, Page
 from tests.platform.console.pages.test_overview import counters
 from tests.platform.fake_admissions import FakeAdmissions
 from tests.platform.services.queries.observed_tenant import observed_tenant
@@ -23,10 +23,10 @@ async def test_limits_are_changed_within_those_of_the_tenant(console: Console, d
     path = f"/console/limits/keys/{seen.key_id}"
     assert chosen.headers["location"] == path
     fields = (await browser.page(path)).form(path)
-    high = await browser.post(path, {**fields, "tokens_per_day": "1001", "budget_per_month": "1.5"})
-    assert (
-        high.status_code == 422 and "must be at most the tenant" in high.text and 'value="1.5"' in high.text
-    )
+    high = await browser.post(path, {**fields, "tokens_per_day": "1001", "budget_per_month": "31"})
+    assert high.status_code == 422 and 'value="1001"' in high.text
+    assert Page(high).find("#tokens_per_day-e").text() == "1,001 is too much: at most 1,000, the tenant's."
+    assert "$31.00 is too much: at most $30.00" in Page(high).find("#budget_per_month-e").text()
     for wrong in ({"budget_per_day": "-1"}, {"tokens_per_day": "many"}):
         assert (await browser.post(path, {**fields, **wrong})).status_code == 422
     for _ in range(2):

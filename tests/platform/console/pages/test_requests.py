@@ -61,13 +61,17 @@ async def test_one_request(console: Console, database: Database) -> None:
     assert page.find("h1").text() == "2.41\u00a0s on coral@1"
     assert page.texts(".timeline b") == ["Adapter load", "Queue", "Prefill", "Decode"]
     assert (
-        "Most of the wait was the queue: other requests filled the batch or the KV cache for 211 ms."
+        "Most of the wait was the queue, 211 ms: 2 requests stood before it; every row of the batch was taken."
         in page.text
     )
     amount = 1000 * 3_000_001 + 384 + 66 * 7_000_003
     assert page.texts("tfoot td")[-1] == f"$0.{amount:012}" and "$0.003000001" in page.text
     assert page.find(f"a[href='/console/keys/{seen.key_id}']").text() == "k"
+    limits = "[aria-label='Limits it met'] tbody"
+    assert page.texts(f"{limits} th") == ["Budget per daykey", "Tokens per minutetenant"]
+    assert page.texts(f"{limits} td")[4:] == ["$0.401877", "5,000", "1,000", "500", "1,450", "2,050"]
     plain = await browser.page(f"/console/requests/{seen.requests[0]}")
+    assert "Not stored, or not any more." in plain.text
     assert "The phases of this request are not stored" in plain.text
     for unknown in (str(other.slow), "none", "%00"):
         assert (await browser.get(f"/console/requests/{unknown}")).status_code == 404

@@ -76,4 +76,7 @@ async def test_requests_are_those_of_the_last_24_hours(database: Database) -> No
         assert len(found.requests) == 24 and found.requests_24h == 3
         assert found.requests[-1] == 2 and found.requests[-4] == 1
         assert (await keys.key(session, tenant.id, second)).requests_24h == 0
-        assert await keys.own_limits(session, tenant.id, first) == {}
+        days = await keys.days_of_use(session, tenant.id, first, "USD", now)
+    assert len(days) == 30 and [day.start for day in days] == sorted(day.start for day in days)
+    assert days[-1].start == now.replace(hour=0, minute=0, second=0, microsecond=0)
+    assert sum(day.sums.requests for day in days) == len(times)
