@@ -1,6 +1,7 @@
 """The console as an application of its own, beside the API in one gateway: its errors are pages, its headers its own."""
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -36,18 +37,26 @@ class ConsoleOptions:
 
 def create_console(dependencies: GatewayDependencies, options: ConsoleOptions) -> FastAPI:
     """Build the application of all pages, with absolute paths."""
-    static = StaticFiles(STATIC, STATIC_PREFIX)
+    static, templates = _assets()
     origin = PublicOrigin(options.public_url, dependencies.addresses)
-    endpoint = ConsoleEndpoint(dependencies, Templates(static), origin)
+    endpoint = ConsoleEndpoint(dependencies, templates, origin)
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.state.endpoint, app.state.origin = endpoint, origin
     app.add_route(f"{STATIC_PREFIX}/{{name:path}}", static.send)
     for router in page_routers(endpoint):
-        app.include_router(router)
+        # Included, a router would build each of its routes a second time, with the first request.
+        app.router.routes.extend(router.routes)
     _show_errors(app, endpoint)
     app.add_middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=6)
     app.add_middleware(SecurityHeaders)
     return app
+
+
+@cache
+def _assets() -> tuple[StaticFiles, Templates]:
+    """Read the static files, and compile each template, once a process: they are the same in every console."""
+    static = StaticFiles(STATIC, STATIC_PREFIX)
+    return static, Templates(static)
 
 
 def _show_errors(app: FastAPI, endpoint: ConsoleEndpoint) -> None:

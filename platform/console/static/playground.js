@@ -355,4 +355,6 @@ restore();
 // From now on the draft says which models are chosen.
 history.replaceState(null, "", location.pathname);
 showAll();
+// What does nothing without this script is disabled until here: no click is lost.
+for (const control of document.querySelectorAll("[data-scripted]")) /** @type {HTMLButtonElement} */ (control).disabled = false;
 running(false);

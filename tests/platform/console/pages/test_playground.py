@@ -58,6 +58,13 @@ async def test_a_tenant_without_adapters_has_the_base_model(signed_in: SignedIn)
     assert len(models_of(page)) == 1 and len(page.all("#starters [data-say]")) == 3
 
 
+async def test_what_needs_the_script_waits_for_it(console: Console, signed_in: SignedIn) -> None:
+    await harbor(console)
+    page = await (await signed_in("developer")).page(PLAYGROUND)
+    names = ("#compare", "#show-code", "#say", "#send", "#stop", "#clear", "#add-tool", "#starters button")
+    assert [name for name in names if page.all(f"{name}:not([disabled])")] == []
+
+
 @pytest.mark.parametrize("role", ["billing", "viewer"])
 async def test_a_role_without_inference_is_refused_by_name(signed_in: SignedIn, role: str) -> None:
     browser = await signed_in(role)

@@ -5,15 +5,13 @@ import re
 from collections.abc import AsyncIterator
 
 import pytest
-from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import ConsoleMessage, Page, Request, async_playwright, expect
-from tests.platform.api.conftest import served
+from playwright.async_api import Page, expect
+from tests.platform.console.chromium import accessible, watched_page
 from tests.platform.console.conftest import Browser, Console, SignedIn
 from tests.platform.console.pages.test_playground import PLAYGROUND, harbor
 
 from loraplex.engine.fake_engine import FakeScript, Fault
 
-CHROMIUM = "/usr/bin/chromium"
 CALL = (
     "<tool_call>\n",
     '{"name": "ferry_times", "arguments"',
@@ -32,37 +30,9 @@ async def person(console: Console, signed_in: SignedIn) -> Browser:
 @pytest.fixture
 async def page(console: Console, person: Browser) -> AsyncIterator[Page]:
     """The playground with both versions; no error, and no request to another server, may occur on it."""
-    wrong: list[str] = []
-    async with served(console.app) as url, async_playwright() as playwright:
-        chromium = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        context = await chromium.new_context(base_url=url)
-        cookies = [{"name": name, "value": value, "url": url} for name, value in person.http.cookies.items()]
-        await context.add_cookies(cookies)  # type: ignore[arg-type]
-        page = await context.new_page()
-        page.set_default_timeout(60_000)
-
-        def note(message: ConsoleMessage) -> None:
-            # The browser reports the request that this test lets fail.
-            if message.type == "error" and not message.text.startswith("Failed to load resource"):
-                wrong.append(message.text)
-
-        def check(request: Request) -> None:
-            if not request.url.startswith((url, "data:")):
-                wrong.append(request.url)
-
-        page.on("console", note)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", check)
+    async with watched_page(console, person) as page:
         await page.goto(f"{PLAYGROUND}?model=pirate@1&against=pirate@2")
         yield page
-        await chromium.close()
-    assert wrong == []
-
-
-async def accessible(page: Page) -> None:
-    """No finding of axe, whatever its severity."""
-    found = (await Axe().run(page)).response["violations"]
-    assert [(each["id"], [node["target"] for node in each["nodes"]][:3]) for each in found] == []
 
 
 async def test_a_tool_is_called_its_result_returned_and_an_answer_stopped(

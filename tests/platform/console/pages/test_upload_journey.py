@@ -1,16 +1,13 @@
 """In a browser: an adapter's files are uploaded in parts, with a pause and a reload, checked, and put into production."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Literal
 from uuid import UUID
 
 import pytest
-from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import ConsoleMessage, Page, Request, Route, async_playwright
-from tests.platform.api.conftest import served
+from playwright.async_api import Page, Route
+from tests.platform.console.chromium import accessible, accessible_in_all_looks, watched_page
 from tests.platform.console.conftest import Browser, Console, SignedIn
 from tests.platform.console.pages.test_adapters import add, targets
 from tests.platform.console.pages.test_keys import make
@@ -21,7 +18,6 @@ from loraplex.tenants.models import AdapterVersion
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.versions import Findings, VersionStates
 
-CHROMIUM = Path("/usr/bin/chromium")
 CONFIG = b'{"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}'
 WEIGHTS = bytes(range(256)) * 40
 """11 parts of 1,000 bytes, as this gateway asks for them."""
@@ -38,33 +34,8 @@ async def person(console: Console, signed_in: SignedIn) -> Browser:
 @pytest.fixture
 async def page(console: Console, person: Browser) -> AsyncIterator[Page]:
     """A page of that person; no error, and no request to another server, may occur on it."""
-    if not CHROMIUM.exists():
-        reason = f"{CHROMIUM} is missing: apt-get install chromium"
-        pytest.fail(reason) if os.environ.get("LORAPLEX_REQUIRE_CHROMIUM") else pytest.skip(reason)
-    wrong: list[str] = []
-    async with served(console.app) as url, async_playwright() as playwright:
-        chromium = await playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        context = await chromium.new_context(base_url=url)
-        cookies = [{"name": name, "value": value, "url": url} for name, value in person.http.cookies.items()]
-        await context.add_cookies(cookies)  # type: ignore[arg-type]
-        page = await context.new_page()
-        page.set_default_timeout(60_000)
-
-        def note(message: ConsoleMessage) -> None:
-            # The browser reports the parts that this test lets fail.
-            if message.type == "error" and not message.text.startswith("Failed to load resource"):
-                wrong.append(message.text)
-
-        def check(request: Request) -> None:
-            if not request.url.startswith((url, "data:")):
-                wrong.append(request.url)
-
-        page.on("console", note)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", check)
+    async with watched_page(console, person) as page:
         yield page
-        await chromium.close()
-    assert wrong == []
 
 
 async def accept(console: Console, tenant_id: UUID) -> AdapterVersion:
@@ -76,12 +47,6 @@ async def accept(console: Console, tenant_id: UUID) -> AdapterVersion:
         states = VersionStates(session, tenant_id, audit)
         await states.note(record.id, Findings(digest(7), 8, {"r": 8}), {"checks": checks})
         return await states.move(record.id, "ready")
-
-
-async def accessible(page: Page) -> None:
-    """No finding of axe, whatever its severity."""
-    found = (await Axe().run(page)).response["violations"]
-    assert [(each["id"], [node["target"] for node in each["nodes"]][:3]) for each in found] == []
 
 
 async def test_an_upload_survives_a_reload_and_goes_into_production(
@@ -151,16 +116,11 @@ SHOWN = (
 )
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_pages_are_accessible_and_fit_narrow_and_wide(
-    console: Console, person: Browser, page: Page, scheme: Literal["light", "dark"]
+    console: Console, person: Browser, page: Page
 ) -> None:
     await add(console, person.session.tenant_id, "ready", "ready", "rejected", production={1: 90, 2: 10})
     key = await make(console, person)
-    await page.emulate_media(color_scheme=scheme)
-    for width in (1280, 360):
-        await page.set_viewport_size({"width": width, "height": 800})
-        for path in SHOWN:
-            await page.goto(path.format(key=key))
-            await accessible(page)
-            assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (path, width)
+    for path in SHOWN:
+        await page.goto(path.format(key=key))
+        await accessible_in_all_looks(page)
