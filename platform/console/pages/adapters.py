@@ -3,7 +3,7 @@
 from difflib import get_close_matches
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
@@ -14,7 +14,7 @@ from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
 from loraplex.platform.console.pages.adapter_tabs import tabs_of
 from loraplex.platform.console.pages.writing import (
-    MAX_REVISION,
+    VersionNumber,
     entered_again,
     question,
     revision_of,
@@ -124,9 +124,9 @@ def _add_adapter(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> N
         name: str,
         request: Request,
         session: Annotated[ConsoleSession, reader],
-        version: int | None = None,
-        compare: int | None = None,
-        before: Annotated[int | None, Query(le=MAX_REVISION)] = None,
+        version: VersionNumber | None = None,
+        compare: VersionNumber | None = None,
+        before: VersionNumber | None = None,
     ) -> Response:
         found_in = await residency_of(endpoint, session)
 
@@ -150,7 +150,7 @@ def _add_adapter(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> N
 
     @router.get(f"{ONE}/versions/{{version}}/report")
     async def show_report(
-        name: str, version: int, request: Request, session: Annotated[ConsoleSession, reader]
+        name: str, version: VersionNumber, request: Request, session: Annotated[ConsoleSession, reader]
     ) -> Response:
         """The report alone: it asks for itself again until the validation has ended."""
         shown = await endpoint.query(

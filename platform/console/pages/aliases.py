@@ -15,7 +15,14 @@ from loraplex.platform.console.addresses import path_of
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, read_form
 from loraplex.platform.console.pages.adapters import ONE, find_adapter
-from loraplex.platform.console.pages.writing import entered_again, layout_of, revision_of, tenant_of
+from loraplex.platform.console.pages.writing import (
+    VersionNumber,
+    entered_again,
+    layout_of,
+    revision_of,
+    tenant_of,
+    whole_number,
+)
 from loraplex.platform.errors import describe
 from loraplex.platform.services import aliases, versions
 from loraplex.platform.services.people.identity import ConsoleSession
@@ -92,7 +99,7 @@ def _add_moves(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> Non
         alias: str,
         request: Request,
         session: Annotated[ConsoleSession, writer],
-        version: int | None = None,
+        version: VersionNumber | None = None,
     ) -> Response:
         return await _show_move(endpoint, request, session, name, alias, Entered(), version=version)
 
@@ -223,7 +230,7 @@ def _add_service(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> N
     @router.post(f"{VERSION}/deprecate")
     async def deprecate_version(
         name: str,
-        version: int,
+        version: VersionNumber,
         request: Request,
         session: Annotated[ConsoleSession, writer],
         form: Annotated[Form, Depends(read_form)],
@@ -240,7 +247,7 @@ def _add_service(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> N
     @router.post(f"{VERSION}/restore")
     async def restore_version(
         name: str,
-        version: int,
+        version: VersionNumber,
         request: Request,
         session: Annotated[ConsoleSession, writer],
         form: Annotated[Form, Depends(read_form)],
@@ -257,7 +264,7 @@ def _add_version_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: 
         request: Request,
         session: ConsoleSession,
         name: str,
-        version: int,
+        version: VersionNumber,
         form: Entered,
         status: int = 200,
     ) -> Response:
@@ -277,14 +284,14 @@ def _add_version_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: 
 
     @router.get(f"{VERSION}/delete")
     async def ask_to_delete_version(
-        name: str, version: int, request: Request, session: Annotated[ConsoleSession, writer]
+        name: str, version: VersionNumber, request: Request, session: Annotated[ConsoleSession, writer]
     ) -> Response:
         return await show(request, session, name, version, Entered())
 
     @router.post(f"{VERSION}/delete")
     async def delete_version(
         name: str,
-        version: int,
+        version: VersionNumber,
         request: Request,
         session: Annotated[ConsoleSession, writer],
         form: Annotated[Form, Depends(read_form)],
@@ -381,13 +388,15 @@ def _shares(adapter: AdapterDetail, alias: Alias | None, version: int | None) ->
 
 def _number(form: Form, name: str) -> int:
     text = form.text(name)
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(2**31))):
+    number = whole_number(text)
+    if number is None:
         raise FormInvalid({"": f"“{text[:20]}” is no whole number."})
-    return int(text)
+    return number
 
 
 def _version(field: str) -> int:
     number = field.removeprefix("share-")
-    if not (number.isascii() and number.isdigit() and len(number) <= len(str(2**31))):
+    version = whole_number(number)
+    if version is None:
         raise FormInvalid({"": f"“{number[:20]}” is no version."})
-    return int(number)
+    return version
