@@ -22,6 +22,15 @@ _DECIMAL_SIZES: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 _BINARY_SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SHORT_DIGEST: Final = 12
 _SHORT_ID: Final = 8
+# A part of a user agent -> its browser or system. The first one counts: each browser names those it is like, too.
+BROWSERS: Final = (
+    *(("Edg/", "Edge"), ("OPR/", "Opera"), ("Firefox/", "Firefox"), ("Chrome/", "Chrome")),
+    *(("Safari/", "Safari"), ("curl/", "curl"), ("python-httpx/", "httpx")),
+)
+SYSTEMS: Final = (
+    *(("iPhone", "iPhone"), ("iPad", "iPad"), ("Android", "Android"), ("Windows", "Windows")),
+    *(("Mac OS X", "macOS"), ("Linux", "Linux")),
+)
 
 
 def money_total(micro: int | None, currency: str) -> str:
@@ -193,6 +202,15 @@ def _rounded(numerator: int, denominator: int) -> int:
     return (2 * numerator + denominator) // (2 * denominator)
 
 
+def browser(user_agent: str | None) -> str:
+    """Write which browser a session is of, such as `Firefox on Linux`; the whole text where it names none that is known."""
+    if user_agent is None:
+        return UNKNOWN
+    name = next((name for part, name in BROWSERS if part in user_agent), None)
+    system = next((name for part, name in SYSTEMS if part in user_agent), None)
+    return " on ".join(filter(None, (name, system))) if name else user_agent
+
+
 def _scaled(number: int, units: tuple[str, ...], base: int) -> str:
     """Write `number` with three digits in the largest unit of which it is at least one."""
     magnitude, power = abs(number), 0
@@ -235,6 +253,17 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
             duration,
             share,
         ),
-        *(file_size, memory_size, ago, day, exact_time, machine_time, short_digest, short_id, sentence),
+        *(
+            file_size,
+            memory_size,
+            ago,
+            day,
+            exact_time,
+            machine_time,
+            short_digest,
+            short_id,
+            sentence,
+            browser,
+        ),
     )
 }

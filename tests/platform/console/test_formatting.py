@@ -130,3 +130,18 @@ def test_identities() -> None:
     assert formatting.short_id("7f3c9e2a-1111") == "7f3c9e2a…"
     assert formatting.short_id("short") == "short"
     assert formatting.short_id(None) == "–"
+
+
+def test_browsers() -> None:
+    browser = formatting.browser
+    like = "Mozilla/5.0 ({}) AppleWebKit/537.36 (KHTML, like Gecko)"
+    assert browser(f"{like.format('X11; Linux x86_64')} Chrome/150.0.0.0 Safari/537.36") == "Chrome on Linux"
+    assert (
+        browser(f"{like.format('Windows NT 10.0')} Chrome/150.0 Safari/537.36 Edg/150.0") == "Edge on Windows"
+    )
+    assert browser(f"{like.format('iPhone; like Mac OS X')} Version/26.0 Safari/605.1") == "Safari on iPhone"
+    assert (browser("Firefox/145"), browser("agent of <b>"), browser(None)) == (
+        "Firefox",
+        "agent of <b>",
+        "–",
+    )
