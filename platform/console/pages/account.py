@@ -1,4 +1,4 @@
-"""A person's own account, in both areas: password, second factor, sessions."""
+"""A person's own account, in both areas: password, second factor, theme, sessions."""
 
 import base64
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loraplex.platform.console.cookies import area_of
+from loraplex.platform.console.cookies import THEMES, area_of
 from loraplex.platform.console.endpoint import FIRST_PAGE, ConsoleEndpoint, SignInNeeded, redirect
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, read_form
 from loraplex.platform.observability.request_id import request_id_of
@@ -33,6 +33,7 @@ def account_pages(endpoint: ConsoleEndpoint) -> APIRouter:
             ("second-factor", pages.enrol),
             ("second-factor/confirm", pages.confirm),
             ("second-factor/remove", pages.remove),
+            ("theme", pages.choose_theme),
             ("sessions/end-all", pages.end_all),
             ("sessions/{session_id}/end", pages.end_one),
         ):
@@ -119,6 +120,14 @@ class AccountPages:
         text = "Signing in takes the password alone. All other sessions ended."
         return self._renewed(request, session, token, text)
 
+    async def choose_theme(self, request: Request, form: Annotated[Form, FORM]) -> Response:
+        """Choose the theme of this browser; an unknown one is the system's."""
+        await self._session(request)
+        theme = next((each for each in THEMES if each == form.text("theme")), THEMES[0])
+        response = redirect(request, _address(request))
+        self.endpoint.cookies.choose_theme(request, response, theme)
+        return response
+
     async def end_all(self, request: Request, form: Annotated[Form, FORM]) -> Response:
         """Sign out everywhere else."""
         session = await self._session(request)
@@ -151,7 +160,13 @@ class AccountPages:
     ) -> Response:
         sessions = await sessions_of_person(self.endpoint.dependencies.database, session)
         return self.endpoint.page(
-            request, session, "account/account.html", status=status, form=form, sessions=sessions
+            request,
+            session,
+            "account/account.html",
+            status=status,
+            form=form,
+            sessions=sessions,
+            themes=THEMES,
         )
 
     def _second_factor(

@@ -52,6 +52,11 @@ class Alias:
     previous: Mapping[int, int] | None
     updated_at: datetime
 
+    @property
+    def weights(self) -> dict[int, int]:
+        """The weights of its versions in percent."""
+        return {target.version: target.weight for target in self.targets}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:

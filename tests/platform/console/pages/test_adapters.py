@@ -153,17 +153,55 @@ async def test_a_split_is_moved_by_its_range(console: Console, signed_in: Signed
     assert (done.status_code, done.headers["location"]) == (303, PIRATE)
     assert await targets(console, browser) == {1: 70, 2: 30}
     shown = await browser.page(PIRATE)
-    assert (
-        shown.find(".toast").text().strip()
-        == "pirate:production leads to v1 for 70 %, v2 for 30 % of its requests."
-    )
+    toast = "pirate:production leads to v1 for 70 %, v2 for 30 % of its requests."
+    assert shown.find(".toast p").text() == toast
+    assert not (await browser.page(PIRATE)).all(".toast")
     # The form of before the move is refused, and says who moved it to what.
     late = await browser.post(action, {**form, "first": "0", "idempotency_key": "another"})
     assert late.status_code == 422
     assert f"The alias was moved by {browser.session.email} while you looked" in late.text
     assert "leads to v1 for 70 %, v2 for 30 % of its requests. Nothing was changed." in late.text
+    assert Page(late).find(".note.bad a").attributes["href"] == PIRATE
     assert await targets(console, browser) == {1: 70, 2: 30}
     assert await actions(console) == ["alias.move"]
+
+
+async def test_a_move_is_undone_in_its_toast(console: Console, signed_in: SignedIn) -> None:
+    browser = await signed_in()
+    await add(console, browser.session.tenant_id, "ready", "ready", production={1: 90, 2: 10})
+    base = f"{PIRATE}/aliases/production"
+    await browser.submit(PIRATE, f"{base}/move", {"first": "0"})
+    toast = await browser.page(PIRATE)
+    assert toast.find(f'.toast form[action="{base}/rollback"] button').text() == "Undo"
+    undo = toast.form(f"{base}/rollback")
+    for _ in range(2):
+        done = await browser.post(f"{base}/rollback", undo)
+        assert done.status_code == 303 and await targets(console, browser) == {1: 90, 2: 10}
+    late = await browser.post(f"{base}/rollback", {**undo, "idempotency_key": "another"})
+    assert late.status_code == 422 and "The alias was moved by" in late.text
+    # An alias that was just made has nothing to go back to.
+    await browser.submit(f"{base}/delete", f"{base}/delete")
+    await browser.submit(f"{PIRATE}/aliases/new", f"{PIRATE}/aliases/new")
+    assert not (await browser.page(PIRATE)).all(".toast form")
+    assert await actions(console) == ["alias.move", "alias.rollback", "alias.delete", "alias.create"]
+
+
+async def test_a_split_of_three_has_fields_that_sum_to_100(console: Console, signed_in: SignedIn) -> None:
+    browser = await signed_in()
+    await add(console, browser.session.tenant_id, *["ready"] * 3, production={1: 20, 2: 30, 3: 50})
+    base = f"{PIRATE}/aliases/production"
+    page = await browser.page(PIRATE)
+    form = page.form(f"{base}/move")
+    assert [form[f"share-{version}"] for version in (1, 2, 3)] == ["20", "30", "50"]
+    save = f'form[action="{base}/move"] button.primary'
+    assert page.find(save).attributes["aria-disabled"] == "true" and "Nothing is changed." in page.text
+    draft = f"{base}/split?generation=1&share-1=20&share-2=20&share-3="
+    short = Page(await browser.get(f"{draft}50", **HTMX))
+    assert "The shares sum to 90, not to 100." in short.tree.text()
+    named = Page(await browser.get(f"{draft}60", **HTMX))
+    assert named.find(save).text() == "Save 20, 20 and 60 %"
+    await browser.post(f"{base}/move", {**named.form(f"{base}/move"), "csrf": form["csrf"]})
+    assert await targets(console, browser) == {1: 20, 2: 20, 3: 60}
 
 
 async def test_an_alias_is_made_moved_and_rolled_back_without_a_script(
