@@ -12,7 +12,6 @@ from starlette.responses import Response
 from loraplex.platform.console.addresses import link, path_of
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Form, FormInvalid, parse
-from loraplex.platform.console.pages.adapter_tabs import tabs_of
 from loraplex.platform.console.pages.writing import Sent, add_form, revision_of, tenant_of
 from loraplex.platform.errors import describe
 from loraplex.platform.services import adapters
@@ -124,7 +123,8 @@ def _add_adapter(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> N
 
         async def find(found: AsyncSession) -> dict[str, Any]:
             shown = await detail.adapter(found, tenant_of(session), name, found_in, before)
-            return {"adapter": shown} | await _chosen(found, session, shown, version, compare)
+            chosen = await _chosen(found, session, shown, version, compare)
+            return {"adapter": shown, "refused_by": refused_by(found_in, chosen["chosen"])} | chosen
 
         try:
             context = await endpoint.query(session, find)
@@ -135,7 +135,6 @@ def _add_adapter(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> N
         return endpoint.page(
             *(request, session, "adapters/adapter.html"),
             **context,
-            tabs=tabs_of(session, name),
             before=before,
             can_write="adapters:write" in session.scopes,
         )
@@ -149,11 +148,10 @@ def _add_adapter(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> N
             session, lambda found: detail.version(found, tenant_of(session), name, version)
         )
         return endpoint.page(
-            request,
-            session,
-            "adapters/report.html",
+            *(request, session, "adapters/report.html"),
             name=name,
             chosen=shown,
+            refused_by=refused_by(await residency_of(endpoint, session), shown),
         )
 
 
@@ -238,6 +236,12 @@ async def residency_of(endpoint: ConsoleEndpoint, session: ConsoleSession) -> Re
     """Return which of the tenant's adapters are in the memory of an engine."""
     dependencies = endpoint.dependencies
     return await residency(dependencies.engine, dependencies.namespace_of(tenant_of(session)))
+
+
+def refused_by(found_in: Residency, version: VersionDetail | None) -> tuple[int, ...]:
+    """Return the numbers of the engines that refuse the weights of a version now."""
+    digest = None if version is None else version.digest
+    return () if digest is None else found_in.refused_by.get(digest, ())
 
 
 async def find_adapter(endpoint: ConsoleEndpoint, session: ConsoleSession, name: str) -> AdapterDetail:

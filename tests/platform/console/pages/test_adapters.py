@@ -87,7 +87,19 @@ async def test_pages_of_adapters_need_their_scopes(console: Console, signed_in: 
         for path in ("/new", *(f"/pirate{each}" for each in QUESTIONS)):
             found = (await browser.get(f"/console/adapters{path}")).status_code
             assert found == (200 if may_write else 403), (role, path)
+    for path, tab in (
+        (PIRATE, "Versions"),
+        ("/console/usage?adapter=pirate", "Usage"),
+        ("/console/limits/adapters/pirate", "Limits"),
+        ("/console/requests?adapter=pirate", "Requests"),
+        ("/console/audit?target=adapters/pirate", "Audit"),
+    ):
+        page = await admin.page(path)
+        assert page.texts(".tabs a") == ["Versions", "Usage", "Limits", "Requests", "Audit"]
+        assert page.texts(".tabs [aria-current]") == [tab]
+    assert not (await admin.page("/console/usage")).all(".tabs")
     viewer = await (await signed_in("viewer")).page(PIRATE)
+    assert viewer.texts(".tabs a") == ["Versions", "Usage", "Requests"]
     assert viewer.find("button[aria-disabled=true]").text().strip() == "Upload version"
     assert "Needs the scope adapters:write, which your role has not." in viewer.text
     assert not viewer.all("main form[method=post] button[type=submit]") and not viewer.all(".menu")
@@ -123,6 +135,33 @@ async def test_the_list_says_what_serves_and_where(console: Console, signed_in: 
     assert (await browser.page("/console/adapters?search=pir")).texts("tbody th a") == ["pirate"]
     nothing = await browser.page("/console/adapters?state=quarantined")
     assert "No adapter matches the filter." in nothing.text
+
+
+async def test_residency_says_what_the_first_request_waits(console: Console, signed_in: SignedIn) -> None:
+    browser = await signed_in()
+    tenant_id = browser.session.tenant_id
+    assert tenant_id is not None
+    await add(console, tenant_id, "ready", "ready", "quarantined", production={1: 100})
+    mine, other = namespace_of(tenant_id), b"another tenant"
+    stats = EngineStats(
+        device_adapters=[(mine, digest(1)), (other, digest(2))],
+        quarantined_adapters=[(mine, digest(3))],
+        adapter_read_rate=937_000.0,
+        adapter_copy_rate=9_370_000.0,
+    )
+    console.engine.script = msgspec.structs.replace(console.engine.script, stats=stats)
+    page = await browser.page(PIRATE)
+    tiers = [text.replace("\xa0", " ") for text in page.texts(".tiers li")]
+    assert tiers == [
+        "v2 disk · not used in 24 hours, first token +1.10 s",
+        "v1 device · not used in 24 hours",
+    ]
+    assert "Now engine 1 refuses it." in page.text
+    assert "from openai import OpenAI" in page.find("#use-it-python").text()
+    assert page.texts("#of-2 a")[:3] == ["Report", "Compare with…", "Move production here…"]
+    assert "Move production here…" not in page.texts("#of-1 a")
+    report = await browser.get(f"{PIRATE}/versions/3/report")
+    assert "Now engine 1 refuses it." in " ".join(Page(report).tree.text().split())
 
 
 async def test_an_adapter_is_created_and_then_uploaded_to(console: Console, signed_in: SignedIn) -> None:
@@ -227,6 +266,10 @@ async def test_an_alias_is_made_moved_and_rolled_back_without_a_script(
     assert dialog.text.lstrip().startswith("<dialog") and "v1 20 %" in dialog.text.replace("\xa0", " ")
     back = await browser.submit(f"{base}/rollback", f"{base}/rollback")
     assert back.status_code == 303 and await targets(console, browser) == {1: 20, 2: 30, 3: 50}
+    log = await browser.page("/console/audit?target=adapters/pirate")
+    assert log.texts("tbody td:nth-of-type(2)") == ["alias.rollback", "alias.move", "alias.create"]
+    assert log.texts(".tabs [aria-current]") == ["Audit"]
+    assert not (await browser.page("/console/audit?target=adapters/p_rate")).all("tbody tr")
     gone = await browser.submit(f"{base}/delete", f"{base}/delete")
     assert gone.status_code == 303 and "No alias yet" in (await browser.page(PIRATE)).text
     assert await actions(console) == ["alias.create", "alias.move", "alias.rollback", "alias.delete"]
