@@ -7,6 +7,8 @@
 /** @typedef {{ times: number[], columns: (number | null)[][], names: string[], labels: string[] }} Numbers */
 
 const DAY = 86400;
+/** Steps of an axis that counts: a count has no fractions. */
+const WHOLE = [...Array(12).keys()].flatMap((power) => [1, 2, 5].map((each) => each * 10 ** power));
 const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 /** @type {any} */
 const Plot = /** @type {any} */ (window).uPlot;
@@ -104,7 +106,7 @@ function draw(figure) {
       },
       axes: [
         { ...look, size: 28, grid: { show: false }, incrs: [...[1, 2, 3, 4, 6, 12].map((hours) => hours * 3600), ...[1, 2, 3, 7, 14, 28].map((days) => days * DAY)].filter((each) => each % step === 0), space: 56, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((at) => moment(at, step)) },
-        { ...look, border: { show: false }, grid: { stroke: line, width: 1 }, size: (/** @type {any} */ self, /** @type {string[] | null} */ texts) => labelWidth(self, texts, font), space: 32, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((value) => write(figure, value)) },
+        { ...look, border: { show: false }, grid: { stroke: line, width: 1 }, ...(figure.dataset.prefix ? {} : { incrs: WHOLE }), size: (/** @type {any} */ self, /** @type {string[] | null} */ texts) => labelWidth(self, texts, font), space: 32, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((value) => write(figure, value)) },
       ],
       series: [
         {},
