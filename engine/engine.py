@@ -1,7 +1,6 @@
 """`Engine`: scheduler, adapter pool and runner, driven one step at a time by one thread. Deterministic, does no I/O."""
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +28,7 @@ from loraplex.engine.lora.device_batch import make_workspace
 from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.lora.pool_factory import open_pool
 from loraplex.engine.lora.source import AdapterSource
-from loraplex.engine.messages import STEP_TOKEN_BOUNDS, EngineInfo, EngineRequest, EngineStats, FinishReason
+from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, FinishReason
 from loraplex.engine.model_loading import LoadedModel
 from loraplex.engine.runner.cuda_graphs.buckets import MAX_ROWS
 from loraplex.engine.runner.cuda_graphs.capture import capture_decodes
@@ -39,6 +38,7 @@ from loraplex.engine.runner.step_isolation import IsolatedStep, StepIsolation
 from loraplex.engine.sampling.sampler import Sampler
 from loraplex.engine.scheduling.fairness import FairShare, Policy
 from loraplex.engine.scheduling.scheduler import Scheduler
+from loraplex.engine.scheduling.step_statistics import StepStatistics
 from loraplex.engine.structured_output.bitmask_filling import BitmaskFiller
 from loraplex.engine.structured_output.grammar_compilation import GrammarCompilation
 from loraplex.engine.token_mask import TokenMask, TokenMaskFactory
@@ -111,10 +111,8 @@ class Engine:
         self._isolation = StepIsolation(self.runner, self.scheduler.sampling_rows)
         self._in_flight: IsolatedStep | None = None
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
-        self._steps = self._corrupted = self._aborted = 0
-        self._step_seconds = 0.0
-        self._step_tokens = 0
-        self._step_tokens_histogram = [0] * (len(STEP_TOKEN_BOUNDS) + 1)
+        self._corrupted = self._aborted = 0
+        self._steps = StepStatistics(clock, self.scheduler.unstarted_by_namespace)
 
     def info(self) -> EngineInfo:
         """Facts of the served model."""
@@ -202,7 +200,7 @@ class Engine:
         ran = before is not None or launched is not None
         self.numeric_check.advance()
         failures = self._failures()
-        self._step_seconds += ran * (self._clock() - began)
+        self._steps.seconds += ran * (self._clock() - began)
         return StepResult(outputs, failures, ran)
 
     def stats(self) -> EngineStats:
@@ -210,6 +208,7 @@ class Engine:
         scheduler, adapters, blocks = self.scheduler, self.adapters, self._block_pool
         return EngineStats(
             running=scheduler.num_running,
+            max_running=scheduler.config.max_num_seqs,
             waiting=scheduler.num_waiting,
             waiting_for_adapter=scheduler.num_waiting_for_adapter,
             free_blocks=blocks.num_free,
@@ -225,6 +224,7 @@ class Engine:
             adapter_budget_bytes=adapters.max_bytes,
             adapter_waste_bytes=adapters.waste_bytes,
             adapter_host_bytes=adapters.host_bytes,
+            adapter_host_budget_bytes=adapters.max_host_bytes,
             adapter_host_hits=adapters.num_host_hits,
             adapter_read_rate=adapters.read_rate,
             adapter_copy_rate=adapters.copy_rate,
@@ -243,10 +243,11 @@ class Engine:
             corrupted_requests=self._corrupted,
             admission_rejections=scheduler.num_rejections,
             aborted_requests=self._aborted,
-            steps=self._steps,
-            step_tokens=self._step_tokens,
-            step_tokens_histogram=list(self._step_tokens_histogram),
-            step_seconds=self._step_seconds,
+            steps=self._steps.num_steps,
+            step_tokens=self._steps.num_tokens,
+            step_tokens_histogram=list(self._steps.histogram),
+            step_seconds=self._steps.seconds,
+            tenant_steps=self._steps.tenants(),
             waiting_for_grammar=scheduler.num_waiting_for_grammar,
             mask_seconds=self._masks.seconds,
             late_masks=self._masks.num_late,
@@ -264,9 +265,7 @@ class Engine:
 
     def _launch(self, plan: StepPlan, rows: list[PlannedRow] | None) -> IsolatedStep:
         """Launch a plan. `rows` are the rows to sample; None while a step in flight may still end some of them."""
-        self._steps += 1
-        self._step_tokens += plan.num_tokens
-        self._step_tokens_histogram[bisect_left(STEP_TOKEN_BOUNDS, plan.num_tokens)] += 1
+        self._steps.count(plan)
         return self._isolation.launch(plan, rows)
 
     def _complete_step(self, handle: IsolatedStep) -> list[StepOutput]:

@@ -12,6 +12,9 @@ from loraplex.engine.sampling_params import SamplingParams
 
 STEP_TOKEN_BOUNDS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
+OTHER_TENANTS: Final = b""
+"""In `TenantSteps`: all tenants that have no entry of their own."""
+
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 
 
@@ -152,6 +155,22 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
 
 
+class TenantSteps(msgspec.Struct, frozen=True):
+    """One tenant's part of the steps of the last minute, in scheduled tokens. `waiting`: its requests that no step has begun.
+
+    Tokens that are computed again after a preemption count again.
+    """
+
+    namespace: bytes
+    prefill_tokens: int
+    decode_tokens: int
+    waiting: int
+
+    @property
+    def tokens(self) -> int:
+        return self.prefill_tokens + self.decode_tokens
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot in plain numbers; counters only grow. Exporters live in the gateway.
 
@@ -159,12 +178,14 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     more count at the end is for steps above all bounds. `late_masks` counts rows that skipped a step because their
     grammar's mask was not ready in time; `forced_tokens` those that a grammar left no choice about. `quarantined_adapters`
     are keys (`AdapterRef.key`) of the newest adapters refused here. `device_adapters` are the keys of `resident_adapters`, and
-    `host_adapters` of those in host memory, which may be on the device as well. `adapter_read_rate` and `adapter_copy_rate` are the
-    bytes per second of loads, measured lately: from the source into host memory, and from there to the device. `adapter_page_error` is the greatest relative error
-    that 8-bit pages cause in a module of a resident adapter.
+    `host_adapters` of those in host memory, which may be on the device as well. `adapter_read_rate` and `adapter_copy_rate` are
+    the bytes per second of loads, measured lately: into host memory, and from there to the device. `adapter_page_error` is the
+    greatest relative error that 8-bit pages cause in a module of a resident adapter. `tenant_steps`: the largest tenants first,
+    at most 20, then the others as `OTHER_TENANTS`. `max_running` is the most sequences that a batch may have.
     """
 
     running: int = 0
+    max_running: int = 0
     waiting: int = 0
     waiting_for_adapter: int = 0
     free_blocks: int = 0
@@ -180,6 +201,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     adapter_budget_bytes: int = 0
     adapter_waste_bytes: int = 0
     adapter_host_bytes: int = 0
+    adapter_host_budget_bytes: int = 0
     adapter_host_hits: int = 0
     adapter_read_rate: float = 0.0
     adapter_copy_rate: float = 0.0
@@ -202,6 +224,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     step_tokens: int = 0
     step_tokens_histogram: list[int] = []
     step_seconds: float = 0.0
+    tenant_steps: list[TenantSteps] = []
     waiting_for_grammar: int = 0
     grammar_compilations: int = 0
     grammar_compile_seconds: float = 0.0

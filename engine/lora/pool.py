@@ -108,6 +108,10 @@ class AdapterPool:
         return self._host.nbytes
 
     @property
+    def max_host_bytes(self) -> int:
+        return self._host.max_bytes
+
+    @property
     def num_host_hits(self) -> int:
         return self._host.num_hits
 
@@ -130,7 +134,7 @@ class AdapterPool:
 
     @property
     def host_keys(self) -> list[Key]:
-        """Adapters in host memory, also if they are on the device."""
+        """Adapters in host memory, also if they are on the device; least recently used first."""
         return self._host.keys
 
     @property

@@ -123,6 +123,10 @@ class Scheduler:
         waiting = (SequenceStatus.WAITING, SequenceStatus.LOADING)
         return sorted({s.adapter.digest for s in sequences if s.adapter is not None and s.status in waiting})
 
+    def unstarted_by_namespace(self) -> dict[bytes, int]:
+        """Return the number of requests that no step has begun, by cache namespace. O(tenants)."""
+        return self._unstarted.by_namespace()
+
     def add(self, request: EngineRequest) -> list[Sequence]:
         """Queue a request and return its choices.
 

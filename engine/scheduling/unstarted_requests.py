@@ -32,6 +32,10 @@ class UnstartedRequests:
         self._num_sequences = 0
         self._tenants: dict[bytes, _TenantQueue] = {}
 
+    def by_namespace(self) -> dict[bytes, int]:
+        """Return the number of requests of each tenant. O(tenants)."""
+        return {name: len(queue.requests) for name, queue in self._tenants.items()}
+
     def make_room(self, request: EngineRequest) -> list[Sequence]:
         """Return one sequence of every request that has to end before `request` is added. O(tenants) for each of them.
 

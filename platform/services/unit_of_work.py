@@ -4,7 +4,7 @@ Invariant: all three are committed together or not at all. The gateways are noti
 undoes nothing.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Protocol
 from uuid import UUID
@@ -40,6 +40,16 @@ class UnitOfWork:
         self.actor = actor
         self.tenant_id = tenant_id
         self.audit = AuditRepository(session, actor, tenant_id)
+        self._changed: set[UUID] = set()
+
+    @property
+    def changed_tenants(self) -> set[UUID]:
+        """The tenants of which the gateways are notified after the commit."""
+        return self.audit.tenants | self._changed
+
+    def notify_of(self, tenant_ids: Iterable[UUID]) -> None:
+        """Notify the gateways of these tenants, too: of a change of a person's keys there, which is no entry in their log."""
+        self._changed.update(tenant_ids)
 
     async def once(
         self,
@@ -68,14 +78,14 @@ async def unit_of_work(
     """Open a transaction in the role of `tenant_id`, or of operators for None. It commits at the end of the block; an error
     rolls everything back.
 
-    After the commit, `publisher` notifies the gateways of every tenant that got an audit entry; None: no gateway runs.
+    After the commit, `publisher` notifies the gateways of every changed tenant; None: no gateway runs.
     """
     transaction = database.as_operator() if tenant_id is None else database.as_tenant(tenant_id)
     async with transaction as session:
         work = UnitOfWork(session, actor, tenant_id, database)
         yield work
     if publisher is not None:
-        for changed in work.audit.tenants:
+        for changed in work.changed_tenants:
             await _publish(publisher, changed)
 
 

@@ -116,3 +116,26 @@ async def names_of(session: AsyncSession, ids: Collection[UUID]) -> dict[UUID, s
         return {}
     query = select(Tenant.id, Tenant.name).where(Tenant.id.in_(ids))
     return {row.id: row.name for row in await session.execute(query)}
+
+
+@dataclass(frozen=True, slots=True)
+class TenantWeight:
+    """A tenant's name, and its share of the engine relative to others."""
+
+    name: str
+    weight: float
+
+
+async def living_ids(session: AsyncSession) -> Sequence[UUID]:
+    """The ids of all tenants that are not deleted, as an operator."""
+    return (await session.scalars(select(Tenant.id).where(Tenant.deleted_at.is_(None)))).all()
+
+
+async def weights_of(session: AsyncSession, ids: Collection[UUID]) -> dict[UUID, TenantWeight]:
+    """Names and weights of tenants that are not deleted by their ids, as an operator."""
+    if not ids:
+        return {}
+    query = select(Tenant.id, Tenant.name, Tenant.weight).where(
+        Tenant.id.in_(ids), Tenant.deleted_at.is_(None)
+    )
+    return {row.id: TenantWeight(row.name, row.weight) for row in await session.execute(query)}

@@ -7,6 +7,7 @@ is waited for only where no counters count.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 from uuid import UUID
 
@@ -237,7 +238,8 @@ class QuotaAdmissionController:
         usage is kept in memory and written later.
         """
         began = time.perf_counter()
-        await self._end(reservation, usage.priced(reservation.price.price))
+        priced = usage.priced(reservation.price.price)
+        await self._end(reservation, replace(priced, limits=reservation.limits))
         self._recorder.settled(reservation.request.tokens, usage.tokens, time.perf_counter() - began)
 
     async def cancel(self, reservation: Reservation) -> None:

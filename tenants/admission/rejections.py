@@ -7,13 +7,21 @@ from datetime import datetime
 from loraplex.tenants.counters.counter_replies import Decision, Denied, Explanation, UnknownLimit
 from loraplex.tenants.errors import LimitExceeded, QuotaExhausted, RateLimited
 from loraplex.tenants.quotas.limits import BUDGETS, NANO_PER_MICRO, LimitName
-from loraplex.tenants.quotas.reservation import ReservationRequest
+from loraplex.tenants.quotas.reservation import LimitAtAdmission, ReservationRequest
 from loraplex.tenants.rate_state import Rate, RateState
 
 
 def rate_state(decisions: Sequence[Decision]) -> RateState:
     """The tightest rates of all levels."""
     return RateState(_tightest(decisions, "requests_per_minute"), _tightest(decisions, "tokens_per_minute"))
+
+
+def met_limits(decisions: Sequence[Decision]) -> tuple[LimitAtAdmission, ...]:
+    """What an admitted request met of every limit, to be kept with its record."""
+    return tuple(
+        LimitAtAdmission(each.level, each.name, each.limit, each.used, each.reserved, each.asked)
+        for each in decisions
+    )
 
 
 def refusal(denied: Denied) -> LimitExceeded:

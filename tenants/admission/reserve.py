@@ -19,7 +19,13 @@ from loraplex.tenants.admission.denial_log import DenialLog
 from loraplex.tenants.admission.fences import Fences
 from loraplex.tenants.admission.local_limiter import LocalLimiter
 from loraplex.tenants.admission.recent_refusals import RecentRefusals
-from loraplex.tenants.admission.rejections import degraded_denial, rate_state, refusal, unknown_limits
+from loraplex.tenants.admission.rejections import (
+    degraded_denial,
+    met_limits,
+    rate_state,
+    refusal,
+    unknown_limits,
+)
 from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.billing.pricing import PriceVersion
 from loraplex.tenants.circuit_breaker import CircuitBreaker
@@ -233,6 +239,7 @@ class Reserver:
             price=price,
             epoch=reply.epoch,
             rate=rate_state(reply.decisions),
+            limits=met_limits(reply.decisions),
         )
 
     def _raise_refusal(self, request: ReservationRequest, reply: CounterReply, asked_at: float) -> None:
@@ -265,10 +272,10 @@ class Reserver:
         now = datetime.now(UTC)
         periods, price = periods_of(now), self._price(request, now)
         asked = request.subjects, request.tokens, request.sequences
+        decisions = self.local_limiter.decisions(*asked)
         try:
             rate = self.local_limiter.admit(request.id, *asked)
         except LimitExceeded:
-            decisions = self.local_limiter.decisions(*asked)
             self.denials.remember(request.tenant_id, degraded_denial(request, now, decisions=decisions))
             raise
         reservation = Reservation(
@@ -278,6 +285,7 @@ class Reserver:
             admitted_at=now,
             price=price,
             rate=rate,
+            limits=met_limits(decisions),
             degraded=True,
         )
         try:

@@ -102,14 +102,17 @@ class RequestLog:
         """The phases of a request: name -> `[start_ms, duration_ms]`. Raises `RequestNotFound`, and `PhasesNotFound` once
         they are deleted.
         """
-        record = (await self.get(request_id))[0]
-        query = select(RequestPhases.phases).where(
-            RequestPhases.tenant_id == self._tenant_id, RequestPhases.id == record.id
-        )
-        phases: dict[str, Any] | None = await self._session.scalar(query)
-        if phases is None:
+        detail = await self.detail((await self.get(request_id))[0].id)
+        if detail is None:
             raise PhasesNotFound("the phases of this request are not stored, or not any more")
-        return phases
+        return detail.phases
+
+    async def detail(self, record_id: UUID) -> RequestPhases | None:
+        """The phases of a row and the limits that its request met; None where they are not stored, or not any more."""
+        query = select(RequestPhases).where(
+            RequestPhases.tenant_id == self._tenant_id, RequestPhases.id == record_id
+        )
+        return (await self._session.scalars(query)).one_or_none()
 
     async def _newest(self, condition: ColumnElement[bool]) -> LoggedRequest | None:
         query = self._named(UsageRecord).where(condition).order_by(UsageRecord.id.desc()).limit(1)

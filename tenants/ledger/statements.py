@@ -133,7 +133,7 @@ WITH given AS MATERIALIZED (
         adapter_id uuid, adapter_version integer, digest text, outcome text, uncached_tokens bigint, cached_tokens bigint,
         completion_tokens bigint, price_version_id uuid, currency text, amount_pico bigint, day text, month text,
         admitted_at timestamptz, ttft_ms integer, duration_ms integer, ttft_bucket integer, gap_buckets bigint[],
-        phases jsonb
+        phases jsonb, limits jsonb
     ) ORDER BY g.id
 ), locked AS MATERIALIZED (
     SELECT e.tenant_id, e.epoch FROM admission_epochs e
@@ -152,8 +152,8 @@ WITH given AS MATERIALIZED (
 ), removed AS (
     DELETE FROM reservations r USING given g WHERE r.id = g.id
 ), rolled_up AS ({ADD_TO_ROLLUPS}), counted AS ({COUNT_REQUESTS}), phased AS (
-    INSERT INTO request_phases (id, tenant_id, phases)
-    SELECT g.id, g.tenant_id, g.phases FROM written w JOIN given g USING (id) WHERE g.phases IS NOT NULL ORDER BY g.id
+    INSERT INTO request_phases (id, tenant_id, phases, limits)
+    SELECT g.id, g.tenant_id, g.phases, g.limits FROM written w JOIN given g USING (id) WHERE g.phases IS NOT NULL ORDER BY g.id
     ON CONFLICT (id) DO NOTHING
 ), sums AS (
     SELECT w.tenant_id, s.level, s.subject_id, p.period, count(*) FILTER (WHERE w.kind = 'usage') AS requests,

@@ -303,6 +303,7 @@ def usage_row(reservation: Reservation, usage: SettledUsage) -> Row:
         "ttft_bucket": None if timings.ttft_ms is None else bucket_of(TTFT_BOUNDS_MS, timings.ttft_ms),
         "gap_buckets": timings.gap_buckets,
         "phases": timings.phases or None,
+        "limits": {"degraded": reservation.degraded, "met": usage.limits},
     }
 
 

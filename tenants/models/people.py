@@ -1,6 +1,7 @@
 """People of the console: users, their memberships, invitations, sessions, one-time links, slowed sign-ins, the sign-up plan.
 
-Invariant: of a password, a session's token and a link only digests are stored, and of a TOTP secret only its encrypted form.
+Invariant: of a password, a recovery code, a session's token and a link only digests are stored, and of a TOTP secret only its
+encrypted form.
 """
 
 from datetime import datetime
@@ -49,6 +50,17 @@ class User(Base):
     disabled_at: Mapped[datetime | None]
     oidc_issuer: Mapped[str | None]
     oidc_subject: Mapped[str | None] = mapped_column(deferred=True, deferred_raiseload=True)
+
+
+class RecoveryCode(Base):
+    """A recovery code of a user that was not used. `code_digest` is keyed with the server secret."""
+
+    __tablename__ = "recovery_codes"
+    __table_args__ = (CheckConstraint("octet_length(code_digest) = 32", name="code_digest"),)
+
+    user_id: Mapped[UUID] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"), primary_key=True)
+    code_digest: Mapped[bytes] = mapped_column(primary_key=True)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class Membership(Base):

@@ -138,8 +138,11 @@ class RequestRollup(Base):
 
 
 class RequestPhases(Base):
-    """The phases of one request by name: `[start_ms, duration_ms]` each, from its arrival. Retention is shorter than that of
-    the ledger, whose row has the same `id`.
+    """The phases of one request by name: `[start_ms, duration_ms]` each, from its arrival; and the limits that it met.
+
+    `limits`: `degraded`, whether those are of one gateway's share, and `met`, one `[level, name, limit, used, reserved,
+    asked]` for each, budgets in micro-units; null of requests from before they were kept. Retention is shorter than that
+    of the ledger, whose row has the same `id`.
     """
 
     __tablename__ = "request_phases"
@@ -148,6 +151,7 @@ class RequestPhases(Base):
     id: Mapped[UUID] = mapped_column(primary_key=True)
     tenant_id: Mapped[UUID]
     phases: Mapped[dict[str, Any]]
+    limits: Mapped[dict[str, Any] | None]
 
 
 class UsageTotal(Base):

@@ -41,11 +41,16 @@ async def issue_console_key(
     return IssuedKey(record, key.plaintext)
 
 
-async def end_console_keys(session: AsyncSession, email: str, tenant_id: UUID | None = None) -> None:
-    """End the console's keys of a person, in one tenant or in all. `session` has the gateway's role (`writing`)."""
+async def end_console_keys(session: AsyncSession, email: str, tenant_id: UUID | None = None) -> set[UUID]:
+    """End the console's keys of a person, in one tenant or in all; return the tenants whose keys were ended.
+
+    `session` has the gateway's role (`writing`).
+    """
     now = datetime.now(UTC)
     working = (ApiKey.revoked_at.is_(None), ApiKey.expires_at > now)
     statement = update(ApiKey).where(ApiKey.kind == KIND, ApiKey.created_by == email, *working)
     if tenant_id is not None:
         statement = statement.where(ApiKey.tenant_id == tenant_id)
-    await session.execute(statement.values(revoked_at=now).execution_options(synchronize_session=False))
+    ending = statement.values(revoked_at=now).returning(ApiKey.tenant_id)
+    ended = await session.scalars(ending.execution_options(synchronize_session=False))
+    return {each for each in ended if each is not None}

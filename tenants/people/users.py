@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.errors import NameTaken, UserNotFound
 from loraplex.tenants.models import Membership, User
 from loraplex.tenants.names import EMAIL, check_email, check_person_name, is_name
+from loraplex.tenants.people.recovery_codes import RecoveryCodeRepository
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,8 @@ class CredentialRepository:
         await self._change(user_id, password_hash=password_hash)
 
     async def set_second_factor(self, user_id: UUID, encrypted: bytes | None) -> None:
-        """Store a new TOTP secret, which counts when it is confirmed; None removes the second factor."""
+        """Store a new TOTP secret, which counts when it is confirmed; None removes the second factor. Recovery codes end."""
+        await RecoveryCodeRepository(self._session).replace(user_id, ())
         await self._change(user_id, totp_secret=encrypted, totp_confirmed_at=None, totp_last_step=None)
 
     async def use_step(self, user_id: UUID, step: int, *, confirm: bool = False) -> bool:

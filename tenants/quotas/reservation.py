@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
 from loraplex.tenants.billing.pricing import Price, PriceVersion, amount_nano
 from loraplex.tenants.errors import InvalidField
-from loraplex.tenants.quotas.limits import MAX_INTEGER, Subject
+from loraplex.tenants.quotas.limits import MAX_INTEGER, Level, LimitName, Subject
 from loraplex.tenants.rate_state import RateState
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,200}")
@@ -72,12 +72,28 @@ class ReservationRequest:
         return self.prompt_tokens + self.completion_tokens
 
 
+class LimitAtAdmission(NamedTuple):
+    """One limit as an admitted request found it: `asked` is neither in `used` nor in `reserved`. Budgets in micro-units."""
+
+    level: Level
+    name: LimitName
+    limit: int
+    used: int
+    reserved: int
+    asked: int
+
+    @property
+    def left(self) -> int:
+        """What the request left of it."""
+        return self.limit - self.used - self.reserved - self.asked
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
     """An admitted request, the periods (`day`, `month`) and the epoch of its admission.
 
     `price`: the one in force at `admitted_at`, by which it is settled; `NO_PRICE` of those read back from the ledger. `epoch`: that of the counters that admitted it; None where it is unknown. `degraded`: admitted by this gateway's share of
-    the limits, without the counters.
+    the limits, without the counters; then `limits`, what it met of every limit, are those of the share.
     """
 
     request: ReservationRequest
@@ -87,6 +103,7 @@ class Reservation:
     price: PriceVersion
     epoch: int | None = None
     rate: RateState = NO_RATES
+    limits: tuple[LimitAtAdmission, ...] = ()
     degraded: bool = False
 
     @property
@@ -118,8 +135,8 @@ class RequestTimings:
 class SettledUsage:
     """What an ended request used; `prompt_tokens` includes `cached_tokens`. `outcome` None: it was cancelled.
 
-    `amount_pico` follows from the price and is set by admission. `timings` None: unknown; equal usage may have taken other
-    times. Raises `InvalidField`.
+    `amount_pico` follows from the price and is set by admission, as are `limits`, those of the reservation. `timings` None:
+    unknown. Equal usage may have taken other times and met other limits. Raises `InvalidField`.
     """
 
     outcome: Outcome | None
@@ -128,6 +145,7 @@ class SettledUsage:
     completion_tokens: int = 0
     amount_pico: int = 0
     timings: RequestTimings | None = field(default=None, compare=False)
+    limits: tuple[LimitAtAdmission, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if not (0 <= self.cached_tokens <= self.prompt_tokens and self.completion_tokens >= 0):

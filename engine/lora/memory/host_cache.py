@@ -38,7 +38,7 @@ class HostCache:
 
     @property
     def keys(self) -> list[Key]:
-        """The adapters that are kept. The loader may evict some meanwhile, hence the lock."""
+        """The adapters that are kept, least recently used first. The loader may evict some meanwhile, hence the lock."""
         with self._lock:
             return [*self._blobs]
 
@@ -66,13 +66,15 @@ class HostCache:
         if nbytes > self.max_bytes or (self._arena is not None and not self._arena.owns(packed.blob)):
             return
         with self._lock:
-            self._blobs[key] = packed
+            self._put_last(key, packed)
 
     def find(self, key: Key) -> PackedAdapter | None:
         """Return the blob, now the most recently used, or None."""
         with self._lock:
             packed = self._blobs.get(key)
-            self.num_hits += packed is not None
+            if packed is not None:
+                self.num_hits += 1
+                self._put_last(key, packed)
         return packed
 
     def forget(self, key: Key) -> None:
@@ -82,6 +84,11 @@ class HostCache:
     def forget_namespace(self, namespace: bytes) -> None:
         for key in [key for key in self._blobs if key[0] == namespace]:
             self.forget(key)
+
+    def _put_last(self, key: Key, packed: PackedAdapter) -> None:
+        """Insert an entry behind all others: a cache is iterated in the order of insertion, which so is that of use."""
+        self._blobs.pop(key, None)
+        self._blobs[key] = packed
 
     def _drop_oldest(self) -> bool:
         """Drop the oldest blob; False when the cache is empty. Its extent is free once no copy reads from it either."""

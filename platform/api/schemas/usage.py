@@ -6,7 +6,7 @@ Invariant: `prompt_tokens` includes `cached_tokens`, as in the responses of `/v1
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 from uuid import UUID
 
 from pydantic import Field
@@ -14,9 +14,10 @@ from pydantic import Field
 from loraplex.platform.api.management.pagination import Listing
 from loraplex.platform.api.management.responses import ResponseModel, UtcTime
 from loraplex.platform.api.management.sorting import Position, SortOrder
-from loraplex.platform.services.queries.requests import Phase
+from loraplex.platform.services.queries.requests import MetLimits, Phase
 from loraplex.tenants.ledger.request_log import LoggedRequest
 from loraplex.tenants.ledger.usage_reports import UsageKey, UsageRow, UsageSums
+from loraplex.tenants.quotas.limits import Level, LimitName
 
 RowT = TypeVar("RowT", bound="UsageDocument")
 
@@ -89,6 +90,34 @@ class RequestDocument(ResponseModel):
     reason: Annotated[str | None, Field(exclude_if=_absent)] = None
 
 
+class MetLimitDocument(ResponseModel):
+    """One limit when the request was admitted. `used` and `reserved`: before the request. `asked`: the most that it would
+    use. Budgets in micro-units.
+    """
+
+    level: Level
+    name: LimitName
+    limit: int
+    used: int
+    reserved: int
+    asked: int
+
+
+class MetLimitsDocument(ResponseModel):
+    """The limits that a request met. `mode`: `counted` by the counters of all gateways, or `degraded` by the share of one
+    gateway while the counters were unavailable; then `limit` and `used` are those of the share.
+    """
+
+    mode: Literal["counted", "degraded"]
+    met: list[MetLimitDocument]
+
+
+class RequestDetailDocument(RequestDocument):
+    """`limits` is null where it is not known: it is kept as long as the phases of the request."""
+
+    limits: MetLimitsDocument | None
+
+
 class SpanDocument(ResponseModel):
     """One phase of a request; `start_ms` counts from its arrival. `reason` is null where the phase needs none."""
 
@@ -134,18 +163,30 @@ def operator_usage_response(row: UsageRow) -> OperatorUsageDocument:
 
 
 def request_response(row: LoggedRequest) -> RequestDocument:
+    return RequestDocument(**_request_fields(row))
+
+
+def request_detail_response(row: LoggedRequest, met: MetLimits | None) -> RequestDetailDocument:
+    limits = None
+    if met is not None:
+        documents = [MetLimitDocument(**each._asdict()) for each in met.limits]
+        limits = MetLimitsDocument(mode="degraded" if met.degraded else "counted", met=documents)
+    return RequestDetailDocument(**_request_fields(row), limits=limits)
+
+
+def _request_fields(row: LoggedRequest) -> dict[str, Any]:
     record, adapter, key_id, *_ = row
     same = ("id", "digest", "outcome", "cached_tokens", "completion_tokens", "ttft_ms", "duration_ms")
     more = ("price_version_id", "client_request_id", "reverses_id", "reason")
-    return RequestDocument(
+    return {
         **{name: getattr(record, name) for name in (*same, *more)},
-        at=record.admitted_at,
-        adapter=adapter or (None if record.adapter_id is None else str(record.adapter_id)),
-        version=record.adapter_version,
-        key_id=key_id or str(record.api_key_id),
-        prompt_tokens=record.uncached_tokens + record.cached_tokens,
-        amount_pico=str(record.amount_pico),
-    )
+        "at": record.admitted_at,
+        "adapter": adapter or (None if record.adapter_id is None else str(record.adapter_id)),
+        "version": record.adapter_version,
+        "key_id": key_id or str(record.api_key_id),
+        "prompt_tokens": record.uncached_tokens + record.cached_tokens,
+        "amount_pico": str(record.amount_pico),
+    }
 
 
 def timeline_response(phases: Iterable[Phase]) -> TimelineDocument:

@@ -14,10 +14,12 @@ from loraplex.platform.api.management.pagination import Listing, page_parameters
 from loraplex.platform.api.management.responses import ApiResponse, documented
 from loraplex.platform.api.schemas.usage import (
     BY_ID,
+    RequestDetailDocument,
     RequestDocument,
     TimelineDocument,
     UsageDocument,
     UsageReportDocument,
+    request_detail_response,
     request_response,
     timeline_response,
     usage_response,
@@ -74,13 +76,15 @@ def _add_requests(router: APIRouter, endpoint: ManagementEndpoint, authenticator
 
         return await endpoint.read(caller, work)
 
-    @router.get("/requests/{request_id}", responses=documented(response=RequestDocument))
+    @router.get("/requests/{request_id}", responses=documented(response=RequestDetailDocument))
     async def get_request(request_id: str, caller: Annotated[Caller, reader]) -> Response:
         """A finished request by its id, or by the `x-request-id` of its response; of several, the newest."""
 
         async def work(session: AsyncSession) -> ApiResponse:
-            found = await RequestLog(session, caller.tenant_id).get(request_id)
-            return ApiResponse(200, request_response(found))
+            log = RequestLog(session, caller.tenant_id)
+            found = await log.get(request_id)
+            met = requests.met_limits(await log.detail(found[0].id))
+            return ApiResponse(200, request_detail_response(found, met))
 
         return await endpoint.read(caller, work)
 

@@ -2,7 +2,7 @@
 
 import base64
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 from uuid import UUID
 
 from fastapi import APIRouter, Depends
@@ -12,14 +12,36 @@ from starlette.responses import Response
 from loraplex.platform.console.cookies import THEMES, area_of
 from loraplex.platform.console.endpoint import FIRST_PAGE, ConsoleEndpoint, SignInNeeded, redirect
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, read_form
+from loraplex.platform.console.pages.writing import entered_again, layout_of, refused_form
 from loraplex.platform.observability.request_id import request_id_of
 from loraplex.platform.services.people.identity import ConsoleSession
+from loraplex.platform.services.people.own_account import OwnAccount, protection
 from loraplex.platform.services.people.passwords import change_password
-from loraplex.platform.services.people.second_factor import Enrolment, confirm, disable, enrol
-from loraplex.platform.services.people.sessions import end_all_sessions, end_own_session, sessions_of_person
+from loraplex.platform.services.people.second_factor import (
+    Enrolment,
+    TurnedOn,
+    confirm,
+    disable,
+    enrol,
+    replace_recovery_codes,
+)
+from loraplex.platform.services.people.sessions import (
+    end_all_sessions,
+    end_own_session,
+    find_session,
+    sessions_of_person,
+)
 from loraplex.platform.services.unit_of_work import UnitOfWork
 
 FORM = Depends(read_form)
+ENROL: Final = "second-factor"
+REMOVE: Final = "second-factor/remove"
+CODES: Final = "recovery-codes"
+QUESTIONS: Final = {
+    ENROL: "account/enrol.html",
+    REMOVE: "account/remove.html",
+    CODES: "account/new_codes.html",
+}
 
 
 def account_pages(endpoint: ConsoleEndpoint) -> APIRouter:
@@ -28,16 +50,20 @@ def account_pages(endpoint: ConsoleEndpoint) -> APIRouter:
     for first in FIRST_PAGE.values():
         account = f"{first}/account"
         router.add_api_route(account, pages.show, methods=["GET"], response_model=None)
-        for path, handler in (
-            ("password", pages.change_password),
-            ("second-factor", pages.enrol),
-            ("second-factor/confirm", pages.confirm),
-            ("second-factor/remove", pages.remove),
-            ("theme", pages.choose_theme),
-            ("sessions/end-all", pages.end_all),
-            ("sessions/{session_id}/end", pages.end_one),
+        for method, path, handler in (
+            ("POST", "password", pages.change_password),
+            ("GET", ENROL, pages.ask_to_enrol),
+            ("POST", ENROL, pages.enrol),
+            ("POST", f"{ENROL}/confirm", pages.confirm),
+            ("GET", REMOVE, pages.ask_to_remove),
+            ("POST", REMOVE, pages.remove),
+            ("GET", CODES, pages.ask_for_codes),
+            ("POST", CODES, pages.make_codes),
+            ("POST", "theme", pages.choose_theme),
+            ("POST", "sessions/end-all", pages.end_all),
+            ("POST", "sessions/{session_id}/end", pages.end_one),
         ):
-            router.add_api_route(f"{account}/{path}", handler, methods=["POST"], response_model=None)
+            router.add_api_route(f"{account}/{path}", handler, methods=[method], response_model=None)
     return router
 
 
@@ -56,67 +82,66 @@ class AccountPages:
 
     async def change_password(self, request: Request, form: Annotated[Form, FORM]) -> Response:
         """Change the password; all other sessions end."""
-        session, dependencies = await self._session(request), self.endpoint.dependencies
+        session = await self._session(request)
         try:
             with field_errors():
                 token = await change_password(
-                    dependencies.database,
-                    session,
-                    form.fields.get("present", ""),
-                    form.fields.get("password", ""),
-                    address=dependencies.addresses.of(request),
-                    request_id=request_id_of(request.scope),
-                    derive_key=dependencies.derive_key,
+                    self._own(request, session, form), form.fields.get("password", "")
                 )
         except FormInvalid as error:
-            errors = {"present" if name == "" else name: text for name, text in error.errors.items()}
-            return await self._account(request, session, Entered(errors=errors), status=422)
+            shown = entered_again(form, error, ("present", "password"), {"": "present"})
+            return await self._account(request, session, Entered(errors=shown.errors), status=422)
         return self._renewed(
             request, session, token, "The new password is in force. All other sessions ended."
         )
 
+    async def ask_to_enrol(self, request: Request) -> Response:
+        """Ask for the password before a second factor is set up."""
+        return await self._question(request, ENROL)
+
     async def enrol(self, request: Request, form: Annotated[Form, FORM]) -> Response:
         """Show the secret of a new second factor, this once."""
         session = await self._session(request)
-
-        async def work(uow: UnitOfWork) -> Enrolment:
-            return await enrol(uow, session, derive_key=self.endpoint.dependencies.derive_key)
-
-        return self._second_factor(request, session, await self.endpoint.perform_own(request, session, work))
+        try:
+            with field_errors():
+                enrolment = await enrol(self._own(request, session, form))
+        except FormInvalid as error:
+            return await self._question(request, ENROL, form, error)
+        return self._second_factor(request, session, enrolment)
 
     async def confirm(self, request: Request, form: Annotated[Form, FORM]) -> Response:
-        """Turn the second factor on with its first code."""
+        """Turn the second factor on with its first code, and show the recovery codes, this once."""
         session = await self._session(request)
 
-        async def work(uow: UnitOfWork) -> str:
+        async def work(uow: UnitOfWork) -> TurnedOn:
             return await confirm(
                 uow, session, form.text("code"), derive_key=self.endpoint.dependencies.derive_key
             )
 
         try:
             with field_errors():
-                token = await self.endpoint.perform_own(request, session, work)
+                turned_on = await self.endpoint.perform_own(request, session, work)
         except FormInvalid as error:
-            return self._second_factor(request, session, None, Entered(errors=error.errors), status=422)
-        text = "Signing in takes a code from now on. All other sessions ended."
-        return self._renewed(request, session, token, text)
+            page = self._second_factor(request, session, None, Entered(errors=error.errors), status=422)
+            return refused_form(request, page)
+        area, database = area_of(request), self.endpoint.dependencies.database
+        renewed = await find_session(database, turned_on.token, area) or session
+        response = self._codes(request, renewed, turned_on.recovery_codes, turned_on=True)
+        self.endpoint.cookies.start_session(request, response, area, turned_on.token)
+        return response
+
+    async def ask_to_remove(self, request: Request) -> Response:
+        """Ask before the second factor is removed."""
+        return await self._question(request, REMOVE)
 
     async def remove(self, request: Request, form: Annotated[Form, FORM]) -> Response:
-        """Turn the second factor off with a code."""
-        session, dependencies = await self._session(request), self.endpoint.dependencies
+        """Turn the second factor off."""
+        session = await self._session(request)
         try:
             with field_errors():
-                token = await disable(
-                    dependencies.database,
-                    session,
-                    form.text("code"),
-                    address=dependencies.addresses.of(request),
-                    request_id=request_id_of(request.scope),
-                    derive_key=dependencies.derive_key,
-                )
+                token = await disable(self._own(request, session, form), form.text("code"))
         except FormInvalid as error:
-            errors = {"code" if name == "" else name: text for name, text in error.errors.items()}
-            return await self._account(request, session, Entered(errors=errors), status=422)
+            return await self._question(request, REMOVE, form, error)
         text = "Signing in takes the password alone. All other sessions ended."
         return self._renewed(request, session, token, text)
 
@@ -127,6 +152,20 @@ class AccountPages:
         response = redirect(request, _address(request))
         self.endpoint.cookies.choose_theme(request, response, theme)
         return response
+
+    async def ask_for_codes(self, request: Request) -> Response:
+        """Ask for the password before new recovery codes are made."""
+        return await self._question(request, CODES)
+
+    async def make_codes(self, request: Request, form: Annotated[Form, FORM]) -> Response:
+        """Make new recovery codes, and show them this once."""
+        session = await self._session(request)
+        try:
+            with field_errors():
+                codes = await replace_recovery_codes(self._own(request, session, form))
+        except FormInvalid as error:
+            return refused_form(request, await self._question(request, CODES, form, error))
+        return self._codes(request, session, codes, turned_on=False)
 
     async def end_all(self, request: Request, form: Annotated[Form, FORM]) -> Response:
         """Sign out everywhere else."""
@@ -155,18 +194,58 @@ class AccountPages:
             raise SignInNeeded
         return session
 
+    def _own(self, request: Request, session: ConsoleSession, form: Form) -> OwnAccount:
+        dependencies = self.endpoint.dependencies
+        return OwnAccount(
+            database=dependencies.database,
+            session=session,
+            password=form.fields.get("present", ""),
+            address=dependencies.addresses.of(request),
+            request_id=request_id_of(request.scope),
+            derive_key=dependencies.derive_key,
+            publisher=dependencies.policy_publisher,
+        )
+
     async def _account(
         self, request: Request, session: ConsoleSession, form: Entered | None = None, *, status: int = 200
     ) -> Response:
-        sessions = await sessions_of_person(self.endpoint.dependencies.database, session)
+        database = self.endpoint.dependencies.database
         return self.endpoint.page(
-            request,
-            session,
-            "account/account.html",
+            *(request, session, "account/account.html"),
             status=status,
             form=form,
-            sessions=sessions,
+            sessions=await sessions_of_person(database, session),
+            protection=await protection(database, session),
             themes=THEMES,
+        )
+
+    async def _question(
+        self, request: Request, question: str, form: Form | None = None, error: FormInvalid | None = None
+    ) -> Response:
+        """Show the question before a change, again with what was wrong where an error is given."""
+        session = await self._session(request)
+        if session.viewing_as_operator:
+            return redirect(request, "/operator/console/account")
+        shown = None
+        if form is not None and error is not None:
+            refused = entered_again(form, error, ("present",), {"": "present"})
+            shown = Entered({"code": form.text("code")}, errors=refused.errors)
+        return self.endpoint.page(
+            *(request, session, QUESTIONS[question]),
+            status=200 if shown is None else 422,
+            layout=layout_of(request),
+            form=shown,
+            protection=await protection(self.endpoint.dependencies.database, session),
+        )
+
+    def _codes(
+        self, request: Request, session: ConsoleSession, codes: list[str], *, turned_on: bool
+    ) -> Response:
+        return self.endpoint.page(
+            *(request, session, "account/codes.html"),
+            layout=layout_of(request),
+            codes=codes,
+            turned_on=turned_on,
         )
 
     def _second_factor(

@@ -85,7 +85,9 @@ class LinkPages:
         try:
             with field_errors():
                 email = await reset_password(
-                    dependencies.database, form.text("token"), password, address=address
+                    *(dependencies.database, form.text("token"), password),
+                    address=address,
+                    publisher=dependencies.policy_publisher,
                 )
         except FormInvalid as error:
             return await self._again(request, form, error.errors)

@@ -16,6 +16,7 @@ from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Form, FormInvalid
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.queries import requests, usage
+from loraplex.platform.services.queries.limits import unit_of
 from loraplex.platform.services.queries.requests import Phase, RequestDetail, RequestPage
 from loraplex.platform.services.queries.usage import FilterChoices
 
@@ -121,6 +122,8 @@ def _shown(found: RequestDetail) -> dict[str, Any]:
     ]
     return {
         "found": found,
+        "met_limits": () if found.met is None else found.met.nearest_first,
+        "limit_unit": unit_of,
         "bars": bars,
         "end_ms": end,
         "ticks": _ticks(end),

@@ -25,6 +25,8 @@ from loraplex.platform.services.people.errors import (
     SignInRefused,
     SignInSlowed,
 )
+from loraplex.platform.services.people.own_account import protection
+from loraplex.platform.services.people.recovery_codes import recovery_code
 from loraplex.platform.services.people.sessions import end_session, switch_tenant
 from loraplex.platform.services.people.sign_in import SignedIn, find_link, sign_in, use_link
 from loraplex.platform.services.people.sign_up import is_open
@@ -89,7 +91,12 @@ class SignInPages:
             response = self._form(request, form.entered({"": _slowed(error.retry_after_s)}), status=429)
             response.headers["retry-after"] = str(error.retry_after_s)
             return response
-        return self._endpoint.enter(request, signed_in, form.text("next"))
+        response = self._endpoint.enter(request, signed_in, form.text("next"))
+        if recovery_code(form.text("code")) is not None:
+            left = (await protection(self._endpoint.dependencies.database, signed_in.session)).recovery_codes
+            text = f"You signed in with a recovery code; {left} {'is' if left == 1 else 'are'} left."
+            self._endpoint.cookies.leave_toast(request, response, text)
+        return response
 
     async def sign_out(self, request: Request, form: Annotated[Form, FORM]) -> Response:
         """End the session."""

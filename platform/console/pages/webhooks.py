@@ -3,9 +3,11 @@
 Invariant: a secret is in the one response to the form that made it, which no cache keeps.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
+from uuid import UUID
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
@@ -80,7 +82,7 @@ def webhooks_pages(endpoint: ConsoleEndpoint) -> APIRouter:
     _add_change(router, endpoint, writer, rules)
     _add_rotation(router, endpoint, writer, rules)
     _add_deletion(router, endpoint, writer)
-    _add_replay(router, endpoint, writer)
+    _add_deliveries(router, endpoint, writer)
     return router
 
 
@@ -226,9 +228,24 @@ def _add_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
     )
 
 
-def _add_replay(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    @router.post(f"{DELIVERY}/replay")
-    async def replay_delivery(
+def _add_deliveries(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
+    for act, change, toast in (
+        ("replay", webhooks.replay, "The event is sent again, with the same id."),
+        ("discard", webhooks.discard, "The delivery is discarded. Its event is not sent again."),
+    ):
+        _add_act(router, endpoint, writer, act, change, toast)
+
+
+def _add_act(
+    router: APIRouter,
+    endpoint: ConsoleEndpoint,
+    writer: Any,
+    act: str,
+    change: Callable[[UnitOfWork, UUID, UUID, UUID], Awaitable[object]],
+    toast: str,
+) -> None:
+    @router.post(f"{DELIVERY}/{act}")
+    async def change_delivery(
         identity: str,
         delivery: str,
         request: Request,
@@ -236,8 +253,7 @@ def _add_replay(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> No
         form: Annotated[Form, Depends(read_form)],
     ) -> Response:
         async def work(uow: UnitOfWork) -> None:
-            tenant_id = tenant_of(session)
-            await webhooks.replay(uow, tenant_id, webhook_id(identity), delivery_id(delivery))
+            await change(uow, tenant_of(session), webhook_id(identity), delivery_id(delivery))
 
         try:
             with field_errors():
@@ -245,9 +261,7 @@ def _add_replay(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> No
         except FormInvalid as error:
             shown = entered_again(form, error, ())
             return await show_delivery(endpoint, request, session, identity, delivery, shown)
-        return endpoint.back(
-            request, session, f"{LIST}/{identity}", "The event is sent again, with the same id."
-        )
+        return endpoint.back(request, session, f"{LIST}/{identity}", toast)
 
 
 async def show_delivery(
@@ -258,7 +272,7 @@ async def show_delivery(
     delivery: str,
     form: Entered | None = None,
 ) -> Response:
-    """Show a delivery with its message; `form`: a refused attempt to send it again. Raises `DeliveryNotFound`."""
+    """Show a delivery with its message; `form`: a refused attempt to send it again or to discard it. Raises `DeliveryNotFound`."""
     webhook = await find_webhook(endpoint, session, identity)
     sent = await endpoint.query(
         session, lambda found: queries.sent_event(found, tenant_of(session), identity, delivery)

@@ -22,7 +22,7 @@ $.addEventListener("click", async (event) => {
   const button = /** @type {Element} */ (event.target).closest("button");
   if (!button) return;
   if (button.ariaDisabled === "true") return event.preventDefault();
-  const { copy, copyFrom, dialog, close } = button.dataset;
+  const { copy, copyFrom, dialog, close, print } = button.dataset;
   if (copy ?? copyFrom) {
     try {
       await navigator.clipboard.writeText(copy ?? $.getElementById(copyFrom ?? "")?.textContent ?? "");
@@ -33,6 +33,7 @@ $.addEventListener("click", async (event) => {
     }
   }
   if (dialog) /** @type {HTMLDialogElement} */ ($.getElementById(dialog)).showModal();
+  if (print !== undefined) window.print();
   if (close !== undefined) button.closest("dialog")?.close();
 });
 

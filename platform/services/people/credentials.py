@@ -7,11 +7,15 @@ not.
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
+from uuid import UUID
 
 from loraplex.platform.auth.client_address import client_network
+from loraplex.platform.services.people.identity import person_actor
+from loraplex.platform.services.people.recovery_codes import recovery_code, use_recovery_code
 from loraplex.platform.services.people.totp import SecondFactorSecrets, matching_step
 from loraplex.platform.services.stored_responses import DeriveKey
-from loraplex.tenants.database import Database
+from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.database import Database, writing
 from loraplex.tenants.errors import SecondFactorNeeded, SignInRefused
 from loraplex.tenants.people.passwords import password_matches
 from loraplex.tenants.people.throttle import SignInTries
@@ -71,16 +75,31 @@ class Check:
             return await CredentialRepository(session).by_email(self._account)
 
     async def _code(self, credentials: Credentials, code: str | None) -> Credentials:
+        recovery = recovery_code(code or "")
+        if credentials.has_second_factor and credentials.totp_secret is not None:
+            if recovery is not None:
+                await self._use_recovery_code(credentials.user_id, recovery)
+            else:
+                await self._use_code(credentials.user_id, credentials.totp_secret, code or "")
         async with self.database.as_writer() as session:
-            if credentials.has_second_factor and credentials.totp_secret is not None:
-                secrets = SecondFactorSecrets(self.derive_key)
-                secret = secrets.decrypt(credentials.user_id, credentials.totp_secret)
-                step = matching_step(secret, code or "", self.now)
-                users = CredentialRepository(session)
-                if step is None or not await users.use_step(credentials.user_id, step):
-                    raise SignInRefused(WRONG_CODE)
             await SignInTries(session, self._account, self._network).succeed(self.now)
         return credentials
+
+    async def _use_code(self, user_id: UUID, encrypted: bytes, code: str) -> None:
+        secret = SecondFactorSecrets(self.derive_key).decrypt(user_id, encrypted)
+        step = matching_step(secret, code, self.now)
+        async with self.database.as_writer() as session:
+            if step is None or not await CredentialRepository(session).use_step(user_id, step):
+                raise SignInRefused(WRONG_CODE)
+
+    async def _use_recovery_code(self, user_id: UUID, code: str) -> None:
+        """Use a code up; its use stands in the audit log, since the owner may not know of it."""
+        actor = person_actor(self._account, self.address)
+        async with unit_of_work(self.database, actor, None, None) as uow:
+            async with writing(uow.session):
+                if not await use_recovery_code(uow.session, user_id, code, self.derive_key):
+                    raise SignInRefused(WRONG_CODE)
+            await uow.audit.record("user.use_recovery_code", f"users/{user_id}")
 
     @property
     def _account(self) -> str:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from loraplex.platform.services.actors import Actor, operator_actor
 from loraplex.tenants.people.roles import VIEWING_SCOPES, scopes_of
-from loraplex.tenants.people.sessions import FoundSession
+from loraplex.tenants.people.sessions import ABSOLUTE, FoundSession
 
 CSRF_DOMAIN = b"loraplex/csrf/v1\0"
 
@@ -39,6 +39,11 @@ class ConsoleSession:
     viewing_as_operator: bool = False
     adapters: int = 0
     keys: int = 0
+
+    @property
+    def signed_in_at(self) -> datetime:
+        """When the person signed in. A switch of the tenant and a renewed token keep it, as they keep the absolute end."""
+        return self.expires_at - ABSOLUTE
 
     def actor(self, address: str | None, request_id: str | None) -> Actor:
         """Return the person as the author of a change; an operator, also one who looks into a tenant, as an operator, whose

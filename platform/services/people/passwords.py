@@ -5,11 +5,10 @@ Invariant: after either, no session and no reset link of before works.
 
 from datetime import UTC, datetime
 
-from loraplex.platform.services.people.credentials import Check
-from loraplex.platform.services.people.identity import ConsoleSession, person_actor
+from loraplex.platform.services.people.identity import person_actor
+from loraplex.platform.services.people.own_account import OwnAccount
 from loraplex.platform.services.people.sessions import end_all_sessions, renew_session
-from loraplex.platform.services.stored_responses import DeriveKey
-from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.platform.services.unit_of_work import PolicyPublisher, unit_of_work
 from loraplex.tenants.database import Database, writing
 from loraplex.tenants.errors import LinkNotValid
 from loraplex.tenants.people.links import LinkRepository
@@ -17,32 +16,16 @@ from loraplex.tenants.people.passwords import check_password, hash_password
 from loraplex.tenants.people.users import CredentialRepository
 
 
-async def change_password(
-    database: Database,
-    session: ConsoleSession,
-    present: str,
-    new: str,
-    *,
-    address: str | None,
-    request_id: str | None,
-    derive_key: DeriveKey,
-    now: datetime | None = None,
-) -> str:
-    """Change one's own password; return the new token of this session. All other sessions of the person end.
+async def change_password(own: OwnAccount, new: str) -> str:
+    """Change one's own password, or set the first one; return the new token of this session. All other sessions end.
 
     Raises `SignInRefused` for a wrong present one, `SignInSlowed`, `InvalidField`.
     """
+    session = own.session
     check_password(new, session.email)
-    check = Check(
-        database=database,
-        email=session.email,
-        address=address,
-        derive_key=derive_key,
-        now=now or datetime.now(UTC),
-    )
-    await check.password(present)
+    await own.confirm()
     hashed = await hash_password(new)
-    async with unit_of_work(database, session.actor(address, request_id), session.tenant_id, None) as uow:
+    async with own.unit_of_work() as uow:
         async with writing(uow.session):
             await CredentialRepository(uow.session).set_password(session.user_id, hashed)
             await LinkRepository(uow.session).end("reset", session.user_id)
@@ -51,7 +34,13 @@ async def change_password(
 
 
 async def reset_password(
-    database: Database, token: str, new: str, *, address: str | None, now: datetime | None = None
+    database: Database,
+    token: str,
+    new: str,
+    *,
+    address: str | None,
+    publisher: PolicyPublisher | None = None,
+    now: datetime | None = None,
 ) -> str:
     """Set a new password by a link that an admin, an operator or a mail gave; return the account's address. The person then
     signs in with it, and with the second factor unless the link removes that. All sessions end.
@@ -65,7 +54,7 @@ async def reset_password(
         raise LinkNotValid("this link resets no password")
     check_password(new, link.email)
     hashed = await hash_password(new)
-    async with unit_of_work(database, person_actor(link.email, address), None, None) as uow:
+    async with unit_of_work(database, person_actor(link.email, address), None, publisher) as uow:
         async with writing(uow.session):
             await LinkRepository(uow.session).use(token, time)
             users = CredentialRepository(uow.session)

@@ -12,7 +12,7 @@ from loraplex.platform.services.people.identity import person_actor
 from loraplex.platform.services.people.invitations import grant, new_account
 from loraplex.platform.services.people.sessions import Area, end_all_sessions
 from loraplex.platform.services.people.sign_in import Client, SignedIn, find_link, open_session
-from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
+from loraplex.platform.services.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work
 from loraplex.tenants.database import Database, writing
 from loraplex.tenants.errors import LinkNotValid, SignInRefused
 from loraplex.tenants.people.links import Link, LinkRepository
@@ -49,6 +49,7 @@ async def accept_by_provider(
     address: str | None,
     user_agent: str | None,
     *,
+    publisher: PolicyPublisher | None = None,
     now: datetime | None = None,
 ) -> SignedIn:
     """Accept an invitation to a tenant or to the operators as the person whom the provider signed in, and link both. An account
@@ -64,7 +65,7 @@ async def accept_by_provider(
     if link.email is not None and link.email != identity.email:
         raise SignInRefused(f"This invitation is for {link.email}, and you are {identity.email}.")
     linked = await _linked(database, identity)
-    async with unit_of_work(database, person_actor(identity.email, address), None, None) as uow:
+    async with unit_of_work(database, person_actor(identity.email, address), None, publisher) as uow:
         credentials = linked or await _account(uow, identity)
         if credentials.is_disabled:
             raise SignInRefused("This account is disabled.")

@@ -1,4 +1,4 @@
-"""The second factor: codes of an authenticator app (TOTP, RFC 6238).
+"""The second factor: codes of an authenticator app (TOTP, RFC 6238), and recovery codes in their place.
 
 Invariant: a code works once; the secret is stored encrypted, with a key of its own per account.
 """
@@ -11,13 +11,14 @@ from typing import Final
 import pyotp
 import segno
 
-from loraplex.platform.services.people.credentials import Check
 from loraplex.platform.services.people.identity import ConsoleSession
+from loraplex.platform.services.people.own_account import OwnAccount
+from loraplex.platform.services.people.recovery_codes import issue_recovery_codes
 from loraplex.platform.services.people.sessions import renew_session
 from loraplex.platform.services.people.totp import STEP_S, SecondFactorSecrets, matching_step
 from loraplex.platform.services.stored_responses import DeriveKey
-from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
-from loraplex.tenants.database import Database, writing
+from loraplex.platform.services.unit_of_work import UnitOfWork
+from loraplex.tenants.database import writing
 from loraplex.tenants.errors import InvalidField, SecondFactorState
 from loraplex.tenants.people.users import CredentialRepository
 
@@ -33,17 +34,26 @@ class Enrolment:
     qr_svg: str = field(repr=False)
 
 
-async def enrol(uow: UnitOfWork, session: ConsoleSession, *, derive_key: DeriveKey) -> Enrolment:
+@dataclass(frozen=True, slots=True)
+class TurnedOn:
+    """The new token of the session that turned the second factor on, and the recovery codes. Both are returned once."""
+
+    token: str = field(repr=False)
+    recovery_codes: list[str] = field(repr=False)
+
+
+async def enrol(own: OwnAccount) -> Enrolment:
     """Give the account a new secret, which counts once `confirm` has a code of it.
 
-    Raises `SecondFactorState` while the account has a second factor.
+    Raises `SignInRefused`, `SignInSlowed`, and `SecondFactorState` while the account has a second factor.
     """
-    secret = pyotp.random_base32()
-    async with writing(uow.session):
+    session, secret = own.session, pyotp.random_base32()
+    await own.confirm()
+    async with own.unit_of_work() as uow, writing(uow.session):
         users = CredentialRepository(uow.session)
         if (await users.by_id(session.user_id)).has_second_factor:
             raise SecondFactorState("this account has a second factor: remove it first")
-        encrypted = SecondFactorSecrets(derive_key).encrypt(session.user_id, secret)
+        encrypted = SecondFactorSecrets(own.derive_key).encrypt(session.user_id, secret)
         await users.set_second_factor(session.user_id, encrypted)
     uri = pyotp.TOTP(secret, interval=STEP_S).provisioning_uri(name=session.email, issuer_name=ISSUER)
     return Enrolment(secret, uri, _qr_svg(uri))
@@ -56,8 +66,8 @@ async def confirm(
     *,
     derive_key: DeriveKey,
     now: datetime | None = None,
-) -> str:
-    """Turn the second factor on; return the new token of this session. All other sessions of the person end.
+) -> TurnedOn:
+    """Turn the second factor on. All other sessions of the person end.
 
     Raises `InvalidField` for a wrong code, `SecondFactorState` without an enrolment.
     """
@@ -70,39 +80,43 @@ async def confirm(
         step = matching_step(secret, code, now or datetime.now(UTC))
         if step is None or not await users.use_step(session.user_id, step, confirm=True):
             raise InvalidField("code", "the code is wrong: enter the newest one")
+        codes = await issue_recovery_codes(uow.session, session.user_id, derive_key)
     await _record(uow, session, before=False)
-    return await renew_session(uow, session, second_factor=True)
+    return TurnedOn(await renew_session(uow, session, second_factor=True), codes)
 
 
-async def disable(
-    database: Database,
-    session: ConsoleSession,
-    code: str,
-    *,
-    address: str | None,
-    request_id: str | None,
-    derive_key: DeriveKey,
-    now: datetime | None = None,
-) -> str:
-    """Turn the second factor off with a code of it; return the new token of this session. All other sessions end.
+async def disable(own: OwnAccount, code: str) -> str:
+    """Turn the second factor off with a code of it, or a recovery code; return the new token of this session. All other
+    sessions and the recovery codes end.
 
-    Raises `SignInRefused` for a wrong code, `SignInSlowed`, `SecondFactorState` for an account without a second factor.
+    Raises `SignInRefused` for a wrong password or code, `SignInSlowed`, `SecondFactorState` for an account without a second
+    factor.
     """
-    check = Check(
-        database=database,
-        email=session.email,
-        address=address,
-        derive_key=derive_key,
-        now=now or datetime.now(UTC),
-    )
-    if not (await check.code(code)).has_second_factor:
+    session = own.session
+    await own.confirm()
+    if not (await own.check.code(code)).has_second_factor:
         raise SecondFactorState("this account has no second factor")
-    actor = session.actor(address, request_id)
-    async with unit_of_work(database, actor, session.tenant_id, None) as uow:
+    async with own.unit_of_work() as uow:
         async with writing(uow.session):
             await CredentialRepository(uow.session).set_second_factor(session.user_id, None)
         await _record(uow, session, before=True)
         return await renew_session(uow, session, second_factor=False)
+
+
+async def replace_recovery_codes(own: OwnAccount) -> list[str]:
+    """Give the account new recovery codes, which end the present ones.
+
+    Raises `SignInRefused`, `SignInSlowed`, and `SecondFactorState` for an account without a second factor.
+    """
+    await own.confirm()
+    user_id = own.session.user_id
+    async with own.unit_of_work() as uow:
+        async with writing(uow.session):
+            if not (await CredentialRepository(uow.session).by_id(user_id)).has_second_factor:
+                raise SecondFactorState("this account has no second factor: set it up first")
+            codes = await issue_recovery_codes(uow.session, user_id, own.derive_key)
+        await uow.audit.record("user.recovery_codes", f"users/{user_id}", None, {"codes": len(codes)})
+        return codes
 
 
 async def _record(uow: UnitOfWork, session: ConsoleSession, *, before: bool) -> None:

@@ -1,6 +1,7 @@
 """Use cases on sessions: find, end, switch the tenant, look into a tenant as an operator.
 
 Invariant: a session's rights are read at every request, and another token stands for other rights: a switch ends the old one.
+Keys that the console made end with the sessions, on the gateways of every tenant of the person.
 """
 
 from collections.abc import Sequence
@@ -57,7 +58,7 @@ async def end_session(uow: UnitOfWork, session: ConsoleSession) -> None:
     async with writing(uow.session):
         await stored.end_session(uow.session, session.id)
         if session.tenant_id is not None:
-            await end_console_keys(uow.session, session.email, session.tenant_id)
+            uow.notify_of(await end_console_keys(uow.session, session.email, session.tenant_id))
     await uow.audit.record("session.end", _target(session.user_id))
 
 
@@ -68,7 +69,7 @@ async def end_own_session(uow: UnitOfWork, session: ConsoleSession, session_id: 
         if session_id not in [each.id for each in own]:
             raise UserNotFound("no such session")
         await stored.end_session(uow.session, session_id)
-        await end_console_keys(uow.session, session.email)
+        uow.notify_of(await end_console_keys(uow.session, session.email))
     await uow.audit.record("session.end", _target(session.user_id))
 
 
@@ -77,7 +78,7 @@ async def end_all_sessions(uow: UnitOfWork, user_id: UUID, *, but: UUID | None =
     async with writing(uow.session):
         ended = await SessionRepository(uow.session).end_all(user_id, but=but)
         person = await CredentialRepository(uow.session).by_id(user_id)
-        await end_console_keys(uow.session, person.email)
+        uow.notify_of(await end_console_keys(uow.session, person.email))
     await uow.audit.record("session.end_all", _target(user_id), None, {"sessions": ended})
     return ended
 
@@ -94,7 +95,7 @@ async def leave_tenant(uow: UnitOfWork, tenant_id: UUID, user_id: UUID, email: s
     """End the sessions of a person in a tenant, and what they may still do: part of a change of the person's rights there."""
     async with writing(uow.session):
         ended = await stored.end_sessions_in(uow.session, tenant_id, user_id)
-        await end_console_keys(uow.session, email, tenant_id)
+        uow.notify_of(await end_console_keys(uow.session, email, tenant_id))
     return ended
 
 
@@ -135,7 +136,7 @@ async def renew_session(
         )
         found = await repository.find(token, datetime.now(UTC))
         await repository.end_all(session.user_id, but=None if found is None else found.id)
-        await end_console_keys(uow.session, session.email)
+        uow.notify_of(await end_console_keys(uow.session, session.email))
     return token
 
 

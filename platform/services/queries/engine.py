@@ -21,7 +21,7 @@ __all__ = ["EngineState", "EngineStats", "adapter_names", "engine_states"]
 class EngineState:
     """One engine, by its place in the settings. `stats`: its newest numbers, which it sent at `known_at`; None before the first.
 
-    `failure`: why it does not run, if that is known.
+    `failure`: why it does not run, if that is known. `silent_s`: seconds since it was heard.
     """
 
     number: int
@@ -30,6 +30,7 @@ class EngineState:
     failure: str | None
     stats: EngineStats | None
     known_at: datetime | None
+    silent_s: float
 
 
 async def engine_states(engine: EngineClient, now: datetime) -> tuple[EngineState, ...]:
@@ -41,10 +42,15 @@ async def engine_states(engine: EngineClient, now: datetime) -> tuple[EngineStat
         stats = await engine.stats()
     except EngineUnavailable as error:
         failure = str(error)
-    known_at = None if stats is None else now
     return (
         EngineState(
-            number=1, connected=stats is not None, restarts=0, failure=failure, stats=stats, known_at=known_at
+            number=1,
+            connected=stats is not None,
+            restarts=0,
+            failure=failure,
+            stats=stats,
+            known_at=None if stats is None else now,
+            silent_s=0.0,
         ),
     )
 
@@ -57,15 +63,16 @@ def _state(number: int, engine: ManagedEngine) -> EngineState:
         failure=engine.failure,
         stats=engine.known_stats,
         known_at=engine.known_at,
+        silent_s=engine.silent_for(),
     )
 
 
 async def adapter_names(session: AsyncSession, states: Sequence[EngineState]) -> Mapping[str, str]:
-    """Name the versions that are resident or in use by their digests, as an operator."""
+    """Name the versions in the memory of engines by their digests, as an operator."""
     digests = {
         digest
         for each in states
         if each.stats is not None
-        for digest in (*each.stats.resident_adapters, *each.stats.waiting_adapters)
+        for digest in (*each.stats.resident_adapters, *(digest for _, digest in each.stats.host_adapters))
     }
     return await names_by_digest(session, digests)

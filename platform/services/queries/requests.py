@@ -11,18 +11,19 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.errors import PhasesNotFound
 from loraplex.tenants.invoices.billable_usage import prices_of
 from loraplex.tenants.ledger import request_log
 from loraplex.tenants.ledger.request_log import RequestFilters, RequestLog
 from loraplex.tenants.ledger.request_reports import requests_of_adapter
-from loraplex.tenants.models import OUTCOMES
+from loraplex.tenants.models import OUTCOMES, RequestPhases
+from loraplex.tenants.quotas.reservation import LimitAtAdmission
 from loraplex.tenants.registry.summaries import registered_digest
 
 PAGE_ROWS: Final = 50
 MEDIAN_OVER: Final = timedelta(hours=24)
 """A request is compared with its adapter's median of so long before the end of its hour."""
 HOUR: Final = timedelta(hours=1)
+PARTS: Final = 1_000_000
 REASONS: Final = {
     "grammar_compile": "the grammar was not compiled yet",
     "adapter_load": "the adapter was not in the engine's memory",
@@ -106,9 +107,23 @@ class CostLine:
     amount_pico: int
 
 
+@dataclass(frozen=True, slots=True)
+class MetLimits:
+    """Every limit that a request met when it was admitted. `degraded`: counted by one gateway's share of the limits."""
+
+    degraded: bool
+    limits: tuple[LimitAtAdmission, ...]
+
+    @property
+    def nearest_first(self) -> tuple[LimitAtAdmission, ...]:
+        """The limits, first those of which the request left the smallest part."""
+        return tuple(sorted(self.limits, key=lambda each: each.left * PARTS // max(1, each.limit)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDetail:
-    """`phases` are empty once they are deleted. `median_ttft_ms`: that of its adapter in the 24 hours before.
+    """`phases` are empty once they are deleted, and `met` is None then. `median_ttft_ms`: that of its adapter in the 24 hours
+    before.
 
     `cost` is empty for corrections and for requests from before rate cards, whose amount is explained by no price.
     `registered_digest`: that of the version that answered, None if it has none any more.
@@ -116,6 +131,7 @@ class RequestDetail:
 
     request: LoggedRequest
     phases: tuple[Phase, ...]
+    met: MetLimits | None
     median_ttft_ms: int | None
     cost: tuple[CostLine, ...]
     registered_digest: str | None
@@ -157,15 +173,13 @@ async def find(session: AsyncSession, tenant_id: UUID, request_id: str) -> Reque
     log = RequestLog(session, tenant_id)
     row = await log.get(request_id)
     request = _logged(row)
-    try:
-        phases = phases_of(await log.phases(str(request.id)))
-    except PhasesNotFound:
-        phases = ()
+    detail = await log.detail(request.id)
     end = request.at.replace(minute=0, second=0, microsecond=0) + HOUR
     around = await requests_of_adapter(session, tenant_id, row[0].adapter_id, end - MEDIAN_OVER, end)
     return RequestDetail(
         request=request,
-        phases=phases,
+        phases=() if detail is None else phases_of(detail.phases),
+        met=met_limits(detail),
         median_ttft_ms=around.ttft_ms(50),
         cost=await _cost(session, request),
         registered_digest=await registered_digest(session, row[0].adapter_id, request.version),
@@ -184,6 +198,14 @@ def phases_of(stored: Mapping[str, Any]) -> tuple[Phase, ...]:
         for name, (start, duration) in stored.items()
     ]
     return tuple(sorted(phases, key=lambda phase: (phase.start_ms, phase.name)))
+
+
+def met_limits(detail: RequestPhases | None) -> MetLimits | None:
+    """The limits that a request met; None where they are not stored, or not any more."""
+    if detail is None or detail.limits is None:
+        return None
+    limits = tuple(LimitAtAdmission(*each) for each in detail.limits["met"])
+    return MetLimits(detail.limits["degraded"], limits)
 
 
 async def _cost(session: AsyncSession, request: LoggedRequest) -> tuple[CostLine, ...]:

@@ -1,6 +1,7 @@
 """What a journal contains: admissions, ends, open requests and rejected records, and their text.
 
-Invariant: a record that was read equals the one that was written, less what only an admission needs (`subjects`, `rate`).
+Invariant: a record that was read equals the one that was written, less what only an admission needs (`subjects`, `rate`) and
+the limits that it met: the record of its end has them.
 """
 
 from dataclasses import dataclass, replace
@@ -57,7 +58,7 @@ class DeadLetter:
 def reservation_text(reservation: Reservation) -> str:
     """A reservation as JSON, without what only its admission needed."""
     request = replace(reservation.request, subjects=())
-    return _ENCODER.encode(replace(reservation, rate=NO_RATES, request=request)).decode()
+    return _ENCODER.encode(replace(reservation, rate=NO_RATES, limits=(), request=request)).decode()
 
 
 def usage_text(usage: SettledUsage) -> str:

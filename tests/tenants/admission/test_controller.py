@@ -19,7 +19,7 @@ from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
 from loraplex.tenants.admission.recording import NONE, AdmissionRecorder
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import PolicyStale, QuotaExhausted, RateLimited, ValkeyUnavailable
-from loraplex.tenants.quotas.reservation import Reservation
+from loraplex.tenants.quotas.reservation import RequestTimings, Reservation
 
 
 @dataclass
@@ -56,6 +56,21 @@ async def test_a_request_is_reserved_and_settled_once(database: Database, valkey
         await asyncio.gather(*(gateway.settle(reservation, usage(reservation)) for _ in range(3)))
         await gateway.cancel(reservation)
         assert await check_ledger(tenant, gateway) == (15, 1)
+
+
+async def test_what_a_request_met_of_its_limits_is_kept_with_its_phases(
+    database: Database, valkey_url: str
+) -> None:
+    tenant = await make_tenant_with_gateways(database, valkey_url, requests_per_minute=60, tokens_per_day=100)
+    async with tenant.gateway() as gateway:
+        first, second = [await gateway.admit(tenant.request(prompt=10, completion=20)) for _ in range(2)]
+        timings = RequestTimings(phases={"decode": (0, 5)})
+        await gateway.settle(second, replace(usage(second), timings=timings))
+        await gateway.cancel(first)
+        await tenant.shipped()
+        (row,) = await tenant.rows("SELECT limits FROM request_phases")
+    day = ["tenant", "tokens_per_day", 100, 0, 30, 30]
+    assert row["limits"] == {"degraded": False, "met": [["tenant", "requests_per_minute", 60, 1, 0, 1], day]}
 
 
 async def test_every_decision_and_settlement_is_recorded(database: Database, valkey_url: str) -> None:

@@ -120,6 +120,9 @@ async def test_rates_are_shared_out_while_valkey_hangs(database: Database, own_v
             refilled = (time.monotonic() - began) * SHARE / 60
             assert SHARE <= len(admitted) <= SHARE + refilled
             assert all(reservation.degraded for reservation in admitted)
+            of_share = ("tenant", "requests_per_minute", SHARE)
+            assert [each.limits[0][:3] for each in admitted[:2]] == [of_share, of_share]
+            assert admitted[0].limits[0].used == 0
             for reservation in [running, *admitted[:20]]:
                 await gateway.settle(reservation, usage(reservation))
             await tenant.shipped()

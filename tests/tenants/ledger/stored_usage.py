@@ -37,6 +37,7 @@ class Used:
     ttft_ms: int | None = None
     duration_ms: int | None = None
     phases: dict[str, list[int]] | None = None
+    limits: dict[str, Any] | None = None
     id: UUID | None = None
     reverses_id: UUID | None = None
     adapter_version: int = 1
@@ -150,4 +151,5 @@ def _row(tenant: UsingTenant, used: Used) -> dict[str, Any]:
         "duration_ms": used.duration_ms,
         "gap_buckets": [0] * BUCKETS,
         "phases": used.phases,
+        "limits": used.limits,
     }

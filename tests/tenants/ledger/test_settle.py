@@ -17,6 +17,7 @@ from loraplex.tenants.ledger.histograms import EMPTY, GAP_BOUNDS_MS, counted
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas.reservation import (
     NOTHING_USED,
+    LimitAtAdmission,
     RequestTimings,
 )
 
@@ -58,7 +59,8 @@ async def test_timings_become_histograms_and_phases(database: Database, ledger: 
         phases={"queue": (3, 4), "decode": (7, 33)},
         gap_buckets=counted(GAP_BOUNDS_MS, [1, 2, 2, 9999]),
     )
-    timed = replace(usage(), timings=timings)
+    met = LimitAtAdmission("key", "budget_per_day", 30, 5, 4, 3)
+    timed = replace(usage(), timings=timings, limits=(met,))
     slow = replace(timed, timings=replace(timings, ttft_ms=30_001, phases={}))
     settled = reservation(tenant_id)
     await ledger.settle(settled, timed)
@@ -70,8 +72,9 @@ async def test_timings_become_histograms_and_phases(database: Database, ledger: 
     assert (status, requests) == ("completed", 3)
     assert ttft == [1, *EMPTY[1:-1], 1]
     assert gaps == [2, 4, *EMPTY[2:-1], 2]
-    found = await read(database, "SELECT id, tenant_id, phases FROM request_phases")
-    assert found == [(settled.id, tenant_id, {"queue": [3, 4], "decode": [7, 33]})]
+    found = await read(database, "SELECT id, tenant_id, phases, limits FROM request_phases")
+    limits = {"degraded": False, "met": [["key", "budget_per_day", 30, 5, 4, 3]]}
+    assert found == [(settled.id, tenant_id, {"queue": [3, 4], "decode": [7, 33]}, limits)]
     found = await read(
         database, "SELECT ttft_ms, duration_ms FROM usage_records WHERE id = :id", id=settled.id
     )

@@ -12,6 +12,7 @@ from loraplex.platform.console.endpoint import ConsoleEndpoint, is_htmx
 from loraplex.platform.observability.health import Health
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.queries import drift, engine, health
+from loraplex.platform.services.queries.tenant_steps import TenantNamespaces, tenant_shares
 
 ENGINE: Final = "/operator/console/engine"
 DRIFT: Final = "/operator/console/drift"
@@ -22,10 +23,11 @@ def service_pages(endpoint: ConsoleEndpoint) -> APIRouter:
     """Build the routes of the three pages."""
     router = APIRouter()
     operator = Depends(endpoint.requires_operator())
+    namespaces = TenantNamespaces(endpoint.dependencies.namespace_of)
 
     @router.get(ENGINE)
     async def show_engines(request: Request, session: Annotated[ConsoleSession, operator]) -> Response:
-        context = await _engines(endpoint, session)
+        context = await _engines(endpoint, session, namespaces)
         if is_htmx(request):
             return endpoint.fragment(request, session, "operator/engine.html", "engines", **context)
         return endpoint.page(request, session, "operator/engine.html", **context)
@@ -48,14 +50,21 @@ def service_pages(endpoint: ConsoleEndpoint) -> APIRouter:
     return router
 
 
-async def _engines(endpoint: ConsoleEndpoint, session: ConsoleSession) -> dict[str, Any]:
+async def _engines(
+    endpoint: ConsoleEndpoint, session: ConsoleSession, namespaces: TenantNamespaces
+) -> dict[str, Any]:
     """What the page of engines reads."""
     states = await engine.engine_states(endpoint.dependencies.engine, datetime.now(UTC))
 
-    async def find(found: AsyncSession) -> dict[str, str]:
-        return dict(await engine.adapter_names(found, states))
+    async def find(found: AsyncSession) -> dict[str, Any]:
+        shares = {
+            state.number: await tenant_shares(found, state.stats.tenant_steps, namespaces)
+            for state in states
+            if state.stats is not None
+        }
+        return {"names": await engine.adapter_names(found, states), "shares": shares}
 
-    return {"engines": states, "names": await endpoint.query(session, find)}
+    return {"engines": states, **await endpoint.query(session, find)}
 
 
 def _probed(probes: Health | None) -> dict[str, Any]:

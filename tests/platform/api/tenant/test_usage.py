@@ -245,7 +245,8 @@ async def test_requests_have_the_shape_of_the_contract(reader: Reader) -> None:
     assert (row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"]) == (14, 4, 6)
     assert row["amount_pico"] == str(10 * 3_000_001 + 4 + 6 * 7_000_003)
     assert (row["ttft_ms"], row["duration_ms"]) == (None, 120)
-    assert await reader.ok(f"requests/{settled}") == row == await reader.ok("requests/mine-1")
+    detail = {**row, "limits": None}
+    assert await reader.ok(f"requests/{settled}") == detail == await reader.ok("requests/mine-1")
 
 
 async def test_of_several_requests_with_one_id_of_the_client_the_newest_is_found(reader: Reader) -> None:
@@ -265,8 +266,8 @@ async def test_a_correction_is_listed_and_names_what_it_reverses(reader: Reader)
     assert len(rows) == 2 and rows[str(settled)].keys() == REQUEST
     row = rows[str(correction.id)]
     assert (row["reverses_id"], row["reason"], row["prompt_tokens"]) == (str(settled), "a mistake", -14)
-    assert await reader.ok("requests/mine") == rows[str(settled)]
-    assert await reader.ok(f"requests/{correction.id}") == row
+    assert await reader.ok("requests/mine") == {**rows[str(settled)], "limits": None}
+    assert await reader.ok(f"requests/{correction.id}") == {**row, "limits": None}
     totals = (await reader.ok("usage"))["totals"]
     assert (totals["requests"], totals["prompt_tokens"], totals["amount_pico"]) == (1, 0, "0")
 
@@ -353,6 +354,13 @@ async def test_a_timeline_has_the_phases_in_order(reader: Reader) -> None:
     assert status == 404 and "not any more" in message
     status, _, message = await reader.refused(f"requests/{uuid4()}/timeline", {})
     assert status == 404 and "no finished request has this id" in message
+
+
+async def test_a_request_has_the_limits_that_it_met(reader: Reader) -> None:
+    limits = {"degraded": True, "met": [["key", "tokens_per_minute", 900, 5, 4, 3]]}
+    (settled,) = reader.settle(reader.used(phases={"decode": [0, 1]}, limits=limits))
+    met = {"level": "key", "name": "tokens_per_minute", "limit": 900, "used": 5, "reserved": 4, "asked": 3}
+    assert (await reader.ok(f"requests/{settled}"))["limits"] == {"mode": "degraded", "met": [met]}
 
 
 async def test_an_erased_adapter_and_an_erased_key_are_named_by_their_ids(reader: Reader) -> None:

@@ -4,13 +4,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 from tests.platform.console.conftest import Console, Page, SignedIn
 from tests.platform.engines.managed_engine import Managed
 from tests.tenants.invoices.billed_tenant import bill
 
 from loraplex.adapters.errors import BlobStoreUnavailable
-from loraplex.engine.messages import EngineStats
+from loraplex.engine.messages import OTHER_TENANTS, EngineStats, TenantSteps
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability.health import Dependency, Health
 from loraplex.platform.observability.metrics import Metrics
@@ -89,6 +90,43 @@ async def test_engines_with_their_last_numbers(console: Console, signed_in: Sign
     assert [rect.attributes["width"] for rect in page.all(".quota rect")] == ["40.0%", "30.0%", "25.0%"]
     part = await browser.get(path, **{"hx-request": "true"})
     assert part.status_code == 200 and part.text.lstrip().startswith('<div id="engines"')
+
+
+async def test_tenants_by_share_of_steps(console: Console, signed_in: SignedIn) -> None:
+    browser, path = await signed_in("operator"), f"{AREA}/engine"
+    harbor, namespace_of = await console.tenant("harbor"), console.dependencies.namespace_of
+    busy = Managed()
+    busy.known_at = NOW
+    busy.known_stats = EngineStats(
+        running=3,
+        max_running=64,
+        waiting=9,
+        waiting_for_adapter=4,
+        waiting_for_grammar=3,
+        host_adapters=[(namespace_of(harbor), "b" * 64)],
+        adapter_host_bytes=1 << 20,
+        adapter_host_budget_bytes=1 << 21,
+        tenant_steps=[
+            TenantSteps(namespace_of(harbor), 500, 250, 2),
+            TenantSteps(b"unregistered", 100, 50, 1),
+            TenantSteps(OTHER_TENANTS, 75, 25, 4),
+        ],
+    )
+    # As it comes from the engine's process.
+    busy.known_stats = msgspec.msgpack.decode(msgspec.msgpack.encode(busy.known_stats), type=EngineStats)
+    given(console, engine=EnginePool([busy]))
+    page = await browser.page(path)
+    assert "rows of 64" in page.text and "2 for a row, 4 for an adapter, 3 for a grammar" in page.text
+    assert "1 MiB of 2 MiB" in page.text and page.texts("details .mono")[0] == "–"
+    table = page.all("section > .table-wrap")[0]
+    rows = [
+        [cell.text(strip=True).replace("\xa0", " ") for cell in row.css("th, td")]
+        for row in table.css("tbody tr")
+    ]
+    assert rows == [["harbor", "1", "500", "250", "2", "75.0 %"], ["other", "–", "175", "75", "5", "25.0 %"]]
+    assert [link.attributes["href"] for link in table.css("a")] == [f"{AREA}/tenants/{harbor}"]
+    busy.known_stats = EngineStats()
+    assert "No step has computed a token in the last minute" in (await browser.page(path)).text
 
 
 async def test_no_drift_is_said_in_words(console: Console, signed_in: SignedIn) -> None:

@@ -1,5 +1,8 @@
-"""One's own account: password, theme, sessions; and what the navigation counts."""
+"""One's own account: password, second factor with recovery codes, theme, sessions; what the navigation counts."""
 
+import httpx
+import pyotp
+from sqlalchemy import text
 from tests.platform.console.conftest import ORIGIN, Console, Page, SignedIn
 from tests.platform.services.people.people_world import PASSWORD
 
@@ -95,3 +98,58 @@ async def test_a_session_of_another_person_does_not_exist(signed_in: SignedIn) -
     form = (await person.page("/console/account")).form("/console/account/sessions/end-all")
     assert (await person.post(f"/console/account/sessions/{other.session.id}/end", form)).status_code == 404
     assert (await other.get("/console/account")).status_code == 200
+
+
+async def test_the_second_factor_asks_for_the_password_and_shows_recovery_codes_once(
+    console: Console, signed_in: SignedIn
+) -> None:
+    person, account = await signed_in("viewer"), "/console/account"
+    assert "Set up second factor…" in (await person.page(account)).text
+    action = f"{account}/second-factor"
+    wrong = await person.submit(action, action, {"present": "wrong"})
+    assert wrong.status_code == 422 and Page(wrong).texts(".error") == ["Email or password is wrong."]
+    scanned = Page(await person.submit(action, action, {"present": PASSWORD}))
+    secret, fields = scanned.find("#totp-secret").text(), scanned.form(f"{action}/confirm")
+    refused = await person.post(f"{action}/confirm", {**fields, "code": "000000"}, **{"hx-request": "true"})
+    assert refused.status_code == 422 and refused.headers["hx-retarget"] == "#main"
+    code = pyotp.TOTP(secret).now()
+    shown = await person.post(f"{action}/confirm", {**fields, "code": code}, **{"hx-request": "true"})
+    codes = Page(shown).find("#recovery-codes").text().split()
+    assert len(codes) == 10 and shown.headers["cache-control"] == "no-store"
+    assert Page(shown).find("dialog").attributes["closedby"] == "none"
+    after = await person.page(account)
+    assert codes[0] not in after.response.text and "10 of 10 recovery codes are left" in after.text
+    entered = await by_code(console, person.session.email, codes[0])
+    assert entered.headers["location"] == "/console" and "loraplex-toast" in entered.headers["set-cookie"]
+    assert "9 of 10" in (await person.page(account)).text
+    assert (await by_code(console, person.session.email, codes[0])).status_code == 422
+    path = f"{account}/recovery-codes"
+    made = Page(await person.submit(path, path, {"present": PASSWORD})).find("#recovery-codes").text().split()
+    assert not set(made) & set(codes)
+    path = f"{account}/second-factor/remove"
+    assert (await person.submit(path, path, {"present": "wrong", "code": made[0]})).status_code == 422
+    assert (await person.submit(path, path, {"present": PASSWORD, "code": made[0]})).status_code == 303
+    assert "Set up second factor…" in (await person.page(account)).text
+
+
+async def by_code(console: Console, email: str, code: str) -> httpx.Response:
+    """Sign in with the password and this code."""
+    http, headers = await console.browser(), {"origin": ORIGIN}
+    asked = Page(
+        await http.post("/console/sign-in", data={"email": email, "password": PASSWORD}, headers=headers)
+    )
+    fields = asked.form("/console/sign-in") | {"code": code}
+    return await http.post("/console/sign-in", data=fields, headers=headers)
+
+
+async def test_without_a_password_a_change_takes_a_new_sign_in(console: Console, signed_in: SignedIn) -> None:
+    person = await signed_in("viewer")
+    async with console.database.as_writer() as session:
+        await session.execute(text("UPDATE users SET password_hash = NULL"))
+        await session.execute(text("UPDATE sessions SET expires_at = expires_at - interval '6 minutes'"))
+    page = await person.page("/console/account")
+    assert page.texts("button[aria-disabled=true]") == ["Set password", "Sign out everywhere else"]
+    fields = page.form("/console/account/sessions/end-all") | {"password": NEW, "present": PASSWORD}
+    for path in ("password", "second-factor", "second-factor/remove", "recovery-codes"):
+        refused = await person.post(f"/console/account/{path}", fields)
+        assert refused.status_code == 422 and "a sign-in of the last 5 minutes" in refused.text

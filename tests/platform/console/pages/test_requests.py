@@ -67,7 +67,11 @@ async def test_one_request(console: Console, database: Database) -> None:
     amount = 1000 * 3_000_001 + 384 + 66 * 7_000_003
     assert page.texts("tfoot td")[-1] == f"$0.{amount:012}" and "$0.003000001" in page.text
     assert page.find(f"a[href='/console/keys/{seen.key_id}']").text() == "k"
+    limits = "[aria-label='Limits it met'] tbody"
+    assert page.texts(f"{limits} th") == ["Budget per daykey", "Tokens per minutetenant"]
+    assert page.texts(f"{limits} td")[4:] == ["$0.401877", "5,000", "1,000", "500", "1,450", "2,050"]
     plain = await browser.page(f"/console/requests/{seen.requests[0]}")
+    assert "Not stored, or not any more." in plain.text
     assert "The phases of this request are not stored" in plain.text
     for unknown in (str(other.slow), "none", "%00"):
         assert (await browser.get(f"/console/requests/{unknown}")).status_code == 404

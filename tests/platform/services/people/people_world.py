@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from uuid import UUID
 
 import pytest
@@ -12,9 +12,10 @@ from sqlalchemy import select
 
 from loraplex.platform.server.secret import derive
 from loraplex.platform.services.people.identity import ConsoleSession
+from loraplex.platform.services.people.own_account import OwnAccount
 from loraplex.platform.services.people.sessions import Area
 from loraplex.platform.services.people.sign_in import SignedIn, sign_in
-from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
+from loraplex.platform.services.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AuditEntry
 from loraplex.tenants.people import passwords
@@ -70,6 +71,27 @@ async def signed_in(
     """Sign in as the console does."""
     return await sign_in(
         *(database, email, password, code, address, AGENT), derive_key=derive_key, area=area, now=now
+    )
+
+
+def own_account(
+    database: Database,
+    session: ConsoleSession,
+    password: str = PASSWORD,
+    *,
+    publisher: PolicyPublisher | None = None,
+    now: datetime | None = None,
+) -> OwnAccount:
+    """The own account of a signed-in person, who enters this password."""
+    return OwnAccount(
+        database=database,
+        session=session,
+        password=password,
+        address=ADDRESS,
+        request_id=None,
+        derive_key=derive_key,
+        publisher=publisher,
+        now=now or datetime.now(UTC),
     )
 
 

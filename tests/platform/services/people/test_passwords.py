@@ -12,13 +12,15 @@ from tests.platform.services.people.people_world import (
     add_person,
     cheap_passwords,
     derive_key,
+    own_account,
     signed_in,
 )
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.people import accounts, passwords, second_factor, team
-from loraplex.platform.services.people.sessions import find_session
+from loraplex.platform.services.people.own_account import protection
+from loraplex.platform.services.people.sessions import find_session, renew_session
 from loraplex.platform.services.people.sign_in import SignedIn, use_link
 from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.database import Database
@@ -37,12 +39,7 @@ async def acme(database: Database) -> UUID:
 
 
 async def changed(database: Database, opened: SignedIn, present: str, new: str) -> str:
-    return await passwords.change_password(
-        *(database, opened.session, present, new),
-        address=ADDRESS,
-        request_id=None,
-        derive_key=derive_key,
-    )
+    return await passwords.change_password(own_account(database, opened.session, present), new)
 
 
 async def test_a_change_needs_the_present_one_and_ends_the_other_sessions(
@@ -66,10 +63,10 @@ async def test_a_change_needs_the_present_one_and_ends_the_other_sessions(
 async def test_an_admin_resets_by_a_link(database: Database, acme: UUID, removes: bool) -> None:
     eve, admin = await add_person(database, EVE, roles={acme: "viewer"}), await signed_in(database, MARA)
     opened = await signed_in(database, EVE)
+    secret = (await second_factor.enrol(own_account(database, opened.session))).secret
     async with acting(database, opened.session) as uow:
-        secret = (await second_factor.enrol(uow, opened.session, derive_key=derive_key)).secret
         code = pyotp.TOTP(secret).now()
-        kept = await second_factor.confirm(uow, opened.session, code, derive_key=derive_key)
+        kept = (await second_factor.confirm(uow, opened.session, code, derive_key=derive_key)).token
     async with acting(database, admin.session) as uow:
         first = await team.reset_member(uow, acme, eve)
         token = await team.reset_member(uow, acme, eve, second_factor=removes)
@@ -89,6 +86,36 @@ async def test_an_admin_resets_by_a_link(database: Database, acme: UUID, removes
     else:
         with pytest.raises(SecondFactorNeeded):
             await signed_in(database, EVE, OTHER)
+
+
+async def test_an_account_without_a_password_changes_what_protects_it_soon_after_its_sign_in(
+    database: Database, acme: UUID
+) -> None:
+    async with unit_of_work(database, system_actor("demo"), None, None) as uow:
+        token = await accounts.demo_link(uow, acme)
+    opened = await use_link(database, token, ADDRESS, None)
+    late = opened.session.signed_in_at + timedelta(minutes=6)
+    assert (await protection(database, opened.session)).needs_sign_in is False
+    assert (await protection(database, opened.session, now=late)).needs_sign_in is True
+    own = own_account(database, opened.session, OTHER, now=late)
+    for work in (
+        passwords.change_password(own, OTHER),
+        second_factor.enrol(own),
+        second_factor.replace_recovery_codes(own),
+        second_factor.disable(own, "000000"),
+    ):
+        with pytest.raises(SignInRefused, match="sign in again"):
+            await work
+    # Another token of the same sign-in is no new one.
+    async with acting(database, opened.session) as uow:
+        token = await renew_session(uow, opened.session)
+    renewed = await find_session(database, token, "tenant")
+    assert renewed is not None and renewed.signed_in_at == opened.session.signed_in_at
+    token = await passwords.change_password(own_account(database, renewed, ""), OTHER)
+    session = await find_session(database, token, "tenant")
+    assert session is not None and (await protection(database, session)).has_password
+    with pytest.raises(SignInRefused):
+        await second_factor.enrol(own_account(database, session, ""))
 
 
 async def test_the_demos_link_signs_in_once(database: Database, acme: UUID) -> None:

@@ -1,5 +1,7 @@
 """The second factor: enrolled with a code, asked for at each sign-in, and no code works twice."""
 
+import asyncio
+import hashlib
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -7,19 +9,21 @@ import pyotp
 import pytest
 from sqlalchemy import text
 from tests.platform.services.people.people_world import (
-    ADDRESS,
+    PASSWORD,
     acting,
     actions,
     add_person,
     cheap_passwords,
     derive_key,
+    own_account,
     signed_in,
 )
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.services.people import second_factor
 from loraplex.platform.services.people.identity import ConsoleSession
-from loraplex.platform.services.people.second_factor import Enrolment
+from loraplex.platform.services.people.own_account import Protection, protection
+from loraplex.platform.services.people.second_factor import Enrolment, TurnedOn
 from loraplex.platform.services.people.sessions import find_session
 from loraplex.platform.services.people.sign_in import SignedIn
 from loraplex.tenants.database import Database
@@ -44,19 +48,18 @@ async def acme(database: Database) -> UUID:
 
 
 async def enrolled(database: Database, session: ConsoleSession) -> Enrolment:
-    async with acting(database, session) as uow:
-        return await second_factor.enrol(uow, session, derive_key=derive_key)
+    return await second_factor.enrol(own_account(database, session))
 
 
-async def turned_on(database: Database) -> tuple[str, SignedIn, str]:
-    """Return the secret, the session that turned the second factor on, and that session's new token."""
+async def turned_on(database: Database) -> tuple[str, SignedIn, TurnedOn]:
+    """Return the secret, the session that turned the second factor on, and what that returned."""
     opened = await signed_in(database, MARA)
     secret = (await enrolled(database, opened.session)).secret
     async with acting(database, opened.session) as uow:
-        token = await second_factor.confirm(
+        result = await second_factor.confirm(
             *(uow, opened.session, code_at(secret, NOW)), derive_key=derive_key, now=NOW
         )
-    return secret, opened, token
+    return secret, opened, result
 
 
 def code_at(secret: str, time: datetime) -> str:
@@ -75,9 +78,10 @@ async def test_it_counts_once_a_code_confirms_it(database: Database, acme: UUID)
         async with acting(database, opened.session) as uow:
             await second_factor.confirm(uow, opened.session, "000000", derive_key=derive_key, now=NOW)
     async with acting(database, opened.session) as uow:
-        token = await second_factor.confirm(
+        result = await second_factor.confirm(
             *(uow, opened.session, code_at(enrolment.secret, NOW)), derive_key=derive_key, now=NOW
         )
+    token = result.token
     # The rights of the session changed: it has another token, and no other session is left.
     assert token != opened.token
     assert await find_session(database, opened.token, "tenant") is None
@@ -109,38 +113,100 @@ async def test_a_sign_in_needs_a_code_that_was_not_used(database: Database, acme
 
 async def test_codes_are_slowed_as_passwords_are(database: Database, acme: UUID) -> None:
     await turned_on(database)
-    for _ in range(10):
+    for number in range(10):
         with pytest.raises(SignInRefused):
-            await signed_in(database, MARA, code="000000", now=NOW)
+            await signed_in(database, MARA, code=("000000", "00000-00000")[number % 2], now=NOW)
     with pytest.raises(SignInSlowed):
         await signed_in(database, MARA, code="000000", now=NOW)
 
 
-async def test_it_is_turned_off_with_a_code(database: Database, acme: UUID) -> None:
-    secret, _, token = await turned_on(database)
-    session = await find_session(database, token, "tenant")
+async def test_it_is_turned_off_with_password_and_code(database: Database, acme: UUID) -> None:
+    secret, _, result = await turned_on(database)
+    session = await find_session(database, result.token, "tenant")
     assert session is not None
     with pytest.raises(SecondFactorState, match="remove it first"):
         await enrolled(database, session)
     later = NOW + timedelta(seconds=60)
 
-    async def disable(code: str) -> str:
-        return await second_factor.disable(
-            *(database, session, code),
-            address=ADDRESS,
-            request_id=None,
-            derive_key=derive_key,
-            now=later,
-        )
+    async def disable(code: str, password: str = PASSWORD) -> str:
+        return await second_factor.disable(own_account(database, session, password, now=later), code)
 
-    with pytest.raises(SignInRefused):
-        await disable("000000")
+    for code, password in (("000000", PASSWORD), (code_at(secret, later), "wrong"), ("", PASSWORD)):
+        with pytest.raises(SignInRefused):
+            await disable(code, password)
     renewed = await disable(code_at(secret, later))
-    assert await find_session(database, token, "tenant") is None
+    assert await find_session(database, result.token, "tenant") is None
     assert await find_session(database, renewed, "tenant") is not None
     assert not (await signed_in(database, MARA)).session.second_factor
     with pytest.raises(SecondFactorState):
         await disable("")
+    ended = await find_session(database, renewed, "tenant")
+    assert ended is not None and await protection(database, ended) == Protection(
+        has_password=True, second_factor=False, recovery_codes=0, needs_sign_in=False
+    )
+
+
+async def test_a_recovery_code_takes_the_place_of_one_code(database: Database, acme: UUID) -> None:
+    _, _, result = await turned_on(database)
+    first, second, third, *rest = result.recovery_codes
+    assert len({first, second, third, *rest}) == 10 and first not in repr(result)
+    opened = await signed_in(database, MARA, code=first, now=NOW)
+    assert opened.session.second_factor
+    assert (await protection(database, opened.session)).recovery_codes == 9
+    for wrong in (first, second[:-1], "00000-00000"):
+        with pytest.raises(SignInRefused, match="code"):
+            await signed_in(database, MARA, code=wrong, now=NOW)
+    # As people type it from paper.
+    typed = second.replace("-", " ").upper().replace("0", "O").replace("1", "l")
+    assert (await signed_in(database, MARA, code=f" {typed} ", now=NOW)).token
+    off = await second_factor.disable(own_account(database, opened.session, now=NOW), third)
+    session = await find_session(database, off, "tenant")
+    assert session is not None and (await protection(database, session)).recovery_codes == 0
+    assert (await actions(database, None)).count("user.use_recovery_code") == 3
+
+
+async def test_one_recovery_code_opens_one_of_two_sign_ins_at_once(database: Database, acme: UUID) -> None:
+    code = (await turned_on(database))[2].recovery_codes[0]
+    results = await asyncio.gather(
+        *(signed_in(database, MARA, code=code, now=NOW) for _ in range(2)), return_exceptions=True
+    )
+    assert sorted(type(each).__name__ for each in results) == ["SignInRefused", "SignedIn"]
+
+
+async def test_new_recovery_codes_end_the_present_ones(database: Database, acme: UUID) -> None:
+    result = (await turned_on(database))[2]
+    session = await find_session(database, result.token, "tenant")
+    assert session is not None
+    with pytest.raises(SignInRefused):
+        await second_factor.replace_recovery_codes(own_account(database, session, "wrong"))
+    codes = await second_factor.replace_recovery_codes(own_account(database, session))
+    with pytest.raises(SignInRefused):
+        await signed_in(database, MARA, code=result.recovery_codes[0], now=NOW)
+    assert (await signed_in(database, MARA, code=codes[0], now=NOW)).token
+    assert await actions(database, acme) == ["user.second_factor", "user.recovery_codes"]
+    await add_person(database, "eve@example.com", roles={acme: "viewer"})
+    eve = await signed_in(database, "eve@example.com")
+    with pytest.raises(SecondFactorState, match="set it up first"):
+        await second_factor.replace_recovery_codes(own_account(database, eve.session))
+    for code in codes[1:3]:
+        with pytest.raises(SignInRefused):
+            await signed_in(database, "eve@example.com", "wrong", code=code, now=NOW)
+
+
+async def test_recovery_codes_are_stored_as_keyed_digests_alone(database: Database, acme: UUID) -> None:
+    codes = [each.replace("-", "") for each in (await turned_on(database))[2].recovery_codes]
+    async with database.as_writer() as session:
+        stored = (await session.execute(text("SELECT * FROM recovery_codes"))).all()
+        assert len(stored) == 10
+        for code in codes:
+            assert code not in str(stored)
+            assert hashlib.sha256(code.encode()).digest() not in [row.code_digest for row in stored]
+
+
+async def test_enrolling_asks_for_the_password(database: Database, acme: UUID) -> None:
+    opened = await signed_in(database, MARA)
+    with pytest.raises(SignInRefused):
+        await second_factor.enrol(own_account(database, opened.session, "wrong"))
 
 
 async def test_the_secret_is_stored_encrypted_for_its_account(database: Database, acme: UUID) -> None:

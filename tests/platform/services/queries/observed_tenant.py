@@ -11,6 +11,13 @@ from tests.tenants.ledger.test_request_reports import refuse
 
 HOUR = timedelta(hours=1)
 APART = timedelta(milliseconds=10)
+LIMITS = {
+    "degraded": False,
+    "met": [
+        ["tenant", "tokens_per_minute", 5000, 1000, 500, 1450],
+        ["key", "budget_per_day", 2_000_000, 1_500_000, 90_000, 8123],
+    ],
+}
 PHASES = {"queue": [18, 211], "adapter_load": [4, 14], "prefill": [229, 233], "decode": [462, 1944]}
 
 
@@ -52,6 +59,7 @@ def observed_tenant(url: str, now: datetime | None = None, **limits: int) -> Obs
         ttft_ms=462,
         duration_ms=2406,
         phases=PHASES,
+        limits=LIMITS,
         client_request_id="mine-1",
     )
     second = replace(one, at=one.at + APART)

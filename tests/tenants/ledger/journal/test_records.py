@@ -16,11 +16,16 @@ from loraplex.tenants.ledger.journal.records import (
     usage_text,
 )
 from loraplex.tenants.ledger.journal.statements import FORMAT
-from loraplex.tenants.quotas.limits import QuotaLimits, Subject
-from loraplex.tenants.quotas.reservation import RequestTimings, SettledUsage
+from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, MAX_BUDGET, MAX_INTEGER, QuotaLimits, Subject
+from loraplex.tenants.quotas.reservation import LimitAtAdmission, RequestTimings, SettledUsage
 from loraplex.tenants.rate_state import Rate, RateState
 
 LARGE = 1 << 40
+EVERY_LIMIT = tuple(
+    LimitAtAdmission(level, name, *[MAX_BUDGET if name in BUDGETS else MAX_INTEGER] * 4)
+    for level in ("tenant", "key", "adapter")
+    for name in COUNTED
+)
 LARGEST = SettledUsage(
     outcome="completed",
     prompt_tokens=LARGE,
@@ -35,6 +40,7 @@ LARGEST = SettledUsage(
         ),
         gap_buckets=(LARGE,) * BUCKETS,
     ),
+    limits=EVERY_LIMIT,
 )
 
 # As a release has written them. The next release must read them, or raise `FORMAT` and bring a reader.
@@ -65,7 +71,8 @@ def test_a_reservation_is_read_as_it_was_written() -> None:
 
 @pytest.mark.parametrize("usage", [used(3), progressed(4), LARGEST])
 def test_usage_is_read_as_it_was_written(usage: SettledUsage) -> None:
-    assert read_usage(usage_text(usage)) == usage
+    read = read_usage(usage_text(usage))
+    assert (read, read.limits) == (usage, usage.limits)
 
 
 def test_what_only_an_admission_needs_is_not_written() -> None:
@@ -74,13 +81,14 @@ def test_what_only_an_admission_needs_is_not_written() -> None:
     whole = replace(
         plain,
         rate=RateState(requests=Rate(limit=1, remaining=1, reset_s=float("inf"))),
+        limits=EVERY_LIMIT,
         request=replace(plain.request, subjects=subjects),
     )
     assert reservation_text(whole) == reservation_text(plain)
 
 
 def test_the_largest_end_and_progress_fit_into_the_reserve() -> None:
-    progress = replace(LARGEST, timings=None)
+    progress = replace(LARGEST, timings=None, limits=())
     assert len(usage_text(LARGEST)) + len(usage_text(progress)) < OPEN_REQUEST_BYTES
 
 
