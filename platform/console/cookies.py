@@ -72,10 +72,10 @@ class Cookies:
         """Take the token from the browser."""
         self._set(request, response, SESSION_COOKIE[area], "", 0)
 
-    def leave_toast(self, request: Request, response: Response, toast: Toast) -> None:
-        """Leave a sentence for the next page."""
-        shortened = Toast(toast.text[:MAX_TOAST_LENGTH], toast.undo)
-        value = base64.urlsafe_b64encode(msgspec.json.encode(shortened)).rstrip(b"=").decode()
+    def leave_toast(self, request: Request, response: Response, text: str, undo: Undo | None = None) -> None:
+        """Leave a sentence for the next page, and what takes the change back."""
+        toast = Toast(text[:MAX_TOAST_LENGTH], undo)
+        value = base64.urlsafe_b64encode(msgspec.json.encode(toast)).rstrip(b"=").decode()
         self._set(request, response, TOAST_COOKIE, value, TOAST_SECONDS)
 
     def toast(self, request: Request) -> Toast | None:

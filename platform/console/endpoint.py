@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from loraplex.platform.console.cookies import OPERATOR_PATH, TENANT_PATH, Cookies, Toast, Undo, area_of
+from loraplex.platform.console.cookies import OPERATOR_PATH, TENANT_PATH, Cookies, Undo, area_of
 from loraplex.platform.console.csrf import is_token, masked
 from loraplex.platform.console.forms import CSRF_HEADER, Form
 from loraplex.platform.console.navigation import OPERATOR_AREA, TENANT_AREA, navigation
@@ -233,7 +233,7 @@ class ConsoleEndpoint:
         button for `undo`.
         """
         response = redirect(request, location)
-        self.cookies.leave_toast(request, response, Toast(toast, undo))
+        self.cookies.leave_toast(request, response, toast, undo)
         return response
 
     def enter(self, request: Request, signed_in: SignedIn, page: str = "") -> Response:

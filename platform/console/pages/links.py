@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loraplex.platform.console.cookies import Toast, area_of
+from loraplex.platform.console.cookies import area_of
 from loraplex.platform.console.endpoint import FIRST_PAGE, ConsoleEndpoint, redirect
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, read_open_form
 from loraplex.platform.services.people.errors import LinkNotValid, SecondFactorNeeded
@@ -92,9 +92,7 @@ class LinkPages:
         except FormInvalid as error:
             return await self._again(request, form, error.errors)
         response = redirect(request, f"{FIRST_PAGE[area_of(request)]}/sign-in")
-        self.endpoint.cookies.leave_toast(
-            request, response, Toast(f"{email} has a new password. Sign in with it.")
-        )
+        self.endpoint.cookies.leave_toast(request, response, f"{email} has a new password. Sign in with it.")
         return response
 
     async def _again(self, request: Request, form: Form, errors: dict[str, str]) -> Response:
