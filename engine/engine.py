@@ -149,7 +149,8 @@ class Engine:
         sequences = self.scheduler.add(request)
         ticket = _ticket(sequences[0])
         self._uncompiled[ticket] = sequences
-        self._compilation.start(ticket, request.namespace, request.grammar)
+        before = self._compilation.start(ticket, request.namespace, request.grammar)
+        sequences[0].note(grammars_before=before)
         return sequences
 
     def abort(self, request_id: str) -> list[Sequence]:
@@ -277,8 +278,10 @@ class Engine:
     def _take_masks(self) -> None:
         """Give compiled grammars to their rows, and let rows with a late mask continue once it has arrived."""
         if self._uncompiled and self._compilation is not None:
-            for ticket, outcome in self._compilation.take():
-                self._begin(self._uncompiled.pop(ticket), outcome)
+            for ticket, outcome, seconds in self._compilation.take():
+                sequences = self._uncompiled.pop(ticket)
+                sequences[0].note(compile_s=seconds)
+                self._begin(sequences, outcome)
         if self._masks.has_late:
             for sequence in self._masks.poll():
                 sequence.awaits_mask = False

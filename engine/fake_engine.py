@@ -21,6 +21,7 @@ from loraplex.engine.errors import (
     PromptTooLong,
 )
 from loraplex.engine.messages import (
+    NO_CAUSES,
     AdapterRef,
     Delta,
     EngineInfo,
@@ -34,6 +35,7 @@ from loraplex.engine.messages import (
     Started,
     TokenLogprob,
     Usage,
+    WaitCauses,
 )
 
 FaultKind: TypeAlias = Literal["crash", "freeze", "hang", "stall", "nan", "fail"]
@@ -78,7 +80,7 @@ class FakeScript(msgspec.Struct, frozen=True, kw_only=True):
     `answers[c % len]` has the texts of the tokens of choice c, which then ends with "stop"; without answers text goes on
     until `max_tokens`. `digest` "echo" reports the requested adapter; any other value is reported as is. `cached_tokens` is
     capped at the prompt's length, as is `prefilled_tokens`: the computed ones of a prompt that is aborted before `Started`.
-    `queue_s`, `prefill_s`, `grammar_s` and `adapter_s` are what `Started` reports, whatever passed.
+    `queue_s`, `prefill_s`, `grammar_s`, `adapter_s` and `causes` are what `Started` reports, whatever passed.
     `stats` overrides numbers of `stats()` by field name. `probe` is the report of a probe, with the digest of the probed
     adapter.
     """
@@ -94,6 +96,7 @@ class FakeScript(msgspec.Struct, frozen=True, kw_only=True):
     prefill_s: float = 0.0
     grammar_s: float = 0.0
     adapter_s: float = 0.0
+    causes: WaitCauses = NO_CAUSES
     digest: str | None = "echo"
     faults: tuple[Fault, ...] = ()
     stats: EngineStats = EngineStats()
@@ -272,6 +275,7 @@ class FakeEngine:
             prefill_s=script.prefill_s,
             grammar_s=script.grammar_s,
             adapter_s=script.adapter_s,
+            causes=script.causes,
         )
 
     def _count_step(self, choices: "list[_Choice]") -> None:

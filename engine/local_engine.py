@@ -383,6 +383,7 @@ def _token_output(output: StepOutput) -> TokenOutput:
         prefill_s=sequence.prefill_s,
         grammar_s=sequence.grammar_s,
         adapter_s=sequence.adapter_s,
+        causes=sequence.causes,
     )
 
 

@@ -66,11 +66,38 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
 
 
+BatchLimit: TypeAlias = Literal["rows", "tokens", "kv_blocks"]
+AdapterTier: TypeAlias = Literal["disk", "host", "device"]
+
+
+class WaitCauses(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a request waited before its first step.
+
+    `queued_before`: sequences that waited for a row when it joined them; `overtaken_by`: of those that came later, how many
+    got one earlier, by fair share. `limit`: what kept it from the last step before its first; None if no step came before it.
+    `adapter_tier`: where its adapter was when it began to wait for it, None without such a wait; `adapter_bytes`: its size, 0
+    if it is unknown. `loads_before`: loads of other adapters that were in progress then. `grammars_before`: grammars that ran
+    or waited to be compiled before its own; `compile_s`: the time that its own took, next to nothing from the cache.
+    """
+
+    queued_before: int = 0
+    overtaken_by: int = 0
+    limit: BatchLimit | None = None
+    adapter_tier: AdapterTier | None = None
+    adapter_bytes: int = 0
+    loads_before: int = 0
+    grammars_before: int = 0
+    compile_s: float = 0.0
+
+
+NO_CAUSES: Final = WaitCauses()
+
+
 class Started(msgspec.Struct, frozen=True, tag="started"):
     """The prompt is computed. `digest` is that of the adapter in use, None for the base model.
 
     `queue_s` are the seconds from receipt to the first step, `prefill_s` those from there to the first token. Of `queue_s`,
-    the first `grammar_s` were spent waiting for the grammar, and then `adapter_s` for the adapter.
+    the first `grammar_s` were spent waiting for the grammar, and then `adapter_s` for the adapter. `causes`: of these waits.
     """
 
     request_id: str
@@ -80,6 +107,7 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     prefill_s: float = 0.0
     grammar_s: float = 0.0
     adapter_s: float = 0.0
+    causes: WaitCauses = NO_CAUSES
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta"):

@@ -218,6 +218,12 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     tenants_errors.StoreUnavailable: ErrorRow(503, _SERVER, "store_unavailable", retry_after_s=2),
 }
 
+STORES: Final[dict[type[Exception], str]] = {
+    tenants_errors.DatabaseUnavailable: "PostgreSQL",
+    tenants_errors.ValkeyUnavailable: "Valkey",
+    adapters_errors.BlobStoreUnavailable: "The blob store",
+}
+
 ENGINE_TABLE: Final[dict[str, ErrorRow]] = {
     engine_errors.InvalidRequest.code: ErrorRow(400, _INVALID, "invalid_value"),
     engine_errors.PromptTooLong.code: ErrorRow(400, _INVALID, "context_length_exceeded"),
@@ -268,6 +274,11 @@ def describe(error: Exception) -> ClientError:
     return ClientError(row, str(error), _param(error))
 
 
+def unavailable_store(error: Exception) -> str | None:
+    """Return the name of the store that does not answer; None for every other error."""
+    return next((name for cls, name in STORES.items() if isinstance(error, cls)), None)
+
+
 def _row(error: Exception) -> ErrorRow:
     if isinstance(error, EngineFailed | engine_errors.EngineError):
         return ENGINE_TABLE.get(error.code, INTERNAL)
@@ -282,6 +293,8 @@ def _param(error: Exception) -> str | None:
         return error.param
     if isinstance(error, adapters_errors.UploadRefused):
         return error.subject
-    if isinstance(error, tenants_errors.InvalidField | tenants_errors.BoundNotHeld):
+    if isinstance(
+        error, tenants_errors.InvalidField | tenants_errors.BoundNotHeld | tenants_errors.CountReached
+    ):
         return error.field
     return error.field if isinstance(error, engine_errors.InvalidRequest) else None

@@ -246,11 +246,12 @@ class RevisionMoved(Conflict):
 
 
 class CountReached(Conflict):
-    """`limit` is `max_keys`, `max_adapters`, `max_adapter_bytes` or `max_webhooks`."""
+    """`limit` is `max_keys`, `max_adapters`, `max_adapter_bytes`, `max_webhooks` or `max_invitations`. `field`: of the request."""
 
-    def __init__(self, limit: str, message: str) -> None:
+    def __init__(self, limit: str, message: str, field: str | None = None) -> None:
         super().__init__(message)
         self.limit = limit
+        self.field = field
 
 
 class InUse(Conflict):

@@ -8,9 +8,12 @@ import math
 import sys
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
+
+import msgspec
 
 from loraplex.engine.batch.block_hash import HashChain
-from loraplex.engine.messages import AdapterRef, EngineRequest, FinishReason
+from loraplex.engine.messages import NO_CAUSES, AdapterRef, EngineRequest, FinishReason, WaitCauses
 from loraplex.engine.token_mask import TokenMask
 
 
@@ -35,7 +38,8 @@ class Sequence:
     `num_launched` counts its rows that are not completed, `num_departures` the pins they still need. `num_prefilled_tokens`
     are the prompt tokens that were computed or found in the cache before it left the batch, also if they are recomputed.
     `queued_at`: when it could first have run since it was last in the batch; infinite while it runs. `grammar_s` and
-    `adapter_s`: seconds that it waited for its grammar, and then for its adapter and a place for it, before its first step.
+    `adapter_s`: seconds that it waited for its grammar, and then for its adapter and a place for it, before its first step;
+    `causes`: of its waits. `admitted_when_queued`: how many sequences had been admitted when it first waited for a row.
     """
 
     request: EngineRequest
@@ -70,6 +74,8 @@ class Sequence:
     adapter_wait_since: float | None = None
     grammar_s: float = 0.0
     adapter_s: float = 0.0
+    causes: WaitCauses = NO_CAUSES
+    admitted_when_queued: int | None = None
     admitted_at: float | None = None
     first_token_at: float | None = None
 
@@ -112,6 +118,11 @@ class Sequence:
         if self.admitted_at is None or self.first_token_at is None:
             return 0.0
         return self.first_token_at - self.admitted_at
+
+    def note(self, **causes: Any) -> None:
+        """Record why it waits, by fields of `WaitCauses`. Does nothing once it has run."""
+        if self.admitted_at is None:
+            self.causes = msgspec.structs.replace(self.causes, **causes)
 
     @property
     def adapter(self) -> AdapterRef | None:

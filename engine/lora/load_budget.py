@@ -80,6 +80,10 @@ class LoadBudget:
             self._bytes += nbytes - self._under_way[key]
             self._under_way[key] = nbytes
 
+    def known_size(self, key: Key) -> int:
+        """Return an adapter's size in bytes; 0 if it is unknown."""
+        return self._sizes.get(key, 0)
+
     def end(self, key: Key) -> None:
         """Record the end of a load, whatever its outcome."""
         self._bytes -= self._under_way.pop(key, 0.0)

@@ -20,7 +20,7 @@ from loraplex.engine.lora.memory.host_cache import HostCache
 from loraplex.engine.lora.memory.packed_adapter import PackedAdapter
 from loraplex.engine.lora.quarantine import QuarantineTracker
 from loraplex.engine.lora.residency import AdapterState
-from loraplex.engine.messages import AdapterRef
+from loraplex.engine.messages import AdapterRef, AdapterTier
 
 Key = tuple[bytes, str]
 
@@ -161,6 +161,14 @@ class AdapterPool:
         if key in self._loading or key in self._without_room or key in self._moving:
             return AdapterState.LOADING
         return AdapterState.ABSENT
+
+    def tier(self, adapter: AdapterRef) -> AdapterTier:
+        if adapter.key in self._slots:
+            return "device"
+        return "host" if adapter.key in self._host and adapter.key not in self._read else "disk"
+
+    def size_bytes(self, adapter: AdapterRef) -> int:
+        return self._ledger.known_size(adapter.key)
 
     def prefetch(self, adapter: AdapterRef) -> bool:
         if self.state(adapter) is not AdapterState.ABSENT:

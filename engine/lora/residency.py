@@ -4,7 +4,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from loraplex.engine.errors import AdapterError
-from loraplex.engine.messages import AdapterRef
+from loraplex.engine.messages import AdapterRef, AdapterTier
 
 
 class AdapterState(Enum):
@@ -21,6 +21,14 @@ class AdapterResidency(Protocol):
     """Bounded by bytes. A pinned adapter is never evicted; pins count running sequences."""
 
     def state(self, adapter: AdapterRef) -> AdapterState: ...
+
+    def tier(self, adapter: AdapterRef) -> AdapterTier:
+        """Where the adapter is; of one that is loading, where it comes from."""
+        ...
+
+    def size_bytes(self, adapter: AdapterRef) -> int:
+        """Bytes of an adapter that was loaded before; 0 if it is unknown."""
+        ...
 
     def prefetch(self, adapter: AdapterRef) -> bool:
         """Start loading, evicting unpinned adapters (LRU) for it; False while the loads in progress reach their bound."""

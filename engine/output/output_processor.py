@@ -11,12 +11,14 @@ from typing import NamedTuple, TypeAlias
 
 from loraplex.engine.errors import EngineError
 from loraplex.engine.messages import (
+    NO_CAUSES,
     EngineRequest,
     Event,
     Failed,
     FinishReason,
     Started,
     TokenLogprob,
+    WaitCauses,
 )
 from loraplex.engine.output.choice_output import ChoiceOutput
 from loraplex.engine.output.detokenizer import Detokenizer, TextDecoder, TokenTexts
@@ -43,6 +45,7 @@ class TokenOutput:
     prefill_s: float = 0.0
     grammar_s: float = 0.0
     adapter_s: float = 0.0
+    causes: WaitCauses = NO_CAUSES
 
 
 class ProcessedOutputs(NamedTuple):
@@ -127,6 +130,7 @@ class OutputProcessor:
                     prefill_s=output.prefill_s,
                     grammar_s=output.grammar_s,
                     adapter_s=output.adapter_s,
+                    causes=output.causes,
                 )
             )
         state.cached_tokens.setdefault(output.choice, output.cached_tokens)

@@ -95,6 +95,10 @@ class AdapterScheduler:
             return True
         return self._has_room(adapter.key) and self._residency.state(adapter) is AdapterState.RESIDENT
 
+    def adapter_bytes(self, sequence: Sequence) -> int:
+        """Size of the adapter of a sequence; 0 if it is unknown, or without an adapter."""
+        return 0 if sequence.adapter is None else self._residency.size_bytes(sequence.adapter)
+
     def activate(self, sequence: Sequence) -> None:
         """Count and pin the adapter of a sequence that joins the batch."""
         adapter = sequence.adapter
@@ -123,6 +127,8 @@ class AdapterScheduler:
             raise ValueError("a sequence without an adapter never waits for one")
         if sequence.adapter_wait_since is None:
             sequence.adapter_wait_since = self._clock()
+            others = len(self._loading) - (adapter.key in self._loading)
+            sequence.note(adapter_tier=self._residency.tier(adapter), loads_before=others)
             heapq.heappush(self._wait_order, (sequence.adapter_wait_since, sequence.order, sequence))
         sequence.status = SequenceStatus.LOADING
         self._arrived.pop(adapter.key, None)

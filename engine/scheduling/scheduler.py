@@ -28,7 +28,7 @@ from loraplex.engine.errors import (
 from loraplex.engine.kv_cache.block_table import SequenceBlocks
 from loraplex.engine.kv_cache.prefix_cache import PrefixCache
 from loraplex.engine.lora.residency import AdapterResidency
-from loraplex.engine.messages import EngineRequest, FinishReason, TokenLogprob
+from loraplex.engine.messages import BatchLimit, EngineRequest, FinishReason, TokenLogprob
 from loraplex.engine.scheduling.adapter_scheduler import AdapterScheduler
 from loraplex.engine.scheduling.fairness import Policy
 from loraplex.engine.scheduling.grammar_advance import advance_grammar
@@ -85,6 +85,7 @@ class Scheduler:
         self._failures: list[tuple[Sequence, EngineError]] = []
         self._num_live = 0
         self._next_order = 0
+        self._limit: BatchLimit | None = None
 
     @property
     def num_preemptions(self) -> int:
@@ -163,11 +164,13 @@ class Scheduler:
         self._expire()
         self._wake()
         self._admit_starved()
+        self._limit = None
         step = StepRows(self.config.max_num_batched_tokens)
         started, preempted = self._batch.plan_decodes(step)
         for sequence in preempted:
             self._queue.put(sequence)
         plan = self._fill(step, started, room=not preempted)
+        self._queue.stay("kv_blocks" if preempted else self._limit)
         if plan is not None:
             self._in_flight.launch(plan)
         return plan
@@ -282,19 +285,26 @@ class Scheduler:
             if admitted is None:
                 return
             step.add_chunks((admitted,))
+        self._limit = "tokens"
 
     def _plan_whole_prompt(self, started: list[Sequence], room: bool) -> StepPlan | None:
+        if started:
+            self._limit = "tokens"
         sequence = started[0] if started else self._admit_next() if room else None
         if sequence is None:
             return None
         return StepPlan((PlannedRow.of(sequence, sequence.num_uncomputed_tokens),))
 
     def _admit_next(self) -> Sequence | None:
-        """Move the policy's next sequence into the batch; None when no slot or too few blocks are free."""
+        """Move the policy's next sequence into the batch; None, and `_limit` set, when no slot or too few blocks are free."""
         if not self._batch.num_free:
+            self._limit = "rows"
             return None
         sequence = self._queue.next()
-        if sequence is None or not self._batch.join(sequence):
+        if sequence is None:
+            return None
+        if not self._batch.join(sequence):
+            self._limit = "kv_blocks"
             return None
         self._leave_queue(sequence)
         return sequence

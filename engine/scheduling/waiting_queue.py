@@ -8,8 +8,10 @@ from collections.abc import Callable, Collection
 
 from loraplex.engine.batch.sequence import Sequence, SequenceStatus
 from loraplex.engine.errors import AdapterError
+from loraplex.engine.messages import BatchLimit
 from loraplex.engine.scheduling.adapter_scheduler import AdapterScheduler
 from loraplex.engine.scheduling.fairness import Policy
+from loraplex.engine.scheduling.queue_causes import QueueCauses
 
 REVIEW_INTERVAL_S = 0.05
 """Between two searches for a tenant that has waited too long for a row: such a search reads the whole queue."""
@@ -25,6 +27,7 @@ class WaitingQueue:
         self._adapters = adapters
         self._max_slot_wait_s = max_slot_wait_s
         self._clock = clock
+        self._causes = QueueCauses(clock)
         self._without_mask: dict[Sequence, None] = {}
         self._next_review = 0.0
 
@@ -56,6 +59,7 @@ class WaitingQueue:
         for sequence in ready:
             if sequence.adapter_wait_since is not None and sequence.admitted_at is None:
                 sequence.adapter_s = self._clock() - sequence.adapter_wait_since
+                sequence.note(adapter_bytes=self._adapters.adapter_bytes(sequence))
             sequence.status = SequenceStatus.WAITING
             self._push(sequence)
         return failed
@@ -87,8 +91,13 @@ class WaitingQueue:
 
     def leave(self, sequence: Sequence) -> None:
         """Take a sequence out that joins the batch."""
+        self._causes.leave(sequence)
         self._policy.remove(sequence)
         sequence.queued_at = math.inf
+
+    def stay(self, limit: BatchLimit | None) -> None:
+        """Record that a step is planned without the sequences that are queued now, because of `limit`."""
+        self._causes.stopped(limit)
 
     def discard(self, sequence: Sequence) -> None:
         """Take a sequence out that has ended, wherever it waits."""
@@ -98,6 +107,7 @@ class WaitingQueue:
 
     def _push(self, sequence: Sequence) -> None:
         sequence.queued_at = min(sequence.queued_at, self._clock())
+        self._causes.join(sequence, len(self._policy))
         self._policy.push(sequence)
 
     def _await_adapter(self, sequence: Sequence) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 from loraplex.engine.errors import GrammarFailed
 from loraplex.engine.structured_output.tenant_queue import TenantQueue
@@ -21,6 +22,14 @@ NICENESS = 10
 under load, while its row waited for it."""
 
 _logger = logging.getLogger(__name__)
+
+
+class CompiledGrammar(NamedTuple):
+    """A grammar's mask at its start, or the error that ends its request. `seconds`: what compiling took."""
+
+    ticket: int
+    outcome: TokenMask | GrammarFailed
+    seconds: float
 
 
 class GrammarCompilation:
@@ -35,7 +44,7 @@ class GrammarCompilation:
         self._cores = os.sched_getaffinity(0)
         self._changed = threading.Condition()
         self._waiting: TenantQueue[tuple[int, bytes, bytes]] = TenantQueue()
-        self._done: SimpleQueue[tuple[int, TokenMask | GrammarFailed]] = SimpleQueue()
+        self._done: SimpleQueue[CompiledGrammar] = SimpleQueue()
         self._awaited: set[int] = set()
         self._running: list[threading.Thread] = []
         self._closed = False
@@ -43,14 +52,16 @@ class GrammarCompilation:
         self.num_failures = 0
         self.seconds = 0.0
 
-    def start(self, ticket: int, namespace: bytes, grammar: bytes) -> None:
-        """Queue one grammar. Every `ticket` is used only once."""
+    def start(self, ticket: int, namespace: bytes, grammar: bytes) -> int:
+        """Queue one grammar and return how many are awaited before it. Every `ticket` is used only once."""
+        before = len(self._awaited)
         self._awaited.add(ticket)
         with self._changed:
             self._waiting.put(namespace, (ticket, namespace, grammar))
             self._changed.notify()
         if len(self._running) < self._threads:
             self._running.append(start_side_thread("mask-compilation", self._run, self._cores, NICENESS))
+        return before
 
     def drop(self, ticket: int) -> None:
         """Forget a request that ended. A running compilation continues, and its result is discarded. Idempotent."""
@@ -60,19 +71,17 @@ class GrammarCompilation:
         with self._changed:
             self._waiting.discard(lambda job: job[0] == ticket)
 
-    def take(self) -> list[tuple[int, TokenMask | GrammarFailed]]:
-        """Return (ticket, mask at its start or error) for what was compiled since the last call. Costs nothing while none
-        waits.
-        """
-        taken: list[tuple[int, TokenMask | GrammarFailed]] = []
+    def take(self) -> list[CompiledGrammar]:
+        """Return what was compiled since the last call. Costs nothing while none waits."""
+        taken: list[CompiledGrammar] = []
         while self._awaited:
             try:
-                ticket, outcome = self._done.get_nowait()
+                compiled = self._done.get_nowait()
             except Empty:
                 break
-            if ticket in self._awaited:
-                self._awaited.discard(ticket)
-                taken.append((ticket, outcome))
+            if compiled.ticket in self._awaited:
+                self._awaited.discard(compiled.ticket)
+                taken.append(compiled)
         return taken
 
     def close(self) -> None:
@@ -89,9 +98,9 @@ class GrammarCompilation:
                 if self._closed:
                     return
                 ticket, namespace, grammar = self._waiting.pop()
-            self._done.put((ticket, self._compile(namespace, grammar)))
+            self._done.put(self._compile(ticket, namespace, grammar))
 
-    def _compile(self, namespace: bytes, grammar: bytes) -> TokenMask | GrammarFailed:
+    def _compile(self, ticket: int, namespace: bytes, grammar: bytes) -> CompiledGrammar:
         began = self._clock()
         outcome: TokenMask | GrammarFailed
         try:
@@ -100,8 +109,9 @@ class GrammarCompilation:
             # Panics of extension modules are not derived from `Exception`.
             _logger.exception("a grammar could not be compiled")
             outcome = GrammarFailed("the grammar of this request could not be compiled")
+        seconds = self._clock() - began
         with self._changed:
             self.num_compilations += 1
             self.num_failures += isinstance(outcome, GrammarFailed)
-            self.seconds += self._clock() - began
-        return outcome
+            self.seconds += seconds
+        return CompiledGrammar(ticket, outcome, seconds)

@@ -13,7 +13,11 @@ depends_on = None
 
 def upgrade() -> None:
     op.execute("GRANT DELETE ON webhook_deliveries TO app_tenant")
+    op.execute(
+        "CREATE POLICY ended_rows ON webhook_deliveries AS RESTRICTIVE FOR DELETE TO app_tenant USING (state <> 'pending')"
+    )
 
 
 def downgrade() -> None:
+    op.execute("DROP POLICY ended_rows ON webhook_deliveries")
     op.execute("REVOKE DELETE ON webhook_deliveries FROM app_tenant")

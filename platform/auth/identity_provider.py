@@ -75,6 +75,11 @@ class IdentityProvider:
         """The provider's name for people."""
         return self._options.name
 
+    @property
+    def allowed_domains(self) -> Sequence[str]:
+        """The domains of email addresses that may sign in; none: all."""
+        return self._options.allowed_domains
+
     async def begin(self, redirect_uri: str, attempt: Attempt) -> str:
         """Return the provider's address to which the browser goes for this attempt."""
         async with self._client(redirect_uri) as client:

@@ -16,7 +16,7 @@ from loraplex.platform.console.endpoint import (
     sign_in_address,
 )
 from loraplex.platform.console.forms import FormInvalid
-from loraplex.platform.errors import ClientError, ErrorRow, describe
+from loraplex.platform.errors import ClientError, ErrorRow, describe, unavailable_store
 from loraplex.platform.observability.request_id import request_id_of
 
 LOG: Final = structlog.get_logger("loraplex.console")
@@ -54,7 +54,15 @@ class ErrorPages:
         title = _TITLES.get(status, "The server could not complete this")
         template = "errors/note.html" if is_htmx(request) else "errors/page.html"
         response = self._endpoint.page(
-            request, session, template, status=status, title=title, error=described
+            *(request, session, template),
+            status=status,
+            title=title,
+            error=described,
+            store=unavailable_store(error),
+            # Only what a reload does not send again is asked for again by itself.
+            again=request.url.path + (f"?{request.url.query}" if request.url.query else "")
+            if request.method == "GET"
+            else None,
         )
         if described.row.retry_after_s is not None:
             response.headers["retry-after"] = str(described.row.retry_after_s)
@@ -77,5 +85,6 @@ def _described(error: Exception) -> ClientError:
             ErrorRow(404, "invalid_request_error", "not_found"), "There is nothing at this address."
         )
     if isinstance(error, FormInvalid):
-        return ClientError(ErrorRow(422, "invalid_request_error", "invalid_value"), str(error))
+        named = [f"Field {name}: {message}" if name else message for name, message in error.errors.items()]
+        return ClientError(ErrorRow(422, "invalid_request_error", "invalid_value"), "; ".join(named))
     return describe(error)

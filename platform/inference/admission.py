@@ -103,6 +103,7 @@ class PendingAdmission:
             self._context.headers.update(unavailable_headers(error))
             raise
         self._context.headers.update(rate_headers(reservation.rate, degraded=reservation.degraded))
+        self.record.causes["admission"] = _causes(reservation, self._context.renewals)
         return reservation
 
     @property
@@ -118,6 +119,20 @@ class PendingAdmission:
         except (TenantsError, GatewayError, ModelMoved) as error:
             LOG.debug("a request was refused after its provisional admission", reason=type(error).__name__)
             return None
+
+
+def _causes(reservation: Reservation, renewals: int) -> dict[str, int | str]:
+    """What an admission passed: the limit that is nearest after it, and how often the policy had changed meanwhile."""
+    causes: dict[str, int | str] = {}
+    if reservation.limits:
+        percent, name, level = min(
+            (max(0, each.left) * 100 // max(1, each.limit), each.name, each.level)
+            for each in reservation.limits
+        )
+        causes = {"limit": name, "level": level, "left_percent": percent}
+    if renewals:
+        causes["renewals"] = renewals
+    return causes | ({"degraded": 1} if reservation.degraded else {})
 
 
 class InferenceAdmission:

@@ -75,6 +75,7 @@ class Generation:
             prompt_lengths=[len(request.prompt_token_ids) for request in requests],
             submitted=time.monotonic(),
             gateway_phases=self._pending.record.phases,
+            gateway_causes=self._pending.record.causes,
         )
         self._pending.record.stats = self.stats
         self._streams = EngineStreams(self._dependencies.engine, requests, self.stats)

@@ -23,6 +23,8 @@ from loraplex.tenants.ledger.drift import (
     all_ranges,
     compare,
     first_comparable,
+    first_summed,
+    monthly_ranges,
     newest_ranges,
 )
 
@@ -81,8 +83,9 @@ class UsageReconciliation:
 
     async def _everything(self) -> list[ComparedRange]:
         async with self.database.as_operator() as session:
-            first = await first_comparable(session)
-        return [] if first is None else [*all_ranges(first, self.now(), HOUR)]
+            first, summed = await first_comparable(session), await first_summed(session)
+        of_rows = () if first is None else all_ranges(first, self.now(), HOUR)
+        return [*of_rows, *(() if summed is None else monthly_ranges(summed, self.now()))]
 
     async def _compare(self, part: ComparedRange) -> bool:
         """False if another gateway compares now."""

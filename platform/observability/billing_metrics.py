@@ -6,7 +6,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Gauge
 
 COUNTERS: Final = "counters"
-COMPARED: Final = ("rollups", "totals", "invoices", COUNTERS)
+COMPARED: Final = ("rollups", "monthly_rollups", "totals", "invoices", COUNTERS)
 
 
 class BillingMetrics:

@@ -40,11 +40,13 @@ class InferenceCall:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """`phases`: begin and end, on the monotonic clock, of what the gateway did with the request, by name. `call` and `stats`
+    """`phases`: begin and end, on the monotonic clock, of what the gateway did with the request, by name; `causes`: what it
+    waited for in them, in numbers and names of limits. `call` and `stats`
     are set for inference requests that came so far; `adapter_id` once the model is resolved to an adapter.
     """
 
     phases: dict[str, tuple[float, float]] = field(default_factory=dict)
+    causes: dict[str, dict[str, int | str]] = field(default_factory=dict)
     call: InferenceCall | None = None
     stats: RequestStats | None = None
     adapter_id: UUID | None = None

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from loraplex.engine.messages import Delta, Event, Failed, Finished, Started, Usage
+from loraplex.engine.messages import NO_CAUSES, Delta, Event, Failed, Finished, Started, Usage, WaitCauses
 from loraplex.tenants.ledger.histograms import GAP_BOUNDS_MS, counted
-from loraplex.tenants.quotas.reservation import RequestTimings
+from loraplex.tenants.quotas.reservation import PhaseCauses, RequestTimings
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,7 +21,8 @@ class RequestStats:
     engine's: the longest of the prompts; `grammar_s` and `adapter_s` are parts of `queue_s`.
     `first_token` and `last_token` are None when none was delivered; `token_gaps` are the times between successive delivered
     tokens of one choice. `finish_reason` is the engine's, or `error`, or `abort` when the client disconnected.
-    `finished_choices` ended without being aborted. `gateway_phases`: begin and end of what the gateway did, by name.
+    `finished_choices` ended without being aborted. `gateway_phases`: begin and end of what the gateway did, by name, and
+    `gateway_causes` what it waited for in them; `causes`: those of the engine's waits.
     """
 
     arrival: float
@@ -35,11 +36,13 @@ class RequestStats:
     prefill_s: float | None = None
     grammar_s: float = 0.0
     adapter_s: float = 0.0
+    causes: WaitCauses = NO_CAUSES
     first_token: float | None = None
     last_token: float | None = None
     finished: float = 0.0
     token_gaps: list[float] = field(default_factory=list)
     gateway_phases: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    gateway_causes: Mapping[str, PhaseCauses] = field(default_factory=dict)
     _prompts: dict[int, tuple[int, int]] = field(default_factory=dict)
     _generated: dict[tuple[int, int], int] = field(default_factory=dict)
     _delivered: dict[int, float] = field(default_factory=dict)
@@ -75,6 +78,7 @@ class RequestStats:
                 if self.queue_s is None or event.queue_s > self.queue_s:
                     self.queue_s = event.queue_s
                     self.grammar_s, self.adapter_s = event.grammar_s, event.adapter_s
+                    self.causes = event.causes
                 self.prefill_s = max(self.prefill_s or 0.0, event.prefill_s)
             case Delta(choice=choice, token_ids=token_ids):
                 key = (prompt, choice)
@@ -103,14 +107,16 @@ class RequestStats:
         """
         first = self.first_token
         origin = min((self.arrival, *(began for began, _ in self.gateway_phases.values())))
+        phases = {
+            name: (_milliseconds(began - origin), _milliseconds(ended - began))
+            for name, began, ended in self.phases()
+            if ended > began
+        }
         return RequestTimings(
             ttft_ms=None if first is None else _milliseconds(first - self.arrival),
             duration_ms=_milliseconds(self.finished - self.arrival),
-            phases={
-                name: (_milliseconds(began - origin), _milliseconds(ended - began))
-                for name, began, ended in self.phases()
-                if ended > began
-            },
+            phases=phases,
+            causes={name: causes for name, causes in self._phase_causes() if name in phases},
             gap_buckets=counted(GAP_BOUNDS_MS, (gap * 1000 for gap in self.token_gaps)),
         )
 
@@ -130,6 +136,23 @@ class RequestStats:
         if self.first_token is not None and self.last_token is not None:
             yield "decode", self.first_token, self.last_token
 
+    def _phase_causes(self) -> Iterator[tuple[str, PhaseCauses]]:
+        causes = self.causes
+        yield from self.gateway_causes.items()
+        yield (
+            "grammar_compile",
+            _given(before=causes.grammars_before, compile_ms=_milliseconds(causes.compile_s)),
+        )
+        yield (
+            "adapter_load",
+            _given(tier=causes.adapter_tier, bytes=causes.adapter_bytes, loads_before=causes.loads_before),
+        )
+        yield (
+            "queue",
+            _given(before=causes.queued_before, overtaken_by=causes.overtaken_by, limit=causes.limit),
+        )
+        yield "prefill", {"computed": self.prompt_tokens - self.cached_tokens, "cached": self.cached_tokens}
+
     def _count_usage(self, prompt: int, choice: int, usage: Usage) -> None:
         key = (prompt, choice)
         self._generated[key] = max(self._generated.get(key, 0), usage.completion_tokens)
@@ -140,6 +163,11 @@ class RequestStats:
         tokens = min(tokens, self.prompt_lengths[prompt])
         if tokens > self._prompts.get(prompt, (0, 0))[0]:
             self._prompts[prompt] = tokens, min(cached, tokens)
+
+
+def _given(**causes: int | str | None) -> PhaseCauses:
+    """Those causes that say something."""
+    return {name: value for name, value in causes.items() if value}
 
 
 def _milliseconds(seconds: float) -> int:

@@ -147,6 +147,19 @@ class KeyDelegation:
         require_within(granted, own)
         return granted
 
+    async def require_right_over_people(self, scopes: Iterable[str]) -> None:
+        """Raise unless the key may give a person a role with `scopes`: `ScopeNotHeld`, and `BoundNotHeld` for a key with networks,
+        since people sign in from everywhere.
+        """
+        manager = await self._manager()
+        require_held(manager, scopes)
+        if manager.allowed_cidrs:
+            raise BoundNotHeld(
+                "allowed_cidrs",
+                f"this key works from {', '.join(manager.allowed_cidrs)} only, and people sign in from everywhere: "
+                "an admin gives roles in the console, or a key without networks",
+            )
+
     async def _require_limits(self, manager: ApiKey, record: ApiKey) -> None:
         require_within(await self._keys.limits(record), await self._keys.limits(manager))
 

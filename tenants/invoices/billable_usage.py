@@ -1,82 +1,86 @@
-"""Reads what a tenant has used and what of it is billed, from the hourly rollups and the lines of invoices.
+"""Reads what tenants have used and what of it is billed, from the monthly rollups and the lines of invoices.
 
 Invariant: both sides have the same keys, so that their difference is what is still to be billed. Lines of void invoices do not
-count, nor do drafts.
+count, nor do drafts. Each read is one statement, for however many tenants.
 """
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import Row, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.invoices.lines import Charge, LineKey, UsageSum
 from loraplex.tenants.invoices.months import Month
-from loraplex.tenants.models import Adapter, Invoice, InvoiceLineRow, PriceVersion, UsageRollup
+from loraplex.tenants.models import Adapter, Invoice, InvoiceLineRow, MonthlyRollup, PriceVersion
 from loraplex.tenants.models.usage import NO_ID
 
 BILLED_STATES: Final = ("final", "paid")
+Account: TypeAlias = tuple[UUID, str]
+"""A tenant and a currency: a month has an invoice for each."""
 
 
 class BillableUsage:
-    """The usage of one tenant, in one session of its role or an operator's."""
+    """The usage of tenants in a month and all before, in one session of an operator, or of the role of the one tenant."""
 
-    def __init__(self, session: AsyncSession, tenant_id: UUID) -> None:
+    def __init__(self, session: AsyncSession, tenant_ids: Iterable[UUID], month: Month) -> None:
         self._session = session
-        self._tenant_id = tenant_id
+        self._tenant_ids = frozenset(tenant_ids)
+        self._month = month
 
-    async def sums(self, month: Month) -> dict[str, list[UsageSum]]:
-        """Return by currency the sums of the month and of all before.
+    async def sums(self) -> dict[Account, list[UsageSum]]:
+        """Return what was used, by account.
 
         Of usage from before rate cards only that of months from the tenant's first invoice on: the rest was billed elsewhere.
         """
-        rollup = UsageRollup
-        of_month = func.date_trunc("month", rollup.hour, "UTC")
-        group = (rollup.currency, of_month, rollup.adapter_id, rollup.price_version_id)
-        amounts = (rollup.uncached_tokens, rollup.cached_tokens, rollup.completion_tokens, rollup.amount_pico)
-        first = min(month, await self._first_invoiced() or month)
-        query = (
-            select(*group, *(func.sum(column) for column in amounts))
-            .where(rollup.tenant_id == self._tenant_id, rollup.hour < month.end)
-            .where(or_(rollup.price_version_id != NO_ID, rollup.hour >= first.begin))
-            .group_by(*group)
-        )
-        sums: dict[str, list[UsageSum]] = {}
-        for currency, *row in (await self._session.execute(query)).all():
-            sums.setdefault(currency, []).append(_usage_sum(*row))
+        rollup = MonthlyRollup
+        query = select(
+            *(rollup.tenant_id, rollup.currency, rollup.month, rollup.adapter_id, rollup.price_version_id),
+            *(rollup.uncached_tokens, rollup.cached_tokens, rollup.completion_tokens, rollup.amount_pico),
+        ).where(rollup.tenant_id.in_(self._tenant_ids), rollup.month < self._month.end)
+        invoiced = await self._first_invoiced()
+        sums: dict[Account, list[UsageSum]] = {}
+        for row in (await self._session.execute(query)).all():
+            used = _usage_sum(row)
+            first = min(self._month, invoiced.get(row.tenant_id, self._month))
+            if used.price_version_id is not None or used.month >= first:
+                sums.setdefault((row.tenant_id, row.currency), []).append(used)
         return sums
 
-    async def billed(self, month: Month) -> dict[str, dict[LineKey, Charge]]:
-        """Return by currency what final and paid invoices billed of the month and of all before."""
+    async def billed(self) -> dict[Account, dict[LineKey, Charge]]:
+        """Return what final and paid invoices billed, by account."""
         line = InvoiceLineRow
-        group = (Invoice.currency, line.month, line.adapter_id, line.price_version_id, line.token_class)
+        group = (
+            *(line.tenant_id, Invoice.currency),
+            *(line.month, line.adapter_id, line.price_version_id, line.token_class),
+        )
         query = (
             select(*group, func.sum(line.tokens), func.sum(line.amount_pico))
             .join(Invoice, Invoice.id == line.invoice_id)
-            .where(line.tenant_id == self._tenant_id, line.month <= str(month), line.token_class.is_not(None))
-            .where(Invoice.tenant_id == self._tenant_id, Invoice.state.in_(BILLED_STATES))
+            .where(line.tenant_id.in_(self._tenant_ids), Invoice.tenant_id == line.tenant_id)
+            .where(line.month <= str(self._month), line.token_class.is_not(None))
+            .where(Invoice.state.in_(BILLED_STATES))
             .group_by(*group)
         )
-        billed: dict[str, dict[LineKey, Charge]] = {}
+        billed: dict[Account, dict[LineKey, Charge]] = {}
         rows = (await self._session.execute(query)).all()
-        for currency, of_month, adapter_id, version, token_class, tokens, pico in rows:
-            key = LineKey(Month.parse(of_month), adapter_id, version, token_class or "")
-            billed.setdefault(currency, {})[key] = Charge(int(tokens), int(pico))
+        for tenant_id, currency, month, adapter_id, version, token_class, tokens, pico in rows:
+            key = LineKey(Month.parse(month), adapter_id, version, token_class or "")
+            billed.setdefault((tenant_id, currency), {})[key] = Charge(int(tokens), int(pico))
         return billed
 
     async def adapter_names(self, ids: Iterable[UUID]) -> dict[UUID, str]:
-        """Return the names of the tenant's adapters, deleted ones too; one that was erased has none."""
+        """Return the names of the tenants' adapters, deleted ones too; one that was erased has none."""
         query = select(Adapter.id, Adapter.name)
-        query = query.where(Adapter.tenant_id == self._tenant_id, Adapter.id.in_(set(ids)))
+        query = query.where(Adapter.tenant_id.in_(self._tenant_ids), Adapter.id.in_(set(ids)))
         return {row.id: row.name for row in await self._session.execute(query)}
 
-    async def _first_invoiced(self) -> Month | None:
-        query = select(func.min(Invoice.month)).where(Invoice.tenant_id == self._tenant_id)
-        first = await self._session.scalar(query)
-        return None if first is None else Month.parse(first)
+    async def _first_invoiced(self) -> dict[UUID, Month]:
+        query = select(Invoice.tenant_id, func.min(Invoice.month))
+        query = query.where(Invoice.tenant_id.in_(self._tenant_ids)).group_by(Invoice.tenant_id)
+        return {tenant_id: Month.parse(month) for tenant_id, month in await self._session.execute(query)}
 
 
 async def prices_of(session: AsyncSession, ids: Iterable[UUID]) -> Mapping[UUID, Price]:
@@ -88,7 +92,10 @@ async def prices_of(session: AsyncSession, ids: Iterable[UUID]) -> Mapping[UUID,
     }
 
 
-def _usage_sum(month: datetime, adapter_id: UUID, price_version_id: UUID, *amounts: Any) -> UsageSum:
-    adapter = None if adapter_id == NO_ID else adapter_id
-    version = None if price_version_id == NO_ID else price_version_id
-    return UsageSum.of(Month.of(month), adapter, version, *amounts)
+def _usage_sum(row: Row[*tuple[Any, ...]]) -> UsageSum:
+    return UsageSum.of(
+        Month.of(row.month),
+        None if row.adapter_id == NO_ID else row.adapter_id,
+        None if row.price_version_id == NO_ID else row.price_version_id,
+        *(row.uncached_tokens, row.cached_tokens, row.completion_tokens, row.amount_pico),
+    )

@@ -6,14 +6,15 @@ Invariant: what is stored when an invoice becomes final is all that it shows lat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import chain
 from typing import Any, cast
 from uuid import UUID
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.invoices.billable_usage import BillableUsage, prices_of
-from loraplex.tenants.invoices.credits import CreditRepository
+from loraplex.tenants.invoices.billable_usage import Account, BillableUsage, prices_of
+from loraplex.tenants.invoices.credits import CreditRepository, balances_of_all
 from loraplex.tenants.invoices.lines import (
     Charge,
     InvoiceLine,
@@ -23,7 +24,7 @@ from loraplex.tenants.invoices.lines import (
     outstanding_lines,
 )
 from loraplex.tenants.invoices.months import Month
-from loraplex.tenants.invoices.terms import billing_terms
+from loraplex.tenants.invoices.terms import terms_of_all
 from loraplex.tenants.invoices.totals import (
     CreditBalance,
     InvoiceTerms,
@@ -53,23 +54,52 @@ async def compute_contents(
     """Compute what is still to be billed of the month and of all before, by currency: those with usage, that of the month, and
     `currencies`. The minimum belongs to the currency of the month. Raises `TenantNotFound`.
     """
-    usage = BillableUsage(session, tenant_id)
-    terms = await billing_terms(session, tenant_id, month)
-    sums, billed = await usage.sums(month), await usage.billed(month)
-    used = {each.price_version_id for of_currency in sums.values() for each in of_currency}
-    used |= {key.price_version_id for of_currency in billed.values() for key in of_currency}
+    found = await compute_for_all(session, month, {tenant_id: currencies})
+    return {currency: content for (_, currency), content in found.items()}
+
+
+async def compute_for_all(
+    session: AsyncSession, month: Month, currencies: Mapping[UUID, Iterable[str]]
+) -> dict[Account, InvoiceContent]:
+    """Compute the contents of several tenants by tenant and currency, with as many statements as for one: as `compute_contents`
+    of each key with its value.
+    """
+    usage = BillableUsage(session, currencies, month)
+    terms = await terms_of_all(session, currencies.keys(), month)
+    credits = await balances_of_all(session, currencies.keys())
+    sums, billed = await usage.sums(), await usage.billed()
+    used = {each.price_version_id for of_account in sums.values() for each in of_account}
+    used |= {key.price_version_id for of_account in billed.values() for key in of_account}
     prices = await prices_of(session, {each for each in used if each is not None})
+    asked = {(each, code) for each in currencies for code in (terms[each].currency, *currencies[each])}
     contents = {}
-    for currency in sorted({terms.currency, *currencies, *sums, *billed}):
-        charges = charges_of(sums.get(currency, ()), prices)
-        before = billed.get(currency, {})
-        lines = outstanding_lines(month, charges, before, prices)
-        own = terms if currency == terms.currency else replace(terms, currency=currency, minimum_micro=0)
-        credits = tuple(await CreditRepository(session, tenant_id).balances(currency))
-        totals = total_invoice(month, lines, credits, own, billed_micro(month, before))
-        names = await usage.adapter_names(line.adapter_id for line in lines if line.adapter_id is not None)
-        contents[currency] = InvoiceContent(terms=own, totals=totals, credits=credits, adapters=names)
-    return contents
+    for account in sorted({*asked, *sums, *billed}):
+        before, own = billed.get(account, {}), _in_currency(terms[account[0]], account[1])
+        lines = outstanding_lines(month, charges_of(sums.get(account, ()), prices), before, prices)
+        balances = tuple(credits.get(account, ()))
+        totals = total_invoice(month, lines, balances, own, billed_micro(month, before))
+        contents[account] = InvoiceContent(terms=own, totals=totals, credits=balances)
+    return await _with_names(usage, contents)
+
+
+def _in_currency(terms: InvoiceTerms, currency: str) -> InvoiceTerms:
+    """Return the terms of an invoice in this currency: the minimum is agreed in that of the month."""
+    return terms if currency == terms.currency else replace(terms, currency=currency, minimum_micro=0)
+
+
+async def _with_names(
+    usage: BillableUsage, contents: Mapping[Account, InvoiceContent]
+) -> dict[Account, InvoiceContent]:
+    """Name the adapters of the lines."""
+    ids = {
+        account: {line.adapter_id for line in content.totals.lines if line.adapter_id is not None}
+        for account, content in contents.items()
+    }
+    names = await usage.adapter_names(chain(*ids.values()))
+    return {
+        account: replace(content, adapters={each: names[each] for each in ids[account] if each in names})
+        for account, content in contents.items()
+    }
 
 
 def fill_in(invoice: Invoice, content: InvoiceContent) -> None:

@@ -4,7 +4,7 @@ Invariant: every transaction sums to zero, and no grant falls below zero. Change
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -98,19 +98,8 @@ class CreditRepository:
 
     async def balances(self, currency: str) -> list[CreditBalance]:
         """Return what is left of the grants in a currency, without those that are used up."""
-        query = select(CreditGrant, _available().label("available"))
-        query = query.where(CreditGrant.tenant_id == self._tenant_id, CreditGrant.currency == currency)
-        rows = await self._session.execute(query.where(_available() > 0).order_by(CreditGrant.id))
-        return [
-            CreditBalance(
-                grant_id=grant.id,
-                priority=grant.priority,
-                expires_at=grant.expires_at,
-                granted_at=grant.granted_at,
-                available_micro=int(available),
-            )
-            for grant, available in rows
-        ]
+        found = await balances_of_all(self._session, (self._tenant_id,))
+        return found.get((self._tenant_id, currency), [])
 
     async def use(self, invoice_id: UUID, uses: Iterable[CreditUse]) -> None:
         """Use credits for an invoice, under the tenant's lock."""
@@ -147,6 +136,25 @@ class CreditRepository:
                 )
                 self._session.add(entry)
             await self._session.flush()
+
+
+async def balances_of_all(
+    session: AsyncSession, tenant_ids: Collection[UUID]
+) -> dict[tuple[UUID, str], list[CreditBalance]]:
+    """Return what is left of grants by tenant and currency, without those that are used up."""
+    query = select(CreditGrant, _available()).where(CreditGrant.tenant_id.in_(tenant_ids))
+    rows = await session.execute(query.where(_available() > 0).order_by(CreditGrant.id))
+    balances: dict[tuple[UUID, str], list[CreditBalance]] = {}
+    for grant, available in rows:
+        balance = CreditBalance(
+            grant_id=grant.id,
+            priority=grant.priority,
+            expires_at=grant.expires_at,
+            granted_at=grant.granted_at,
+            available_micro=int(available),
+        )
+        balances.setdefault((grant.tenant_id, grant.currency), []).append(balance)
+    return balances
 
 
 async def newest_grants(session: AsyncSession, after: UUID | None, limit: int) -> Sequence[GrantedCredit]:

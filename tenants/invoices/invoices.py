@@ -4,7 +4,7 @@ Invariant: one transaction makes an invoice final, with its lines, its number an
 billing lock.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -18,6 +18,7 @@ from loraplex.tenants.errors import InvoiceNotFound, InvoiceStateForbids
 from loraplex.tenants.invoices.content import (
     InvoiceContent,
     compute_contents,
+    compute_for_all,
     fill_in,
     line_rows,
     stored_content,
@@ -170,6 +171,21 @@ class InvoiceRepository:
         return InvoiceDetails(
             id=identity, tenant_id=tenant_id, month=month, state="draft", content=contents[chosen]
         )
+
+    async def draft_totals(self, invoices: Iterable[Invoice]) -> dict[UUID, int]:
+        """Return by id what each draft among the invoices would come to now, in micro-units: one computation per month."""
+        drafts = [each for each in invoices if each.state == "draft"]
+        totals: dict[UUID, int] = {}
+        for month in {each.month for each in drafts}:
+            of_month = [each for each in drafts if each.month == month]
+            currencies: dict[UUID, set[str]] = {}
+            for each in of_month:
+                currencies.setdefault(each.tenant_id, set()).add(each.currency)
+            contents = await compute_for_all(self._session, Month.parse(month), currencies)
+            totals |= {
+                each.id: contents[each.tenant_id, each.currency].totals.total_micro for each in of_month
+            }
+        return totals
 
     async def details(self, invoice: Invoice) -> InvoiceDetails:
         """Return the invoice as it is shown: a draft is computed now."""

@@ -1,4 +1,5 @@
-"""Compares the rows of the ledger with what is summed from them: rollups by the hour, totals by the day and the month, invoices.
+"""Compares the rows of the ledger with what is summed from them: rollups by the hour, and months of these; totals by the day, and
+months of these; invoices.
 
 Invariant: each comparison is one statement, so it sees all that a settlement wrote or nothing of it. It corrects nothing: a
 difference is a defect or a foreign change.
@@ -19,7 +20,7 @@ from loraplex.tenants.ledger.statements import AMOUNT_NANO
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.quotas.periods import period_end, periods_of
 
-Compared: TypeAlias = Literal["rollups", "days", "months", "invoices"]
+Compared: TypeAlias = Literal["rollups", "monthly_rollups", "days", "months", "invoices"]
 MAX_NAMED: Final = 20
 """Differences that a comparison names; it counts and adds up all of them."""
 CLOCKS_APART: Final = timedelta(minutes=5)
@@ -32,7 +33,8 @@ LAST_TIME: Final = datetime(2100, 1, 1, tzinfo=UTC)
 ALONE: Final = text("SELECT pg_try_advisory_xact_lock(hashtextextended('loraplex usage comparison', 0))")
 _RECORDS: Final = """usage_records r WHERE admitted_at >= :start AND admitted_at < :end
             AND (id >= :first_id AND id < :last_id OR id < :no_time_before OR id >= :no_time_from)"""
-_SUMS: Final = ("requests", "uncached_tokens", "cached_tokens", "completion_tokens", "amount_pico")
+_BILLED: Final = ("uncached_tokens", "cached_tokens", "completion_tokens", "amount_pico")
+_SUMS: Final = ("requests", *_BILLED)
 _TOTALS: Final = ("requests", "tokens", "amount_nano")
 
 
@@ -57,6 +59,19 @@ _ROLLUPS: Final = f"""
     ) e FULL JOIN (
         SELECT u.* FROM tenants t JOIN usage_rollups u ON u.tenant_id = t.id WHERE u.hour >= :start AND u.hour < :end
     ) s USING (tenant_id, hour, adapter_id, api_key_id, price_version_id, currency)"""
+_MONTHLY: Final = f"""
+    SELECT tenant_id, {_behind(_BILLED)} AS differs,
+        concat_ws(' ', to_char(month AT TIME ZONE 'UTC', 'YYYY-MM'), 'adapter', adapter_id, 'price', price_version_id,
+            currency) AS place,
+        coalesce(s.amount_pico, 0) - coalesce(e.amount_pico, 0) AS drift_pico
+    FROM (
+        SELECT u.tenant_id, CAST(:start AS timestamptz) AS month, u.adapter_id, u.price_version_id, u.currency,
+            {", ".join(f"sum(u.{name}) AS {name}" for name in _BILLED)}
+        FROM tenants t JOIN usage_rollups u ON u.tenant_id = t.id WHERE u.hour >= :start AND u.hour < :end
+        GROUP BY 1, 3, 4, 5
+    ) e FULL JOIN (
+        SELECT * FROM monthly_rollups WHERE month >= :start AND month < :end
+    ) s USING (tenant_id, month, adapter_id, price_version_id, currency)"""
 _OF_RECORDS: Final = f"""
         SELECT r.tenant_id, l.level, l.subject_id, r.day AS period, sum(r.requests) AS requests, sum(r.tokens) AS tokens,
             sum(r.amount_nano) AS amount_nano
@@ -84,6 +99,7 @@ def _totals(expected: str) -> str:
 
 _COMPARED: Final[Mapping[Compared, str]] = {
     "rollups": _ROLLUPS,
+    "monthly_rollups": _MONTHLY,
     "days": _totals(_OF_RECORDS),
     "months": _totals(_OF_DAYS),
     "invoices": invoices_compared(_RECORDS),
@@ -96,7 +112,9 @@ FROM compared"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRange:
-    """What one comparison covers: the rollups of some hours, the totals of one day or month, or what invoices billed of a month."""
+    """What one comparison covers: the rollups of some hours or of a month, the totals of one day or month, or what invoices billed
+    of a month.
+    """
 
     compared: Compared
     start: datetime
@@ -104,7 +122,7 @@ class ComparedRange:
 
     @property
     def store(self) -> str:
-        """Which sums it compares: `rollups`, `totals` or `invoices`."""
+        """Which sums it compares: `rollups`, `monthly_rollups`, `totals` or `invoices`."""
         return "totals" if self.compared in ("days", "months") else self.compared
 
     def __str__(self) -> str:
@@ -151,7 +169,7 @@ async def first_comparable(session: AsyncSession) -> datetime | None:
     if first is None:
         return None
     month = _month_start(datetime.fromtimestamp((first.int >> 80) / 1000, UTC))
-    summed = await session.scalar(_FIRST_HOUR)
+    summed = await first_summed(session)
     return month + DAY if summed is not None and summed < month else month
 
 
@@ -160,6 +178,12 @@ _OLDEST: Final = text("SELECT id FROM usage_records WHERE id >= :id ORDER BY id 
 _FIRST_HOUR: Final = text("""
     SELECT min(f.hour) FROM tenants t
     CROSS JOIN LATERAL (SELECT hour FROM usage_rollups u WHERE u.tenant_id = t.id ORDER BY hour LIMIT 1) f""")
+
+
+async def first_summed(session: AsyncSession) -> datetime | None:
+    """The first hour of the rollups, which outlive the rows; None without any."""
+    first: datetime | None = await session.scalar(_FIRST_HOUR)
+    return first
 
 
 def newest_ranges(now: datetime) -> list[ComparedRange]:
@@ -184,6 +208,14 @@ def all_ranges(first: datetime, now: datetime, step: timedelta) -> Iterator[Comp
         yield ComparedRange(compared="invoices", start=month, end=end)
 
 
+def monthly_ranges(first: datetime, now: datetime) -> Iterator[ComparedRange]:
+    """The monthly rollups of every month since the hour `first`, the newest first."""
+    month = _month_start(now.astimezone(UTC))
+    while month >= _month_start(first.astimezone(UTC)):
+        yield ComparedRange(compared="monthly_rollups", start=month, end=period_end(periods_of(month).month))
+        month = _month_start(month - DAY)
+
+
 def _parameters(part: ComparedRange) -> dict[str, Any]:
     periods = periods_of(part.start)
     if part.compared == "months":
@@ -198,7 +230,7 @@ def _parameters(part: ComparedRange) -> dict[str, Any]:
     }
     if part.compared == "invoices":
         return {**parameters, "invoiced": periods.month.removeprefix("m:")}
-    return parameters if part.compared == "rollups" else {**parameters, "period": periods.day}
+    return {**parameters, "period": periods.day} if part.compared == "days" else parameters
 
 
 def _month_start(time: datetime) -> datetime:

@@ -1,4 +1,4 @@
-"""SQL that compares what final invoices billed of one month with the rollups, per tenant, currency, adapter and price version.
+"""SQL that compares what final invoices billed of one month with its rollups, per tenant, currency, adapter and price version.
 
 Invariant: usage that was settled after the last invoice that could bill it is no difference. Neither is a month whose invoice was
 voided and not made again.
@@ -44,13 +44,12 @@ def invoices_compared(records: str) -> str:
         GROUP BY 1, 2, 3, 4
     ), used AS (
         SELECT {", ".join(f"u.{name}" for name in _GROUP.split(", "))},
-            sum(u.uncached_tokens + u.cached_tokens + u.completion_tokens) AS tokens, sum(u.amount_pico) AS amount_pico
-        FROM covered c JOIN usage_rollups u ON u.tenant_id = c.tenant_id AND u.currency = c.currency
-        WHERE u.hour >= :start AND u.hour < :end AND (
+            u.uncached_tokens + u.cached_tokens + u.completion_tokens AS tokens, u.amount_pico
+        FROM covered c JOIN monthly_rollups u ON u.tenant_id = c.tenant_id AND u.currency = c.currency
+        WHERE u.month = :start AND (
             u.price_version_id <> '{NO_ID}'
             OR (SELECT min(f.month) FROM invoices f WHERE f.tenant_id = u.tenant_id) <= :invoiced
         )
-        GROUP BY 1, 2, 3, 4
     ), due AS MATERIALIZED (
         SELECT {_GROUP}, coalesce(u.tokens, 0) - coalesce(b.tokens, 0) AS tokens,
             coalesce(u.amount_pico, 0) - coalesce(b.amount_pico, 0) AS amount_pico

@@ -99,8 +99,9 @@ class RequestLog:
         return found
 
     async def phases(self, request_id: str) -> dict[str, Any]:
-        """The phases of a request: name -> `[start_ms, duration_ms]`. Raises `RequestNotFound`, and `PhasesNotFound` once
-        they are deleted.
+        """The phases of a request: name -> `[start_ms, duration_ms]`, and behind them its causes if known.
+
+        Raises `RequestNotFound`, and `PhasesNotFound` once they are deleted.
         """
         detail = await self.detail((await self.get(request_id))[0].id)
         if detail is None:

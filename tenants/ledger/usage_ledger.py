@@ -30,6 +30,7 @@ from loraplex.tenants.quotas.policies import ROWS_AT_ONCE, TenantPolicy, policy_
 from loraplex.tenants.quotas.reservation import (
     NO_REQUEST_ID,
     UNKNOWN_TIMINGS,
+    RequestTimings,
     Reservation,
     ReservationRequest,
     SettledUsage,
@@ -302,9 +303,17 @@ def usage_row(reservation: Reservation, usage: SettledUsage) -> Row:
         "duration_ms": timings.duration_ms,
         "ttft_bucket": None if timings.ttft_ms is None else bucket_of(TTFT_BOUNDS_MS, timings.ttft_ms),
         "gap_buckets": timings.gap_buckets,
-        "phases": timings.phases or None,
+        "phases": _phases(timings),
         "limits": {"degraded": reservation.degraded, "met": usage.limits},
     }
+
+
+def _phases(timings: RequestTimings) -> dict[str, list[Any]] | None:
+    """`{name: [start_ms, duration_ms, causes]}`; a phase without known causes has two values."""
+    causes = timings.causes
+    return {
+        name: [*span, *((causes[name],) if name in causes else ())] for name, span in timings.phases.items()
+    } or None
 
 
 def stored_reservation(values: Sequence[Any]) -> Reservation:

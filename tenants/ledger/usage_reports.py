@@ -46,6 +46,10 @@ _IN_RANGE: Final = "u.hour >= :start AND u.hour < :end"
 _OF_TENANT: Final = f"usage_rollups u WHERE u.tenant_id = :tenant_id AND {_IN_RANGE}"
 # Operators read all tenants: each by the key of the table, which begins with the tenant.
 _OF_ALL: Final = f"tenants t JOIN usage_rollups u ON u.tenant_id = t.id WHERE {_IN_RANGE}"
+_OF_EACH_TENANT: Final = text(f"""
+SELECT t.id, t.name, u.currency, sum(u.requests), sum(u.uncached_tokens) + sum(u.cached_tokens), sum(u.cached_tokens),
+    sum(u.completion_tokens), sum(u.amount_pico)
+FROM {_OF_ALL} GROUP BY t.id, u.currency""")
 _GROUP: Final = "start, tenant_id, adapter_id, api_key_id, currency"
 _WHOLE_GROUPS: Final = f"""
     SELECT {_GROUP}, {NO_CLASS} AS class, requests, uncached + cached AS prompt, cached, completion, amount FROM summed"""
@@ -68,8 +72,8 @@ _BY_CLASS: Final = f"""
         OR c.class = 0 AND g.uncached = 0 AND g.cached = 0 AND g.completion = 0 AND g.amount = 0"""
 _ORDER: Final = "start, tenant_id, adapter_id, api_key_id, currency, class"
 _FOLLOWING: Final = """
-    WHERE (start, tenant_id, adapter_id, api_key_id, class)
-        > (:after_start, :after_tenant, :after_adapter, :after_key, :after_class)"""
+    WHERE (start, tenant_id, adapter_id, api_key_id, currency, class)
+        > (:after_start, :after_tenant, :after_adapter, :after_key, CAST(:after_currency AS char(3)), :after_class)"""
 DAY: Final = timedelta(days=1)
 WHOLE_ROWS: Final = 500
 """So many rows are read for a first page: a report that has fewer needs no second query for its totals."""
@@ -97,14 +101,15 @@ class UsageQuery:
 
 
 class UsageKey(NamedTuple):
-    """The group of a row: the begin of its bucket, then ids, `NO_ID` where the report is not grouped by them, and the index
-    of its token class, `NO_CLASS` if it is not grouped by class. Rows are sorted by it.
+    """The group of a row: the begin of its bucket, then ids, `NO_ID` where the report is not grouped by them, its currency,
+    and the index of its token class, `NO_CLASS` if it is not grouped by class. Rows are sorted by it.
     """
 
     start: datetime
     tenant_id: UUID
     adapter_id: UUID
     api_key_id: UUID
+    currency: str
     token_class: int
 
 
@@ -140,8 +145,11 @@ class UsageRow:
     adapter: str | None
     key_id: str | None
     console_key: str | None
-    currency: str
     sums: UsageSums
+
+    @property
+    def currency(self) -> str:
+        return self.key.currency
 
     @property
     def token_class(self) -> str | None:
@@ -189,7 +197,8 @@ async def first_rows(
 async def ranked_rows(
     session: AsyncSession, query: UsageQuery, ranked: Literal["adapter", "key"], named: int
 ) -> list[UsageRow]:
-    """All rows of a report by adapter or by key, with rows of their own for the `named` groups of the largest amount.
+    """All rows of a report by adapter or by key, with rows of their own for the `named` groups of the largest amount in each
+    currency.
 
     The other groups are one, whose id is `REST`. The query is of one tenant; its `group_by` is not read.
     """
@@ -198,13 +207,21 @@ async def ranked_rows(
     return [_row(values) for values in found]
 
 
+async def usage_of_tenants(
+    session: AsyncSession, start: datetime, end: datetime
+) -> list[tuple[UUID, str, str, UsageSums]]:
+    """Id, name, currency and sums of every tenant with usage between two whole hours, as an operator."""
+    found = await session.execute(_OF_EACH_TENANT, {"start": start, "end": end})
+    return [(tenant_id, name, currency, _sums(sums)) for tenant_id, name, currency, *sums in found]
+
+
 def totals_of(rows: Iterable[UsageRow]) -> dict[str, UsageSums]:
     """The sums of all rows of a report by currency. The token classes of a group share its requests."""
     totals: dict[str, UsageSums] = {}
     group = None
     for row in rows:
-        sums = row.sums if (row.key[:4], row.currency) != group else replace(row.sums, requests=0)
-        group = row.key[:4], row.currency
+        sums = row.sums if row.key[:5] != group else replace(row.sums, requests=0)
+        group = row.key[:5]
         totals[row.currency] = totals.get(row.currency, UsageSums()) + sums
     return dict(sorted(totals.items()))
 
@@ -214,7 +231,7 @@ async def _rows_within(
 ) -> list[UsageRow]:
     parameters = {**_parameters(query), "limit": limit}
     if after is not None:
-        names = ("after_start", "after_tenant", "after_adapter", "after_key", "after_class")
+        names = ("after_start", "after_tenant", "after_adapter", "after_key", "after_currency", "after_class")
         parameters |= dict(zip(names, after, strict=True))
     found = await session.execute(_statement(query, following=after is not None), parameters)
     return [_row(values) for values in found]
@@ -244,16 +261,16 @@ WITH summed AS (
 ), rows AS ({_BY_CLASS if by_class else _WHOLE_GROUPS}), page AS (
     SELECT * FROM rows{_FOLLOWING if following else ""} ORDER BY {_ORDER} LIMIT :limit
 )
-SELECT r.start, r.tenant_id, r.adapter_id, r.api_key_id, r.class, r.requests, r.prompt, r.cached, r.completion, r.amount,
-    r.currency, a.name, k.key_id, {_CONSOLE_KEY}
+SELECT r.start, r.tenant_id, r.adapter_id, r.api_key_id, r.currency, r.class, r.requests, r.prompt, r.cached, r.completion,
+    r.amount, a.name, k.key_id, {_CONSOLE_KEY}
 FROM page r LEFT JOIN adapters a ON a.id = r.adapter_id LEFT JOIN api_keys k ON k.id = r.api_key_id
 ORDER BY {", ".join(f"r.{name}" for name in _ORDER.split(", "))}
 """)
 
 
 def _ranked(query: UsageQuery, column: str, *, is_adapter: bool) -> TextClause:
-    """One scan of the range, in the columns of `_statement`."""
-    shown, constant = f"coalesce(n.id, '{REST}'::uuid)", _NO_ID
+    """One scan of the range, in the columns of `_statement`. Amounts of different currencies are not compared."""
+    shown, constant = f"coalesce(n.ranked_id, '{REST}'::uuid)", _NO_ID
     adapter, key = (shown, constant) if is_adapter else (constant, shown)
     return text(f"""
 WITH summed AS MATERIALIZED (
@@ -262,11 +279,14 @@ WITH summed AS MATERIALIZED (
         sum(u.amount_pico) AS amount
     FROM {_source(query)} GROUP BY 1, 2, 3
 ), ranked AS (
-    SELECT id FROM summed GROUP BY id ORDER BY sum(amount) DESC, sum(requests) DESC, id LIMIT :named
+    SELECT id AS ranked_id, currency AS of_currency,
+        row_number() OVER (PARTITION BY currency ORDER BY sum(amount) DESC, sum(requests) DESC, id) AS place
+    FROM summed GROUP BY id, currency
 ), rows AS (
-    SELECT s.start, {_NO_ID} AS tenant_id, {adapter} AS adapter_id, {key} AS api_key_id, {NO_CLASS} AS class,
-        sum(s.requests), sum(s.uncached) + sum(s.cached), sum(s.cached), sum(s.completion), sum(s.amount), s.currency
-    FROM summed s LEFT JOIN ranked n ON n.id = s.id GROUP BY {_GROUP}
+    SELECT s.start, {_NO_ID} AS tenant_id, {adapter} AS adapter_id, {key} AS api_key_id, s.currency, {NO_CLASS} AS class,
+        sum(s.requests), sum(s.uncached) + sum(s.cached), sum(s.cached), sum(s.completion), sum(s.amount)
+    FROM summed s LEFT JOIN ranked n ON n.ranked_id = s.id AND n.of_currency = s.currency AND n.place <= :named
+    GROUP BY {_GROUP}
 )
 SELECT r.*, a.name, k.key_id, {_CONSOLE_KEY}
 FROM rows r LEFT JOIN adapters a ON a.id = r.adapter_id LEFT JOIN api_keys k ON k.id = r.api_key_id
@@ -289,14 +309,13 @@ def _parameters(query: UsageQuery) -> dict[str, Any]:
 
 
 def _row(values: Any) -> UsageRow:
-    *sums, currency, adapter, key_id, console_key = values[5:]
-    key = UsageKey(*values[:5])
+    *sums, adapter, key_id, console_key = values[6:]
+    key = UsageKey(*values[:6])
     return UsageRow(
         key=key,
         adapter=_name(adapter, key.adapter_id),
         key_id=_name(key_id, key.api_key_id),
         console_key=console_key,
-        currency=currency,
         sums=_sums(sums),
     )
 

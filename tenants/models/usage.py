@@ -138,7 +138,7 @@ class RequestRollup(Base):
 
 
 class RequestPhases(Base):
-    """The phases of one request by name: `[start_ms, duration_ms]` each, from its arrival; and the limits that it met.
+    """The phases of one request by name: `[start_ms, duration_ms, causes]` each, from its arrival; and limits.
 
     `limits`: `degraded`, whether those are of one gateway's share, and `met`, one `[level, name, limit, used, reserved,
     asked]` for each, budgets in micro-units; null of requests from before they were kept. Retention is shorter than that

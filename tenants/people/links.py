@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import ColumnElement, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.errors import LinkNotValid, UserNotFound
+from loraplex.tenants.errors import CountReached, LinkNotValid, UserNotFound
 from loraplex.tenants.models import Invitation, OneTimeLink, Tenant, User
 from loraplex.tenants.people.tokens import new_token, token_digest
 
@@ -20,6 +20,11 @@ FIRST_RUN_LIFETIME: Final = timedelta(hours=1)
 RESET_LIFETIME: Final = timedelta(hours=24)
 DEMO_LIFETIME: Final = timedelta(days=7)
 SIGN_UP_LIFETIME: Final = timedelta(hours=24)
+DAY: Final = timedelta(days=1)
+MAX_OPEN: Final = 100
+"""The open invitations of one tenant."""
+MAX_A_DAY: Final = 10
+"""The invitations of one tenant to one address within a day."""
 
 LinkPurpose: TypeAlias = Literal["member", "operator", "sign_up", "reset", "demo"]
 
@@ -156,6 +161,27 @@ class InvitationRepository:
             )
         )
         return invitation_id, token
+
+    async def require_room(self, tenant_id: UUID, email: str, now: datetime) -> None:
+        """Raise `CountReached` where the tenant has too many open invitations, or has invited this address too often.
+
+        Call it under the lock of the tenant's members.
+        """
+        own = Invitation.tenant_id == tenant_id
+        others = select(func.count()).where(own, _is_open(), Invitation.expires_at > now)
+        if (await self._session.scalars(others.where(Invitation.email != email))).one() >= MAX_OPEN:
+            raise CountReached(
+                "max_invitations",
+                f"a tenant has at most {MAX_OPEN} open invitations: withdraw one first",
+                "email",
+            )
+        recent = select(func.count()).where(own, Invitation.email == email, Invitation.created_at > now - DAY)
+        if (await self._session.scalars(recent)).one() >= MAX_A_DAY:
+            raise CountReached(
+                "max_invitations",
+                f"{email} was invited {MAX_A_DAY} times within 24 hours: the newest link works, or try again tomorrow",
+                "email",
+            )
 
     async def get(self, tenant_id: UUID, invitation_id: UUID) -> Invitation:
         """Return an open invitation. Raises `UserNotFound`."""

@@ -1,10 +1,13 @@
-"""Members of a tenant. Invariant: the members of one tenant change one at a time, and one of them stays an admin."""
+"""Members of a tenant. Invariant: the members of one tenant change one at a time, and one who may sign in stays an admin."""
 
 from dataclasses import dataclass
+from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import func, select, text
+from sqlalchemy import ScalarSelect, func, select, text
+from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
 
 from loraplex.tenants.errors import AlreadyMember, LastAdmin, UserNotFound
 from loraplex.tenants.models import Membership, Tenant, User
@@ -64,33 +67,51 @@ class MembershipRepository:
         """Call it under `lock`. Raises `InvalidField`, `LastAdmin`."""
         check_role(role)
         if role != ADMIN:
-            await self._require_another_admin(record)
+            await self.require_another_admin(record.user_id, record.role)
         record.role = role
         await self._session.flush()
 
     async def remove(self, record: Membership) -> None:
         """Call it under `lock`. Raises `LastAdmin`."""
-        await self._require_another_admin(record)
+        await self.require_another_admin(record.user_id, record.role)
         await self._session.delete(record)
         await self._session.flush()
 
-    async def admins(self) -> int:
-        """The number of admins who may sign in."""
-        query = select(func.count()).select_from(Membership).join(User, User.id == Membership.user_id)
+    async def require_another_admin(self, user_id: UUID, role: str) -> None:
+        """Raise `LastAdmin` unless the tenant has an admin who may sign in besides this member with `role`, or the member is
+        no admin. Call it under `lock`.
+        """
+        query = select(Membership.user_id).join(User, User.id == Membership.user_id)
         own = (Membership.tenant_id == self._tenant_id, Membership.role == ADMIN, User.disabled_at.is_(None))
-        return (await self._session.scalars(query.where(*own))).one()
-
-    async def _require_another_admin(self, record: Membership) -> None:
-        if record.role == ADMIN and await self.admins() <= 1:
+        others = query.where(*own, Membership.user_id != user_id).limit(1)
+        if role == ADMIN and await self._session.scalar(others) is None:
             raise LastAdmin("this is the last admin of the tenant: make another member an admin first")
 
 
 async def tenants_of(session: AsyncSession, user_id: UUID) -> list[TenantOfPerson]:
     """Return the tenants that a person may enter, by name: living ones that are not suspended."""
-    query = (
-        select(Tenant.id.label("tenant_id"), Tenant.name, Membership.role)
-        .join(Membership, Membership.tenant_id == Tenant.id)
-        .where(Membership.user_id == user_id, Tenant.deleted_at.is_(None), Tenant.suspended_at.is_(None))
-        .order_by(Tenant.name)
+    columns = (Tenant.id.label("tenant_id"), Tenant.name, Membership.role)
+    query = select(*columns).join(Membership, _MEMBER).where(Membership.user_id == user_id, *_OPEN)
+    return [TenantOfPerson(**row._mapping) for row in await session.execute(query.order_by(Tenant.name))]
+
+
+def tenants_as_json(user_id: InstrumentedAttribute[UUID]) -> ScalarSelect[Any]:
+    """The same as a column of another statement, read by `tenants_from_json`. `user_id` is a column of that statement."""
+    each = func.jsonb_build_array(Tenant.id, Tenant.name, Membership.role)
+    query = select(func.jsonb_agg(aggregate_order_by(each, Tenant.name))).join_from(
+        Tenant, Membership, _MEMBER
     )
-    return [TenantOfPerson(**row._mapping) for row in await session.execute(query)]
+    query = query.where(Membership.user_id == user_id, *_OPEN)
+    return query.correlate_except(Tenant, Membership).scalar_subquery()
+
+
+def tenants_from_json(stored: list[tuple[str, str, str]] | None) -> list[TenantOfPerson]:
+    """Read a value of `tenants_as_json`; None where the person may enter no tenant."""
+    return [
+        TenantOfPerson(tenant_id=UUID(tenant_id), name=name, role=role)
+        for tenant_id, name, role in stored or ()
+    ]
+
+
+_MEMBER: Final = Membership.tenant_id == Tenant.id
+_OPEN: Final = (Tenant.deleted_at.is_(None), Tenant.suspended_at.is_(None))

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.errors import LinkNotValid, UserNotFound
 from loraplex.tenants.models import Adapter, ApiKey, Membership, Tenant, User, UserSession
-from loraplex.tenants.people.memberships import TenantOfPerson, tenants_of
+from loraplex.tenants.people.memberships import TenantOfPerson, tenants_as_json, tenants_from_json
 from loraplex.tenants.people.tokens import new_token, token_digest
 
 IDLE: Final = timedelta(hours=12)
@@ -129,7 +129,7 @@ class SessionRepository:
         row = (await self._session.execute(_working(UserSession.token_sha256 == digest, now))).one_or_none()
         if row is None:
             return None
-        return FoundSession(**row._mapping, tenants=await tenants_of(self._session, row.user_id))
+        return FoundSession(**{**row._mapping, "tenants": tenants_from_json(row.tenants)})
 
     async def touch(self, session_id: UUID, now: datetime) -> None:
         """Store when the session was last used."""
@@ -195,6 +195,7 @@ def _working(condition: ColumnElement[bool], now: datetime) -> Any:
         ),
         *(User.email, User.name, User.is_operator, Tenant.name.label("tenant_name"), Membership.role),
         *(_count(Adapter, Adapter.deleted_at.is_(None)).label("adapters"), _working_keys(now).label("keys")),
+        tenants_as_json(UserSession.user_id).label("tenants"),
     )
     return (
         select(*columns)

@@ -1,7 +1,7 @@
 """Slows failed sign-ins, per account and per client network, and never locks an account.
 
-Invariant: a try is counted before its password is compared, so that tries at the same time are counted too. A network that an
-account has signed in from has a count of its own, which failures from elsewhere do not touch.
+Invariant: a try is counted before its password is compared, so that tries at the same time are counted too. An account at a
+network that it has signed in from is slowed by a count of its own, which no failure of others touches.
 """
 
 import hashlib
@@ -48,12 +48,12 @@ class SignInTries:
 
     async def take(self, now: datetime) -> None:
         """Count one try, until `give_back`. Raises `SignInSlowed`; a slowed try is not counted."""
-        subjects = await self._subjects(now)
-        counted = await self._locked(subjects, now)
-        wait = max(self._remaining(*each, now) for each in counted)
+        subjects, slowing = await self._subjects(now)
+        counted = dict(zip(subjects, await self._locked(subjects, now), strict=True))
+        wait = max(self._remaining(*counted[each], now) for each in slowing)
         if wait > 0:
             raise SignInSlowed(wait)
-        for each, (failures, last) in zip(subjects, counted, strict=True):
+        for each, (failures, last) in counted.items():
             present = 0 if now - last > FORGOTTEN else failures
             await self._session.execute(
                 update(SignInThrottle)
@@ -63,7 +63,7 @@ class SignInTries:
 
     async def give_back(self, now: datetime) -> None:
         """Undo one `take`: the try was no failure. What was counted elsewhere stays."""
-        counted = SignInThrottle.subject.in_(await self._subjects(now))
+        counted = SignInThrottle.subject.in_((await self._subjects(now))[0])
         # In the order of `take`, so that two sign-ins at once wait for each other and never deadlock.
         query = select(SignInThrottle.subject).where(counted).order_by(SignInThrottle.subject)
         await self._session.execute(query.with_for_update())
@@ -78,13 +78,18 @@ class SignInTries:
         statement = insert(SignInThrottle).values(subject=self._known, **values)
         await self._session.execute(statement.on_conflict_do_update(index_elements=["subject"], set_=values))
 
-    async def _subjects(self, now: datetime) -> list[bytes]:
-        """Return what a try is counted under, in the order of locking."""
+    async def _subjects(self, now: datetime) -> tuple[list[bytes], list[bytes]]:
+        """Return what a try is counted under, in the order of locking, and which of these slow it.
+
+        The network's count does not slow a known account there: failures of others must not keep its owner waiting.
+        """
         known = select(SignInThrottle.subject).where(
             SignInThrottle.subject == self._known, SignInThrottle.updated_at > now - KNOWN
         )
-        account = self._account if await self._session.scalar(known) is None else self._known
-        return sorted((account, self._network))
+        if await self._session.scalar(known) is not None:
+            return sorted((self._known, self._network)), [self._known]
+        both = sorted((self._account, self._network))
+        return both, both
 
     async def _locked(self, subjects: Sequence[bytes], now: datetime) -> list[tuple[int, datetime]]:
         """Return failures and time of the last one, in the order of `subjects`, locked until the transaction ends."""

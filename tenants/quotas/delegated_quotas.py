@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Final, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -66,9 +66,11 @@ class QuotaRepository:
 
     async def tenant(self) -> QuotaState:
         """The tenant's own limits."""
-        query = select(Tenant.name).where(Tenant.id == self._tenant_id)
-        name = (await self._session.execute(query)).scalar_one()
-        return state_of("tenant", self._tenant_id, name, await self._row(None, None))
+        own = and_(Quota.tenant_id == Tenant.id, Quota.api_key_id.is_(None), Quota.adapter_id.is_(None))
+        query = select(Tenant.name, Quota).outerjoin(Quota, own).where(Tenant.id == self._tenant_id)
+        found = await self._session.execute(query.execution_options(populate_existing=True))
+        name, row = found.one()
+        return state_of("tenant", self._tenant_id, name, row)
 
     async def key(self, key_id: str) -> QuotaState:
         """Raises `KeyNotFound`."""
@@ -109,6 +111,8 @@ class QuotaRepository:
 
     async def key_names(self, key_ids: Collection[str]) -> dict[str, str]:
         """The names of the tenant's keys by their public ids."""
+        if not key_ids:
+            return {}
         query = select(ApiKey.key_id, ApiKey.name).where(ApiKey.tenant_id == self._tenant_id)
         found = await self._session.execute(query.where(ApiKey.key_id.in_(key_ids)))
         return {key_id: name for key_id, name in found}
@@ -142,9 +146,9 @@ class QuotaRepository:
             setattr(row, name, value)
         await self._session.flush()
 
-    async def resources(self) -> Mapping[str, ResourceUse]:
+    async def resources(self, own: QuotaLimits) -> Mapping[str, ResourceUse]:
         """The tenant's adapters, their bytes with open uploads, and its working keys that were not replaced, as the limits
-        count them, by the limits' names.
+        count them, by the limits' names. `own`: the limits of `tenant()`.
         """
         adapters = select(func.count(Adapter.id)).where(
             Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None)
@@ -156,13 +160,15 @@ class QuotaRepository:
             ApiKey.replaced_by.is_(None),
             ApiKey.expires_at.is_(None) | (ApiKey.expires_at > func.now()),
         )
-        used = {
-            "max_adapters": await self._session.scalar(adapters) or 0,
-            "max_adapter_bytes": await StorageQuota(self._session, self._tenant_id).used(),
-            "max_keys": await self._session.scalar(keys) or 0,
-        }
-        own, defaults = (await self.tenant()).limits, default_limits(self._session)
-        return {name: ResourceUse(defaults.in_force(name, own.get(name)), used[name]) for name in used}
+        bytes_used = StorageQuota(self._session, self._tenant_id).bytes_used()
+        columns = (
+            adapters.scalar_subquery().label("max_adapters"),
+            bytes_used.label("max_adapter_bytes"),
+            keys.scalar_subquery().label("max_keys"),
+        )
+        used = (await self._session.execute(select(*columns))).one()._mapping
+        defaults = default_limits(self._session)
+        return {name: ResourceUse(defaults.in_force(name, own.get(name)), int(used[name])) for name in used}
 
     async def _row(
         self, api_key_id: UUID | None, adapter_id: UUID | None, *, locked: bool = False

@@ -117,17 +117,22 @@ class Reservation:
         return self.request.tenant_id
 
 
+PhaseCauses: TypeAlias = Mapping[str, int | str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimings:
     """When what of a request happened, in milliseconds; None where it is unknown.
 
-    `ttft_ms`: until the first token was sent. `phases`: start, from the first of them, and duration by name.
+    `ttft_ms`: until the first token was sent. `phases`: start, from the first of them, and duration by name;
+    `causes`: what a phase waited for or did, in numbers and names of limits.
     `gap_buckets`: the times between two tokens, counted by `GAP_BOUNDS_MS` of `tenants/ledger/histograms.py`.
     """
 
     ttft_ms: int | None = None
     duration_ms: int | None = None
     phases: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    causes: Mapping[str, PhaseCauses] = field(default_factory=dict)
     gap_buckets: tuple[int, ...] = ()
 
 

@@ -4,9 +4,10 @@ Invariant: bytes are counted and reserved under one lock per tenant, so that no 
 """
 
 from collections.abc import Mapping
+from decimal import Decimal
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, func, or_, select
+from sqlalchemy import ColumnElement, ScalarSelect, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.database import default_limits
@@ -42,7 +43,11 @@ class StorageQuota:
 
     async def used(self, adapter_id: UUID | None = None) -> int:
         """Bytes of all the tenant's adapters, or of one. An upload's bytes count until it ends."""
-        return await self._stored(adapter_id) + await self._uploading(adapter_id)
+        return int((await self._session.scalars(select(self.bytes_used(adapter_id)))).one())
+
+    def bytes_used(self, adapter_id: UUID | None = None) -> ColumnElement[Decimal]:
+        """The same as an expression of another statement."""
+        return self._stored(adapter_id) + self._uploading(adapter_id)
 
     async def _limits(self, adapter_id: UUID) -> Mapping[UUID | None, int]:
         """The limit of the tenant (None), by default the installation's, and that of the adapter, if it has one."""
@@ -57,7 +62,7 @@ class StorageQuota:
                 limits[limited_id] = limit
         return limits
 
-    async def _stored(self, adapter_id: UUID | None) -> int:
+    def _stored(self, adapter_id: UUID | None) -> ScalarSelect[Decimal]:
         query = (
             select(func.coalesce(func.sum(AdapterVersion.size_bytes), 0))
             .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
@@ -65,15 +70,15 @@ class StorageQuota:
         )
         if adapter_id is not None:
             query = query.where(AdapterVersion.adapter_id == adapter_id)
-        return int(await self._session.scalar(query) or 0)
+        return query.scalar_subquery()
 
-    async def _uploading(self, adapter_id: UUID | None) -> int:
+    def _uploading(self, adapter_id: UUID | None) -> ScalarSelect[Decimal]:
         query = select(func.coalesce(func.sum(Upload.size_bytes), 0)).where(
             Upload.tenant_id == self._tenant_id, Upload.state == "open"
         )
         if adapter_id is not None:
             query = query.where(Upload.adapter_id == adapter_id)
-        return int(await self._session.scalar(query) or 0)
+        return query.scalar_subquery()
 
 
 def _kept() -> tuple[ColumnElement[bool], ...]:

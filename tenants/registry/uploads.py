@@ -185,6 +185,13 @@ class UploadRepository:
         )
         return (await self._session.scalars(query.order_by(UploadPart.file, UploadPart.number))).all()
 
+    async def received(self, upload_ids: Collection[UUID]) -> dict[UUID, int]:
+        """The bytes of the stored parts of uploads; one without any is absent."""
+        query = select(UploadPart.upload_id, func.sum(UploadPart.size_bytes))
+        query = query.where(UploadPart.tenant_id == self._tenant_id, UploadPart.upload_id.in_(upload_ids))
+        found = await self._session.execute(query.group_by(UploadPart.upload_id))
+        return {upload_id: int(size) for upload_id, size in found}
+
     async def record_part(
         self, upload_id: UUID, file: str, number: int, *, size_bytes: int, sha256: str, object_id: UUID
     ) -> UUID | None:

@@ -238,12 +238,13 @@ def ledger(
 def console(
     rows: Annotated[int, typer.Option(min=1000, help="Rows of the ledger.")] = 5_000_000,
     months: Annotated[int, typer.Option(min=4, max=24, help="Over which they are spread.")] = 6,
-    views: Annotated[int, typer.Option(min=2, help="Of each page.")] = 100,
+    tenants: Annotated[int, typer.Option(min=1, help="The first has a fifth of the rows.")] = 20,
+    views: Annotated[int, typer.Option(min=2, help="Of each page.")] = 30,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Server time and first load of each page of the console with millions of rows, in stores of its own."""
-    shape = LedgerShape(rows=rows, months=months)
+    """Server time, statements and first load of each page of the console with millions of rows, in stores of its own."""
+    shape = LedgerShape(rows=rows, months=months, tenants=tenants)
     run_bench(lambda: measure_console(shape, views, print_progress), out, as_json, uvloop.new_event_loop)
 
 
@@ -273,7 +274,7 @@ def observers(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """CPU time of a request with nothing watching, with access lines and metrics, and with traces."""
+    """CPU time of a request with nothing watching, then with access lines, metrics and traces in turn."""
 
     async def work() -> Report:
         return await asyncio.to_thread(measure_observers, GatewayShape(requests, connections, rounds))

@@ -31,6 +31,7 @@ from loraplex.platform.api.app import create_app
 from loraplex.platform.bench.latency_metrics import percentile
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.processes.logs import configure_logs
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.api_keys.keys import KeyRepository
@@ -49,6 +50,7 @@ LIMITS: Final = {
     "tokens_per_day": 10**12,
 }
 WARM_UP: Final = 200
+TIMEOUT_S: Final = 60.0
 AT_MOST: Final = 1.05
 COLUMNS: Final = ("cpu_ms", "p50_ms", "p99_ms")
 
@@ -114,7 +116,20 @@ def served(checkout: Path, module: str = MODULE, *arguments: str) -> Iterator[Se
         line = gateway.stdout.readline() if gateway.stdout is not None else b""
         if not line:
             raise BenchFailed(f"the gateway of {checkout} did not start")
-        yield msgspec.json.decode(line, type=Serving)
+        try:
+            yield msgspec.json.decode(line, type=Serving)
+        finally:
+            stop(gateway)
+
+
+def stop(gateway: "subprocess.Popen[bytes]") -> None:
+    """Let a gateway end, and end it if it does not within `TIMEOUT_S`."""
+    if gateway.stdin is not None:
+        gateway.stdin.close()
+    try:
+        gateway.wait(TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        gateway.kill()
 
 
 async def measure(serving: Serving, model: str, shape: GatewayShape) -> Figures:
@@ -138,12 +153,17 @@ async def send(serving: Serving, model: str, count: int, connections: int) -> li
     body = {"model": model, "prompt": [3, 4, 5, 6], "max_tokens": 4}
     headers = {"authorization": f"Bearer {serving.key}"}
     waits, left = list[float](), iter(range(count))
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{serving.port}", headers=headers) as client:
+    url = f"http://127.0.0.1:{serving.port}"
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT_S) as client:
 
         async def one() -> None:
             for _ in left:
                 began = time.perf_counter()
                 response = await client.post("/v1/completions", json=body)
+                while response.status_code == 503 and time.perf_counter() < began + TIMEOUT_S:
+                    # The stores of a busy machine may not answer in time; the wait counts.
+                    await asyncio.sleep(0.1)
+                    response = await client.post("/v1/completions", json=body)
                 if response.status_code != 200:
                     raise BenchFailed(f"the gateway answered {response.status_code}: {response.text[:200]}")
                 waits.append(time.perf_counter() - began)
@@ -225,4 +245,6 @@ async def adapter_path(tenant_id: UUID, digest: str) -> str:
 
 
 if __name__ == "__main__":
+    # Standard output is a pipe that is read for one line; without this, warnings would fill it and stop the gateway.
+    configure_logs("error")
     asyncio.run(serve())

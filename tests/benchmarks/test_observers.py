@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from tests.benchmarks import observers
 from tests.benchmarks.gateway import Figures, GatewayShape, Serving
-from tests.benchmarks.observers import LINES, NOTHING, TRACES, measure_observers
+from tests.benchmarks.observers import LINES, METRICS, NOTHING, TRACES, measure_observers
+
+from loraplex.platform.observability.access_log import log_request
 
 
 def test_kinds_are_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +26,13 @@ def test_kinds_are_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observers, "served", gateway)
     monkeypatch.setattr(observers, "measure", measured)
     report = measure_observers(GatewayShape(rounds=2))
-    assert [len(arguments) for arguments in served] == [0, 1, 2] * 2
-    assert served[2][1].startswith("http://127.0.0.1:")
-    assert [case.name for case in report.cases] == [NOTHING, LINES, TRACES]
-    assert [ratio.value for ratio in report.ratios] == [2.0, 1.5]
+    assert [len(arguments) for arguments in served] == [0, 1, 2, 3] * 2
+    assert served[3][-1].startswith("http://127.0.0.1:")
+    assert [case.name for case in report.cases] == [NOTHING, LINES, METRICS, TRACES]
+    assert [case.figure["added_cpu_us"] for case in report.cases] == [0.0, 1000.0, 2000.0, 3000.0]
+    assert [ratio.value for ratio in report.ratios] == [2.0, 1.5, pytest.approx(4 / 3)]
+
+
+def test_each_kind_watches_more_than_the_one_before() -> None:
+    found = [observers.observers(arguments) for arguments in ([], ["lines"], ["lines", "metrics"])]
+    assert [len(each) for each in found] == [0, 1, 3] and found[1] == [log_request]

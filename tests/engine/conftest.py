@@ -18,7 +18,7 @@ from loraplex.engine.errors import AdapterError, AdapterLoadFailed, EngineError
 from loraplex.engine.kv_cache.block_pool import BlockPool
 from loraplex.engine.kv_cache.prefix_cache import PrefixCache
 from loraplex.engine.lora.residency import AdapterState
-from loraplex.engine.messages import AdapterRef, EngineRequest
+from loraplex.engine.messages import AdapterRef, AdapterTier, EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.scheduling import grammar_advance
 from loraplex.engine.scheduling.fairness import FairShare, Policy
@@ -210,6 +210,12 @@ class SimulatedResidency:
         loads[adapter.key] = self.clock() + self.load_s
         self.num_loads += 1
         return True
+
+    def tier(self, adapter: AdapterRef) -> AdapterTier:
+        return "device" if self.clock() >= self.due.get(adapter.key, float("inf")) else "disk"
+
+    def size_bytes(self, adapter: AdapterRef) -> int:
+        return 1 << 20 if adapter.key in self.due else 0
 
     def load_seconds(self, adapter: AdapterRef) -> float:
         return self.load_s

@@ -17,7 +17,7 @@ from loraplex.engine.config import CacheConfig, EngineConfig, GrammarConfig, Sch
 from loraplex.engine.engine import Engine
 from loraplex.engine.errors import AdapterLoadFailed
 from loraplex.engine.lora.weights import LoraWeights
-from loraplex.engine.messages import AdapterRef, EngineRequest, TokenLogprob
+from loraplex.engine.messages import AdapterRef, EngineRequest, TokenLogprob, WaitCauses
 from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.sampling_params import SamplingParams
 
@@ -83,6 +83,7 @@ class Harness:
         self.engine = Engine(sized, settings, NoAdapters(), mask_factory=self._compile)
         self.outputs: dict[tuple[str, int], list[int]] = {}
         self.logprobs: dict[tuple[str, int], list[TokenLogprob | None]] = {}
+        self.causes: dict[str, WaitCauses] = {}
         self.reasons: dict[tuple[str, int], str] = {}
         self.failures: dict[str, str] = {}
         self.slowest_s = 0.0
@@ -114,6 +115,7 @@ class Harness:
             key = (output.sequence.request_id, output.sequence.choice)
             self.outputs.setdefault(key, []).append(output.token_id)
             self.logprobs.setdefault(key, []).append(output.logprob)
+            self.causes[output.sequence.request_id] = output.sequence.causes
             if output.finish_reason is not None:
                 self.reasons[key] = output.finish_reason
         self.failures.update({sequence.request_id: error.code for sequence, error in result.failures})
@@ -172,6 +174,9 @@ def test_rows_with_and_without_a_grammar_share_a_batch(
     stats = run.engine.stats()
     assert (stats.grammar_compilations, stats.grammar_failures) == (5, 0)
     assert stats.mask_seconds > 0 and stats.grammar_compile_seconds > 0 and stats.forced_tokens == 0
+    assert [run.causes[str(index)].grammars_before for index in range(5)] == [*range(5)]
+    assert all(run.causes[str(index)].compile_s > 0 for index in range(5))
+    assert run.causes["free"].compile_s == 0
 
 
 @pytest.mark.parametrize("num_blocks", [8, 128])

@@ -119,7 +119,9 @@ class RequestDetailDocument(RequestDocument):
 
 
 class SpanDocument(ResponseModel):
-    """One phase of a request; `start_ms` counts from its arrival. `reason` is null where the phase needs none."""
+    """One phase of a request; `start_ms` counts from its arrival. `reason`: why it waited, or what was done; null where
+    that is not known.
+    """
 
     name: str
     start_ms: int
@@ -134,13 +136,14 @@ class TimelineDocument(ResponseModel):
 
 
 def _write_key(key: UsageKey) -> Position:
-    return (key.start.astimezone(UTC).isoformat(), *map(str, key[1:4]), key.token_class)
+    return (key.start.astimezone(UTC).isoformat(), *map(str, key[1:5]), key.token_class)
 
 
 def _read_key(position: Position) -> UsageKey:
-    start, *ids, token_class = position
+    start, *ids, currency, token_class = position
     tenant_id, adapter_id, api_key_id = (UUID(str(each)) for each in ids)
-    return UsageKey(datetime.fromisoformat(str(start)), tenant_id, adapter_id, api_key_id, int(token_class))
+    at = datetime.fromisoformat(str(start))
+    return UsageKey(at, tenant_id, adapter_id, api_key_id, str(currency), int(token_class))
 
 
 BY_GROUP: Final[SortOrder[UsageRow, UsageKey]] = SortOrder(lambda row: row.key, _write_key, _read_key)

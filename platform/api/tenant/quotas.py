@@ -84,8 +84,8 @@ def quotas_router(
 
         async def find(session: AsyncSession) -> tuple[list[QuotaState], Mapping[str, ResourceUse] | None]:
             stored = QuotaRepository(session, caller.tenant_id)
-            resources = await stored.resources() if page.after is None else None
-            return await stored.page(page.after, page.fetch), resources
+            states = await stored.page(page.after, page.fetch)
+            return states, await stored.resources(states[0].limits) if page.after is None else None
 
         async def build(found: tuple[list[QuotaState], Mapping[str, ResourceUse] | None]) -> ApiResponse:
             states, resources = found

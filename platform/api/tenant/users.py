@@ -66,11 +66,13 @@ def _add_team(router: APIRouter, endpoint: ManagementEndpoint, admin: Any) -> No
         body: Annotated[NewUserBody, request_model(NewUserBody)],
     ) -> Response:
         """Invite a person: give the link to the person, who signs in by it within 7 days. An open invitation of the same address
-        ends.
+        ends. A key that is bound to networks invites no one (403).
         """
 
         async def work(uow: UnitOfWork) -> ApiResponse:
-            invited = await team.invite(uow, caller.tenant_id, body.email, body.role)
+            invited = await team.invite(
+                uow, caller.tenant_id, body.email, body.role, by_key=caller.api_key_id
+            )
             return ApiResponse(201, invitation_document(invited), headers={"cache-control": "no-store"})
 
         return await endpoint.perform(request, caller, work)
@@ -86,11 +88,15 @@ def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, admin: Any) ->
         caller: Annotated[Caller, admin],
         body: Annotated[UserPatch, request_model(UserPatch)],
     ) -> Response:
-        """Change a member's role. The member's sessions here end; the last admin keeps the role (409)."""
+        """Change a member's role. The member's sessions here end; the last admin keeps the role (409). A key that is bound to
+        networks gives no roles (403).
+        """
         seen = if_match(request)
 
         async def work(uow: UnitOfWork) -> ApiResponse:
-            entry = await team.change_role(uow, caller.tenant_id, _user_id(user_id), body.role, seen=seen)
+            entry = await team.change_role(
+                *(uow, caller.tenant_id, _user_id(user_id), body.role), seen=seen, by_key=caller.api_key_id
+            )
             return ApiResponse(200, user_document(entry), etag=entry.revision)
 
         return await endpoint.perform(request, caller, work)

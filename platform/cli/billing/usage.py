@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TextIO
 from uuid import UUID
@@ -26,7 +27,15 @@ from loraplex.platform.cli.output import print_rows
 from loraplex.tenants.admission.counter_drift import counted_tenants, counter_drifts
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
-from loraplex.tenants.ledger.drift import DAY, Comparison, all_ranges, compare, first_comparable
+from loraplex.tenants.ledger.drift import (
+    DAY,
+    Comparison,
+    all_ranges,
+    compare,
+    first_comparable,
+    first_summed,
+    monthly_ranges,
+)
 from loraplex.tenants.ledger.usage_export import COLUMNS, TEXTS, exported_rows
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas.periods import period_start, periods_of
@@ -50,7 +59,7 @@ MONTH: Final = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 APART_S: Final = 5.0
 """Between the two comparisons of counters that differ."""
-SUMS: Final = ("rollups", "totals", "invoices")
+SUMS: Final = ("rollups", "monthly_rollups", "totals", "invoices")
 COMPARED: Final = ("compared", "from", "to", "sums", "differing", "drift_pico")
 
 
@@ -164,11 +173,12 @@ def report(found: Sequence[Summary], as_json: bool) -> None:
 async def compared_sums(database: Database) -> list[Summary]:
     """Compare the whole ledger with its rollups and totals."""
     async with database.as_operator() as session:
-        first = await first_comparable(session)
+        first, summed = await first_comparable(session), await first_summed(session)
     now = datetime.now(UTC)
     start = (first or now).isoformat(timespec="seconds")
     summaries = {name: Summary(name, start, now.isoformat(timespec="seconds")) for name in SUMS}
-    for part in () if first is None else all_ranges(first, now, DAY):
+    of_rows = () if first is None else all_ranges(first, now, DAY)
+    for part in chain(of_rows, () if summed is None else monthly_ranges(summed, now)):
         async with database.as_operator() as session:
             summaries[part.store].add(await compare(session, part))
     return [*summaries.values()]

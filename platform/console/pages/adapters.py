@@ -12,7 +12,7 @@ from starlette.responses import Response
 from loraplex.platform.console.addresses import link, path_of
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Form, FormInvalid, parse
-from loraplex.platform.console.pages.writing import Sent, add_form, revision_of, tenant_of
+from loraplex.platform.console.pages.writing import Sent, VersionNumber, add_form, revision_of, tenant_of
 from loraplex.platform.errors import describe
 from loraplex.platform.services import adapters
 from loraplex.platform.services.people.identity import ConsoleSession
@@ -115,9 +115,9 @@ def _add_adapter(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> N
         name: str,
         request: Request,
         session: Annotated[ConsoleSession, reader],
-        version: int | None = None,
-        compare: int | None = None,
-        before: int | None = None,
+        version: VersionNumber | None = None,
+        compare: VersionNumber | None = None,
+        before: VersionNumber | None = None,
     ) -> Response:
         found_in = await residency_of(endpoint, session)
 
@@ -141,7 +141,7 @@ def _add_adapter(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> N
 
     @router.get(f"{ONE}/versions/{{version}}/report")
     async def show_report(
-        name: str, version: int, request: Request, session: Annotated[ConsoleSession, reader]
+        name: str, version: VersionNumber, request: Request, session: Annotated[ConsoleSession, reader]
     ) -> Response:
         """The report alone: it asks for itself again until the validation has ended."""
         shown = await endpoint.query(

@@ -18,7 +18,7 @@ from loraplex.platform.console.cookies import Undo
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Form, FormInvalid, field_errors
 from loraplex.platform.console.pages.adapters import ONE, find_adapter
-from loraplex.platform.console.pages.writing import Sent, add_form, revision_of, tenant_of
+from loraplex.platform.console.pages.writing import Sent, add_form, revision_of, tenant_of, whole_number
 from loraplex.platform.errors import describe
 from loraplex.platform.services import aliases
 from loraplex.platform.services.aliases import AliasState
@@ -258,18 +258,21 @@ def _shares(adapter: AdapterDetail, alias: Alias | None, version: str) -> list[t
 
 
 def _percent(text: str, default: int) -> int:
-    return min(int(text), WHOLE) if text.isascii() and text.isdigit() and len(text) < 10 else default
+    number = whole_number(text, beyond=WHOLE)
+    return default if number is None else min(number, WHOLE)
 
 
 def _number(form: Form, name: str) -> int:
     text = form.text(name)
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(2**31))):
+    number = whole_number(text)
+    if number is None:
         raise FormInvalid({"": f"“{text[:20]}” is no whole number."})
-    return int(text)
+    return number
 
 
 def _version(field: str) -> int:
     number = field.removeprefix("share-")
-    if not (number.isascii() and number.isdigit() and len(number) <= len(str(2**31))):
+    version = whole_number(number)
+    if version is None:
         raise FormInvalid({"": f"“{number[:20]}” is no version."})
-    return int(number)
+    return version

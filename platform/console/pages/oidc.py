@@ -1,31 +1,46 @@
 """Signing in by the identity provider: `/console/oidc/start` and the address it comes back to, `/console/oidc/callback`.
 
-Invariant: what an attempt must match is in a cookie of the browser that began it, encrypted, for ten minutes.
+Invariant: what an attempt must match is in a cookie of the browser that began it, encrypted, for ten minutes. An invitation is
+accepted by the form that names account and tenant, never by coming back alone.
 """
 
 import base64
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 from cryptography.fernet import Fernet, InvalidToken
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from loraplex.platform.auth.identity_provider import Attempt, IdentityProvider, new_attempt
+from loraplex.platform.auth.identity_provider import Attempt, IdentityProvider, ProviderIdentity, new_attempt
 from loraplex.platform.console.endpoint import ConsoleEndpoint
-from loraplex.platform.console.forms import Entered
+from loraplex.platform.console.forms import Entered, Form, read_open_form
 from loraplex.platform.services.people.errors import AlreadyMember, LinkNotValid, SignInRefused
-from loraplex.platform.services.people.provider_sign_in import accept_by_provider, sign_in_by_provider
+from loraplex.platform.services.people.provider_sign_in import (
+    accept_by_provider,
+    find_invitation,
+    sign_in_by_provider,
+)
 from loraplex.platform.services.people.sessions import Area
-from loraplex.platform.services.people.sign_in import SignedIn
 
 START: Final = "/console/oidc/start"
 CALLBACK: Final = "/console/oidc/callback"
 DOMAIN: Final = b"loraplex/oidc-attempt/v1"
 LIFETIME_S: Final = 600
+ACCEPT: Final = "/console/oidc/accept"
+ACCEPT_DOMAIN: Final = b"loraplex/oidc-acceptance/v1"
+FORM = Depends(read_open_form)
+KeptT = TypeVar("KeptT", bound=msgspec.Struct)
 NOT_BEGUN: Final = "This sign-in was not begun in this browser, or took longer than ten minutes. Begin again."
+
+
+class Acceptance(msgspec.Struct, frozen=True):
+    """An invitation that the person whom the provider signed in has yet to accept."""
+
+    identity: ProviderIdentity
+    invitation: str
 
 
 def oidc_pages(endpoint: ConsoleEndpoint) -> APIRouter:
@@ -36,6 +51,7 @@ def oidc_pages(endpoint: ConsoleEndpoint) -> APIRouter:
         pages = ProviderPages(endpoint, provider)
         router.add_api_route(START, pages.start, methods=["GET"], response_model=None)
         router.add_api_route(CALLBACK, pages.callback, methods=["GET"], response_model=None)
+        router.add_api_route(ACCEPT, pages.accept, methods=["POST"], response_model=None)
     return router
 
 
@@ -56,38 +72,69 @@ class ProviderPages:
         except SignInRefused as error:
             return self._refused(request, str(error))
         response = RedirectResponse(address, 303)
-        sealed = self._fernet.encrypt(msgspec.json.encode(attempt)).decode()
-        self.endpoint.cookies.leave_attempt(request, response, sealed, LIFETIME_S)
+        self._keep(request, response, DOMAIN, attempt)
         return response
 
     async def callback(self, request: Request) -> Response:
-        """Check the provider's answer, and sign in."""
-        attempt = self._attempt(request)
+        """Check the provider's answer, and sign in; with an invitation, ask whether it is accepted."""
+        attempt = self._kept(request, DOMAIN, Attempt)
         try:
             if attempt is None:
                 raise SignInRefused(NOT_BEGUN)
-            response = self.endpoint.enter(request, await self._sign_in(request, attempt), attempt.page)
+            answer = dict(request.query_params)
+            identity = await self.provider.finish(self._redirect_uri(request), attempt, answer)
+            if attempt.invitation:
+                return await self._ask(request, Acceptance(identity, attempt.invitation))
+            response = await self._enter(request, identity, attempt)
+        except (SignInRefused, LinkNotValid) as error:
+            response = self._refused(request, str(error))
+        self.endpoint.cookies.drop_attempt(request, response)
+        return response
+
+    async def accept(self, request: Request, form: Annotated[Form, FORM]) -> Response:
+        """Accept the invitation, and sign in."""
+        dependencies, accepted = self.endpoint.dependencies, self._kept(request, ACCEPT_DOMAIN, Acceptance)
+        address, agent = dependencies.addresses.of(request), request.headers.get("user-agent")
+        try:
+            if accepted is None:
+                raise SignInRefused(NOT_BEGUN)
+            signed_in = await accept_by_provider(
+                *(dependencies.database, accepted.identity, accepted.invitation, address, agent),
+                publisher=dependencies.policy_publisher,
+            )
+            response = self.endpoint.enter(request, signed_in)
         except (SignInRefused, LinkNotValid, AlreadyMember) as error:
             response = self._refused(request, str(error))
         self.endpoint.cookies.drop_attempt(request, response)
         return response
 
-    async def _sign_in(self, request: Request, attempt: Attempt) -> SignedIn:
-        dependencies = self.endpoint.dependencies
-        answer = dict(request.query_params)
-        identity = await self.provider.finish(self._redirect_uri(request), attempt, answer)
-        address, agent = dependencies.addresses.of(request), request.headers.get("user-agent")
-        if attempt.invitation:
-            return await accept_by_provider(
-                dependencies.database, identity, attempt.invitation, address, agent
-            )
-        area: Area | None = "operator" if attempt.area == "operator" else None
-        return await sign_in_by_provider(dependencies.database, identity, address, agent, area=area)
+    async def _ask(self, request: Request, acceptance: Acceptance) -> Response:
+        """Show what is accepted, as whom. Raises `LinkNotValid`, `SignInRefused`."""
+        database, identity = self.endpoint.dependencies.database, acceptance.identity
+        link = await find_invitation(database, identity, acceptance.invitation)
+        response = self.endpoint.page(
+            *(request, None, "sign_in/accept_by_provider.html"), link=link, identity=identity
+        )
+        self._keep(request, response, ACCEPT_DOMAIN, acceptance)
+        return response
 
-    def _attempt(self, request: Request) -> Attempt | None:
+    async def _enter(self, request: Request, identity: ProviderIdentity, attempt: Attempt) -> Response:
+        dependencies = self.endpoint.dependencies
+        address, agent = dependencies.addresses.of(request), request.headers.get("user-agent")
+        area: Area | None = "operator" if attempt.area == "operator" else None
+        signed_in = await sign_in_by_provider(dependencies.database, identity, address, agent, area=area)
+        return self.endpoint.enter(request, signed_in, attempt.page)
+
+    def _keep(self, request: Request, response: Response, domain: bytes, value: msgspec.Struct) -> None:
+        """Leave an encrypted value in the browser; only `_kept` of the same domain reads it."""
+        sealed = self._fernet(domain).encrypt(msgspec.json.encode(value)).decode()
+        self.endpoint.cookies.leave_attempt(request, response, sealed, LIFETIME_S)
+
+    def _kept(self, request: Request, domain: bytes, wanted: type[KeptT]) -> KeptT | None:
         sealed = self.endpoint.cookies.attempt(request)
         try:
-            return msgspec.json.decode(self._fernet.decrypt(sealed or "", ttl=LIFETIME_S), type=Attempt)
+            opened = self._fernet(domain).decrypt(sealed or "", ttl=LIFETIME_S)
+            return msgspec.json.decode(opened, type=wanted)
         except (InvalidToken, ValueError):
             return None
 
@@ -98,6 +145,5 @@ class ProviderPages:
     def _redirect_uri(self, request: Request) -> str:
         return f"{self.endpoint.origin.of(request)}{CALLBACK}"
 
-    @property
-    def _fernet(self) -> Fernet:
-        return Fernet(base64.urlsafe_b64encode(self.endpoint.dependencies.derive_key(DOMAIN)))
+    def _fernet(self, domain: bytes) -> Fernet:
+        return Fernet(base64.urlsafe_b64encode(self.endpoint.dependencies.derive_key(domain)))

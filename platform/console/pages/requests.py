@@ -36,9 +36,9 @@ PHASE_NAMES: Final = {
     "decode": "Decode",
 }
 WAIT_SENTENCES: Final = {
-    "queue": "Most of the wait was the queue: other requests filled the batch or the KV cache for {duration}.",
-    "adapter_load": "Most of the wait was the adapter: it was not in the engine's memory, and loading it took {duration}.",
-    "grammar_compile": "Most of the wait was the grammar: it was not compiled yet, and compiling it took {duration}.",
+    "queue": "Most of the wait was the queue, {duration}: {reason}.",
+    "adapter_load": "Most of the wait was the adapter, {duration}: {reason}.",
+    "grammar_compile": "Most of the wait was the grammar, {duration}: {reason}.",
 }
 TOKEN_CLASSES: Final = {
     "uncached_prompt": "Prompt, not cached",

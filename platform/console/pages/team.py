@@ -18,6 +18,7 @@ from loraplex.platform.services.people import team
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.people.link_addresses import link_address
 from loraplex.platform.services.people.sessions import end_member_sessions
+from loraplex.platform.services.people.sign_up import is_open
 from loraplex.platform.services.people.team import TeamEntry
 from loraplex.platform.services.unit_of_work import UnitOfWork
 
@@ -74,12 +75,16 @@ class TeamPages:
     async def members(self, request: Request) -> Response:
         """Show members and open invitations."""
         session, entries = await self._team(request)
+        dependencies = self.endpoint.dependencies
+        provider, mails = dependencies.identity_provider, dependencies.mailed_links is not None
         return self.endpoint.page(
             request,
             session,
             "team/team.html",
             members=[each for each in entries if each.state != "invited"],
             invitations=[each for each in entries if each.state == "invited"],
+            domains=() if provider is None else provider.allowed_domains,
+            signs_up=mails and await is_open(dependencies.database),
         )
 
     async def invitation(self, request: Request) -> Response:
@@ -131,12 +136,13 @@ class TeamPages:
         return await self._change(request, entry_id, form, work)
 
     async def reset(self, request: Request, entry_id: UUID, form: Annotated[Form, FORM]) -> Response:
-        """Make a link by which a member sets a new password, and show it this once."""
+        """Make a link by which a member sets a new password: mail it, or show it this once."""
         session, entries = await self._team(request)
-        with_factor = form.text("second_factor") == "on"
+        with_factor, made = form.text("second_factor") == "on", list[str]()
 
         async def work(uow: UnitOfWork) -> str:
-            return await team.reset_member(uow, _tenant(session), entry_id, second_factor=with_factor)
+            made.append(await team.reset_member(uow, _tenant(session), entry_id, second_factor=with_factor))
+            return made[0]
 
         try:
             with field_errors():
@@ -144,7 +150,14 @@ class TeamPages:
         except FormInvalid as error:
             return await self._member(request, session, entries, entry_id, form.entered(error.errors))
         email = next(each.email for each in entries if each.id == entry_id)
-        return self._link(request, session, "reset", email, token)
+        links = self.endpoint.dependencies.mailed_links
+        if links is None:
+            return self._link(request, session, "reset", email, token)
+        # A form that was sent twice is mailed once.
+        if made and not await links.member_reset(email, token, session.tenant_name or "", session.email):
+            return self._link(request, session, "reset", email, token, mail_failed=True)
+        text = f"A link for a new password is mailed to {email}. It works once, for 24 hours."
+        return self.endpoint.back(request, session, f"/console/team/{entry_id}", text)
 
     async def remove(self, request: Request, entry_id: UUID, form: Annotated[Form, FORM]) -> Response:
         """Remove a member, or withdraw an invitation."""
@@ -197,7 +210,7 @@ class TeamPages:
         entry = next((each for each in entries if each.id == entry_id), None)
         if entry is None:
             raise HTTPException(404)
-        admins = [each for each in entries if each.role == "admin" and each.state == "active"]
+        admins = [each.id for each in entries if each.role == "admin" and each.state == "active"]
         return self.endpoint.page(
             request,
             session,
@@ -206,7 +219,7 @@ class TeamPages:
             entry=entry,
             form=form,
             roles=ROLES,
-            keeps_admin=LAST_ADMIN if admins == [entry] else "",
+            keeps_admin=LAST_ADMIN if entry.role == "admin" and not {*admins} - {entry.id} else "",
         )
 
     def _invitation(
@@ -230,6 +243,7 @@ class TeamPages:
         token: str,
         *,
         mailed: bool = False,
+        mail_failed: bool = False,
     ) -> Response:
         address = link_address(self.endpoint.origin.of(request), token)
         return self.endpoint.page(
@@ -238,6 +252,7 @@ class TeamPages:
             email=email,
             address=address,
             mailed=mailed,
+            mail_failed=mail_failed,
         )
 
 

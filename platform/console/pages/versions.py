@@ -14,13 +14,19 @@ from loraplex.platform.console.addresses import path_of
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Form, read_form
 from loraplex.platform.console.pages.adapters import ONE, find_adapter
-from loraplex.platform.console.pages.writing import Sent, add_form, revision_of, tenant_of
+from loraplex.platform.console.pages.writing import (
+    Sent,
+    VersionNumber,
+    add_form,
+    revision_of,
+    tenant_of,
+    whole_number,
+)
 from loraplex.platform.services import versions
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.queries import adapter as detail
 from loraplex.platform.services.unit_of_work import UnitOfWork
 
-MAX_DIGITS: Final = 10
 VERSION: Final = f"{ONE}/versions/{{version}}"
 AT_ONCE: Final[tuple[tuple[str, Callable[..., Awaitable[object]], str], ...]] = (
     ("deprecate", versions.deprecate, "is deprecated: requests for it are refused."),
@@ -50,7 +56,7 @@ def _add_act(
     @router.post(f"{VERSION}/{act}")
     async def change_version(
         name: str,
-        version: int,
+        version: VersionNumber,
         request: Request,
         session: Annotated[ConsoleSession, writer],
         form: Annotated[Form, Depends(read_form)],
@@ -98,5 +104,4 @@ async def asked_about(
 
 def version_of(request: Request) -> int:
     """Return the version that the path names; 0, which no version has, if that is no number."""
-    text: str = request.path_params["version"]
-    return int(text) if text.isascii() and text.isdigit() and len(text) < MAX_DIGITS else 0
+    return whole_number(request.path_params["version"]) or 0

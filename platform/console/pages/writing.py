@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, TypeAlias
 from uuid import UUID
 
 from fastapi import APIRouter, Depends
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,7 +18,11 @@ from loraplex.platform.console.endpoint import ConsoleEndpoint, SignInNeeded, is
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, read_form
 from loraplex.platform.services.people.identity import ConsoleSession
 
-MAX_REVISION: Final = 2**31 - 1
+MAX_NUMBER: Final = 2**31 - 1
+"""The largest version or revision that is stored."""
+MAX_DIGITS: Final = len(str(MAX_NUMBER))
+VersionNumber: TypeAlias = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
+"""The number of a version in an address; there is nothing at an address with another one."""
 Find: TypeAlias = Callable[[ConsoleEndpoint, Request, ConsoleSession], Awaitable[Mapping[str, object]]]
 """What the template of a form is given besides the form: of the thing that the request's path names."""
 
@@ -115,8 +120,14 @@ def entered_again(
 
 def revision_of(form: Form, name: str = "revision") -> int | None:
     """Return the revision that the form was rendered with; None if the form has none, for any."""
-    text = form.text(name)
-    return min(int(text), MAX_REVISION) if text.isascii() and text.isdigit() else None
+    return whole_number(form.text(name), beyond=MAX_NUMBER)
+
+
+def whole_number(text: str, beyond: int | None = None) -> int | None:
+    """Return the number that a text is; None if it is none, and `beyond` if it is larger than any that is stored."""
+    if not (text.isascii() and text.isdigit()):
+        return None
+    return int(text) if len(text) <= MAX_DIGITS and int(text) <= MAX_NUMBER else beyond
 
 
 def tenant_of(session: ConsoleSession) -> UUID:

@@ -7,8 +7,10 @@
 /** @typedef {{ times: number[], columns: (number | null)[][], names: string[], labels: string[] }} Numbers */
 
 const DAY = 86400;
-/** Steps of an axis that counts: a count has no fractions. */
-const WHOLE = [...Array(12).keys()].flatMap((power) => [1, 2, 5].map((each) => each * 10 ** power));
+/** Digits of an amount in the line below the legend, as in the table. */
+const MONEY_DIGITS = 4;
+/** Steps of an axis: whole numbers, for every value is one. */
+const STEPS = [...Array(56)].map((_, place) => [1, 2, 2.5, 5][place % 4] * 10 ** Math.floor(place / 4)).filter(Number.isInteger);
 const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 /** @type {any} */
 const Plot = /** @type {any} */ (window).uPlot;
@@ -47,12 +49,19 @@ function colour(name) {
   return found;
 }
 
-/** @param {HTMLElement} figure @param {number} value @param {boolean} [exact] */
-function write(figure, value, exact) {
+/** Write a value; `digits` are those of an amount of money. @param {HTMLElement} figure @param {number} value @param {number} digits */
+function write(figure, value, digits) {
   const { prefix = "", unit = "", scale = "1" } = figure.dataset;
-  const amount = value / Number(scale);
-  const digits = !prefix ? 0 : exact ? 4 : Math.abs(amount) >= 10 || amount === 0 ? 0 : Math.abs(amount) >= 0.01 ? 2 : 6;
-  return `${prefix}${amount.toLocaleString("en", { minimumFractionDigits: digits === 6 ? 0 : digits, maximumFractionDigits: digits })}${unit && "\u00a0" + unit}`;
+  const shown = prefix ? digits : 0;
+  const amount = (value / Number(scale)).toLocaleString("en", { minimumFractionDigits: shown, maximumFractionDigits: shown });
+  return `${prefix}${amount}${unit && "\u00a0" + unit}`;
+}
+
+/** The labels of an axis, all with the digits that its step needs. @param {HTMLElement} figure @param {number[]} splits */
+function axisLabels(figure, splits) {
+  const step = (splits[1] - splits[0]) / Number(figure.dataset.scale ?? "1");
+  const digits = step >= 1 ? 0 : step >= 0.01 ? 2 : step >= 0.0001 ? 4 : 6;
+  return splits.map((value) => write(figure, value, value ? digits : 0));
 }
 
 /** @param {number} seconds @param {number} step */
@@ -102,11 +111,11 @@ function draw(figure) {
       cursor: { y: false, drag: { setScale: false, x: false, y: false }, points: { show: !bars } },
       scales: {
         x: { range: () => [times[0] - step / 2, times[times.length - 1] + step / 2] },
-        y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, (most || 1) * 1.05] },
+        y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, (most || Number(figure.dataset.scale) || 1) * 1.05] },
       },
       axes: [
         { ...look, size: 28, grid: { show: false }, incrs: [...[1, 2, 3, 4, 6, 12].map((hours) => hours * 3600), ...[1, 2, 3, 7, 14, 28].map((days) => days * DAY)].filter((each) => each % step === 0), space: 56, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((at) => moment(at, step)) },
-        { ...look, border: { show: false }, grid: { stroke: line, width: 1 }, ...(figure.dataset.prefix ? {} : { incrs: WHOLE }), size: (/** @type {any} */ self, /** @type {string[] | null} */ texts) => labelWidth(self, texts, font), space: 32, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((value) => write(figure, value)) },
+        { ...look, border: { show: false }, grid: { stroke: line, width: 1 }, size: (/** @type {any} */ self, /** @type {string[] | null} */ texts) => labelWidth(self, texts, font), space: 32, incrs: STEPS, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => axisLabels(figure, splits) },
       ],
       series: [
         {},
@@ -121,7 +130,7 @@ function draw(figure) {
           (/** @type {any} */ self) => {
             const place = self.cursor.idx;
             readout.textContent = place === null || place === undefined ? "\u00a0"
-              : [labels[place], ...names.map((name, series) => `${name} ${columns[series][place] === null ? "–" : write(figure, /** @type {number} */ (columns[series][place]), true)}`)].join(" · ");
+              : [labels[place], ...names.map((name, series) => `${name} ${columns[series][place] === null ? "–" : write(figure, /** @type {number} */ (columns[series][place]), MONEY_DIGITS)}`)].join(" · ");
           },
         ],
       },

@@ -79,6 +79,19 @@ $.addEventListener("visibilitychange", () => {
   late.clear();
 });
 
+// The page of a store that does not answer asks again by itself, until that is stopped.
+const retry = /** @type {HTMLElement?} */ ($.querySelector("[data-retry]"));
+if (retry) {
+  let left = Number(retry.dataset.retry);
+  retry.hidden = false;
+  const timer = setInterval(() => {
+    if ($.hidden) return;
+    if (--left < 0) return location.reload();
+    /** @type {Element} */ (retry.querySelector("[data-left]")).textContent = `${left}\u00a0s`;
+  }, 1000);
+  retry.querySelector("button")?.addEventListener("click", () => { clearInterval(timer); retry.hidden = true; });
+}
+
 setInterval(() => {
   for (const time of /** @type {NodeListOf<HTMLTimeElement>} */ ($.querySelectorAll("time[data-ago]"))) {
     const past = (Date.now() - Date.parse(time.dateTime)) / 1000, s = Math.abs(past);

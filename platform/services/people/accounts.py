@@ -10,6 +10,7 @@ from uuid import UUID
 from loraplex.platform.services.people.sessions import end_all_sessions
 from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.database import Database, writing
+from loraplex.tenants.errors import LastAdmin
 from loraplex.tenants.models import User
 from loraplex.tenants.names import check_email
 from loraplex.tenants.people.links import (
@@ -65,14 +66,31 @@ async def reset_user(uow: UnitOfWork, email: str, *, second_factor: bool = False
 
 
 async def disable_user(uow: UnitOfWork, email: str) -> User:
-    """Let a person sign in nowhere; all sessions end at once. Raises `UserNotFound`."""
+    """Let a person sign in nowhere; all sessions end at once.
+
+    Raises `UserNotFound`, and `LastAdmin` for the last admin of a tenant who may sign in.
+    """
     user = await UserRepository(uow.session).get(email)
     if user.disabled_at is None:
+        await _require_other_admins(uow, user.id)
         await UserRepository(uow.session).set_disabled(user.id, True)
         await uow.audit.record("user.disable", _target(user.id), {"disabled": False}, {"disabled": True})
         await end_all_sessions(uow, user.id)
     await uow.session.refresh(user, ["disabled_at"])
     return user
+
+
+async def _require_other_admins(uow: UnitOfWork, user_id: UUID) -> None:
+    """The tenants are locked in one order, so that two of these changes at once wait for each other and never deadlock."""
+    for tenant in sorted(await tenants_of(uow.session, user_id), key=lambda each: each.tenant_id):
+        memberships = MembershipRepository(uow.session, tenant.tenant_id)
+        await memberships.lock()
+        try:
+            await memberships.require_another_admin(user_id, tenant.role)
+        except LastAdmin as error:
+            raise LastAdmin(
+                f"this is the last admin of {tenant.name}: make another member an admin there first, or suspend the tenant"
+            ) from error
 
 
 async def enable_user(uow: UnitOfWork, email: str) -> User:

@@ -70,6 +70,10 @@ class Check:
         return credentials
 
     async def _counted(self) -> Credentials | None:
+        """Count the try; the first that a sign-in asks the database for, so this is what finds it away."""
+        return await self.database.bounded(self._count)
+
+    async def _count(self) -> Credentials | None:
         async with self.database.as_writer() as session:
             await SignInTries(session, self._account, self._network).take(self.now)
             return await CredentialRepository(session).by_email(self._account)

@@ -89,6 +89,19 @@ class MailedLinks:
             f"{invited_by} invites you to {tenant_name}. Accept by this link. It works once, for 7 days:\n\n{link}\n",
         )
 
+    async def member_reset(self, email: str, token: str, tenant_name: str, admin: str) -> bool:
+        """Mail the link of a reset that an admin made; return whether the mail server took it. It is bounded as invitations are."""
+        try:
+            await self._count(f"reset:{email}", f"reset:{tenant_name}")
+        except SignInSlowed:
+            return False
+        link = link_address(self.root, token)
+        return await self._send(
+            email,
+            "Set a new password",
+            f"{admin} of {tenant_name} sends you this link to set a new password. It works once, for 24 hours:\n\n{link}\n",
+        )
+
     async def _count(self, addressee: str, sender: str) -> None:
         async with self.database.as_writer() as session:
             await SignInTries(session, addressee, sender).take(datetime.now(UTC))

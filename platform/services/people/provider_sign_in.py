@@ -42,6 +42,21 @@ async def sign_in_by_provider(
         return await open_session(uow, credentials, client, area=area, confirmed=False, now=time)
 
 
+async def find_invitation(
+    database: Database, identity: ProviderIdentity, token: str, *, now: datetime | None = None
+) -> Link:
+    """Return the invitation that an identity may accept, without using it.
+
+    Raises `LinkNotValid`, and `SignInRefused` for an invitation to another address.
+    """
+    link = await find_link(database, token, now=now)
+    if link.purpose not in ("member", "operator"):
+        raise LinkNotValid("this link is no invitation")
+    if link.email is not None and link.email != identity.email:
+        raise SignInRefused(f"This invitation is for {link.email}, and you are {identity.email}.")
+    return link
+
+
 async def accept_by_provider(
     database: Database,
     identity: ProviderIdentity,
@@ -59,11 +74,7 @@ async def accept_by_provider(
     disabled or linked to another identity.
     """
     time = now or datetime.now(UTC)
-    link = await find_link(database, token, now=time)
-    if link.purpose not in ("member", "operator"):
-        raise LinkNotValid("this link is no invitation")
-    if link.email is not None and link.email != identity.email:
-        raise SignInRefused(f"This invitation is for {link.email}, and you are {identity.email}.")
+    link = await find_invitation(database, identity, token, now=time)
     linked = await _linked(database, identity)
     async with unit_of_work(database, person_actor(identity.email, address), None, publisher) as uow:
         credentials = linked or await _account(uow, identity)

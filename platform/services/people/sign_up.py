@@ -4,7 +4,11 @@ Invariant: a tenant that signs up gets the plan that is published at that moment
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.accounts.tenants import check_weight
@@ -22,6 +26,26 @@ async def is_open(database: Database) -> bool:
     """Whether a plan is published."""
     async with database.as_writer() as session:
         return await SignUpPlanRepository(session).published() is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedPlan:
+    """What a tenant gets that signs up now. `limits`: those that are set."""
+
+    tier: str
+    weight: float
+    limits: Mapping[str, int]
+    published_at: datetime
+
+
+async def published_plan(session: AsyncSession) -> PublishedPlan | None:
+    """Return the published plan; None while sign-up is closed."""
+    plan = await SignUpPlanRepository(session).published()
+    if plan is None:
+        return None
+    return PublishedPlan(
+        tier=plan.tier, weight=plan.weight, limits=plan.limits, published_at=plan.published_at
+    )
 
 
 async def publish_plan(

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.platform.services.people.invitations import accept_invitation
 from loraplex.platform.services.people.sessions import leave_tenant
 from loraplex.platform.services.unit_of_work import UnitOfWork, require_revision
+from loraplex.tenants.api_keys.delegation import KeyDelegation
 from loraplex.tenants.database import writing
 from loraplex.tenants.errors import AlreadyMember, InvitationPending, ResetForbidden
 from loraplex.tenants.names import check_email
@@ -23,7 +24,7 @@ from loraplex.tenants.people.links import (
     LinkRepository,
 )
 from loraplex.tenants.people.memberships import MembershipRepository
-from loraplex.tenants.people.roles import check_role
+from loraplex.tenants.people.roles import ROLE_SCOPES, check_role
 from loraplex.tenants.people.team import TeamEntry, TeamRepository
 from loraplex.tenants.people.users import CredentialRepository
 
@@ -62,20 +63,28 @@ async def member(session: AsyncSession, tenant_id: UUID, entry_id: UUID) -> Team
     return await TeamRepository(session, tenant_id, datetime.now(UTC)).get(entry_id)
 
 
-async def invite(uow: UnitOfWork, tenant_id: UUID, email: str, role: str) -> Invited:
-    """Invite a person; an open invitation of the same address ends. Raises `InvalidField`, `AlreadyMember`."""
+async def invite(
+    uow: UnitOfWork, tenant_id: UUID, email: str, role: str, *, by_key: UUID | None = None
+) -> Invited:
+    """Invite a person; an open invitation of the same address ends. `by_key`: the key of the tenant that invites.
+
+    Raises `InvalidField`, `AlreadyMember`, `CountReached`; for a key that may not give the role `ScopeNotHeld`, `BoundNotHeld`,
+    `InvalidApiKey`.
+    """
     address, now = check_email(email), datetime.now(UTC)
-    memberships = MembershipRepository(uow.session, tenant_id)
+    await _require_right(uow, tenant_id, by_key, role)
+    memberships, invitations = MembershipRepository(uow.session, tenant_id), InvitationRepository(uow.session)
     await memberships.lock()
     if await memberships.has_email(address):
         raise AlreadyMember(f"{address} is a member already")
-    invitation_id, token = await InvitationRepository(uow.session).create(
+    await invitations.require_room(tenant_id, address, now)
+    invitation_id, token = await invitations.create(
         "member",
         uow.actor.name,
         now + INVITATION_LIFETIME,
         email=address,
         tenant_id=tenant_id,
-        role=check_role(role),
+        role=role,
     )
     entry = await member(uow.session, tenant_id, invitation_id)
     after = {"email": address, "role": role, "expires_at": entry.expires_at}
@@ -95,13 +104,20 @@ async def revoke_invitation(uow: UnitOfWork, tenant_id: UUID, invitation_id: UUI
 
 
 async def change_role(
-    uow: UnitOfWork, tenant_id: UUID, user_id: UUID, role: str, *, seen: int | None = None
+    uow: UnitOfWork,
+    tenant_id: UUID,
+    user_id: UUID,
+    role: str,
+    *,
+    seen: int | None = None,
+    by_key: UUID | None = None,
 ) -> TeamEntry:
     """Change a member's role; the member signs in again. `seen`: the revision that the author has read, None for any.
+    `by_key`: the key of the tenant that changes it.
 
-    Raises `UserNotFound`, `InvitationPending`, `RevisionMoved`, `InvalidField`, `LastAdmin`.
+    Raises `UserNotFound`, `InvitationPending`, `RevisionMoved`, `InvalidField`, `LastAdmin`, and for a key as `invite`.
     """
-    check_role(role)
+    await _require_right(uow, tenant_id, by_key, role)
     memberships = MembershipRepository(uow.session, tenant_id)
     await memberships.lock()
     if (await member(uow.session, tenant_id, user_id)).state == "invited":
@@ -156,6 +172,13 @@ async def reset_member(
     after = {"second_factor_removed": second_factor, "expires_at": expires_at}
     await uow.audit.record("user.reset", _target(user_id), None, after, tenant_id=tenant_id)
     return token
+
+
+async def _require_right(uow: UnitOfWork, tenant_id: UUID, by_key: UUID | None, role: str) -> None:
+    """Raise unless the author may give the role: `ScopeNotHeld`, `BoundNotHeld`, `InvalidApiKey`, `InvalidField`."""
+    scopes = ROLE_SCOPES[check_role(role)]
+    if by_key is not None:
+        await KeyDelegation(uow.session, tenant_id, by_key).require_right_over_people(scopes)
 
 
 def _target(entry_id: UUID) -> str:

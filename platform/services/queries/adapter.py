@@ -216,6 +216,8 @@ async def open_uploads(session: AsyncSession, tenant_id: UUID, name: str) -> lis
     """Return the adapter's uploads that wait for parts, newest first. Raises `AdapterNotFound`."""
     record = await AdapterRepository(session, tenant_id).get(name)
     repository = UploadRepository(session, tenant_id)
+    uploads = await repository.open_of(record.id)
+    received = await repository.received([upload.id for upload in uploads])
     return [
         OpenUpload(
             id=upload.id,
@@ -223,9 +225,9 @@ async def open_uploads(session: AsyncSession, tenant_id: UUID, name: str) -> lis
             expires_at=upload.expires_at,
             files=[(file["name"], file["size"], file["sha256"]) for file in upload.files],
             size_bytes=upload.size_bytes,
-            received_bytes=sum(part.size_bytes for part in await repository.parts(upload.id)),
+            received_bytes=received.get(upload.id, 0),
         )
-        for upload in await repository.open_of(record.id)
+        for upload in uploads
     ]
 
 

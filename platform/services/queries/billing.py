@@ -228,14 +228,13 @@ async def invoices(
     behind = None if after is None else await _found(repository, after)
     place = None if behind is None else (behind.created_at, behind.id)
     found = await repository.page(filters, place, limit + 1)
-    rows = tuple([await _row(repository, each) for each in found[:limit]])
+    totals = await repository.draft_totals(found[:limit])
+    rows = tuple(_row(each, totals) for each in found[:limit])
     return InvoicePage(rows=rows, older=rows[-1].id if len(found) > limit else None)
 
 
-async def _row(repository: InvoiceRepository, each: Invoice) -> InvoiceRow:
-    total = each.total_micro
-    if total is None:
-        total = (await repository.details(each)).content.totals.total_micro
+def _row(each: Invoice, totals: Mapping[UUID, int]) -> InvoiceRow:
+    total = totals[each.id] if each.total_micro is None else each.total_micro
     return InvoiceRow(
         id=each.id,
         tenant_id=each.tenant_id,

@@ -178,7 +178,7 @@ async def stored(session: AsyncSession, tenant_id: UUID) -> StoredLimits:
             reserved=0,
             resets_at=None,
         )
-        for name, each in (await repository.resources()).items()
+        for name, each in (await repository.resources(states[0].limits)).items()
     ]
     tenant = replace(subjects[0], limits=(*subjects[0].limits, *resources))
     return StoredLimits(states, (tenant, *subjects[1:]))

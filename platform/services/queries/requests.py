@@ -11,6 +11,7 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.platform.services.queries.phase_reasons import WAITS, reason_of
 from loraplex.tenants.invoices.billable_usage import prices_of
 from loraplex.tenants.ledger import request_log
 from loraplex.tenants.ledger.request_log import RequestFilters, RequestLog
@@ -24,12 +25,6 @@ MEDIAN_OVER: Final = timedelta(hours=24)
 """A request is compared with its adapter's median of so long before the end of its hour."""
 HOUR: Final = timedelta(hours=1)
 PARTS: Final = 1_000_000
-REASONS: Final = {
-    "grammar_compile": "the grammar was not compiled yet",
-    "adapter_load": "the adapter was not in the engine's memory",
-    "queue": "other requests filled the batch or the KV cache",
-}
-"""Why a request waited in a phase. The other phases are work."""
 OUTCOME_NAMES: Final = OUTCOMES
 Filters: TypeAlias = RequestFilters
 
@@ -81,7 +76,9 @@ class RequestPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """One phase of a request; `start_ms` counts from its arrival. `reason`: why it waited, None where it did not."""
+    """One phase of a request; `start_ms` counts from its arrival. `reason`: why it waited, or what was done; None where nothing
+    is known of that.
+    """
 
     name: str
     start_ms: int
@@ -90,7 +87,7 @@ class Phase:
 
     @property
     def waits(self) -> bool:
-        return self.reason is not None
+        return self.name in WAITS
 
     @property
     def end_ms(self) -> int:
@@ -138,9 +135,11 @@ class RequestDetail:
 
     @property
     def largest_wait(self) -> Phase | None:
-        """The phase in which it waited longest."""
+        """The phase in which it waited longest; none where no phase took a millisecond of waiting."""
         return max(
-            (each for each in self.phases if each.waits), key=lambda each: each.duration_ms, default=None
+            (each for each in self.phases if each.waits and each.duration_ms),
+            key=lambda each: each.duration_ms,
+            default=None,
         )
 
 
@@ -194,8 +193,10 @@ async def timeline(session: AsyncSession, tenant_id: UUID, request_id: str) -> t
 def phases_of(stored: Mapping[str, Any]) -> tuple[Phase, ...]:
     """The phases in the order of their starts; they may overlap."""
     phases = [
-        Phase(name=name, start_ms=start, duration_ms=duration, reason=REASONS.get(name))
-        for name, (start, duration) in stored.items()
+        Phase(
+            name=name, start_ms=start, duration_ms=duration, reason=reason_of(name, next(iter(causes), None))
+        )
+        for name, (start, duration, *causes) in stored.items()
     ]
     return tuple(sorted(phases, key=lambda phase: (phase.start_ms, phase.name)))
 

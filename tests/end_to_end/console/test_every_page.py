@@ -6,6 +6,13 @@ from tests.end_to_end.console.conftest import Role, Scheme, Visit
 MAX_TRANSFERRED = 150_000
 WEIGHT = """() => performance.getEntriesByType("navigation").concat(performance.getEntriesByType("resource"))
     .reduce((sum, entry) => sum + entry.transferSize, 0)"""
+# When the browser drew the first pixels, and the first text: an entry each, which may come after the load.
+PAINT = """() => new Promise(resolve => new PerformanceObserver((_, observer) => {
+    const entries = performance.getEntriesByType("paint");
+    if (entries.length < 2) return;
+    observer.disconnect();
+    resolve(Object.fromEntries(entries.map(entry => [entry.name, Math.round(entry.startTime)])));
+}).observe({ type: "paint", buffered: true }))"""
 FIRST = {"admin": "/console", "viewer": "/console", "operator": "/operator/console"}
 OUTSIDE = ("/console/sign-in", "/operator/console/sign-in")
 
@@ -39,11 +46,16 @@ def test_pages_of_people_who_are_not_signed_in(visit: Visit, scheme: Scheme) -> 
             watched.check_access()
 
 
-def test_a_first_visit_of_each_page_is_light(visit: Visit) -> None:
-    links = visit("admin").open("/console/account").locator("nav.side li a")
+@pytest.mark.parametrize("role", ["admin", "operator"])
+def test_a_first_visit_of_each_page_is_light(visit: Visit, role: Role) -> None:
+    """Each page in a browser without a cache. `-s` prints what was transferred and when the page was painted."""
+    links = visit(role).open(f"{FIRST[role]}/account").locator("nav.side li a")
     for path in links.evaluate_all("links => links.map(link => link.getAttribute('href'))"):
-        page = visit("admin").open(path)
-        assert page.evaluate(WEIGHT) < MAX_TRANSFERRED, path
+        page = visit(role).open(path)
+        weight, paint = page.evaluate(WEIGHT), page.evaluate(PAINT)
+        print(f"{path}: {weight:,} bytes, {', '.join(f'{name} {at} ms' for name, at in paint.items())}")
+        assert weight < MAX_TRANSFERRED, path
+        assert paint.keys() == {"first-paint", "first-contentful-paint"}, path
 
 
 def test_the_documentation_is_drawn_without_another_server(visit: Visit) -> None:

@@ -187,6 +187,19 @@ def test_who_left_the_device_comes_back_from_host_memory(make_pool: MakePool) ->
     assert pool.host_bytes <= 100 * RANK_BYTES and pool.state(ref("a")) is RESIDENT
 
 
+def test_the_tier_is_where_an_adapter_comes_from(make_pool: MakePool) -> None:
+    pool = make_pool(100, memory=paged, max_slots=1, host_ranks=100)
+    assert (pool.tier(ref("a")), pool.size_bytes(ref("a"))) == ("disk", 0)
+    pool.source.hold("a")
+    pool.prefetch(ref("a"))
+    assert (pool.state(ref("a")), pool.tier(ref("a"))) == (LOADING, "disk")
+    pool.source.release("a")
+    pool.bring("a")
+    assert pool.tier(ref("a")) == "device" and pool.size_bytes(ref("a")) >= RANK_BYTES
+    pool.bring("b")
+    assert (pool.state(ref("a")), pool.tier(ref("a"))) == (ABSENT, "host")
+
+
 def test_a_load_from_host_memory_costs_less_than_one_from_the_source(make_pool: MakePool) -> None:
     pool = make_pool(100, memory=paged, max_slots=1, host_ranks=100)
     guess = pool.load_seconds(ref("a"))

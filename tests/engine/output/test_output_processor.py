@@ -16,6 +16,7 @@ from loraplex.engine.messages import (
     Started,
     TokenLogprob,
     Usage,
+    WaitCauses,
 )
 from loraplex.engine.output.output_processor import OutputProcessor, ProcessedOutputs, TokenOutput
 from loraplex.engine.sampling_params import SamplingParams
@@ -24,6 +25,9 @@ EOS = 0
 WORDS = ["<eos>", "a", "b", "c", "STOP", "ð", "Ł", "ĺ", "Ģ", "xSTO", "Px"]
 """`ð Ł ĺ Ģ` are the four bytes of an emoji in the byte-level alphabet."""
 A, B, C, STOP, E1, E2, E3, E4, X_STO, P_X = range(1, 11)
+
+
+CAUSES = WaitCauses(queued_before=3, limit="rows")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +57,7 @@ def token(
     choice: int = 0,
     logprob: TokenLogprob | None = None,
 ) -> TokenOutput:
-    return TokenOutput("r", choice, token_id, logprob, finish, stopped_by, cached_tokens=2)
+    return TokenOutput("r", choice, token_id, logprob, finish, stopped_by, cached_tokens=2, causes=CAUSES)
 
 
 def run(processor: OutputProcessor, outputs: list[TokenOutput], at_once: bool = False) -> ProcessedOutputs:
@@ -81,7 +85,7 @@ def test_the_events_of_a_plain_request(processor: OutputProcessor) -> None:
     processor.start(request(AdapterRef(namespace=bytes(32), digest="d" * 64, blob_path="/blob")))
     events, stopped = run(processor, [token(A), token(B, "length")])
     assert events == [
-        Started("r", "d" * 64, 2),
+        Started("r", "d" * 64, 2, causes=CAUSES),
         Delta("r", 0, [A], "a"),
         Delta("r", 0, [B], "b"),
         Finished("r", 0, "length", Usage(2, 2, 2)),
@@ -94,7 +98,7 @@ def test_one_call_gives_one_delta_per_choice(processor: OutputProcessor) -> None
     processor.start(request(n=2))
     outputs = [token(A), token(B, choice=1), token(C), token(B, "length", choice=1)]
     assert processor.process(outputs).events == [
-        Started("r", None, 2),
+        Started("r", None, 2, causes=CAUSES),
         Delta("r", 0, [A, C], "ac"),
         Delta("r", 1, [B, B], "bb"),
         Finished("r", 1, "length", Usage(2, 2, 2)),

@@ -53,13 +53,17 @@ def eventually(condition: Callable[[], Any]) -> Any:
 
 def take(compilation: GrammarCompilation, count: int) -> dict[int, Any]:
     taken: dict[int, Any] = {}
-    eventually(lambda: taken.update(compilation.take()) or len(taken) >= count)
+    eventually(
+        lambda: (
+            taken.update((each.ticket, each.outcome) for each in compilation.take()) or len(taken) >= count
+        )
+    )
     return taken
 
 
 def test_masks_and_failures_come_back(factory: Factory, compilation: GrammarCompilation) -> None:
-    compilation.start(1, b"t", b"good")
-    compilation.start(2, b"t", b"bad")
+    assert compilation.start(1, b"t", b"good") == 0
+    assert compilation.start(2, b"t", b"bad") == 1
     assert compilation.take() == []
     factory.gate.set()
     outcomes = take(compilation, 2)

@@ -5,6 +5,8 @@ from itertools import pairwise
 from tests.platform.api.conftest import BASE_MODEL, StartGateway
 
 from loraplex.engine.fake_engine import FakeScript
+from loraplex.engine.messages import WaitCauses
+from loraplex.platform.services.queries.phase_reasons import WAITS
 
 PHASES = (
     "auth",
@@ -27,13 +29,19 @@ async def test_a_request_has_all_phases(start_gateway: StartGateway) -> None:
         prefill_s=0.05,
         grammar_s=0.2,
         adapter_s=0.1,
+        causes=WaitCauses(queued_before=3, limit="rows", adapter_tier="host", compile_s=0.15),
+        cached_tokens=1,
     )
     gateway = await start_gateway(script)
     messages = [{"role": "user", "content": "hello"}]
     body = {"model": BASE_MODEL, "messages": messages, "response_format": SCHEMA}
     assert (await gateway.post("/v1/chat/completions", body)).status_code == 200
     (stats,) = gateway.recorder.timings
-    phases = stats.timings().phases
+    phases, causes = stats.timings().phases, stats.timings().causes
+    assert causes["queue"] == {"before": 3, "limit": "rows"} and causes["adapter_load"] == {"tier": "host"}
+    assert causes["grammar_compile"] == {"compile_ms": 150}
+    assert causes["prefill"] == {"computed": stats.prompt_tokens - 1, "cached": 1}
+    assert causes.keys() == {*WAITS, "admission", "prefill"}
     assert set(phases) == set(PHASES)
     assert phases["auth"][0] == 0
     starts = [phases[name][0] for name in PHASES]

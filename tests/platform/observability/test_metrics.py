@@ -1,5 +1,8 @@
 """Metric names and buckets are vLLM's; counters survive a restarted engine; old label sets vanish."""
 
+import re
+from pathlib import Path
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.platform.engines.managed_engine import Managed
@@ -10,6 +13,13 @@ from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability.metrics import Metrics, one_two_five
 from loraplex.platform.observability.request_stats import RequestStats
 
+DOCUMENT = Path(__file__).parents[3] / "deploy" / "README.md"
+OPTIONAL = {
+    "vllm:engine_sleep_state",
+    "vllm:kv_block_lifetime_seconds",
+    "vllm:kv_block_idle_before_evict_seconds",
+    "vllm:kv_block_reuse_gap_seconds",
+}
 EXPECTED = [
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
@@ -106,6 +116,17 @@ def test_every_promised_family_is_exported(metrics: Metrics) -> None:
     metrics.set_dependency("postgresql", True)
     names = {family.name for family in text_string_to_metric_families(metrics.render().decode())}
     assert set(EXPECTED) <= names
+
+
+def test_every_other_family_of_vllm_is_documented_as_not_exported(metrics: Metrics) -> None:
+    families = {family.name for family in text_string_to_metric_families(metrics.render().decode())}
+    exported = {name for name in families if name.startswith("vllm:") and not name.endswith("_created")}
+    _, _, section = DOCUMENT.read_text().partition("### What of vLLM's metrics is not exported")
+    absent = set(
+        re.findall(r"`(vllm:\w+)`", "".join(line for line in section.splitlines() if line[:2] == "| "))
+    )
+    assert exported == {name for name in EXPECTED if name.startswith("vllm:")}
+    assert absent >= OPTIONAL and not absent & exported
 
 
 def test_a_request_is_counted_once(metrics: Metrics) -> None:

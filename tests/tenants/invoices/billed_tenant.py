@@ -1,4 +1,4 @@
-"""A tenant with rate cards and usage, written as the ledger writes them: a row and its hourly rollup in one transaction."""
+"""A tenant with rate cards and usage, written as the ledger writes them: a row with its hourly and monthly rollups in one transaction."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

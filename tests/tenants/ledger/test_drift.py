@@ -17,9 +17,12 @@ from loraplex.tenants.ledger.drift import (
     all_ranges,
     compare,
     first_comparable,
+    first_summed,
+    monthly_ranges,
     newest_ranges,
 )
 
+HOURLY, MONTHLY = ["rollups", "monthly_rollups"], ["monthly_rollups"]
 AT = datetime.now(UTC).replace(day=2, hour=10, minute=59, second=59, microsecond=990_000)
 
 
@@ -45,7 +48,10 @@ async def everything(database: Database) -> list[Comparison]:
     async with database.as_operator() as session:
         first = await first_comparable(session)
         assert first is not None
-        return [await compare(session, part) for part in all_ranges(first, AT + 2 * DAY, DAY)]
+        summed = await first_summed(session)
+        assert summed is not None
+        parts = [*all_ranges(first, AT + 2 * DAY, DAY), *monthly_ranges(summed, AT + 2 * DAY)]
+        return [await compare(session, part) for part in parts]
 
 
 def plant(url: str, statement: str) -> None:
@@ -61,10 +67,15 @@ async def test_sums_and_rows_agree(database: Database) -> None:
     assert [each for each in found if each.differing] == []
     assert {each.part.compared: each.sums for each in found if each.sums}.keys() == {
         "rollups",
+        "monthly_rollups",
         "days",
         "months",
     }
-    assert sum(each.sums for each in found if each.part.compared == "rollups") == 8
+    sums = {
+        name: sum(each.sums for each in found if each.part.compared == name)
+        for name in ("rollups", "monthly_rollups")
+    }
+    assert sums == {"rollups": 8, "monthly_rollups": 6}
 
 
 async def test_an_empty_ledger_has_nothing_to_compare(database: Database) -> None:
@@ -96,9 +107,11 @@ async def test_a_correction_is_in_all_sums(database: Database) -> None:
 @pytest.mark.parametrize(
     ("statement", "compared", "columns", "drift"),
     [
-        ("UPDATE usage_rollups SET amount_pico = amount_pico + 7 {one}", ["rollups"], {"amount_pico": 7}, 7),
-        ("UPDATE usage_rollups SET cached_tokens = 5 {one}", ["rollups"], {"cached_tokens": 1}, 0),
+        ("UPDATE usage_rollups SET amount_pico = amount_pico + 7 {one}", HOURLY, {"amount_pico": 7}, 7),
+        ("UPDATE usage_rollups SET cached_tokens = 5 {one}", HOURLY, {"cached_tokens": 1}, 0),
         ("UPDATE usage_rollups SET requests = 3 {one}", ["rollups"], {"requests": 2}, 0),
+        ("UPDATE monthly_rollups SET amount_pico = amount_pico - 7 {coral}", MONTHLY, {"amount_pico": -7}, 7),
+        ("UPDATE monthly_rollups SET completion_tokens = 0 {coral}", MONTHLY, {"completion_tokens": -12}, 0),
         ("UPDATE usage_totals SET tokens = tokens - 2 {day}", ["days", "months"], {"tokens": -2}, 0),
         (
             "UPDATE usage_totals SET amount_nano = amount_nano + 1 {day}",
@@ -116,6 +129,7 @@ async def test_a_changed_sum_is_found_and_named(
     tenant = use(database.url)
     where = {
         "one": f"WHERE tenant_id = '{tenant.id}' AND adapter_id = '{tenant.adapters['coral']}' AND hour < '{AT}'",
+        "coral": f"WHERE tenant_id = '{tenant.id}' AND adapter_id = '{tenant.adapters['coral']}'",
         "day": f"WHERE tenant_id = '{tenant.id}' AND level = 'adapter' AND period = 'd:{AT:%Y-%m-%d}'",
         "month": f"WHERE tenant_id = '{tenant.id}' AND level = 'tenant' AND period LIKE 'm:%'",
     }
@@ -134,6 +148,7 @@ async def test_a_missing_sum_and_one_without_rows_are_found(database: Database) 
     where = f"tenant_id = '{tenant.id}' AND adapter_id = '{tenant.adapters['coral']}' AND hour < '{AT}'"
     plant(database.url, f"UPDATE usage_rollups SET hour = hour + interval '5 hours' WHERE {where}")
     (found,) = [each for each in await everything(database) if each.differing]
+    assert found.part.compared == "rollups", "the month has as much as before"
     amount = 10 * 3_000_001 + 4 + 6 * 7_000_003
     assert found.drift_pico == 2 * amount
     assert sorted(each.exceeds["amount_pico"] for each in found.named) == [-amount, amount]
@@ -166,8 +181,9 @@ async def test_many_differences_are_counted_and_few_are_named(database: Database
     settle(database.url, tenant, [Used(uuid4(), uuid4(), AT, amount_pico=1) for _ in range(30)])
     with psycopg.connect(database.url) as connection:
         connection.execute("UPDATE usage_rollups SET amount_pico = 3")
-    (found,) = [each for each in await everything(database) if each.differing]
-    assert (found.differing, found.drift_pico, len(found.named)) == (30, 60, 20)
+    hourly, monthly = [each for each in await everything(database) if each.differing]
+    for found in (hourly, monthly):
+        assert (found.differing, found.drift_pico, len(found.named)) == (30, 60, 20)
 
 
 async def test_after_a_dropped_month_comparing_begins_a_day_later(database: Database) -> None:
@@ -196,6 +212,10 @@ def test_the_ranges_cover_every_hour_day_and_month_once() -> None:
         assert starts == [first + place * step for place in range((end - first) // step)]
     months = [(part.start.month, part.end.month) for part in parts if part.compared == "months"]
     assert months == [(11, 12), (10, 11), (9, 10)]
+    monthly = [(part.start, part.end) for part in monthly_ranges(first - 400 * DAY, now)]
+    assert monthly[0] == (datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC))
+    assert [end for _, end in monthly[1:]] == [start for start, _ in monthly[:-1]], "without a gap"
+    assert monthly[-1][0] == datetime(2025, 8, 1, tzinfo=UTC)
     assert newest_ranges(now) == [
         ComparedRange(compared="rollups", start=start, end=start + HOUR)
         for start in (now.replace(minute=0), now.replace(hour=4, minute=0))

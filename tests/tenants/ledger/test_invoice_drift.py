@@ -96,7 +96,7 @@ async def test_usage_that_arrives_late_is_no_drift_before_or_after_it_is_billed(
 async def test_usage_that_is_lost_to_the_rollups_after_the_invoice_is_drift(tenant: BilledTenant) -> None:
     await finalize(tenant)
     plant(tenant, "UPDATE usage_records SET settled_at = settled_at - interval '20 minutes'")
-    plant(tenant, "UPDATE usage_rollups SET amount_pico = amount_pico - 999 WHERE amount_pico = 999")
+    plant(tenant, "UPDATE monthly_rollups SET amount_pico = amount_pico - 999 WHERE amount_pico = 999")
     comparison = await found(tenant)
     assert (comparison.differing, comparison.drift_pico) == (1, 999)
 
@@ -106,7 +106,8 @@ async def test_rows_settled_around_an_invoice_may_be_on_it_or_not(tenant: Billed
     await tenant.use(BEFORE.begin, 4, 4, 4)
     assert (await found(tenant)).differing == 0
     plant(
-        tenant, "UPDATE usage_rollups SET amount_pico = amount_pico + 10000000000000 WHERE amount_pico > 999"
+        tenant,
+        "UPDATE monthly_rollups SET amount_pico = amount_pico + 10000000000000 WHERE amount_pico > 999",
     )
     comparison = await found(tenant)
     assert comparison.differing == 2, "more than all such rows together"

@@ -57,6 +57,7 @@ async def test_timings_become_histograms_and_phases(database: Database, ledger: 
         ttft_ms=10,
         duration_ms=40_000,
         phases={"queue": (3, 4), "decode": (7, 33)},
+        causes={"queue": {"before": 2, "limit": "rows"}},
         gap_buckets=counted(GAP_BOUNDS_MS, [1, 2, 2, 9999]),
     )
     met = LimitAtAdmission("key", "budget_per_day", 30, 5, 4, 3)
@@ -74,7 +75,9 @@ async def test_timings_become_histograms_and_phases(database: Database, ledger: 
     assert gaps == [2, 4, *EMPTY[2:-1], 2]
     found = await read(database, "SELECT id, tenant_id, phases, limits FROM request_phases")
     limits = {"degraded": False, "met": [["key", "budget_per_day", 30, 5, 4, 3]]}
-    assert found == [(settled.id, tenant_id, {"queue": [3, 4], "decode": [7, 33]}, limits)]
+    assert found == [
+        (settled.id, tenant_id, {"queue": [3, 4, {"before": 2, "limit": "rows"}], "decode": [7, 33]}, limits)
+    ]
     found = await read(
         database, "SELECT ttft_ms, duration_ms FROM usage_records WHERE id = :id", id=settled.id
     )

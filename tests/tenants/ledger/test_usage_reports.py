@@ -48,9 +48,7 @@ def requests_of(tenant: UsingTenant) -> st.SearchStrategy[list[Used]]:
             uncached=TOKENS,
             cached=TOKENS,
             completion=st.integers(0, 50),
-            price_version_id=st.sampled_from([None, *tenant.prices]).filter(
-                lambda version: version is None or tenant.currencies[version] == "USD"
-            ),
+            price_version_id=st.sampled_from([None, *tenant.prices]),
             amount_pico=st.integers(0, 10**12),
         ),
         max_size=20,
@@ -89,13 +87,13 @@ def naive(tenant: UsingTenant, query: UsageQuery, requests: list[Used]) -> dict[
             used.api_key_id if "key" in query.group_by else NO_ID,
         )
         for token_class, values in classes_of(tenant, used, by_class="class" in query.group_by):
-            place = UsageKey(bucket_start(used.at, query.bucket), ids[0], ids[1], ids[2], token_class)
+            place = UsageKey(bucket_start(used.at, query.bucket), *ids, used.currency, token_class)
             sums[place] = [a + b for a, b in zip(sums[place], [1, *values], strict=True)]
     groups: dict[Any, int] = defaultdict(int)
     for key, found in sums.items():
-        groups[key[:4]] = max(groups[key[:4]], found[0])
+        groups[key[:5]] = max(groups[key[:5]], found[0])
     return {
-        key: (groups[key[:4]], *found[1:])
+        key: (groups[key[:5]], *found[1:])
         for key, found in sums.items()
         if "class" not in query.group_by or any(found[1:]) or is_unused(sums, key)
     }
@@ -103,7 +101,7 @@ def naive(tenant: UsingTenant, query: UsageQuery, requests: list[Used]) -> dict[
 
 def is_unused(sums: dict[UsageKey, list[int]], key: UsageKey) -> bool:
     """Of requests that used nothing, the first class has a row."""
-    of_group = [found for other, found in sums.items() if other[:4] == key[:4]]
+    of_group = [found for other, found in sums.items() if other[:5] == key[:5]]
     return key.token_class == 0 and not any(any(found[1:]) for found in of_group)
 
 
@@ -165,10 +163,10 @@ def check_reports(url: str, data: st.DataObject) -> None:
     expected = naive(tenant, query, requests)
     assert {row.key: astuple(row.sums) for row in rows} == expected
     assert [row.key for row in rows] == sorted(expected), "sorted, and none twice"
-    total = astuple(totals.get("USD", UsageSums()))
-    assert (
-        total[1:] == tuple(sum(values) for values in zip(*expected.values(), strict=True))[1:] or not expected
-    )
+    for currency, total in totals.items():
+        own = [sums for key, sums in expected.items() if key.currency == currency]
+        assert astuple(total)[1:] == tuple(map(sum, zip(*own, strict=True)))[1:]
+    assert {key.currency for key in expected} == set(totals)
     names = {identity: name for name, identity in (tenant.adapters | tenant.keys).items()}
     for row in rows:
         assert row.adapter == names.get(row.key.adapter_id)
@@ -198,14 +196,15 @@ def check_ranked(url: str, data: st.DataObject) -> None:
 
     rows, every = in_session(url, tenant.id, work)
     assert totals_of(rows) == totals_of(every), "nothing is lost or counted twice"
-    amounts: dict[UUID, tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for row in every:
-        before = amounts[group_of(row)]
-        amounts[group_of(row)] = (before[0] - row.sums.amount_pico, before[1] - row.sums.requests)
-    largest = sorted(amounts, key=lambda group: (amounts[group], group))[:named]
-    assert {group_of(row) for row in rows} - {REST} == set(largest)
-    kept = {row.key: row.sums for row in every if group_of(row) in largest}
-    assert {row.key: row.sums for row in rows if group_of(row) != REST} == kept
+    for currency in ("EUR", "USD"):
+        amounts: dict[UUID, tuple[int, int]] = defaultdict(lambda: (0, 0))
+        own = [row for row in every if row.currency == currency]
+        for row in own:
+            before = amounts[group_of(row)]
+            amounts[group_of(row)] = (before[0] - row.sums.amount_pico, before[1] - row.sums.requests)
+        largest = sorted(amounts, key=lambda group: (amounts[group], group))[:named]
+        shown = {row.key: row.sums for row in rows if row.currency == currency and group_of(row) != REST}
+        assert shown == {row.key: row.sums for row in own if group_of(row) in largest}
 
 
 def group_of(row: UsageRow) -> UUID:

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import Response
 
+from loraplex.platform.console.addresses import query_form
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
 from loraplex.platform.console.pages.operator.amounts import PERCENT_DIGITS, decimal
@@ -63,11 +64,10 @@ def tenants_pages(endpoint: ConsoleEndpoint) -> APIRouter:
 def _add_list(router: APIRouter, endpoint: ConsoleEndpoint, operator: object) -> None:
     @router.get(LIST)
     async def list_tenants(request: Request, session: Annotated[ConsoleSession, operator]) -> Response:
-        search, after = request.query_params.get("name", "").strip(), request.query_params.get("after")
+        asked = query_form(request)
+        search, after = asked.text("name"), asked.text("after") or None
         now = datetime.now(UTC)
-        page = await endpoint.query(
-            session, lambda found: tenants.tenants(found, now, search, after or None, PAGE)
-        )
+        page = await endpoint.query(session, lambda found: tenants.tenants(found, now, search, after, PAGE))
         kept = {"name": search} if search else {}
         following = page.following and f"{LIST}?{urlencode({**kept, 'after': page.following})}"
         return endpoint.page(

@@ -81,3 +81,20 @@ async def test_members_and_invitations_are_paged_together(start_gateway: Any, da
         found += [each["email"].partition("@")[0] for each in page["data"]]
         query = f"?limit=2&cursor={page['next_cursor']}" if page["next_cursor"] else ""
     assert found == ["first", "new0", "new1", "new2", "last"]
+
+
+async def test_a_key_that_is_bound_to_networks_gives_no_role(start_gateway: Any, database: Database) -> None:
+    gateway = await start_gateway()
+    admin = await gateway.tenant("lives", ("tenant:admin",))
+    eve = await make_member(database, "lives", "eve@example.com", "viewer")
+    body = {"name": "bound", "scopes": ["tenant:admin"], "allowed_cidrs": ["127.0.0.0/8"]}
+    made = await call(gateway, admin, "POST", "/tenant/v1/keys", body)
+    bound = made.json()["api_key"]
+    assert (await call(gateway, bound, "GET", USERS)).status_code == 200
+    for role in ("admin", "viewer"):
+        invited = await call(gateway, bound, "POST", USERS, {"email": "new@example.com", "role": role})
+        assert refusal(invited) == (403, "insufficient_scope", "allowed_cidrs")
+        assert "works from 127.0.0.0/8 only, and people sign in from everywhere" in invited.text
+        changed = await call(gateway, bound, "PATCH", f"{USERS}/{eve}", {"role": role}, if_match='"1"')
+        assert refusal(changed) == (403, "insufficient_scope", "allowed_cidrs")
+    assert (await call(gateway, admin, "POST", USERS, EVE | {"email": "x@example.com"})).status_code == 201

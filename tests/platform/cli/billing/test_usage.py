@@ -105,7 +105,7 @@ def test_reconcile_prints_what_it_compared(database_url: str) -> None:
     result = command("reconcile", "--json")
     assert result.exit_code == 0, result.output
     found = {row["compared"]: row for row in json.loads(result.stdout)}
-    assert found.keys() == {"rollups", "totals", "invoices"}
+    assert found.keys() == {"rollups", "monthly_rollups", "totals", "invoices"}
     assert found["rollups"]["sums"] == 4
     assert all(
         (row["differing"], row["drift_pico"], row["differences"]) == (0, 0, []) for row in found.values()

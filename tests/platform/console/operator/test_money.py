@@ -119,7 +119,7 @@ async def test_a_month_is_previewed_made_final_and_paid(console: Console, signed
     assert preview.status_code == 200 and "$3.00" in preview.text and await actions(console) == []
     address = await close(browser, "harbor")
     page = await browser.page(address)
-    assert page.find("h1").text() == f"Invoice 1, {LAST_MONTH}"
+    assert page.find("h1").text() == f"Invoice 1, {LAST_MONTH.begin:%B %Y}"
     listed = await browser.page(f"{path}?tenant=harbor&state=final")
     assert listed.texts("tbody td")[:4] == ["harbor", str(LAST_MONTH), "final", "$3.00"]
     unknown = await browser.get(f"{path}?tenant=nowhere")

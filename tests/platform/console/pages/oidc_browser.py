@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import httpx
 from tests.platform.auth.small_provider import CLIENT, ISSUER, SECRET, SmallProvider
-from tests.platform.console.conftest import ORIGIN, Console
+from tests.platform.console.conftest import ORIGIN, Console, Page
 
 from loraplex.platform.api.app import create_app
 from loraplex.platform.auth.identity_provider import IdentityProvider, ProviderOptions
@@ -39,6 +39,18 @@ class Way:
     async def back(self, http: httpx.AsyncClient | None = None) -> httpx.Response:
         """Come back, in the same browser or in another one."""
         return await (http or self.http).get("/console/oidc/callback", params=self.query)
+
+    async def join(self) -> httpx.Response:
+        """Come back, and accept the invitation that the page names."""
+        asked = await self.back()
+        return await accept(self.http, asked)
+
+
+async def accept(http: httpx.AsyncClient, asked: httpx.Response) -> httpx.Response:
+    """Send the form of the page that asks whether an invitation is accepted."""
+    assert asked.status_code == 200, asked.text
+    fields = Page(asked).form("/console/oidc/accept")
+    return await http.post("/console/oidc/accept", data=fields, headers={"origin": ORIGIN})
 
 
 async def begin(console: Console, provider: SmallProvider, **query: str) -> Way:

@@ -332,7 +332,15 @@ async def test_a_report_asks_for_itself_until_it_is_whole(console: Console, sign
         mistyped.status_code == 404
         and Page(mistyped).find(f'main a[href="{PIRATE}"]').text() == "Open pirate"
     )
-    for wrong in ("?version=9", "?compare=9", "/versions/9/report"):
+    high = 2**31
+    beyond = (
+        f"?version={high}",
+        f"?compare={high}",
+        f"?before={high}",
+        "?before=-1",
+        f"/versions/{high}/report",
+    )
+    for wrong in ("?version=9", "?compare=9", "/versions/9/report", *beyond):
         assert (await browser.get(f"{PIRATE}{wrong}")).status_code == 404
     assert (await browser.get(f"{PIRATE}?version=x")).status_code == 404
 

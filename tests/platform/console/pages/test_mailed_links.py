@@ -65,6 +65,24 @@ def link_in(outbox: Outbox) -> str:
     return found[1]
 
 
+async def test_an_admin_sends_a_reset_link(console: Console, outbox: Outbox) -> None:
+    admin, viewer = await console.signed_in("admin"), await console.signed_in("viewer")
+    path = f"/console/team/{viewer.session.user_id}"
+    page = await admin.page(path)
+    assert "Send a reset link" in page.text
+    fields = page.form(f"{path}/reset")
+    for _ in range(2):
+        sent = await admin.post(f"{path}/reset", fields)
+        assert sent.headers["location"] == path and "token=" not in sent.text
+    assert [each[0] for each in outbox.sent] == [viewer.session.email]
+    assert admin.session.email in outbox.sent[0][2]
+    link = link_in(outbox)
+    assert "Set a new password" in (await (await console.browser()).get(link)).text
+    outbox.away.append(True)
+    shown = await admin.submit(path, f"{path}/reset")
+    assert shown.status_code == 200 and "did not take it" in shown.text and "token=" in shown.text
+
+
 async def test_a_forgotten_password_is_set_by_the_link_in_a_mail(console: Console, outbox: Outbox) -> None:
     await add_person(console.database, MARA, roles={await console.tenant("harbor"): "viewer"})
     assert "/console/forgot-password" in (await (await console.browser()).get("/console/sign-in")).text

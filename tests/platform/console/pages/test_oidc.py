@@ -4,8 +4,8 @@ import httpx
 import pytest
 from sqlalchemy import text
 from tests.platform.auth.small_provider import SmallProvider
-from tests.platform.console.conftest import ORIGIN, Browser, Console
-from tests.platform.console.pages.oidc_browser import begin, small_provider
+from tests.platform.console.conftest import ORIGIN, Browser, Console, Page
+from tests.platform.console.pages.oidc_browser import accept, begin, small_provider
 from tests.platform.services.people.people_world import PASSWORD, acting, add_person
 
 from loraplex.platform.services.actors import system_actor
@@ -47,7 +47,7 @@ async def test_an_invitation_links_and_the_identity_signs_in_from_then_on(
         "Go on with Acme SSO" in shown.text
         and "Sign in with Acme SSO" in (await http.get("/console/sign-in")).text
     )
-    joined = await (await begin(console, provider, token=token)).back()
+    joined = await (await begin(console, provider, token=token)).join()
     assert (joined.status_code, joined.headers["location"]) == (303, "/console")
     again = await begin(console, provider, next="/console/account")
     entered = await again.back()
@@ -59,6 +59,33 @@ async def test_an_invitation_links_and_the_identity_signs_in_from_then_on(
             text("SELECT email, oidc_issuer FROM users WHERE email = :e"), {"e": MARA}
         )
         assert rows.all() == [(MARA, "https://id.example.com")]
+
+
+async def test_coming_back_alone_accepts_nothing(
+    console: Console, provider: SmallProvider, admin: Browser
+) -> None:
+    way = await begin(console, provider, token=await invitation(console, admin))
+    asked = await way.back()
+    shown = Page(asked)
+    assert shown.find("h1").text() == "Join harbor?" and MARA in shown.text and "developer" in shown.text
+    assert "loraplex=" not in asked.headers["set-cookie"]
+    async with console.database.as_operator() as session:
+        query = text("SELECT count(*) FROM users WHERE email = :e")
+        assert await session.scalar(query, {"e": MARA}) == 0
+    path = "/console/oidc/accept"
+    assert (await way.http.get(path)).status_code == 404
+    # Another site cannot send the form, nor can a browser that did not come back, nor is an attempt an acceptance.
+    foreign = await way.http.post(path, data={}, headers={"origin": "https://evil.example.com"})
+    assert foreign.status_code == 403
+    elsewhere = await console.browser()
+    assert refused(
+        await elsewhere.post(path, data={}, headers={"origin": ORIGIN}), "was not begun in this browser"
+    )
+    begun = await begin(console, provider, token=await invitation(console, admin))
+    assert refused(
+        await begun.http.post(path, data={}, headers={"origin": ORIGIN}), "was not begun in this browser"
+    )
+    assert refused(await accept(way.http, asked), "was used, has expired")
 
 
 async def test_an_equal_address_alone_links_nothing(
@@ -78,7 +105,7 @@ async def test_an_account_that_another_made_for_the_address_is_the_owners_alone(
     pair, headers = {"email": MARA, "password": PASSWORD}, {"origin": ORIGIN}
     intruder = await console.browser()
     assert (await intruder.post("/console/sign-in", data=pair, headers=headers)).status_code == 303
-    joined = await (await begin(console, provider, token=await invitation(console, admin))).back()
+    joined = await (await begin(console, provider, token=await invitation(console, admin))).join()
     assert joined.headers["location"] == "/console"
     assert (await intruder.get("/console/account")).status_code == 303
     assert (await intruder.post("/console/sign-in", data=pair, headers=headers)).status_code == 422
@@ -102,17 +129,17 @@ async def test_an_invitation_to_another_address_is_not_accepted(
 
 
 async def test_an_account_has_one_identity(console: Console, provider: SmallProvider, admin: Browser) -> None:
-    await (await begin(console, provider, token=await invitation(console, admin))).back()
+    await (await begin(console, provider, token=await invitation(console, admin))).join()
     other = await console.signed_in("admin", "other")
     provider.claims = {"sub": "subject-2"}
     token = await invitation(console, other)
-    assert refused(await (await begin(console, provider, token=token)).back(), "linked to another identity")
+    assert refused(await (await begin(console, provider, token=token)).join(), "linked to another identity")
 
 
 async def test_only_the_browser_that_began_may_come_back(
     console: Console, provider: SmallProvider, admin: Browser
 ) -> None:
-    await (await begin(console, provider, token=await invitation(console, admin))).back()
+    await (await begin(console, provider, token=await invitation(console, admin))).join()
     attempt = await begin(console, provider)
     another = await console.browser()
     assert refused(await attempt.back(another), "was not begun in this browser")
@@ -122,14 +149,14 @@ async def test_only_the_browser_that_began_may_come_back(
 
 
 async def test_an_attempt_is_used_once(console: Console, provider: SmallProvider, admin: Browser) -> None:
-    await (await begin(console, provider, token=await invitation(console, admin))).back()
+    await (await begin(console, provider, token=await invitation(console, admin))).join()
     attempt = await begin(console, provider)
     assert (await attempt.back()).status_code == 303
     assert refused(await attempt.back(), "was not begun in this browser")
 
 
 async def test_no_other_site_is_opened(console: Console, provider: SmallProvider, admin: Browser) -> None:
-    await (await begin(console, provider, token=await invitation(console, admin))).back()
+    await (await begin(console, provider, token=await invitation(console, admin))).join()
     for page in ("https://evil.example.com", "//evil.example.com", "/console/../x", "/operator/console"):
         entered = await (await begin(console, provider, next=page)).back()
         assert entered.headers["location"].startswith("/console"), page
@@ -138,7 +165,7 @@ async def test_no_other_site_is_opened(console: Console, provider: SmallProvider
 async def test_an_operator_comes_in_by_an_invitation(console: Console, provider: SmallProvider) -> None:
     async with unit_of_work(console.database, system_actor("test"), None, None) as uow:
         token = await accounts.invite_operator(uow)
-    joined = await (await begin(console, provider, token=token)).back()
+    joined = await (await begin(console, provider, token=token)).join()
     assert joined.headers["location"] == "/operator/console"
     again = await (await begin(console, provider, area="operator")).back()
     assert again.headers["location"] == "/operator/console"
@@ -147,7 +174,7 @@ async def test_an_operator_comes_in_by_an_invitation(console: Console, provider:
 async def test_a_disabled_account_stays_out(
     console: Console, provider: SmallProvider, admin: Browser
 ) -> None:
-    await (await begin(console, provider, token=await invitation(console, admin))).back()
+    await (await begin(console, provider, token=await invitation(console, admin))).join()
     async with console.database.as_operator() as session:
         await session.execute(text("UPDATE users SET disabled_at = now() WHERE email = :e"), {"e": MARA})
     assert refused(await (await begin(console, provider)).back(), "disabled")

@@ -67,6 +67,17 @@ async def test_signing_a_member_out_and_making_a_reset_link(signed_in: SignedIn)
     assert re.fullmatch(rf"{ORIGIN}/console/sign-in\?token=\S+", link)
 
 
+async def test_the_team_says_who_is_here_and_how_people_sign_in(signed_in: SignedIn) -> None:
+    admin, viewer = await signed_in("admin"), await signed_in("viewer")
+    page = await admin.page("/console/team")
+    facts = dict(zip(page.texts("dl.pairs dt"), page.texts("dl.pairs dd"), strict=True))
+    assert facts["Identity provider"] == "none" and facts["Self sign-up"] == "closed"
+    assert facts["Reset by mail"] == "closed: an admin makes a link"
+    assert "/console/keys?state=working" in [each.attributes["href"] for each in page.all("main a")]
+    await admin.submit("/console/team", f"/console/team/{viewer.session.user_id}/sign-out")
+    assert (await viewer.get("/console/account")).status_code == 303
+
+
 async def test_the_last_admin_stays_and_the_page_says_why(signed_in: SignedIn) -> None:
     admin, viewer = await signed_in("admin"), await signed_in("viewer")
     path = f"/console/team/{admin.session.user_id}"

@@ -81,4 +81,6 @@ async def test_filters_and_what_they_do_not_allow(console: Console, database: Da
     ):
         response = await browser.get(f"/console/usage?{query}")
         assert response.status_code == 422 and message in response.text
-        assert (await browser.get(f"/console/usage.csv?{query}")).status_code == 422
+        for download in ("csv", "json"):
+            refused = await browser.get(f"/console/usage.{download}?{query}")
+            assert refused.status_code == 422 and "Field from: " in refused.text and message in refused.text

@@ -135,6 +135,9 @@ async def test_an_ended_delivery_is_discarded(console: Console, signed_in: Signe
     csrf = (await admin.page(NEW)).form(NEW)["csrf"]
     waiting = await admin.post(f"{one}/discard", {"csrf": csrf})
     assert waiting.status_code == 422 and "has not ended" in waiting.text
+    async with console.database.as_tenant(tenant_id) as session:
+        await session.execute(text("DELETE FROM webhook_deliveries"))
+    assert "waiting" in (await admin.page(one)).text
     await end(console.database, delivery, "dead")
     foreign = (await outsider.page(NEW)).form(NEW)["csrf"]
     assert (await outsider.post(f"{one}/discard", {"csrf": foreign})).status_code == 404

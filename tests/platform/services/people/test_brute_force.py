@@ -84,6 +84,20 @@ async def test_a_network_is_slowed_over_all_accounts(database: Database) -> None
     )
 
 
+async def test_a_network_that_others_guess_from_does_not_slow_whom_it_knows(database: Database) -> None:
+    await signed_in(database, MARA, address=HOME, now=NOW)
+    for number in range(FREE_TRIES):
+        assert await guess(database, f"person{number}@example.com", HOME) == 0
+    assert await guess(database, "another@example.com", HOME) > 0
+    assert (await signed_in(database, MARA, address=HOME, now=NOW)).token
+    # Its own failures slow it there, and count for the network.
+    for _ in range(FREE_TRIES):
+        assert await guess(database, MARA, HOME) == 0
+    assert await guess(database, MARA, HOME) == 2
+    assert await guess(database, "another@example.com", HOME) == MAX_WAIT_S
+    assert (await signed_in(database, MARA, address=HOME, now=NOW + timedelta(seconds=2))).token
+
+
 async def test_a_right_pair_is_no_failure(database: Database) -> None:
     for _ in range(FREE_TRIES + 5):
         await signed_in(database, MARA, now=NOW)

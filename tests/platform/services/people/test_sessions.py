@@ -12,11 +12,16 @@ from tests.platform.services.people.people_world import (
     cheap_passwords,
     signed_in,
 )
+from tests.platform.services.test_unit_of_work import Publisher
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.platform.services.people import sessions
+from loraplex.platform.services.actors import system_actor
+from loraplex.platform.services.people import accounts, sessions
+from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.people.playground_tokens import issue_console_token
 from loraplex.platform.services.people.sessions import find_session
+from loraplex.platform.services.people.sign_in import SignedIn
+from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RevokedKey, ScopeNotHeld, TenantNotFound, UserNotFound
@@ -60,6 +65,34 @@ async def test_signing_out_everywhere_crosses_tenants(database: Database, acme: 
     assert await find_session(database, moved, "tenant") is None
     assert await find_session(database, area.token, "operator") is None
     assert await find_session(database, eve.token, "tenant") is not None
+
+
+async def test_keys_of_the_console_end_on_the_gateways_of_every_tenant(
+    database: Database, acme: UUID, rival: UUID
+) -> None:
+    user_id = await add_person(database, MARA, roles={acme: "developer", rival: "developer"})
+    await add_person(database, EVE, roles={acme: "admin", rival: "admin"})
+
+    async def everywhere(uow: UnitOfWork, session: ConsoleSession) -> None:
+        await sessions.end_all_sessions(uow, user_id, but=session.id)
+
+    async def disabled(uow: UnitOfWork, session: ConsoleSession) -> None:
+        await accounts.disable_user(uow, MARA)
+
+    for area, work in (("tenant", everywhere), ("operator", disabled)):
+        opened, publisher = await signed_in(database, MARA), Publisher(database)
+        for tenant_id in (acme, rival):
+            async with acting(database, opened.session) as uow:
+                token = await sessions.switch_tenant(uow, opened.session, tenant_id)
+            found = await find_session(database, token, "tenant")
+            assert found is not None
+            opened = SignedIn(token, found)
+            async with acting(database, found) as uow:
+                await issue_console_token(uow, found, "inference")
+        tenant = opened.session.tenant_id if area == "tenant" else None
+        async with unit_of_work(database, system_actor("test"), tenant, publisher) as uow:
+            await work(uow, opened.session)
+        assert {acme, rival} == set(publisher.published)
 
 
 async def test_own_sessions_are_listed_and_ended_those_of_others_are_not(

@@ -19,14 +19,17 @@ from tests.platform.services.people.people_world import (
 )
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.platform.services.people import team
+from loraplex.platform.services.actors import system_actor
+from loraplex.platform.services.people import accounts, team
 from loraplex.platform.services.people.invitations import Acceptance
 from loraplex.platform.services.people.sessions import find_session
 from loraplex.platform.services.people.sign_in import SignedIn, find_link
 from loraplex.platform.services.people.team import Invited
+from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
     AlreadyMember,
+    CountReached,
     InvalidField,
     InvitationPending,
     LastAdmin,
@@ -36,6 +39,7 @@ from loraplex.tenants.errors import (
     SignInRefused,
     UserNotFound,
 )
+from loraplex.tenants.people import links
 
 __all__ = ["cheap_passwords"]
 pytestmark = pytest.mark.usefixtures("cheap_passwords")
@@ -188,6 +192,46 @@ async def test_the_last_admin_stays(database: Database, acme: UUID, admin: Signe
         async with acting(database, admin.session) as uow:
             await team.remove(uow, acme, mara)
     assert await find_session(database, admin.token, "tenant") is not None
+
+
+async def test_an_admin_who_may_not_sign_in_is_none(database: Database, acme: UUID, admin: SignedIn) -> None:
+    eve = await add_person(database, EVE, roles={acme: "admin"})
+
+    async def disable(email: str) -> None:
+        async with unit_of_work(database, system_actor("test"), None, None) as uow:
+            await accounts.disable_user(uow, email)
+
+    await disable(EVE)
+    mara = admin.session.user_id
+    with pytest.raises(LastAdmin):
+        async with acting(database, admin.session) as uow:
+            await team.remove_member(uow, acme, mara)
+    with pytest.raises(LastAdmin):
+        async with acting(database, admin.session) as uow:
+            await team.change_role(uow, acme, mara, "viewer")
+    with pytest.raises(LastAdmin, match="the last admin of acme"):
+        await disable(MARA)
+    assert await find_session(database, admin.token, "tenant") is not None
+    async with acting(database, admin.session) as uow:
+        await team.remove_member(uow, acme, eve)
+
+
+async def test_open_invitations_are_bounded(
+    database: Database, acme: UUID, admin: SignedIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "MAX_OPEN", 2)
+    monkeypatch.setattr(links, "MAX_A_DAY", 3)
+    await invited(database, admin, "a@example.com", "viewer")
+    for _ in range(3):
+        last = await invited(database, admin, NEW, "viewer")
+    with pytest.raises(CountReached, match=r"invited 3 times within 24 hours") as again:
+        await invited(database, admin, NEW, "viewer")
+    with pytest.raises(CountReached, match="at most 2 open invitations") as refused:
+        await invited(database, admin, "b@example.com", "viewer")
+    assert {each.value.field for each in (again, refused)} == {"email"}
+    async with acting(database, admin.session) as uow:
+        await team.revoke_invitation(uow, acme, last.entry.id)
+    assert (await invited(database, admin, "b@example.com", "viewer")).token
 
 
 async def test_two_admins_do_not_remove_each_other(database: Database, acme: UUID, admin: SignedIn) -> None:

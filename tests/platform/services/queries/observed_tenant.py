@@ -18,7 +18,13 @@ LIMITS = {
         ["key", "budget_per_day", 2_000_000, 1_500_000, 90_000, 8123],
     ],
 }
-PHASES = {"queue": [18, 211], "adapter_load": [4, 14], "prefill": [229, 233], "decode": [462, 1944]}
+PHASES = {
+    "queue": [18, 211, {"before": 2, "limit": "rows"}],
+    "adapter_load": [4, 14],
+    "prefill": [229, 233],
+    "decode": [462, 1944],
+}
+"""Those without causes are as earlier releases stored them."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
 from sqlalchemy.dialects.postgresql import insert
 from tests.platform.engines.managed_engine import Managed
 from tests.tenants.invoices.billed_tenant import make_billed_tenant
@@ -92,10 +91,7 @@ async def test_usage_of_all_tenants_adds_up_by_currency(database: Database) -> N
     ]
 
 
-async def test_usage_of_more_tenants_than_one_statement_reads_is_whole(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(operator_usage, "ROWS_AT_ONCE", 1)
+async def test_usage_of_several_tenants_is_one_sum(database: Database) -> None:
     start = NOW.replace(minute=0, second=0, microsecond=0)
     for name in ("one", "two", "three"):
         await (await make_billed_tenant(database, name)).use(start, 10)

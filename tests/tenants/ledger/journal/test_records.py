@@ -21,6 +21,7 @@ from loraplex.tenants.quotas.reservation import LimitAtAdmission, RequestTimings
 from loraplex.tenants.rate_state import Rate, RateState
 
 LARGE = 1 << 40
+PHASES = ("queue", "adapter_load", "grammar_compile")
 EVERY_LIMIT = tuple(
     LimitAtAdmission(level, name, *[MAX_BUDGET if name in BUDGETS else MAX_INTEGER] * 4)
     for level in ("tenant", "key", "adapter")
@@ -36,8 +37,21 @@ LARGEST = SettledUsage(
         ttft_ms=LARGE,
         duration_ms=LARGE,
         phases=dict.fromkeys(
-            ("queue", "adapter_load", "grammar_compile", "prefill", "decode"), (LARGE, LARGE)
+            ("auth", "admission", "schema_check", *PHASES, "prefill", "decode"), (LARGE, LARGE)
         ),
+        causes={
+            "admission": {
+                "limit": "requests_per_minute",
+                "level": "adapter",
+                "left_percent": 100,
+                "renewals": LARGE,
+                "degraded": 1,
+            },
+            "grammar_compile": {"before": LARGE, "compile_ms": LARGE},
+            "adapter_load": {"tier": "device", "bytes": LARGE, "loads_before": LARGE},
+            "queue": {"before": LARGE, "overtaken_by": LARGE, "limit": "kv_blocks"},
+            "prefill": {"computed": LARGE, "cached": LARGE},
+        },
         gap_buckets=(LARGE,) * BUCKETS,
     ),
     limits=EVERY_LIMIT,

@@ -54,7 +54,7 @@ async def admit_until_full(journal: Journal) -> list[Reservation]:
 
 async def test_the_bound_refuses_admissions_and_no_end(journal: Journal, tmp_path: Path) -> None:
     admitted = await admit_until_full(journal)
-    assert len(admitted) > 200
+    assert len(admitted) > 150
     assert journal.is_full
     for n, each in enumerate(admitted):
         journal.progress(each.id, progressed(n))
