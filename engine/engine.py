@@ -227,6 +227,8 @@ class Engine:
             adapter_host_bytes=adapters.host_bytes,
             adapter_host_budget_bytes=adapters.max_host_bytes,
             adapter_host_hits=adapters.num_host_hits,
+            adapter_read_rate=adapters.read_rate,
+            adapter_copy_rate=adapters.copy_rate,
             adapter_page_error=adapters.worst_page_error,
             adapter_loads=adapters.num_loads,
             adapter_load_failures=adapters.num_load_failures,

@@ -206,9 +206,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     more count at the end is for steps above all bounds. `late_masks` counts rows that skipped a step because their
     grammar's mask was not ready in time; `forced_tokens` those that a grammar left no choice about. `quarantined_adapters`
     are keys (`AdapterRef.key`) of the newest adapters refused here. `device_adapters` are the keys of `resident_adapters`, and
-    `host_adapters` of those in host memory, which may be on the device as well. `adapter_page_error` is the greatest relative error
-    that 8-bit pages cause in a module of a resident adapter. `tenant_steps`: the largest tenants first, at most 20, then the
-    others as `OTHER_TENANTS`. `max_running` is the most sequences that a batch may have.
+    `host_adapters` of those in host memory, which may be on the device as well. `adapter_read_rate` and `adapter_copy_rate` are
+    the bytes per second of loads, measured lately: into host memory, and from there to the device. `adapter_page_error` is the
+    greatest relative error that 8-bit pages cause in a module of a resident adapter. `tenant_steps`: the largest tenants first,
+    at most 20, then the others as `OTHER_TENANTS`. `max_running` is the most sequences that a batch may have.
     """
 
     running: int = 0
@@ -230,6 +231,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     adapter_host_bytes: int = 0
     adapter_host_budget_bytes: int = 0
     adapter_host_hits: int = 0
+    adapter_read_rate: float = 0.0
+    adapter_copy_rate: float = 0.0
     adapter_page_error: float = 0.0
     adapter_loads: int = 0
     adapter_load_failures: int = 0

@@ -103,16 +103,21 @@ async def audit_entries(
     limit: int,
     *,
     since: datetime | None = None,
+    about: str | None = None,
 ) -> Sequence[AuditEntry]:
     """Entries, newest first, behind the entry `after`; None for `tenant_id`: of every tenant and of none.
 
-    `filters`: names of `FILTERS` and the value each must have. `since`: no entries from before.
+    `filters`: names of `FILTERS` and the value each must have. `since`: no entries from before. `about`: the target,
+    or what the targets are parts of.
     """
     query = select(AuditEntry).order_by(AuditEntry.id.desc()).limit(limit)
     if since is not None:
         query = query.where(AuditEntry.id >= uuid7_from(since))
     if tenant_id is not None:
         query = query.where(AuditEntry.tenant_id == tenant_id)
+    if about is not None:
+        parts = AuditEntry.target.startswith(f"{about}/", autoescape=True)
+        query = query.where((AuditEntry.target == about) | parts)
     for name, value in filters.items():
         query = query.where(FILTERS[name] == value)
     if after is not None:

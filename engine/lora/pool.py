@@ -81,6 +81,16 @@ class AdapterPool:
         return self._loader.on_loaded
 
     @property
+    def read_rate(self) -> float:
+        """Bytes per second from the source into host memory."""
+        return self._ledger.source.bytes_per_second
+
+    @property
+    def copy_rate(self) -> float:
+        """Bytes per second from host memory to the device."""
+        return self._ledger.device.bytes_per_second
+
+    @property
     def resident_bytes(self) -> int:
         """Bytes of the budget that adapters take, including those being copied."""
         return self._memory.used_bytes

@@ -1,4 +1,4 @@
-"""The console's cookies: one session for each area, the sentence that the next page shows once, and skipped first steps.
+"""The console's cookies: one session for each area, the sentence that the next page shows once, skipped first steps, the theme.
 
 Invariant: no cookie can be read by scripts, and behind TLS none can be set by another host (`__Host-`).
 """
@@ -7,9 +7,10 @@ import base64
 import binascii
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias, get_args
 from uuid import UUID
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,6 +26,27 @@ ATTEMPT_COOKIE: Final = "loraplex-oidc"
 MAX_TOAST_LENGTH: Final = 400
 STEPS_COOKIE: Final = "loraplex-steps"
 STEPS_SECONDS: Final = 365 * 24 * 3600
+THEME_COOKIE: Final = "loraplex-theme"
+THEME_SECONDS: Final = 365 * 24 * 3600
+Theme: TypeAlias = Literal["system", "light", "dark"]
+THEMES: Final[tuple[Theme, ...]] = get_args(Theme)
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """The change of an alias that a rollback takes back, while the alias has this generation."""
+
+    adapter: str
+    alias: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Toast:
+    """A sentence that the next page shows once, with a button where the change can be taken back."""
+
+    text: str
+    undo: Undo | None = None
 
 
 def area_of(request: Request) -> Area:
@@ -50,18 +72,20 @@ class Cookies:
         """Take the token from the browser."""
         self._set(request, response, SESSION_COOKIE[area], "", 0)
 
-    def leave_toast(self, request: Request, response: Response, text: str) -> None:
-        """Leave a sentence for the next page."""
-        value = base64.urlsafe_b64encode(text[:MAX_TOAST_LENGTH].encode()).rstrip(b"=").decode()
+    def leave_toast(self, request: Request, response: Response, text: str, undo: Undo | None = None) -> None:
+        """Leave a sentence for the next page, and what takes the change back."""
+        toast = Toast(text[:MAX_TOAST_LENGTH], undo)
+        value = base64.urlsafe_b64encode(msgspec.json.encode(toast)).rstrip(b"=").decode()
         self._set(request, response, TOAST_COOKIE, value, TOAST_SECONDS)
 
-    def toast(self, request: Request) -> str | None:
-        """Return the sentence that an earlier response left."""
+    def toast(self, request: Request) -> Toast | None:
+        """Return what an earlier response left."""
         value = request.cookies.get(self._name(request, TOAST_COOKIE))
         if not value:
             return None
         try:
-            return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).decode()[:MAX_TOAST_LENGTH]
+            encoded = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4))
+            return msgspec.json.decode(encoded, type=Toast)
         except (binascii.Error, ValueError):
             return None
 
@@ -79,6 +103,16 @@ class Cookies:
         skipped = self.skipped_steps(request, tenant_id) | frozenset(steps)
         value = ".".join(sorted(skipped))
         self._set(request, response, _steps_cookie(tenant_id), value, STEPS_SECONDS)
+
+    def theme(self, request: Request) -> Theme:
+        """Return the theme that the browser's person has chosen."""
+        value = request.cookies.get(self._name(request, THEME_COOKIE))
+        return next((theme for theme in THEMES if theme == value), "system")
+
+    def choose_theme(self, request: Request, response: Response, theme: Theme) -> None:
+        """Let the browser keep a theme for all pages, those before signing in too."""
+        chosen, seconds = ("", 0) if theme == "system" else (theme, THEME_SECONDS)
+        self._set(request, response, THEME_COOKIE, chosen, seconds)
 
     def leave_attempt(self, request: Request, response: Response, sealed: str, max_age_s: int) -> None:
         """Leave what the answer of the identity provider must match."""

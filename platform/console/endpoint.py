@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from loraplex.platform.console.cookies import OPERATOR_PATH, TENANT_PATH, Cookies, area_of
+from loraplex.platform.console.cookies import OPERATOR_PATH, TENANT_PATH, Cookies, Undo, area_of
 from loraplex.platform.console.csrf import is_token, masked
 from loraplex.platform.console.forms import CSRF_HEADER, Form
 from loraplex.platform.console.navigation import OPERATOR_AREA, TENANT_AREA, navigation
@@ -221,10 +221,19 @@ class ConsoleEndpoint:
         values = self._context(request, session) | {"toast": None} | context
         return HTMLResponse(self._templates.render_block(template, block, values), status)
 
-    def back(self, request: Request, session: ConsoleSession, location: str, toast: str) -> Response:
-        """Send the browser to `location`, a path of this server, after a change; the page there shows `toast` once."""
+    def back(
+        self,
+        request: Request,
+        session: ConsoleSession,
+        location: str,
+        toast: str,
+        undo: Undo | None = None,
+    ) -> Response:
+        """Send the browser to `location`, a path of this server, after a change; the page there shows `toast` once, with a
+        button for `undo`.
+        """
         response = redirect(request, location)
-        self.cookies.leave_toast(request, response, toast)
+        self.cookies.leave_toast(request, response, toast, undo)
         return response
 
     def enter(self, request: Request, signed_in: SignedIn, page: str = "") -> Response:
@@ -241,7 +250,7 @@ class ConsoleEndpoint:
         provider = self._dependencies.identity_provider
         return {
             "session": session,
-            "nav": navigation(groups, scopes, path),
+            "nav": navigation(groups, scopes, path, _counts(session)),
             "area": area,
             "home": FIRST_PAGE[area],
             "request_path": path,
@@ -253,6 +262,7 @@ class ConsoleEndpoint:
             "provider_name": None if provider is None else provider.name,
             "csrf": None if session is None else masked(session.csrf_token),
             "now": datetime.now(UTC),
+            "theme": self.cookies.theme(request),
         }
 
     @property
@@ -270,6 +280,13 @@ class ConsoleEndpoint:
         actor = session.actor(dependencies.addresses.of(request), request_id_of(request.scope))
         publisher = dependencies.policy_publisher
         return unit_of_work(dependencies.database, actor, session.tenant_id, publisher)
+
+
+def _counts(session: ConsoleSession | None) -> dict[str, int]:
+    """Return what navigation counts, by the paths of its entries."""
+    if session is None or session.tenant_id is None:
+        return {}
+    return {f"{TENANT_PATH}/adapters": session.adapters, f"{TENANT_PATH}/keys": session.keys}
 
 
 def is_htmx(request: Request) -> bool:

@@ -1,6 +1,6 @@
 """What the console's navigation offers to a person: entries by scope, in groups."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
@@ -11,13 +11,17 @@ FIRST_PAGES: Final = ("/console", "/operator/console")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A link to a page. `scope`: what it needs; None: any session. `is_current`: this page, or one below it, is shown."""
+    """A link to a page. `scope`: what it needs; None: any session. `is_current`: this page, or one below it, is shown.
+
+    `count`: how many things the page lists, None where that is not said.
+    """
 
     label: str
     path: str
     icon: str
     scope: str | None = None
     is_current: bool = False
+    count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +94,20 @@ OPERATOR_AREA: Final = (
 )
 
 
-def navigation(area: tuple[Group, ...], scopes: AbstractSet[str], path: str) -> tuple[Group, ...]:
-    """Return the entries of an area that the scopes open, with that of `path` marked."""
+def navigation(
+    area: tuple[Group, ...], scopes: AbstractSet[str], path: str, counts: Mapping[str, int]
+) -> tuple[Group, ...]:
+    """Return the entries of an area that the scopes open, with that of `path` marked. `counts`: by the paths of entries."""
     shown = [replace(group, entries=tuple(_open(group, scopes))) for group in area]
     leading = [entry.path for group in shown for entry in group.entries if _leads(entry, path)]
     current = max(leading, key=len, default=None)
     return tuple(
         replace(
-            group, entries=tuple(replace(each, is_current=each.path == current) for each in group.entries)
+            group,
+            entries=tuple(
+                replace(each, is_current=each.path == current, count=counts.get(each.path))
+                for each in group.entries
+            ),
         )
         for group in shown
         if group.entries

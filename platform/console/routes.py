@@ -25,6 +25,7 @@ from loraplex.platform.console.pages.team import team_pages
 from loraplex.platform.console.pages.tokens import token_pages
 from loraplex.platform.console.pages.uploads import uploads_pages
 from loraplex.platform.console.pages.usage import usage_pages
+from loraplex.platform.console.pages.versions import versions_pages
 from loraplex.platform.console.pages.webhooks import webhooks_pages
 
 PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
@@ -38,6 +39,7 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     keys_pages,
     adapters_pages,
     aliases_pages,
+    versions_pages,
     uploads_pages,
     playground_pages,
     token_pages,

@@ -10,6 +10,8 @@ from uuid import UUID
 from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.registry.aliases import ABSENT, AliasRepository, AliasState
 
+__all__ = ["AliasState", "delete", "move", "roll_back"]
+
 
 async def move(
     uow: UnitOfWork,

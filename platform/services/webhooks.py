@@ -1,4 +1,4 @@
-"""Use cases on webhooks: create, change, rotate the secret, delete; repeat a delivery.
+"""Use cases on webhooks: create, change, rotate the secret, delete; repeat or discard a delivery.
 
 Invariant: a secret leaves this module once, in `IssuedWebhook`; it is stored encrypted, and the audit log has none.
 """
@@ -128,6 +128,19 @@ async def replay(uow: UnitOfWork, tenant_id: UUID, endpoint_id: UUID, delivery_i
     path = f"webhooks/{endpoint_id}/deliveries/{delivery_id}"
     await uow.audit.record("webhook.replay", path, before, {"state": delivery.state}, tenant_id=tenant_id)
     return delivery, event_type
+
+
+async def discard(uow: UnitOfWork, tenant_id: UUID, endpoint_id: UUID, delivery_id: UUID) -> None:
+    """Delete an ended delivery: it is neither listed nor repeated from then on.
+
+    Raises `WebhookNotFound`, `DeliveryNotFound`, `DeliveryPending`.
+    """
+    webhooks = WebhookRepository(uow.session, tenant_id)
+    delivery, event_type = await webhooks.delivery(endpoint_id, delivery_id)
+    before = {"type": event_type, "state": delivery.state, "attempts": delivery.attempts}
+    await webhooks.discard(delivery)
+    path = f"webhooks/{endpoint_id}/deliveries/{delivery_id}"
+    await uow.audit.record("webhook.discard", path, before, None, tenant_id=tenant_id)
 
 
 def checked_events(events: Sequence[str]) -> list[str]:

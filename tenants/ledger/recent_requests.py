@@ -18,23 +18,25 @@ SAMPLED: Final = 5_000
 _COLUMNS: Final = {"adapter": "adapter_id", "key": "api_key_id"}
 _BY_VERSION: Final = text("""
 WITH sampled AS MATERIALIZED (
-    SELECT adapter_id, adapter_version, outcome, completion_tokens, ttft_ms FROM usage_records
+    SELECT adapter_id, adapter_version, outcome, completion_tokens, ttft_ms, admitted_at FROM usage_records
     WHERE tenant_id = :tenant_id AND id >= :since AND kind = 'usage' ORDER BY id DESC LIMIT :limit
 )
 SELECT adapter_version, count(*), count(*) FILTER (WHERE outcome IN ('failed', 'unknown')),
-    percentile_disc(0.5) WITHIN GROUP (ORDER BY ttft_ms), sum(completion_tokens), (SELECT count(*) FROM sampled)
+    percentile_disc(0.5) WITHIN GROUP (ORDER BY ttft_ms), sum(completion_tokens), max(admitted_at),
+    (SELECT count(*) FROM sampled)
 FROM sampled WHERE adapter_id = :adapter_id AND adapter_version IS NOT NULL GROUP BY adapter_version
 """)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionUse:
-    """The sampled requests of one version. `ttft_ms`: the median time to the first token, None where no request had one."""
+    """The sampled requests of one version, the last of them at `last_at`. `ttft_ms`: the median time to the first token, None where no request had one."""
 
     requests: int
     failed: int
     ttft_ms: int | None
     completion_tokens: int
+    last_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,12 @@ async def version_uses(
     rows = (await session.execute(_BY_VERSION, values)).all()
     uses = {
         version: VersionUse(
-            requests=requests, failed=failed, ttft_ms=ttft_ms, completion_tokens=int(completion_tokens)
+            requests=requests,
+            failed=failed,
+            ttft_ms=ttft_ms,
+            completion_tokens=int(completion_tokens),
+            last_at=last_at,
         )
-        for version, requests, failed, ttft_ms, completion_tokens, _ in rows
+        for version, requests, failed, ttft_ms, completion_tokens, last_at, _ in rows
     }
     return VersionUses(uses, is_partial=any(row[-1] >= SAMPLED for row in rows))

@@ -127,11 +127,21 @@ class WebhookRepository:
         )
         return {(endpoint, state): number for endpoint, state, number in await self._session.execute(query)}
 
+    async def discard(self, delivery: WebhookDelivery) -> None:
+        """Delete an ended delivery; its event and its deliveries elsewhere stay. Raises `DeliveryPending`."""
+        _require_ended(delivery)
+        await self._session.delete(delivery)
+        await self._session.flush()
+
     async def replay(self, delivery: WebhookDelivery) -> None:
         """Repeat an ended delivery from now on, with as many attempts as a new one. Raises `DeliveryPending`."""
-        if delivery.state == "pending":
-            raise DeliveryPending("the delivery has not ended: it is attempted until it is delivered or dead")
+        _require_ended(delivery)
         now = (await self._session.scalars(select(func.now()))).one()
         delivery.state, delivery.ended_at, delivery.due_at = "pending", None, now
         delivery.attempts_left, delivery.expires_at = MAX_ATTEMPTS, now + MAX_AGE
         await self._session.flush()
+
+
+def _require_ended(delivery: WebhookDelivery) -> None:
+    if delivery.state == "pending":
+        raise DeliveryPending("the delivery has not ended: it is attempted until it is delivered or dead")

@@ -11,11 +11,11 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import Any, Final
 from uuid import UUID, uuid4
 
-from sqlalchemy import ColumnElement, and_, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, ScalarSelect, and_, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.errors import LinkNotValid, UserNotFound
-from loraplex.tenants.models import Membership, Tenant, User, UserSession
+from loraplex.tenants.models import Adapter, ApiKey, Membership, Tenant, User, UserSession
 from loraplex.tenants.people.memberships import TenantOfPerson, tenants_as_json, tenants_from_json
 from loraplex.tenants.people.tokens import new_token, token_digest
 
@@ -28,7 +28,10 @@ MAX_AGENT_LENGTH: Final = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSession:
-    """A session that works. `tenant_id` None: the operator's area; `role` None there, and for an operator who looks in."""
+    """A session that works. `tenant_id` None: the operator's area; `role` None there, and for an operator who looks in.
+
+    `adapters` and `keys`: how many adapters, and keys that work, the tenant has.
+    """
 
     id: UUID
     user_id: UUID
@@ -43,6 +46,8 @@ class FoundSession:
     created_at: datetime
     last_seen_at: datetime
     expires_at: datetime
+    adapters: int
+    keys: int
     tenants: list[TenantOfPerson]
 
 
@@ -189,6 +194,7 @@ def _working(condition: ColumnElement[bool], now: datetime) -> Any:
             UserSession.expires_at,
         ),
         *(User.email, User.name, User.is_operator, Tenant.name.label("tenant_name"), Membership.role),
+        *(_count(Adapter, Adapter.deleted_at.is_(None)).label("adapters"), _working_keys(now).label("keys")),
         tenants_as_json(UserSession.user_id).label("tenants"),
     )
     return (
@@ -204,3 +210,14 @@ def _working(condition: ColumnElement[bool], now: datetime) -> Any:
             may_enter,
         )
     )
+
+
+def _count(of: type[Adapter] | type[ApiKey], *conditions: ColumnElement[bool]) -> ScalarSelect[int]:
+    """Count the rows of the session's tenant: none in the operator's area."""
+    query = select(func.count()).select_from(of).where(of.tenant_id == UserSession.tenant_id, *conditions)
+    return query.correlate(UserSession).scalar_subquery()
+
+
+def _working_keys(now: datetime) -> ScalarSelect[int]:
+    expired = ApiKey.expires_at <= now
+    return _count(ApiKey, ApiKey.kind == "key", ApiKey.revoked_at.is_(None), expired.is_not(True))

@@ -185,6 +185,23 @@ def _add_deliveries(router: APIRouter, endpoint: ManagementEndpoint, reader: Any
 
         return await endpoint.perform(request, caller, work)
 
+    @router.delete(
+        "/webhooks/{webhook_id}/deliveries/{delivery_id}", status_code=204, responses=documented(409)
+    )
+    async def discard_delivery(
+        webhook_id: str, delivery_id: str, request: Request, caller: Annotated[Caller, admin]
+    ) -> Response:
+        """Delete an ended delivery, such as one that was given up."""
+
+        async def work(uow: UnitOfWork) -> ApiResponse:
+            identity, delivery = _webhook_id(webhook_id), canonical_uuid(delivery_id)
+            if delivery is None:
+                raise DeliveryNotFound("this webhook has no such delivery")
+            await webhooks.discard(uow, caller.tenant_id, identity, delivery)
+            return ApiResponse(204)
+
+        return await endpoint.perform(request, caller, work)
+
 
 def webhook_response(record: WebhookEndpoint) -> ApiResponse:
     return ApiResponse(200, to_response(record), etag=record.revision)

@@ -1,4 +1,4 @@
-"""A person's own account, in both areas: password, second factor, sessions."""
+"""A person's own account, in both areas: password, second factor, theme, sessions."""
 
 import base64
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loraplex.platform.console.cookies import area_of
+from loraplex.platform.console.cookies import THEMES, area_of
 from loraplex.platform.console.endpoint import FIRST_PAGE, ConsoleEndpoint, SignInNeeded, redirect
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, read_form
 from loraplex.platform.console.pages.writing import entered_again, layout_of, refused_form
@@ -59,6 +59,7 @@ def account_pages(endpoint: ConsoleEndpoint) -> APIRouter:
             ("POST", REMOVE, pages.remove),
             ("GET", CODES, pages.ask_for_codes),
             ("POST", CODES, pages.make_codes),
+            ("POST", "theme", pages.choose_theme),
             ("POST", "sessions/end-all", pages.end_all),
             ("POST", "sessions/{session_id}/end", pages.end_one),
         ):
@@ -144,6 +145,14 @@ class AccountPages:
         text = "Signing in takes the password alone. All other sessions ended."
         return self._renewed(request, session, token, text)
 
+    async def choose_theme(self, request: Request, form: Annotated[Form, FORM]) -> Response:
+        """Choose the theme of this browser; an unknown one is the system's."""
+        await self._session(request)
+        theme = next((each for each in THEMES if each == form.text("theme")), THEMES[0])
+        response = redirect(request, _address(request))
+        self.endpoint.cookies.choose_theme(request, response, theme)
+        return response
+
     async def ask_for_codes(self, request: Request) -> Response:
         """Ask for the password before new recovery codes are made."""
         return await self._question(request, CODES)
@@ -207,6 +216,7 @@ class AccountPages:
             form=form,
             sessions=await sessions_of_person(database, session),
             protection=await protection(database, session),
+            themes=THEMES,
         )
 
     async def _question(

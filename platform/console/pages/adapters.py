@@ -11,15 +11,8 @@ from starlette.responses import Response
 
 from loraplex.platform.console.addresses import link, path_of
 from loraplex.platform.console.endpoint import ConsoleEndpoint
-from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
-from loraplex.platform.console.pages.adapter_tabs import tabs_of
-from loraplex.platform.console.pages.writing import (
-    VersionNumber,
-    entered_again,
-    question,
-    revision_of,
-    tenant_of,
-)
+from loraplex.platform.console.forms import Form, FormInvalid, parse
+from loraplex.platform.console.pages.writing import Sent, VersionNumber, add_form, revision_of, tenant_of
 from loraplex.platform.errors import describe
 from loraplex.platform.services import adapters
 from loraplex.platform.services.people.identity import ConsoleSession
@@ -89,33 +82,31 @@ def _add_list(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> None
 
 
 def _add_creation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    @router.get(f"{LIST}/new")
-    async def new_adapter(request: Request, session: Annotated[ConsoleSession, writer]) -> Response:
-        return endpoint.page(request, session, "adapters/new.html", form=Entered())
+    async def create_adapter(sent: Sent) -> Response:
+        asked = parse(sent.form, AdapterForm)
 
-    @router.post(f"{LIST}/new")
-    async def create_adapter(
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
         async def work(uow: UnitOfWork) -> None:
             base_model = endpoint.dependencies.served_model_name
             await adapters.create(
-                uow, tenant_of(session), asked.name, asked.description, base_model=base_model
+                *(uow, tenant_of(sent.session), asked.name, asked.description), base_model=base_model
             )
 
-        try:
-            asked = parse(form, AdapterForm)
-            with field_errors():
-                await endpoint.perform(request, session, form, work)
-        except FormInvalid as error:
-            entered = entered_again(form, error, ("name", "description"), {"adapter name": "name"})
-            return endpoint.page(request, session, "adapters/new.html", status=422, form=entered)
-        return endpoint.back(
-            *(request, session, path_of("adapters", asked.name, "upload")),
-            f"Adapter {asked.name} was created.",
-        )
+        await endpoint.perform(sent.request, sent.session, sent.form, work)
+        upload = path_of("adapters", asked.name, "upload")
+        return endpoint.back(sent.request, sent.session, upload, f"Adapter {asked.name} was created.")
+
+    async def nothing_yet(*_: object) -> dict[str, object]:
+        return {}
+
+    add_form(
+        *(router, f"{LIST}/new", endpoint),
+        access=writer,
+        template="adapters/new.html",
+        find=nothing_yet,
+        send=create_adapter,
+        fields=("name", "description"),
+        renamed={"adapter name": "name"},
+    )
 
 
 def _add_adapter(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> None:
@@ -132,7 +123,8 @@ def _add_adapter(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> N
 
         async def find(found: AsyncSession) -> dict[str, Any]:
             shown = await detail.adapter(found, tenant_of(session), name, found_in, before)
-            return {"adapter": shown} | await _chosen(found, session, shown, version, compare)
+            chosen = await _chosen(found, session, shown, version, compare)
+            return {"adapter": shown, "refused_by": refused_by(found_in, chosen["chosen"])} | chosen
 
         try:
             context = await endpoint.query(session, find)
@@ -143,7 +135,6 @@ def _add_adapter(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> N
         return endpoint.page(
             *(request, session, "adapters/adapter.html"),
             **context,
-            tabs=tabs_of(session, name),
             before=before,
             can_write="adapters:write" in session.scopes,
         )
@@ -157,11 +148,10 @@ def _add_adapter(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> N
             session, lambda found: detail.version(found, tenant_of(session), name, version)
         )
         return endpoint.page(
-            request,
-            session,
-            "adapters/report.html",
+            *(request, session, "adapters/report.html"),
             name=name,
             chosen=shown,
+            refused_by=refused_by(await residency_of(endpoint, session), shown),
         )
 
 
@@ -198,62 +188,48 @@ async def _chosen(
 
 
 def _add_description(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    show = question(endpoint, "adapters/edit.html", asked_about)
+    async def describe_adapter(sent: Sent) -> Response:
+        name, asked = sent.named("name"), parse(sent.form, DescriptionForm)
 
-    @router.get(f"{ONE}/edit")
-    async def edit_adapter(
-        name: str, request: Request, session: Annotated[ConsoleSession, writer]
-    ) -> Response:
-        return await show(request, session, name, Entered())
-
-    @router.post(f"{ONE}/edit")
-    async def describe_adapter(
-        name: str,
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
         async def work(uow: UnitOfWork) -> None:
-            seen = revision_of(form)
-            await adapters.describe(uow, tenant_of(session), name, asked.description, seen=seen)
+            seen = revision_of(sent.form)
+            await adapters.describe(uow, tenant_of(sent.session), name, asked.description, seen=seen)
 
-        try:
-            asked = parse(form, DescriptionForm)
-            with field_errors():
-                await endpoint.perform(request, session, form, work)
-        except FormInvalid as error:
-            return await show(request, session, name, entered_again(form, error, ("description",)), 422)
-        return endpoint.back(request, session, path_of("adapters", name), "The description was changed.")
+        await endpoint.perform(sent.request, sent.session, sent.form, work)
+        return endpoint.back(
+            *(sent.request, sent.session, path_of("adapters", name)), "The description was changed."
+        )
+
+    add_form(
+        *(router, f"{ONE}/edit", endpoint),
+        access=writer,
+        template="adapters/edit.html",
+        find=asked_about,
+        send=describe_adapter,
+        fields=("description",),
+    )
 
 
 def _add_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    show = question(endpoint, "adapters/delete.html", asked_about)
+    async def delete_adapter(sent: Sent) -> Response:
+        name = sent.named("name")
+        require_typed(sent.form, name)
 
-    @router.get(f"{ONE}/delete")
-    async def ask_to_delete(
-        name: str, request: Request, session: Annotated[ConsoleSession, writer]
-    ) -> Response:
-        return await show(request, session, name, Entered())
-
-    @router.post(f"{ONE}/delete")
-    async def delete_adapter(
-        name: str,
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
         async def work(uow: UnitOfWork) -> None:
-            await adapters.delete(uow, tenant_of(session), name)
+            await adapters.delete(uow, tenant_of(sent.session), name)
 
-        try:
-            require_typed(form, name)
-            with field_errors():
-                await endpoint.perform(request, session, form, work)
-        except FormInvalid as error:
-            return await show(request, session, name, entered_again(form, error, ("typed",)), 422)
-        return endpoint.back(
-            request, session, LIST, f"Adapter {name} is deleted. Its usage and invoices stay."
-        )
+        await endpoint.perform(sent.request, sent.session, sent.form, work)
+        toast = f"Adapter {name} is deleted. Its usage and invoices stay."
+        return endpoint.back(sent.request, sent.session, LIST, toast)
+
+    add_form(
+        *(router, f"{ONE}/delete", endpoint),
+        access=writer,
+        template="adapters/delete.html",
+        find=asked_about,
+        send=delete_adapter,
+        fields=("typed",),
+    )
 
 
 async def residency_of(endpoint: ConsoleEndpoint, session: ConsoleSession) -> Residency:
@@ -262,14 +238,22 @@ async def residency_of(endpoint: ConsoleEndpoint, session: ConsoleSession) -> Re
     return await residency(dependencies.engine, dependencies.namespace_of(tenant_of(session)))
 
 
+def refused_by(found_in: Residency, version: VersionDetail | None) -> tuple[int, ...]:
+    """Return the numbers of the engines that refuse the weights of a version now."""
+    digest = None if version is None else version.digest
+    return () if digest is None else found_in.refused_by.get(digest, ())
+
+
 async def find_adapter(endpoint: ConsoleEndpoint, session: ConsoleSession, name: str) -> AdapterDetail:
     """Return an adapter of the session's tenant. Raises `AdapterNotFound`."""
     return await endpoint.query(session, lambda found: detail.adapter(found, tenant_of(session), name))
 
 
-async def asked_about(endpoint: ConsoleEndpoint, session: ConsoleSession, name: str) -> dict[str, object]:
-    """Return what questions about an adapter show. Raises `AdapterNotFound`."""
-    return {"adapter": await find_adapter(endpoint, session, name)}
+async def asked_about(
+    endpoint: ConsoleEndpoint, request: Request, session: ConsoleSession
+) -> dict[str, object]:
+    """Return what forms about an adapter show. Raises `AdapterNotFound`."""
+    return {"adapter": await find_adapter(endpoint, session, request.path_params["name"])}
 
 
 def require_typed(form: Form, name: str) -> None:

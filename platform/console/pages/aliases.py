@@ -1,51 +1,62 @@
-"""Aliases and versions of an adapter: split, move, roll back, deprecate, delete. Below `/console/adapters/{name}`.
+"""Aliases of an adapter: split, move, roll back, delete. Below `/console/adapters/{name}/aliases`.
 
-Invariant: a form carries what its author has read (generation, revision); what moved meanwhile is not overwritten.
+Invariant: a form carries the generation that its author has read; an alias that moved meanwhile is not overwritten.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeVar
+from uuid import UUID
 
 from fastapi import APIRouter, Depends
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loraplex.platform.console.addresses import path_of
+from loraplex.platform.console.addresses import path_of, query_form
+from loraplex.platform.console.cookies import Undo
 from loraplex.platform.console.endpoint import ConsoleEndpoint
-from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, read_form
+from loraplex.platform.console.forms import Form, FormInvalid, field_errors
 from loraplex.platform.console.pages.adapters import ONE, find_adapter
-from loraplex.platform.console.pages.writing import (
-    VersionNumber,
-    entered_again,
-    layout_of,
-    revision_of,
-    tenant_of,
-    whole_number,
-)
+from loraplex.platform.console.pages.writing import Sent, add_form, revision_of, tenant_of, whole_number
 from loraplex.platform.errors import describe
-from loraplex.platform.services import aliases, versions
+from loraplex.platform.services import aliases
+from loraplex.platform.services.aliases import AliasState
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.queries import adapter as detail
 from loraplex.platform.services.queries.adapter import AdapterDetail, Alias
 from loraplex.platform.services.unit_of_work import UnitOfWork
 
 ALIAS: Final = f"{ONE}/aliases/{{alias}}"
-VERSION: Final = f"{ONE}/versions/{{version}}"
+NEW: Final = f"{ONE}/aliases/new"
 WHOLE: Final = 100
 ABSENT: Final = 0
+MOVED: Final = "moved"
+"""Where a form shows that the alias was moved meanwhile."""
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Where an alias leads since a change. `generation`: what a rollback undoes; None where there is nothing to go back to."""
+
+    targets: dict[str, int]
+    generation: int | None
+
+    @classmethod
+    def of(cls, state: AliasState) -> "Moved":
+        targets = {str(version): weight for version, weight in state.targets.items()}
+        return cls(targets, None if state.previous is None else state.generation)
 
 
 def aliases_pages(endpoint: ConsoleEndpoint) -> APIRouter:
-    """Build the routes that change aliases and versions."""
+    """Build the routes that change aliases."""
     router = APIRouter()
     writer = Depends(endpoint.requires("adapters:write"))
     _add_split(router, endpoint, writer)
     _add_moves(router, endpoint, writer)
     _add_rollback(router, endpoint, writer)
-    _add_alias_deletion(router, endpoint, writer)
-    _add_service(router, endpoint, writer)
-    _add_version_deletion(router, endpoint, writer)
+    _add_deletion(router, endpoint, writer)
     return router
 
 
@@ -56,276 +67,143 @@ def _add_split(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> Non
         alias: str,
         request: Request,
         session: Annotated[ConsoleSession, writer],
-        first: int = WHOLE,
         generation: int = ABSENT,
     ) -> Response:
-        """The box of an alias with two targets as the range stands: its button names the change."""
+        """The box of an alias with several targets as it was changed: its button names the change."""
         adapter = await find_adapter(endpoint, session, name)
+        present, draft = alias_in(adapter, alias), query_form(request)
         return endpoint.page(
             *(request, session, "adapters/split.html"),
             adapter=adapter,
-            alias=alias_in(adapter, alias),
-            first=min(max(first, 0), WHOLE),
+            alias=present,
+            shares={} if present is None else drafted(draft, present),
             generation=generation,
             can_write=True,
         )
 
 
 def _add_moves(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    @router.get(f"{ONE}/aliases/new")
-    async def new_alias(name: str, request: Request, session: Annotated[ConsoleSession, writer]) -> Response:
-        return await _show_move(endpoint, request, session, name, None, Entered())
+    async def create_alias(sent: Sent) -> Response:
+        alias = sent.form.text("alias")
+        if not alias:
+            raise FormInvalid({"alias": "Enter a value."})
+        return await _move(endpoint, sent, alias, ABSENT)
 
-    @router.post(f"{ONE}/aliases/new")
-    async def create_alias(
-        name: str,
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
-        alias = form.text("alias")
-        try:
-            if not alias:
-                raise FormInvalid({"alias": "Enter a value."})
-            with field_errors():
-                return await _move(endpoint, request, session, form, name, alias, ABSENT)
-        except FormInvalid as error:
-            entered = entered_again(form, error, ("alias",))
-            return await _show_move(endpoint, request, session, name, None, entered, 422)
+    async def move_alias(sent: Sent) -> Response:
+        return await _move(endpoint, sent, sent.named("alias"), revision_of(sent.form, "generation"))
 
-    @router.get(f"{ALIAS}/move")
-    async def ask_to_move(
-        name: str,
-        alias: str,
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        version: VersionNumber | None = None,
-    ) -> Response:
-        return await _show_move(endpoint, request, session, name, alias, Entered(), version=version)
-
-    @router.post(f"{ALIAS}/move")
-    async def move_alias(
-        name: str,
-        alias: str,
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
-        try:
-            with field_errors():
-                seen = revision_of(form, "generation")
-                return await _move(endpoint, request, session, form, name, alias, seen)
-        except FormInvalid as error:
-            moved = await _moved_meanwhile(endpoint, session, name, alias, error)
-            entered = entered_again(form, moved, ())
-            return await _show_move(endpoint, request, session, name, alias, entered, 422)
-
-
-async def _show_move(
-    endpoint: ConsoleEndpoint,
-    request: Request,
-    session: ConsoleSession,
-    name: str,
-    alias: str | None,
-    form: Entered,
-    status: int = 200,
-    version: int | None = None,
-) -> Response:
-    """Show the form of an alias's shares; `alias` None: of a new one. It begins with all requests at `version`, if given."""
-    adapter = await find_adapter(endpoint, session, name)
-    present = None if alias is None else alias_in(adapter, alias)
-    return endpoint.page(
-        *(request, session, "adapters/move.html"),
-        status=status,
-        layout=layout_of(request),
-        adapter=adapter,
-        alias=present,
-        form=form,
-        shares=_shares(adapter, present, version),
-    )
+    for path, send in ((NEW, create_alias), (f"{ALIAS}/move", move_alias)):
+        add_form(
+            *(router, path, endpoint),
+            access=writer,
+            template="adapters/move.html",
+            find=asked_about,
+            send=send,
+            fields=("alias", MOVED),
+        )
 
 
 def _add_rollback(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    @router.get(f"{ALIAS}/rollback")
-    async def ask_to_roll_back(
-        name: str, alias: str, request: Request, session: Annotated[ConsoleSession, writer]
-    ) -> Response:
-        return await _ask(endpoint, request, session, name, alias, "rollback", Entered())
+    async def roll_back(sent: Sent) -> Response:
+        name, alias = sent.named("name"), sent.named("alias")
 
-    @router.post(f"{ALIAS}/rollback")
-    async def roll_back(
-        name: str,
-        alias: str,
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
-        async def work(uow: UnitOfWork) -> dict[str, int]:
-            seen = revision_of(form, "generation")
-            state = await aliases.roll_back(uow, tenant_of(session), name, alias, seen=seen)
-            return {str(version): weight for version, weight in state.targets.items()}
+        async def work(uow: UnitOfWork) -> Moved:
+            seen = revision_of(sent.form, "generation")
+            return Moved.of(await aliases.roll_back(uow, tenant_of(sent.session), name, alias, seen=seen))
 
-        try:
-            with field_errors():
-                targets = await endpoint.perform(request, session, form, work, dict[str, int])
-        except FormInvalid as error:
-            moved = await _moved_meanwhile(endpoint, session, name, alias, error)
-            entered = entered_again(form, moved, ())
-            return await _ask(endpoint, request, session, name, alias, "rollback", entered, 422)
-        return endpoint.back(request, session, path_of("adapters", name), leads(name, alias, targets))
+        moved = await _changed(endpoint, sent, alias, work, Moved)
+        return _back(endpoint, sent, alias, moved)
 
-
-def _add_alias_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    @router.get(f"{ALIAS}/delete")
-    async def ask_to_delete_alias(
-        name: str, alias: str, request: Request, session: Annotated[ConsoleSession, writer]
-    ) -> Response:
-        return await _ask(endpoint, request, session, name, alias, "delete_alias", Entered())
-
-    @router.post(f"{ALIAS}/delete")
-    async def delete_alias(
-        name: str,
-        alias: str,
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
-        async def work(uow: UnitOfWork) -> None:
-            seen = revision_of(form, "generation")
-            await aliases.delete(uow, tenant_of(session), name, alias, seen=seen)
-
-        try:
-            with field_errors():
-                await endpoint.perform(request, session, form, work)
-        except FormInvalid as error:
-            moved = await _moved_meanwhile(endpoint, session, name, alias, error)
-            entered = entered_again(form, moved, ())
-            return await _ask(endpoint, request, session, name, alias, "delete_alias", entered, 422)
-        return endpoint.back(request, session, path_of("adapters", name), f"{name}:{alias} is deleted.")
-
-
-async def _ask(
-    endpoint: ConsoleEndpoint,
-    request: Request,
-    session: ConsoleSession,
-    name: str,
-    alias: str,
-    question: str,
-    form: Entered,
-    status: int = 200,
-) -> Response:
-    """Show a question about an alias, from the template of that name."""
-    adapter = await find_adapter(endpoint, session, name)
-    return endpoint.page(
-        *(request, session, f"adapters/{question}.html"),
-        status=status,
-        layout=layout_of(request),
-        adapter=adapter,
-        alias=alias_in(adapter, alias),
-        form=form,
+    add_form(
+        *(router, f"{ALIAS}/rollback", endpoint),
+        access=writer,
+        template="adapters/rollback.html",
+        find=asked_about,
+        send=roll_back,
+        fields=(MOVED,),
     )
 
 
-def _add_service(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    @router.post(f"{VERSION}/deprecate")
-    async def deprecate_version(
-        name: str,
-        version: VersionNumber,
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
-        async def work(uow: UnitOfWork) -> None:
-            await versions.deprecate(uow, tenant_of(session), name, version, seen=revision_of(form))
+def _add_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
+    async def delete_alias(sent: Sent) -> Response:
+        name, alias = sent.named("name"), sent.named("alias")
 
-        await endpoint.perform(request, session, form, work)
-        return endpoint.back(
-            *(request, session, path_of("adapters", name)),
-            f"{name}@{version} is deprecated: requests for it are refused.",
-        )
+        async def work(uow: UnitOfWork) -> str:
+            seen = revision_of(sent.form, "generation")
+            return (await aliases.delete(uow, tenant_of(sent.session), name, alias, seen=seen)).alias
 
-    @router.post(f"{VERSION}/restore")
-    async def restore_version(
-        name: str,
-        version: VersionNumber,
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
-        async def work(uow: UnitOfWork) -> None:
-            await versions.restore(uow, tenant_of(session), name, version, seen=revision_of(form))
+        await _changed(endpoint, sent, alias, work, str)
+        toast = f"{name}:{alias} is deleted."
+        return endpoint.back(sent.request, sent.session, path_of("adapters", name), toast)
 
-        await endpoint.perform(request, session, form, work)
-        return endpoint.back(request, session, path_of("adapters", name), f"{name}@{version} is ready again.")
+    add_form(
+        *(router, f"{ALIAS}/delete", endpoint),
+        access=writer,
+        template="adapters/delete_alias.html",
+        find=asked_about,
+        send=delete_alias,
+        fields=(MOVED,),
+    )
 
 
-def _add_version_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    async def show(
-        request: Request,
-        session: ConsoleSession,
-        name: str,
-        version: VersionNumber,
-        form: Entered,
-        status: int = 200,
-    ) -> Response:
-        adapter = await find_adapter(endpoint, session, name)
-        chosen = await endpoint.query(
-            session, lambda found: detail.version(found, tenant_of(session), name, version)
-        )
-        return endpoint.page(
-            *(request, session, "adapters/delete_version.html"),
-            status=status,
-            layout=layout_of(request),
-            adapter=adapter,
-            chosen=chosen,
-            row=next((each for each in adapter.versions if each.version == version), None),
-            form=form,
-        )
-
-    @router.get(f"{VERSION}/delete")
-    async def ask_to_delete_version(
-        name: str, version: VersionNumber, request: Request, session: Annotated[ConsoleSession, writer]
-    ) -> Response:
-        return await show(request, session, name, version, Entered())
-
-    @router.post(f"{VERSION}/delete")
-    async def delete_version(
-        name: str,
-        version: VersionNumber,
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
-        async def work(uow: UnitOfWork) -> None:
-            await versions.delete(uow, tenant_of(session), name, version, seen=revision_of(form))
-
-        try:
-            with field_errors():
-                await endpoint.perform(request, session, form, work)
-        except FormInvalid as error:
-            return await show(request, session, name, version, entered_again(form, error, ()), 422)
-        return endpoint.back(
-            *(request, session, path_of("adapters", name)), f"Version {version} is deleted; its files follow."
-        )
-
-
-async def _move(
-    endpoint: ConsoleEndpoint,
-    request: Request,
-    session: ConsoleSession,
-    form: Form,
-    name: str,
-    alias: str,
-    seen: int | None,
-) -> Response:
+async def _move(endpoint: ConsoleEndpoint, sent: Sent, alias: str, seen: int | None) -> Response:
     """Move an alias to the shares of the form, and go back to the adapter's page."""
-    targets = targets_of(form)
+    name, targets = sent.named("name"), targets_of(sent.form)
 
-    async def work(uow: UnitOfWork) -> None:
-        await aliases.move(uow, tenant_of(session), name, alias, targets, seen=seen)
+    async def work(uow: UnitOfWork) -> Moved:
+        state = await aliases.move(uow, tenant_of(sent.session), name, alias, targets, seen=seen)
+        return Moved.of(state)
 
-    await endpoint.perform(request, session, form, work)
-    return endpoint.back(request, session, path_of("adapters", name), leads(name, alias, targets))
+    return _back(endpoint, sent, alias, await _changed(endpoint, sent, alias, work, Moved))
+
+
+async def _changed(
+    endpoint: ConsoleEndpoint,
+    sent: Sent,
+    alias: str,
+    work: Callable[[UnitOfWork], Awaitable[ResultT]],
+    returns: type[ResultT],
+) -> ResultT:
+    """Run a change of an alias. Raises `FormInvalid`, which names who moved the alias to what if it moved meanwhile."""
+    try:
+        with field_errors():
+            return await endpoint.perform(sent.request, sent.session, sent.form, work, returns)
+    except FormInvalid as error:
+        cause = error.__cause__
+        if not isinstance(cause, Exception) or describe(cause).row.status != 412:
+            raise
+        tenant_id, name = tenant_of(sent.session), sent.named("name")
+        message = await endpoint.query(sent.session, lambda found: _whereto(found, tenant_id, name, alias))
+        raise FormInvalid({MOVED: message}) from cause
+
+
+async def _whereto(found: AsyncSession, tenant_id: UUID, name: str, alias: str) -> str:
+    """Say who moved an alias last, and where it leads now."""
+    present = alias_in(await detail.adapter(found, tenant_id, name), alias)
+    author = await detail.alias_author(found, tenant_id, name, alias)
+    now = f"{name}:{alias} does not exist now"
+    if present is not None:
+        now = leads(name, alias, present.weights).removesuffix(".")
+    by = f" by {author}" if author else ""
+    return f"The alias was moved{by} while you looked: {now}. Nothing was changed."
+
+
+def _back(endpoint: ConsoleEndpoint, sent: Sent, alias: str, moved: Moved) -> Response:
+    """Go back to the adapter's page, which says where the alias leads now and offers to undo it."""
+    name = sent.named("name")
+    undo = None if moved.generation is None else Undo(name, alias, moved.generation)
+    toast = leads(name, alias, moved.targets)
+    return endpoint.back(sent.request, sent.session, path_of("adapters", name), toast, undo)
+
+
+async def asked_about(
+    endpoint: ConsoleEndpoint, request: Request, session: ConsoleSession
+) -> dict[str, object]:
+    """Return what forms about an alias show; `alias` is None for a new one. Raises `AdapterNotFound`."""
+    adapter = await find_adapter(endpoint, session, request.path_params["name"])
+    alias = alias_in(adapter, request.path_params.get("alias", ""))
+    version = query_form(request).text("version")
+    return {"adapter": adapter, "alias": alias, "shares": _shares(adapter, alias, version)}
 
 
 def targets_of(form: Form) -> dict[int, int]:
@@ -344,6 +222,16 @@ def targets_of(form: Form) -> dict[int, int]:
     return targets
 
 
+def drafted(form: Form, alias: Alias) -> dict[int, int]:
+    """Return the share of each target of an alias as a form has it, from 0 to 100; as it is where the form has none."""
+    if len(alias.targets) == 2:
+        older, newer = sorted(alias.weights)
+        first = _percent(form.text("first"), alias.weights[older])
+        return {older: first, newer: WHOLE - first}
+    weights = alias.weights.items()
+    return {version: _percent(form.text(f"share-{version}"), weight) for version, weight in weights}
+
+
 def leads(name: str, alias: str, targets: Mapping[Any, int]) -> str:
     """Say where an alias leads to now."""
     if len(targets) == 1:
@@ -357,33 +245,21 @@ def alias_in(adapter: AdapterDetail, alias: str) -> Alias | None:
     return next((each for each in adapter.aliases if each.alias == alias), None)
 
 
-async def _moved_meanwhile(
-    endpoint: ConsoleEndpoint, session: ConsoleSession, name: str, alias: str, error: FormInvalid
-) -> FormInvalid:
-    """Name who moved the alias to what, if that is why the form was refused."""
-    cause = error.__cause__
-    if not isinstance(cause, Exception) or describe(cause).row.status != 412:
-        return error
-
-    async def find(found: AsyncSession) -> str:
-        present = alias_in(await detail.adapter(found, tenant_of(session), name), alias)
-        author = await detail.alias_author(found, tenant_of(session), name, alias)
-        now = f"{name}:{alias} does not exist now"
-        if present is not None:
-            targets = {target.version: target.weight for target in present.targets}
-            now = leads(name, alias, targets).removesuffix(".")
-        return f"The alias was moved{f' by {author}' if author else ''} while you looked: {now}. Nothing was changed."
-
-    return FormInvalid({"": await endpoint.query(session, find)}, error.values)
-
-
-def _shares(adapter: AdapterDetail, alias: Alias | None, version: int | None) -> list[tuple[int, int]]:
-    """Return the versions that an alias may lead to, newest first, with their shares as the form begins."""
+def _shares(adapter: AdapterDetail, alias: Alias | None, version: str) -> list[tuple[int, int]]:
+    """Return the versions that an alias may lead to, newest first, with their shares as the form begins: all requests at
+    `version`, if that is one of them.
+    """
     ready = [each.version for each in adapter.versions if each.state == "ready"]
-    present = {} if alias is None else {target.version: target.weight for target in alias.targets}
-    if version in ready or (not present and ready):
-        present = {version if version in ready and version is not None else ready[0]: WHOLE}
+    present = {} if alias is None else alias.weights
+    asked = next((each for each in ready if str(each) == version), None)
+    if asked is not None or (not present and ready):
+        present = {ready[0] if asked is None else asked: WHOLE}
     return [(each, present.get(each, 0)) for each in ready]
+
+
+def _percent(text: str, default: int) -> int:
+    number = whole_number(text, beyond=WHOLE)
+    return default if number is None else min(number, WHOLE)
 
 
 def _number(form: Form, name: str) -> int:

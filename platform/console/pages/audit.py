@@ -21,8 +21,8 @@ from loraplex.platform.services.queries import audit
 
 TENANT_PATH: Final = "/console/audit"
 OPERATOR_PATH: Final = "/operator/console/audit"
-EQUAL: Final = ("actor", "action", "target")
-FILTERS: Final = (*EQUAL, "from", "to")
+EQUAL: Final = ("actor", "action")
+FILTERS: Final = (*EQUAL, "target", "from", "to")
 PAGE: Final = 50
 EXPORT_BATCH: Final = 500
 
@@ -93,6 +93,7 @@ def _filter(given: Mapping[str, str], tenant_id: UUID | None) -> audit.AuditFilt
     return audit.AuditFilter(
         tenant_id=tenant_id,
         equal={name: given[name] for name in EQUAL if name in given},
+        about=given.get("target"),
         since=_day(given, "from"),
         until=None if last is None else last + timedelta(days=1),
     )

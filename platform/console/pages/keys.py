@@ -12,16 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from loraplex.platform.console.endpoint import ConsoleEndpoint
-from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
+from loraplex.platform.console.forms import parse
 from loraplex.platform.console.limit_fields import LIMIT_NAMES, Bounds, LimitFields
-from loraplex.platform.console.pages.writing import (
-    entered_again,
-    layout_of,
-    question,
-    refused_form,
-    revision_of,
-    tenant_of,
-)
+from loraplex.platform.console.pages.writing import Sent, add_form, layout_of, revision_of, tenant_of
 from loraplex.platform.services import api_keys, quotas
 from loraplex.platform.services.api_keys import KeyAuthority, member_keys
 from loraplex.platform.services.people.identity import ConsoleSession
@@ -38,6 +31,7 @@ from loraplex.platform.services.queries.limits import Limits, StoredLimits
 from loraplex.platform.services.unit_of_work import UnitOfWork
 
 LIST: Final = "/console/keys"
+ONE: Final = f"{LIST}/{{key_id}}"
 HOUR_S: Final = 3600
 GRACES: Final = (
     ("0", "None: the old key ends now"),
@@ -136,29 +130,10 @@ def _add_list(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None
 
 
 def _add_creation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    async def find_bounds(session: ConsoleSession) -> Bounds:
-        return await endpoint.query(session, lambda found: limits.bounds(found, tenant_of(session)))
+    async def create_key(sent: Sent) -> Response:
+        session, asked = sent.session, parse(sent.form, NewKeyForm)
+        asked.require_within(await find_bounds(endpoint, session), currency_of(endpoint, session))
 
-    async def show(request: Request, session: ConsoleSession, form: Entered, status: int = 200) -> Response:
-        return endpoint.page(
-            *(request, session, "keys/new.html"),
-            status=status,
-            form=form,
-            scopes=scope_options(session),
-            bounds=await find_bounds(session),
-            currency=currency_of(endpoint, session),
-        )
-
-    @router.get(f"{LIST}/new")
-    async def new_key(request: Request, session: Annotated[ConsoleSession, writer]) -> Response:
-        return await show(request, session, Entered())
-
-    @router.post(f"{LIST}/new")
-    async def create_key(
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
         async def work(uow: UnitOfWork) -> NewKey:
             keys, tenant_id = keys_of(uow, session), tenant_of(session)
             issued = await api_keys.create(
@@ -172,19 +147,22 @@ def _add_creation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
                 await quotas.limit_key(uow, tenant_id, issued.record.key_id, asked.limits, authority=keys)
             return NewKey(id=issued.record.key_id, name=issued.record.name, plaintext=issued.plaintext)
 
-        try:
-            asked = parse(form, NewKeyForm)
-            asked.require_within(await find_bounds(session), currency_of(endpoint, session))
-            with field_errors():
-                made = await endpoint.perform(request, session, form, work, NewKey)
-        except FormInvalid as error:
-            entered = entered_again(form, error, (*FIELDS, *LIMIT_NAMES))
-            return refused_form(request, await show(request, session, entered, 422))
-        return shown_once(endpoint, request, session, made)
+        made = await endpoint.perform(sent.request, session, sent.form, work, NewKey)
+        return shown_once(endpoint, sent.request, session, made)
+
+    add_form(
+        *(router, f"{LIST}/new", endpoint),
+        access=writer,
+        template="keys/new.html",
+        find=new_key,
+        send=create_key,
+        fields=(*FIELDS, *LIMIT_NAMES),
+        is_page=True,
+    )
 
 
 def _add_key(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    @router.get(f"{LIST}/{{key_id}}")
+    @router.get(ONE)
     async def show_key(key_id: str, request: Request, session: Annotated[ConsoleSession, writer]) -> Response:
         tenant_id, now, currency = tenant_of(session), datetime.now(UTC), currency_of(endpoint, session)
         sees_use = "usage:read" in session.scopes
@@ -209,33 +187,13 @@ def _add_key(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
 
 
 def _add_edit(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    def show(
-        request: Request, session: ConsoleSession, key: Key, form: Entered, status: int = 200
-    ) -> Response:
-        return endpoint.page(
-            *(request, session, "keys/edit.html"),
-            status=status,
-            key=key,
-            form=form,
-            scopes=scope_options(session),
-            lacking=lacking_scope(session, key),
-        )
+    async def change_key(sent: Sent) -> Response:
+        key_id, asked = sent.named("key_id"), parse(sent.form, KeyForm)
 
-    @router.get(f"{LIST}/{{key_id}}/edit")
-    async def edit_key(key_id: str, request: Request, session: Annotated[ConsoleSession, writer]) -> Response:
-        return show(request, session, await find_key(endpoint, session, key_id), Entered())
-
-    @router.post(f"{LIST}/{{key_id}}/edit")
-    async def change_key(
-        key_id: str,
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
         async def work(uow: UnitOfWork) -> None:
             await api_keys.change(
                 uow,
-                keys_of(uow, session),
+                keys_of(uow, sent.session),
                 key_id,
                 {
                     "name": asked.name,
@@ -243,77 +201,64 @@ def _add_edit(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None
                     "allowed_cidrs": asked.networks,
                     "expires_at": asked.expires_at,
                 },
-                seen=revision_of(form),
+                seen=revision_of(sent.form),
             )
 
-        try:
-            asked = parse(form, KeyForm)
-            with field_errors():
-                await endpoint.perform(request, session, form, work)
-        except FormInvalid as error:
-            key = await find_key(endpoint, session, key_id)
-            return show(request, session, key, entered_again(form, error, FIELDS), 422)
-        return endpoint.back(request, session, f"{LIST}/{key_id}", f"Key {asked.name} was changed.")
+        await endpoint.perform(sent.request, sent.session, sent.form, work)
+        return endpoint.back(
+            *(sent.request, sent.session, f"{LIST}/{key_id}"), f"Key {asked.name} was changed."
+        )
+
+    add_form(
+        *(router, f"{ONE}/edit", endpoint),
+        access=writer,
+        template="keys/edit.html",
+        find=asked_about,
+        send=change_key,
+        fields=FIELDS,
+    )
 
 
 def _add_rotation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    show = question(endpoint, "keys/rotate.html", asked_about, graces=GRACES)
+    async def rotate_key(sent: Sent) -> Response:
+        key_id, asked = sent.named("key_id"), parse(sent.form, RotateForm)
 
-    @router.get(f"{LIST}/{{key_id}}/rotate")
-    async def ask_to_rotate(
-        key_id: str, request: Request, session: Annotated[ConsoleSession, writer]
-    ) -> Response:
-        return await show(request, session, key_id, Entered())
-
-    @router.post(f"{LIST}/{{key_id}}/rotate")
-    async def rotate_key(
-        key_id: str,
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
         async def work(uow: UnitOfWork) -> NewKey:
-            issued = await api_keys.rotate(uow, keys_of(uow, session), key_id, asked.seconds)
+            issued = await api_keys.rotate(uow, keys_of(uow, sent.session), key_id, asked.seconds)
             return NewKey(
                 id=issued.record.key_id, name=issued.record.name, plaintext=issued.plaintext, replaces=key_id
             )
 
-        try:
-            asked = parse(form, RotateForm)
-            with field_errors():
-                made = await endpoint.perform(request, session, form, work, NewKey)
-        except FormInvalid as error:
-            return await show(request, session, key_id, entered_again(form, error, ("grace", "hours")), 422)
-        return shown_once(endpoint, request, session, made)
+        made = await endpoint.perform(sent.request, sent.session, sent.form, work, NewKey)
+        return shown_once(endpoint, sent.request, sent.session, made)
+
+    add_form(
+        *(router, f"{ONE}/rotate", endpoint),
+        access=writer,
+        template="keys/rotate.html",
+        find=asked_about,
+        send=rotate_key,
+        fields=("grace", "hours"),
+        graces=GRACES,
+    )
 
 
 def _add_revocation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    show = question(endpoint, "keys/revoke.html", asked_about)
-
-    @router.get(f"{LIST}/{{key_id}}/revoke")
-    async def ask_to_revoke(
-        key_id: str, request: Request, session: Annotated[ConsoleSession, writer]
-    ) -> Response:
-        return await show(request, session, key_id, Entered())
-
-    @router.post(f"{LIST}/{{key_id}}/revoke")
-    async def revoke_key(
-        key_id: str,
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
+    async def revoke_key(sent: Sent) -> Response:
         async def work(uow: UnitOfWork) -> str:
-            return (await api_keys.revoke(uow, keys_of(uow, session), key_id)).name
+            return (await api_keys.revoke(uow, keys_of(uow, sent.session), sent.named("key_id"))).name
 
-        try:
-            with field_errors():
-                name = await endpoint.perform(request, session, form, work, str)
-        except FormInvalid as error:
-            return await show(request, session, key_id, entered_again(form, error, ()), 422)
-        return endpoint.back(
-            request, session, LIST, f"Key {name} is revoked: its next request is refused with 401."
-        )
+        name = await endpoint.perform(sent.request, sent.session, sent.form, work, str)
+        toast = f"Key {name} is revoked: its next request is refused with 401."
+        return endpoint.back(sent.request, sent.session, LIST, toast)
+
+    add_form(
+        *(router, f"{ONE}/revoke", endpoint),
+        access=writer,
+        template="keys/revoke.html",
+        find=asked_about,
+        send=revoke_key,
+    )
 
 
 def shown_once(
@@ -323,15 +268,27 @@ def shown_once(
     return endpoint.page(request, session, "keys/secret.html", layout=layout_of(request), made=made)
 
 
-async def find_key(endpoint: ConsoleEndpoint, session: ConsoleSession, key_id: str) -> Key:
-    """Return a key of the session's tenant. Raises `KeyNotFound`."""
-    return await endpoint.query(session, lambda found: queries.key(found, tenant_of(session), key_id))
+async def find_bounds(endpoint: ConsoleEndpoint, session: ConsoleSession) -> Bounds:
+    """Return the limits of the tenant, which those of a key must not exceed."""
+    return await endpoint.query(session, lambda found: limits.bounds(found, tenant_of(session)))
 
 
-async def asked_about(endpoint: ConsoleEndpoint, session: ConsoleSession, key_id: str) -> dict[str, object]:
-    """Return what questions about a key show. Raises `KeyNotFound`."""
-    key = await find_key(endpoint, session, key_id)
-    return {"key": key, "lacking": lacking_scope(session, key)}
+async def new_key(endpoint: ConsoleEndpoint, request: Request, session: ConsoleSession) -> dict[str, object]:
+    """Return what the form of a new key shows."""
+    return {
+        "scopes": scope_options(session),
+        "bounds": await find_bounds(endpoint, session),
+        "currency": currency_of(endpoint, session),
+    }
+
+
+async def asked_about(
+    endpoint: ConsoleEndpoint, request: Request, session: ConsoleSession
+) -> dict[str, object]:
+    """Return what forms about a key show. Raises `KeyNotFound`."""
+    key_id = request.path_params["key_id"]
+    key = await endpoint.query(session, lambda found: queries.key(found, tenant_of(session), key_id))
+    return {"key": key, "lacking": lacking_scope(session, key), "scopes": scope_options(session)}
 
 
 def keys_of(uow: UnitOfWork, session: ConsoleSession) -> KeyAuthority:

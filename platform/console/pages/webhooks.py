@@ -3,9 +3,11 @@
 Invariant: a secret is in the one response to the form that made it, which no cache keeps.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
+from uuid import UUID
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
@@ -15,10 +17,10 @@ from starlette.responses import Response
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
 from loraplex.platform.console.pages.writing import (
+    Sent,
+    add_form,
     entered_again,
     layout_of,
-    question,
-    refused_form,
     revision_of,
     tenant_of,
 )
@@ -80,7 +82,7 @@ def webhooks_pages(endpoint: ConsoleEndpoint) -> APIRouter:
     _add_change(router, endpoint, writer, rules)
     _add_rotation(router, endpoint, writer, rules)
     _add_deletion(router, endpoint, writer)
-    _add_replay(router, endpoint, writer)
+    _add_deliveries(router, endpoint, writer)
     return router
 
 
@@ -133,135 +135,117 @@ def _add_reads(router: APIRouter, endpoint: ConsoleEndpoint, reader: Any) -> Non
 
 
 def _add_creation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any, rules: WebhookRules) -> None:
-    def show(request: Request, session: ConsoleSession, form: Entered, status: int = 200) -> Response:
-        return endpoint.page(
-            *(request, session, "webhooks/new.html"), status=status, form=form, events=event_options()
-        )
+    async def create_webhook(sent: Sent) -> Response:
+        asked = parse(sent.form, WebhookForm)
 
-    @router.get(f"{LIST}/new")
-    async def new_webhook(request: Request, session: Annotated[ConsoleSession, writer]) -> Response:
-        return show(request, session, Entered())
-
-    @router.post(f"{LIST}/new")
-    async def create_webhook(
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
         async def work(uow: UnitOfWork) -> NewSecret:
-            issued = await webhooks.create(uow, rules, tenant_of(session), asked.url, asked.events)
+            issued = await webhooks.create(uow, rules, tenant_of(sent.session), asked.url, asked.events)
             return new_secret(issued, is_first=True)
 
-        try:
-            asked = parse(form, WebhookForm)
-            with field_errors():
-                made = await endpoint.perform(request, session, form, work, NewSecret)
-        except FormInvalid as error:
-            return refused_form(request, show(request, session, entered_again(form, error, FIELDS), 422))
-        return shown_once(endpoint, request, session, made)
+        made = await endpoint.perform(sent.request, sent.session, sent.form, work, NewSecret)
+        return shown_once(endpoint, sent.request, sent.session, made)
+
+    async def nothing_yet(*_: object) -> dict[str, object]:
+        return {}
+
+    add_form(
+        *(router, f"{LIST}/new", endpoint),
+        access=writer,
+        template="webhooks/new.html",
+        find=nothing_yet,
+        send=create_webhook,
+        fields=FIELDS,
+        is_page=True,
+        events=event_options(),
+    )
 
 
 def _add_change(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any, rules: WebhookRules) -> None:
-    async def show(
-        request: Request, session: ConsoleSession, identity: str, form: Entered, status: int = 200
-    ) -> Response:
-        webhook = await find_webhook(endpoint, session, identity)
-        return endpoint.page(
-            *(request, session, "webhooks/edit.html"),
-            status=status,
-            webhook=webhook,
-            form=form,
-            events=event_options(),
-        )
+    async def change_webhook(sent: Sent) -> Response:
+        identity, asked = sent.named("identity"), parse(sent.form, WebhookForm)
 
-    @router.get(f"{ONE}/edit")
-    async def edit_webhook(
-        identity: str, request: Request, session: Annotated[ConsoleSession, writer]
-    ) -> Response:
-        return await show(request, session, identity, Entered())
-
-    @router.post(f"{ONE}/edit")
-    async def change_webhook(
-        identity: str,
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
         async def work(uow: UnitOfWork) -> None:
             await webhooks.change(
-                *(uow, rules, tenant_of(session), webhook_id(identity)),
+                *(uow, rules, tenant_of(sent.session), webhook_id(identity)),
                 url=asked.url,
                 events=asked.events,
-                seen=revision_of(form),
+                seen=revision_of(sent.form),
             )
 
-        try:
-            asked = parse(form, WebhookForm)
-            with field_errors():
-                await endpoint.perform(request, session, form, work)
-        except FormInvalid as error:
-            return await show(request, session, identity, entered_again(form, error, FIELDS), 422)
-        return endpoint.back(
-            request, session, f"{LIST}/{identity}", "The webhook is changed. What waits goes to the new URL."
-        )
+        await endpoint.perform(sent.request, sent.session, sent.form, work)
+        toast = "The webhook is changed. What waits goes to the new URL."
+        return endpoint.back(sent.request, sent.session, f"{LIST}/{identity}", toast)
+
+    add_form(
+        *(router, f"{ONE}/edit", endpoint),
+        access=writer,
+        template="webhooks/edit.html",
+        find=asked_about,
+        send=change_webhook,
+        fields=FIELDS,
+        events=event_options(),
+    )
 
 
 def _add_rotation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any, rules: WebhookRules) -> None:
-    show = question(endpoint, "webhooks/rotate.html", asked_about, graces=GRACES)
+    async def rotate_secret(sent: Sent) -> Response:
+        asked = parse(sent.form, RotateForm)
 
-    @router.get(f"{ONE}/rotate")
-    async def ask_to_rotate(
-        identity: str, request: Request, session: Annotated[ConsoleSession, writer]
-    ) -> Response:
-        return await show(request, session, identity, Entered())
-
-    @router.post(f"{ONE}/rotate")
-    async def rotate_secret(
-        identity: str,
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
         async def work(uow: UnitOfWork) -> NewSecret:
-            tenant_id, wanted = tenant_of(session), webhook_id(identity)
+            tenant_id, wanted = tenant_of(sent.session), webhook_id(sent.named("identity"))
             issued = await webhooks.rotate(uow, rules, tenant_id, wanted, asked.grace)
             return new_secret(issued, is_first=False)
 
-        try:
-            asked = parse(form, RotateForm)
-            with field_errors():
-                made = await endpoint.perform(request, session, form, work, NewSecret)
-        except FormInvalid as error:
-            return await show(request, session, identity, entered_again(form, error, ("grace",)), 422)
-        return shown_once(endpoint, request, session, made)
+        made = await endpoint.perform(sent.request, sent.session, sent.form, work, NewSecret)
+        return shown_once(endpoint, sent.request, sent.session, made)
+
+    add_form(
+        *(router, f"{ONE}/rotate", endpoint),
+        access=writer,
+        template="webhooks/rotate.html",
+        find=asked_about,
+        send=rotate_secret,
+        fields=("grace",),
+        graces=GRACES,
+    )
 
 
 def _add_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    show = question(endpoint, "webhooks/delete.html", asked_about)
-
-    @router.get(f"{ONE}/delete")
-    async def ask_to_delete(
-        identity: str, request: Request, session: Annotated[ConsoleSession, writer]
-    ) -> Response:
-        return await show(request, session, identity, Entered())
-
-    @router.post(f"{ONE}/delete")
-    async def delete_webhook(
-        identity: str,
-        request: Request,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
+    async def delete_webhook(sent: Sent) -> Response:
         async def work(uow: UnitOfWork) -> None:
-            await webhooks.delete(uow, tenant_of(session), webhook_id(identity))
+            await webhooks.delete(uow, tenant_of(sent.session), webhook_id(sent.named("identity")))
 
-        await endpoint.perform(request, session, form, work)
-        return endpoint.back(request, session, LIST, "The webhook is deleted: it gets no further event.")
+        await endpoint.perform(sent.request, sent.session, sent.form, work)
+        toast = "The webhook is deleted: it gets no further event."
+        return endpoint.back(sent.request, sent.session, LIST, toast)
+
+    add_form(
+        *(router, f"{ONE}/delete", endpoint),
+        access=writer,
+        template="webhooks/delete.html",
+        find=asked_about,
+        send=delete_webhook,
+    )
 
 
-def _add_replay(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    @router.post(f"{DELIVERY}/replay")
-    async def replay_delivery(
+def _add_deliveries(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
+    for act, change, toast in (
+        ("replay", webhooks.replay, "The event is sent again, with the same id."),
+        ("discard", webhooks.discard, "The delivery is discarded. Its event is not sent again."),
+    ):
+        _add_act(router, endpoint, writer, act, change, toast)
+
+
+def _add_act(
+    router: APIRouter,
+    endpoint: ConsoleEndpoint,
+    writer: Any,
+    act: str,
+    change: Callable[[UnitOfWork, UUID, UUID, UUID], Awaitable[object]],
+    toast: str,
+) -> None:
+    @router.post(f"{DELIVERY}/{act}")
+    async def change_delivery(
         identity: str,
         delivery: str,
         request: Request,
@@ -269,8 +253,7 @@ def _add_replay(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> No
         form: Annotated[Form, Depends(read_form)],
     ) -> Response:
         async def work(uow: UnitOfWork) -> None:
-            tenant_id = tenant_of(session)
-            await webhooks.replay(uow, tenant_id, webhook_id(identity), delivery_id(delivery))
+            await change(uow, tenant_of(session), webhook_id(identity), delivery_id(delivery))
 
         try:
             with field_errors():
@@ -278,9 +261,7 @@ def _add_replay(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> No
         except FormInvalid as error:
             shown = entered_again(form, error, ())
             return await show_delivery(endpoint, request, session, identity, delivery, shown)
-        return endpoint.back(
-            request, session, f"{LIST}/{identity}", "The event is sent again, with the same id."
-        )
+        return endpoint.back(request, session, f"{LIST}/{identity}", toast)
 
 
 async def show_delivery(
@@ -291,7 +272,7 @@ async def show_delivery(
     delivery: str,
     form: Entered | None = None,
 ) -> Response:
-    """Show a delivery with its message; `form`: a refused attempt to send it again. Raises `DeliveryNotFound`."""
+    """Show a delivery with its message; `form`: a refused attempt to send it again or to discard it. Raises `DeliveryNotFound`."""
     webhook = await find_webhook(endpoint, session, identity)
     sent = await endpoint.query(
         session, lambda found: queries.sent_event(found, tenant_of(session), identity, delivery)
@@ -320,9 +301,11 @@ async def find_webhook(endpoint: ConsoleEndpoint, session: ConsoleSession, ident
     return await endpoint.query(session, lambda found: queries.webhook(found, tenant_of(session), identity))
 
 
-async def asked_about(endpoint: ConsoleEndpoint, session: ConsoleSession, identity: str) -> dict[str, object]:
-    """Return what questions about a webhook show. Raises `WebhookNotFound`."""
-    return {"webhook": await find_webhook(endpoint, session, identity)}
+async def asked_about(
+    endpoint: ConsoleEndpoint, request: Request, session: ConsoleSession
+) -> dict[str, object]:
+    """Return what forms about a webhook show. Raises `WebhookNotFound`."""
+    return {"webhook": await find_webhook(endpoint, session, request.path_params["identity"])}
 
 
 def new_secret(issued: IssuedWebhook, *, is_first: bool) -> NewSecret:

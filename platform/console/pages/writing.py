@@ -1,16 +1,21 @@
-"""What pages with forms share: one template as a page or as a dialog, and forms that are shown again with their errors."""
+"""What pages with forms share: one template as a page or as a dialog, shown by GET and sent by POST to the same path.
+
+Invariant: a form that was refused is shown again with its errors and all that was typed.
+"""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 from uuid import UUID
 
+from fastapi import APIRouter, Depends
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from loraplex.platform.console.endpoint import ConsoleEndpoint, SignInNeeded, is_htmx
-from loraplex.platform.console.forms import Entered, Form, FormInvalid
+from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, read_form
 from loraplex.platform.services.people.identity import ConsoleSession
 
 MAX_NUMBER: Final = 2**31 - 1
@@ -18,9 +23,25 @@ MAX_NUMBER: Final = 2**31 - 1
 MAX_DIGITS: Final = len(str(MAX_NUMBER))
 VersionNumber: TypeAlias = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 """The number of a version in an address; there is nothing at an address with another one."""
-Show: TypeAlias = Callable[..., Awaitable[Response]]
-Find: TypeAlias = Callable[[ConsoleEndpoint, ConsoleSession, str], Awaitable[Mapping[str, object]]]
-"""A session and the name or id of one thing -> what the templates of its questions get."""
+Find: TypeAlias = Callable[[ConsoleEndpoint, Request, ConsoleSession], Awaitable[Mapping[str, object]]]
+"""What the template of a form is given besides the form: of the thing that the request's path names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A form that was sent by the person of `session`."""
+
+    request: Request
+    session: ConsoleSession
+    form: Form
+
+    def named(self, parameter: str) -> str:
+        """Return what the path names: one of its parameters."""
+        return str(self.request.path_params[parameter])
+
+
+Send: TypeAlias = Callable[[Sent], Awaitable[Response]]
+"""Does what a form asks for. An error that its author can mend shows the form again."""
 
 
 def layout_of(request: Request) -> str:
@@ -28,13 +49,29 @@ def layout_of(request: Request) -> str:
     return "dialog.html" if is_htmx(request) else "base.html"
 
 
-def question(endpoint: ConsoleEndpoint, template: str, find: Find, **context: object) -> Show:
-    """Return what shows a question about one thing, as a page or as a dialog; `find` reads the thing."""
+def add_form(
+    router: APIRouter,
+    path: str,
+    endpoint: ConsoleEndpoint,
+    *,
+    access: Any,
+    template: str,
+    find: Find,
+    send: Send,
+    fields: Collection[str] = (),
+    renamed: Mapping[str, str] = MappingProxyType({}),
+    is_page: bool = False,
+    **context: object,
+) -> None:
+    """Add a form at `path`, as a page or as a dialog: GET shows it and POST runs `send`, for sessions that `access` gives.
 
-    async def show(
-        request: Request, session: ConsoleSession, identity: str, form: Entered, status: int = 200
-    ) -> Response:
-        found = await find(endpoint, session, identity)
+    What `send` raises and the author can mend is shown in the form, with status 422 and all that was typed: at a field of
+    `fields`, else above the form. `renamed` as in `entered_again`. `is_page`: the form is never a dialog, though a script may
+    send it for one.
+    """
+
+    async def show(request: Request, session: ConsoleSession, form: Entered, status: int = 200) -> Response:
+        found = await find(endpoint, request, session)
         return endpoint.page(
             *(request, session, template),
             status=status,
@@ -44,7 +81,22 @@ def question(endpoint: ConsoleEndpoint, template: str, find: Find, **context: ob
             **context,
         )
 
-    return show
+    @router.get(path)
+    async def ask(request: Request, session: Annotated[ConsoleSession, access]) -> Response:
+        return await show(request, session, Entered())
+
+    @router.post(path)
+    async def answer(
+        request: Request,
+        session: Annotated[ConsoleSession, access],
+        form: Annotated[Form, Depends(read_form)],
+    ) -> Response:
+        try:
+            with field_errors():
+                return await send(Sent(request, session, form))
+        except FormInvalid as error:
+            again = await show(request, session, entered_again(form, error, fields, renamed), 422)
+            return refused_form(request, again) if is_page else again
 
 
 def refused_form(request: Request, response: Response) -> Response:

@@ -18,7 +18,8 @@ class ConsoleSession:
 
     `scopes` include those they imply; in the operator's area: `operator`. `operator`: the person may enter that area.
     `tenants`: those the person may switch to. `second_factor`: the sign-in was confirmed by a code.
-    `viewing_as_operator`: an operator looks into the tenant, read-only.
+    `viewing_as_operator`: an operator looks into the tenant, read-only. `adapters` and `keys`: how many adapters, and keys that
+    work, the tenant has.
     """
 
     id: UUID
@@ -36,6 +37,8 @@ class ConsoleSession:
     expires_at: datetime
     second_factor: bool
     viewing_as_operator: bool = False
+    adapters: int = 0
+    keys: int = 0
 
     @property
     def signed_in_at(self) -> datetime:
@@ -75,4 +78,6 @@ def console_session(found: FoundSession, token: str) -> ConsoleSession:
         expires_at=found.expires_at,
         second_factor=found.second_factor,
         viewing_as_operator=viewing,
+        adapters=found.adapters,
+        keys=found.keys,
     )

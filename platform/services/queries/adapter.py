@@ -52,10 +52,18 @@ class Alias:
     previous: Mapping[int, int] | None
     updated_at: datetime
 
+    @property
+    def weights(self) -> dict[int, int]:
+        """The weights of its versions in percent."""
+        return {target.version: target.weight for target in self.targets}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """`digest` and `rank` are None until the files were validated; `tier` is None unless its files are stored and known."""
+    """`digest` and `rank` are None until the files were validated; `tier` is None unless its files are stored and known.
+
+    `load_ms`: by how much its next request waits longer because it is not on the device; None where that is not known.
+    """
 
     version: int
     state: str
@@ -69,6 +77,7 @@ class Version:
     revision: int
     use: VersionUse | None
     tier: Tier | None
+    load_ms: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,9 +286,11 @@ def _version(
     uses: Mapping[int, VersionUse],
     residency: Residency | None,
 ) -> Version:
-    tier = None
+    tier: Tier | None = None
+    load_ms: float | None = None
     if residency is not None and record.digest is not None and record.state in SERVING_STATES:
         tier = residency.tier([record.digest])
+        load_ms = None if tier is None else residency.load_ms(tier, record.size_bytes)
     return Version(
         version=record.version,
         state=record.state,
@@ -293,6 +304,7 @@ def _version(
         revision=record.revision,
         use=uses.get(record.version),
         tier=tier,
+        load_ms=load_ms,
     )
 
 

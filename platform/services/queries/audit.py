@@ -27,10 +27,14 @@ MAX_VALUE: Final = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFilter:
-    """Which entries to read. `tenant_id` None: of every tenant and of none, for operators. `until` is exclusive."""
+    """Which entries to read. `tenant_id` None: of every tenant and of none, for operators. `until` is exclusive.
+
+    `about`: a target with all that is part of it, such as an adapter with its aliases and versions.
+    """
 
     tenant_id: UUID | None
     equal: Mapping[str, str] = field(default_factory=dict)
+    about: str | None = None
     since: datetime | None = None
     until: datetime | None = None
 
@@ -87,6 +91,7 @@ async def entries(session: AsyncSession, chosen: AuditFilter, after: str | None,
         min(bounds, default=None),
         limit + 1,
         since=chosen.since,
+        about=chosen.about,
     )
     rows = tuple(_row(each, to_operator=chosen.tenant_id is None) for each in found[:limit])
     return AuditPage(rows=rows, older=rows[-1].id if len(found) > limit else None)

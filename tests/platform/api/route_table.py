@@ -60,6 +60,7 @@ SCOPES: Final = {
     "POST /tenant/v1/webhooks/{webhook_id}/rotate": "tenant:admin",
     "GET /tenant/v1/webhooks/{webhook_id}/deliveries": "billing:read",
     "POST /tenant/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/replay": "tenant:admin",
+    "DELETE /tenant/v1/webhooks/{webhook_id}/deliveries/{delivery_id}": "tenant:admin",
     "GET /tenant/v1/quotas": "usage:read",
     "GET /tenant/v1/events": "usage:read",
     "GET /tenant/v1/limits/explain/{request_id}": "usage:read",

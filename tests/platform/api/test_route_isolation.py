@@ -93,6 +93,7 @@ CASES: Mapping[str, Case] = {
     "POST /tenant/v1/webhooks/{webhook_id}/rotate": Case(),
     "GET /tenant/v1/webhooks/{webhook_id}/deliveries": Case(),
     "POST /tenant/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/replay": Case(),
+    "DELETE /tenant/v1/webhooks/{webhook_id}/deliveries/{delivery_id}": Case(),
     "DELETE /tenant/v1/webhooks/{webhook_id}": Case(),
     "DELETE /tenant/v1/keys/{key_id}": Case(),
     "DELETE /tenant/v1/adapters/{name}/aliases/{alias}": Case(),

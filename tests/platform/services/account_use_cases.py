@@ -243,6 +243,11 @@ async def _replay(world: World) -> Outcome:
     return await _of_webhook(world, "POST", f"/deliveries/{listed['data'][0]['id']}/replay")
 
 
+async def _discard(world: World) -> Outcome:
+    listed = (await _of_webhook(world, "GET", "/deliveries?state=dead")).document
+    return await _of_webhook(world, "DELETE", f"/deliveries/{listed['data'][0]['id']}")
+
+
 NEW_WEBHOOK: Final = {"url": "https://example.com/hooks", "events": ["adapter.ready"]}
 WEBHOOKS: Final = (
     UseCase(
@@ -282,6 +287,13 @@ WEBHOOKS: Final = (
         given=_add_dead_delivery,
         http=_replay,
         refused_http=lambda world: _of_webhook(world, "POST", f"/deliveries/{NO_ID}/replay"),
+    ),
+    UseCase(
+        function=webhooks.discard,
+        entries=("webhook.discard",),
+        given=_add_dead_delivery,
+        http=_discard,
+        refused_http=lambda world: _of_webhook(world, "DELETE", f"/deliveries/{NO_ID}"),
     ),
 )
 USAGE: Final = (

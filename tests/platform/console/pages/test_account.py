@@ -1,10 +1,13 @@
-"""One's own account: password, second factor with recovery codes, sessions."""
+"""One's own account: password, second factor with recovery codes, theme, sessions; what the navigation counts."""
 
 import httpx
 import pyotp
 from sqlalchemy import text
 from tests.platform.console.conftest import ORIGIN, Console, Page, SignedIn
 from tests.platform.services.people.people_world import PASSWORD
+
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.registry.adapters import AdapterRepository
 
 NEW = "a longer new password"
 
@@ -33,6 +36,41 @@ async def test_a_new_password_renews_this_session_and_ends_the_others(
     assert "The new password is in force." in (await person.page("/console/account")).response.text
     for token in (before, other):
         assert (await (await console.browser({"loraplex": token})).get("/console/account")).status_code == 303
+
+
+async def test_a_theme_is_of_the_browser_and_needs_no_script(console: Console, signed_in: SignedIn) -> None:
+    person = await signed_in("viewer")
+    page = await person.page("/console/account")
+    assert "data-theme" not in page.find("html").attributes
+    assert page.texts(".seg [aria-current]") == ["System"]
+    for theme, attribute, scheme in (
+        ("dark", "dark", "dark"),
+        ("light", "light", "light"),
+        ('"><script>', None, "light dark"),
+    ):
+        chosen = await person.submit("/console/account", "/console/account/theme", {"theme": theme})
+        assert chosen.headers["location"] == "/console/account"
+        for path in ("/console/account", "/console/nothing-here"):
+            page = Page(await person.get(path))
+            assert page.find("html").attributes.get("data-theme") == attribute, path
+            assert page.find("meta[name=color-scheme]").attributes["content"] == scheme
+    assert (await person.post("/console/account/theme", {"theme": "dark"})).status_code == 403
+    signed_out = await (await console.browser({"loraplex-theme": "dark"})).get("/console/sign-in")
+    assert Page(signed_out).find("html").attributes["data-theme"] == "dark"
+
+
+async def test_navigation_counts_what_works(console: Console, signed_in: SignedIn) -> None:
+    person, other = await signed_in(), await signed_in(tenant="other")
+    tenant_id = person.session.tenant_id
+    assert tenant_id is not None
+    async with console.database.as_tenant(tenant_id) as session:
+        for name in ("pirate", "coral"):
+            await AdapterRepository(session, tenant_id).get_or_create(name)
+        keys = KeyRepository(session)
+        made = [await keys.create(tenant_id, name, ["inference"]) for name in ("app", "old")]
+        await keys.revoke(tenant_id, made[1].record.key_id)
+    assert (await person.page("/console/account")).texts(".side .count") == ["2", "1"]
+    assert (await other.page("/console/account")).texts(".side .count") == ["0", "0"]
 
 
 async def test_sessions_end_one_by_one_and_all(console: Console, signed_in: SignedIn) -> None:

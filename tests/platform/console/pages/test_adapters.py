@@ -87,7 +87,19 @@ async def test_pages_of_adapters_need_their_scopes(console: Console, signed_in: 
         for path in ("/new", *(f"/pirate{each}" for each in QUESTIONS)):
             found = (await browser.get(f"/console/adapters{path}")).status_code
             assert found == (200 if may_write else 403), (role, path)
+    for path, tab in (
+        (PIRATE, "Versions"),
+        ("/console/usage?adapter=pirate", "Usage"),
+        ("/console/limits/adapters/pirate", "Limits"),
+        ("/console/requests?adapter=pirate", "Requests"),
+        ("/console/audit?target=adapters/pirate", "Audit"),
+    ):
+        page = await admin.page(path)
+        assert page.texts(".tabs a") == ["Versions", "Usage", "Limits", "Requests", "Audit"]
+        assert page.texts(".tabs [aria-current]") == [tab]
+    assert not (await admin.page("/console/usage")).all(".tabs")
     viewer = await (await signed_in("viewer")).page(PIRATE)
+    assert viewer.texts(".tabs a") == ["Versions", "Usage", "Requests"]
     assert viewer.find("button[aria-disabled=true]").text().strip() == "Upload version"
     assert "Needs the scope adapters:write, which your role has not." in viewer.text
     assert not viewer.all("main form[method=post] button[type=submit]") and not viewer.all(".menu")
@@ -125,6 +137,33 @@ async def test_the_list_says_what_serves_and_where(console: Console, signed_in: 
     assert "No adapter matches the filter." in nothing.text
 
 
+async def test_residency_says_what_the_first_request_waits(console: Console, signed_in: SignedIn) -> None:
+    browser = await signed_in()
+    tenant_id = browser.session.tenant_id
+    assert tenant_id is not None
+    await add(console, tenant_id, "ready", "ready", "quarantined", production={1: 100})
+    mine, other = namespace_of(tenant_id), b"another tenant"
+    stats = EngineStats(
+        device_adapters=[(mine, digest(1)), (other, digest(2))],
+        quarantined_adapters=[(mine, digest(3))],
+        adapter_read_rate=937_000.0,
+        adapter_copy_rate=9_370_000.0,
+    )
+    console.engine.script = msgspec.structs.replace(console.engine.script, stats=stats)
+    page = await browser.page(PIRATE)
+    tiers = [text.replace("\xa0", " ") for text in page.texts(".tiers li")]
+    assert tiers == [
+        "v2 disk · not used in 24 hours, first token +1.10 s",
+        "v1 device · not used in 24 hours",
+    ]
+    assert "Now engine 1 refuses it." in page.text
+    assert "from openai import OpenAI" in page.find("#use-it-python").text()
+    assert page.texts("#of-2 a")[:3] == ["Report", "Compare with…", "Move production here…"]
+    assert "Move production here…" not in page.texts("#of-1 a")
+    report = await browser.get(f"{PIRATE}/versions/3/report")
+    assert "Now engine 1 refuses it." in " ".join(Page(report).tree.text().split())
+
+
 async def test_an_adapter_is_created_and_then_uploaded_to(console: Console, signed_in: SignedIn) -> None:
     browser = await signed_in("developer")
     action = "/console/adapters/new"
@@ -153,17 +192,55 @@ async def test_a_split_is_moved_by_its_range(console: Console, signed_in: Signed
     assert (done.status_code, done.headers["location"]) == (303, PIRATE)
     assert await targets(console, browser) == {1: 70, 2: 30}
     shown = await browser.page(PIRATE)
-    assert (
-        shown.find(".toast").text().strip()
-        == "pirate:production leads to v1 for 70 %, v2 for 30 % of its requests."
-    )
+    toast = "pirate:production leads to v1 for 70 %, v2 for 30 % of its requests."
+    assert shown.find(".toast p").text() == toast
+    assert not (await browser.page(PIRATE)).all(".toast")
     # The form of before the move is refused, and says who moved it to what.
     late = await browser.post(action, {**form, "first": "0", "idempotency_key": "another"})
     assert late.status_code == 422
     assert f"The alias was moved by {browser.session.email} while you looked" in late.text
     assert "leads to v1 for 70 %, v2 for 30 % of its requests. Nothing was changed." in late.text
+    assert Page(late).find(".note.bad a").attributes["href"] == PIRATE
     assert await targets(console, browser) == {1: 70, 2: 30}
     assert await actions(console) == ["alias.move"]
+
+
+async def test_a_move_is_undone_in_its_toast(console: Console, signed_in: SignedIn) -> None:
+    browser = await signed_in()
+    await add(console, browser.session.tenant_id, "ready", "ready", production={1: 90, 2: 10})
+    base = f"{PIRATE}/aliases/production"
+    await browser.submit(PIRATE, f"{base}/move", {"first": "0"})
+    toast = await browser.page(PIRATE)
+    assert toast.find(f'.toast form[action="{base}/rollback"] button').text() == "Undo"
+    undo = toast.form(f"{base}/rollback")
+    for _ in range(2):
+        done = await browser.post(f"{base}/rollback", undo)
+        assert done.status_code == 303 and await targets(console, browser) == {1: 90, 2: 10}
+    late = await browser.post(f"{base}/rollback", {**undo, "idempotency_key": "another"})
+    assert late.status_code == 422 and "The alias was moved by" in late.text
+    # An alias that was just made has nothing to go back to.
+    await browser.submit(f"{base}/delete", f"{base}/delete")
+    await browser.submit(f"{PIRATE}/aliases/new", f"{PIRATE}/aliases/new")
+    assert not (await browser.page(PIRATE)).all(".toast form")
+    assert await actions(console) == ["alias.move", "alias.rollback", "alias.delete", "alias.create"]
+
+
+async def test_a_split_of_three_has_fields_that_sum_to_100(console: Console, signed_in: SignedIn) -> None:
+    browser = await signed_in()
+    await add(console, browser.session.tenant_id, *["ready"] * 3, production={1: 20, 2: 30, 3: 50})
+    base = f"{PIRATE}/aliases/production"
+    page = await browser.page(PIRATE)
+    form = page.form(f"{base}/move")
+    assert [form[f"share-{version}"] for version in (1, 2, 3)] == ["20", "30", "50"]
+    save = f'form[action="{base}/move"] button.primary'
+    assert page.find(save).attributes["aria-disabled"] == "true" and "Nothing is changed." in page.text
+    draft = f"{base}/split?generation=1&share-1=20&share-2=20&share-3="
+    short = Page(await browser.get(f"{draft}50", **HTMX))
+    assert "The shares sum to 90, not to 100." in short.tree.text()
+    named = Page(await browser.get(f"{draft}60", **HTMX))
+    assert named.find(save).text() == "Save 20, 20 and 60 %"
+    await browser.post(f"{base}/move", {**named.form(f"{base}/move"), "csrf": form["csrf"]})
+    assert await targets(console, browser) == {1: 20, 2: 20, 3: 60}
 
 
 async def test_an_alias_is_made_moved_and_rolled_back_without_a_script(
@@ -189,6 +266,10 @@ async def test_an_alias_is_made_moved_and_rolled_back_without_a_script(
     assert dialog.text.lstrip().startswith("<dialog") and "v1 20 %" in dialog.text.replace("\xa0", " ")
     back = await browser.submit(f"{base}/rollback", f"{base}/rollback")
     assert back.status_code == 303 and await targets(console, browser) == {1: 20, 2: 30, 3: 50}
+    log = await browser.page("/console/audit?target=adapters/pirate")
+    assert log.texts("tbody td:nth-of-type(2)") == ["alias.rollback", "alias.move", "alias.create"]
+    assert log.texts(".tabs [aria-current]") == ["Audit"]
+    assert not (await browser.page("/console/audit?target=adapters/p_rate")).all("tbody tr")
     gone = await browser.submit(f"{base}/delete", f"{base}/delete")
     assert gone.status_code == 303 and "No alias yet" in (await browser.page(PIRATE)).text
     assert await actions(console) == ["alias.create", "alias.move", "alias.rollback", "alias.delete"]

@@ -6,6 +6,8 @@ from sqlalchemy import text
 from tests.platform.console.conftest import Browser, Console, Page, SignedIn
 from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched, end
 
+from loraplex.tenants.audit_log import audit_entries
+
 WEBHOOKS = "/console/webhooks"
 NEW = f"{WEBHOOKS}/new"
 URL = "https://example.com/hooks"
@@ -86,6 +88,7 @@ async def test_deliveries_are_shown_and_sent_again(console: Console, signed_in: 
 
     one = f"{address}/deliveries/{ids[0]}"
     delivery = await reader.page(one)
+    assert delivery.texts("button[aria-disabled=true]") == ["Discard", "Send again"]
     assert '"type": "invoice.finalized"' in delivery.text and "Needs the scope tenant:admin" in delivery.text
     sent = await admin.submit(one, f"{one}/replay")
     assert sent.status_code == 303 and sent.headers["location"] == address
@@ -119,3 +122,29 @@ async def test_only_admins_change_and_only_the_own_tenant_sees(console: Console,
     assert (await admin.post(f"{address}/delete", {})).status_code == 403
     hostile = Page(await admin.submit(NEW, NEW, {"url": HOSTILE, "events": ["adapter.ready"]}))
     assert "<script>alert" not in hostile.response.text
+
+
+async def test_an_ended_delivery_is_discarded(console: Console, signed_in: SignedIn) -> None:
+    admin, outsider = await signed_in("admin"), await signed_in("admin", tenant="other")
+    tenant_id = admin.session.tenant_id
+    assert tenant_id is not None
+    endpoint_id = await add_webhook(console.database, tenant_id)
+    await add_event(console.database, tenant_id)
+    delivery = await dispatched(console.database, endpoint_id)
+    one = f"{WEBHOOKS}/{endpoint_id}/deliveries/{delivery}"
+    csrf = (await admin.page(NEW)).form(NEW)["csrf"]
+    waiting = await admin.post(f"{one}/discard", {"csrf": csrf})
+    assert waiting.status_code == 422 and "has not ended" in waiting.text
+    async with console.database.as_tenant(tenant_id) as session:
+        await session.execute(text("DELETE FROM webhook_deliveries"))
+    assert "waiting" in (await admin.page(one)).text
+    await end(console.database, delivery, "dead")
+    foreign = (await outsider.page(NEW)).form(NEW)["csrf"]
+    assert (await outsider.post(f"{one}/discard", {"csrf": foreign})).status_code == 404
+    fields = (await admin.page(one)).form(f"{one}/discard")
+    for _ in range(2):
+        assert (await admin.post(f"{one}/discard", fields)).status_code == 303
+    assert (await admin.get(one)).status_code == 404
+    async with console.database.as_operator() as session:
+        entries = await audit_entries(session, tenant_id, {"action": "webhook.discard"}, None, 10)
+        assert [entry.target for entry in entries] == [one.removeprefix("/console/")]
