@@ -110,7 +110,12 @@ def page_of(
     for name, value in given.items():
         if own_filters.get(name) != value:
             raise InvalidParameter(f"`{name}` differs from that of the cursor's listing.", param=name)
-    return Page(limit, order.read(position), own_filters, cursors, order)
+    try:
+        after = order.read(position)
+    except (ValueError, IndexError):
+        # An earlier release signed it, whose listing was sorted by something else.
+        _refuse()
+    return Page(limit, after, own_filters, cursors, order)
 
 
 def page_parameters(filters: Mapping[str, str] | None = None) -> list[dict[str, Any]]:

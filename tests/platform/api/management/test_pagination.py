@@ -7,7 +7,9 @@ from tests.platform.api.management.hand_made_requests import request
 
 from loraplex.platform.api.management.pagination import Cursors, Page, page_of
 from loraplex.platform.api.management.sorting import SortOrder, by_number
+from loraplex.platform.api.schemas.usage import BY_GROUP
 from loraplex.platform.errors import InvalidParameter, UnknownParameter
+from loraplex.tenants.models import NO_ID
 
 CURSORS = Cursors(b"k" * 32, b"tenant /things")
 BY_NUMBER: SortOrder[int, int] = by_number(lambda row: row)
@@ -65,6 +67,15 @@ def test_a_cursor_is_valid_for_one_listing_caller_and_server() -> None:
     for other in (Cursors(b"x" * 32, CURSORS.scope), Cursors(CURSORS.key, b"rival /things")):
         with pytest.raises(InvalidParameter, match="cursor"):
             other.decode(cursor)
+
+
+@pytest.mark.parametrize("position", [(), ("2026-11-23T00:00:00+00:00", *[str(NO_ID)] * 3, 0), ("x", 1)])
+def test_a_position_of_another_release_is_refused(position: tuple[str | int, ...]) -> None:
+    """A row of usage had no currency in its position; that of a number is one."""
+    asked = request(query=f"cursor={CURSORS.encode({}, position)}")
+    for order in (BY_GROUP, BY_NUMBER):
+        with pytest.raises(InvalidParameter, match="`cursor`"):
+            page_of(asked, CURSORS, order)
 
 
 @given(st.data())
