@@ -1,7 +1,8 @@
 """Replays a draft of limits over what was used: how many requests it would have refused, and when first.
 
-Invariant: rates are the buckets of admission. What was used is counted, since nothing records what was reserved; so a replay
-refuses no more than admission would have for the same requests, and a step is refused in parts as its mean request.
+Invariant: requests that come at the begin of their steps, and use what they reserve, are refused as by admission. It is an
+estimate for others: admission refuses more, since it reserves the most that a request may use; or less, since buckets fill
+within a step, too. A step is refused in parts as its mean request.
 """
 
 from collections.abc import Mapping
@@ -92,4 +93,6 @@ class Replay:
 
 def _part(step: UsageStep, room: int, needed: int) -> int:
     """How many requests of the step pass where there is room for a part of what all of them need."""
-    return step.requests if needed <= room else max(0, room) * step.requests // needed
+    if room < 0:
+        return 0
+    return step.requests if needed <= room else room * step.requests // needed

@@ -82,6 +82,12 @@ def test_what_one_limit_refuses_uses_nothing_of_the_others() -> None:
     assert found.refused == 2
 
 
+def test_requests_that_used_nothing_are_refused_where_more_than_the_limit_was_used() -> None:
+    draft, before = QuotaLimits(tokens_per_month=100), {"m:2026-11": PeriodUse(tokens=101)}
+    assert replayed(draft, [step(0, 2, tokens=0)], before).refused == 2
+    assert replayed(draft, [step(0, 2, tokens=0)]).refused == 0
+
+
 def test_a_limit_of_zero_refuses_all() -> None:
     draft = QuotaLimits(requests_per_minute=0, tokens_per_minute=0, budget_per_month=0)
     assert replayed(draft, [step(0, 3, 9, 9)]).refused == 3
