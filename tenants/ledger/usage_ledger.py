@@ -304,7 +304,7 @@ def usage_row(reservation: Reservation, usage: SettledUsage) -> Row:
         "ttft_bucket": None if timings.ttft_ms is None else bucket_of(TTFT_BOUNDS_MS, timings.ttft_ms),
         "gap_buckets": timings.gap_buckets,
         "phases": _phases(timings),
-        "limits": {"degraded": reservation.degraded, "met": usage.limits},
+        "limits": None if usage.limits is None else {"degraded": reservation.degraded, "met": usage.limits},
     }
 
 

@@ -140,8 +140,9 @@ class RequestTimings:
 class SettledUsage:
     """What an ended request used; `prompt_tokens` includes `cached_tokens`. `outcome` None: it was cancelled.
 
-    `amount_pico` follows from the price and is set by admission, as are `limits`, those of the reservation. `timings` None:
-    unknown. Equal usage may have taken other times and met other limits. Raises `InvalidField`.
+    `amount_pico` follows from the price and is set by admission, as are `limits`, those of the reservation. `timings` or `limits` None:
+    unknown, as of an end that an earlier release wrote. Equal usage may have taken other times and met other limits. Raises
+    `InvalidField`.
     """
 
     outcome: Outcome | None
@@ -150,7 +151,7 @@ class SettledUsage:
     completion_tokens: int = 0
     amount_pico: int = 0
     timings: RequestTimings | None = field(default=None, compare=False)
-    limits: tuple[LimitAtAdmission, ...] = field(default=(), compare=False)
+    limits: tuple[LimitAtAdmission, ...] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not (0 <= self.cached_tokens <= self.prompt_tokens and self.completion_tokens >= 0):

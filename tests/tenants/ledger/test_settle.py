@@ -14,6 +14,7 @@ from tests.tenants.registry_records import make_tenant
 from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
 from loraplex.tenants.database import Database
 from loraplex.tenants.ledger.histograms import EMPTY, GAP_BOUNDS_MS, counted
+from loraplex.tenants.ledger.journal.records import read_usage, usage_text
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas.reservation import (
     NOTHING_USED,
@@ -82,6 +83,19 @@ async def test_timings_become_histograms_and_phases(database: Database, ledger: 
         database, "SELECT ttft_ms, duration_ms FROM usage_records WHERE id = :id", id=settled.id
     )
     assert found == [(10, 40_000)]
+
+
+async def test_limits_of_an_end_that_an_earlier_release_wrote_are_unknown(
+    database: Database, ledger: UsageLedger
+) -> None:
+    tenant_id = await make_tenant(database)
+    timed = replace(usage(), timings=RequestTimings(phases={"queue": (3, 4)}, gap_buckets=EMPTY))
+    written = usage_text(replace(timed, limits=())).replace(',"limits":[]', "")
+    assert "limits" not in written
+    for each in (read_usage(written), replace(timed, limits=())):
+        await ledger.settle(reservation(tenant_id), each)
+    found = await read(database, "SELECT limits FROM request_phases ORDER BY limits IS NOT NULL")
+    assert found == [(None,), ({"degraded": False, "met": []},)]
 
 
 async def test_what_is_sent_twice_in_one_batch_counts_once(database: Database, ledger: UsageLedger) -> None:
