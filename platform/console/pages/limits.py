@@ -5,6 +5,7 @@ Invariant: it works while a budget is used up, and while the counters or the eng
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Final, Literal, cast
 from uuid import UUID
 
@@ -28,12 +29,16 @@ from loraplex.platform.services.queries.limit_replay import ReplayedDraft, Repla
 from loraplex.platform.services.queries.limits import Crossed, EditedLimits, StoredLimits
 from loraplex.platform.services.queries.usage import FilterChoices
 from loraplex.platform.services.unit_of_work import UnitOfWork
+from loraplex.platform.tenant_limiter import TenantLimiter
 
 PATH: Final = "/console/limits"
 USAGE_READ: Final = "usage:read"
 WRITES: Final = {"keys": "keys:write", "adapters": "adapters:write"}
 FOLDERS: Final = {"key": "keys", "adapter": "adapters"}
 MAX_REQUEST_ID: Final = 200
+REPLAYS_AT_ONCE: Final = 2
+"""In one gateway, one of each tenant: a replay takes a connection, and up to a second of the processor beside all requests."""
+REPLAYS_WAITING: Final = 3
 Folder = Literal["keys", "adapters"]
 
 
@@ -118,6 +123,8 @@ def limits_pages(endpoint: ConsoleEndpoint) -> APIRouter:
 
 
 def _add_replay(router: APIRouter, endpoint: ConsoleEndpoint) -> None:
+    replays = TenantLimiter("replays", total=REPLAYS_AT_ONCE, per_tenant=1, waiting=REPLAYS_WAITING)
+
     @router.get(f"{PATH}/what-if")
     async def what_if(
         request: Request, session: Annotated[ConsoleSession, Depends(endpoint.requires(USAGE_READ))]
@@ -131,15 +138,17 @@ def _add_replay(router: APIRouter, endpoint: ConsoleEndpoint) -> None:
             subject = await limit_replay.subject(transaction, tenant_id, level, name)
             return subject, await usage.filter_choices(transaction, tenant_id)
 
-        async def replay(transaction: AsyncSession) -> ReplayedDraft | None:
-            if draft is None:
-                return None
-            return await limit_replay.replay(transaction, tenant_id, subject, draft, datetime.now(UTC))
+        async def replay(
+            of: ReplaySubject, limited: limits.Limits, transaction: AsyncSession
+        ) -> ReplayedDraft:
+            return await limit_replay.replay(transaction, tenant_id, of, limited, datetime.now(UTC))
 
         subject, choices = await endpoint.query(session, find)
         found, error = None, None
         try:
-            found = await endpoint.query(session, replay)
+            if draft is not None:
+                async with replays.slot(tenant_id):
+                    found = await endpoint.query(session, partial(replay, subject, draft))
         except Exception as failure:
             error = describe(failure)
             if error.row.status not in (409, 503):

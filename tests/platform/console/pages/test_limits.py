@@ -1,16 +1,23 @@
 """Limits: bars, who may change what, never above the tenant's, once per form; and why a request was limited."""
 
+import asyncio
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 from tests.platform.console.conftest import Console, Page
 from tests.platform.console.pages.test_overview import counters
 from tests.platform.fake_admissions import FakeAdmissions
 from tests.platform.services.queries.observed_tenant import observed_tenant
 from tests.platform.services.queries.test_limits import CountingAdmissions, SilentAdmissions
 
+from loraplex.platform.services.queries import limit_replay
+from loraplex.platform.services.queries.limit_replay import ReplayedDraft
 from loraplex.tenants.counters.counter_replies import Decision, Explanation
 from loraplex.tenants.database import Database
 from loraplex.tenants.ledger import usage_steps
@@ -133,6 +140,33 @@ async def test_a_draft_of_limits_is_replayed(console: Console, database: Databas
         assert refused.status_code == 422 and message in refused.text, query
     for subject in (f"key:{other.key_id}", "adapter:none"):
         assert (await browser.get(f"/console/limits/what-if?subject={subject}")).status_code == 404
+
+
+async def test_a_tenant_has_one_replay_at_once_and_a_gateway_two(
+    console: Console, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenants = [observed_tenant(database.url) for _ in range(3)]
+    browsers = [await console.signed_in("viewer", each.tenant.name) for each in tenants]
+    running, most, of_one = Counter[UUID](), 0, 0
+    replay = limit_replay.replay
+
+    async def counted(session: AsyncSession, tenant_id: UUID, *rest: Any) -> ReplayedDraft:
+        nonlocal most, of_one
+        running[tenant_id] += 1
+        most, of_one = max(most, running.total()), max(of_one, running[tenant_id])
+        await asyncio.sleep(0.05)
+        try:
+            return await replay(session, tenant_id, *rest)
+        finally:
+            running[tenant_id] -= 1
+
+    monkeypatch.setattr(limit_replay, "replay", counted)
+    path = "/console/limits/what-if?subject=tenant&tokens_per_day=7"
+    pages = await asyncio.gather(*(each.page(path) for each in browsers * 2))
+    assert all("of 5 requests would have been refused" in page.text for page in pages)
+    assert (most, of_one) == (2, 1)
+    pages = await asyncio.gather(*(browsers[0].page(path) for _ in range(8)))
+    assert any("Other replays are in progress." in page.text for page in pages)
 
 
 async def test_a_replay_that_takes_too_long_says_what_helps(
