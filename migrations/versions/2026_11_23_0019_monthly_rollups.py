@@ -19,6 +19,7 @@ CREATE TABLE monthly_rollups (
     adapter_id uuid NOT NULL,
     price_version_id uuid NOT NULL,
     currency char(3) NOT NULL,
+    requests bigint NOT NULL,
     uncached_tokens bigint NOT NULL,
     cached_tokens bigint NOT NULL,
     completion_tokens bigint NOT NULL,
@@ -32,15 +33,15 @@ ADD = f"""
 CREATE FUNCTION add_to_monthly_rollups() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO monthly_rollups AS u (
-        tenant_id, month, adapter_id, price_version_id, currency, uncached_tokens, cached_tokens, completion_tokens,
-        amount_pico
+        tenant_id, month, adapter_id, price_version_id, currency, requests, uncached_tokens, cached_tokens,
+        completion_tokens, amount_pico
     )
     SELECT w.tenant_id, date_trunc('month', w.admitted_at, 'UTC'), coalesce(w.adapter_id, {NIL}),
-        coalesce(w.price_version_id, {NIL}), w.currency, sum(w.uncached_tokens), sum(w.cached_tokens),
-        sum(w.completion_tokens), sum(w.amount_pico)
+        coalesce(w.price_version_id, {NIL}), w.currency, count(*) FILTER (WHERE w.kind = 'usage'),
+        sum(w.uncached_tokens), sum(w.cached_tokens), sum(w.completion_tokens), sum(w.amount_pico)
     FROM written w GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
     ON CONFLICT (tenant_id, month, adapter_id, price_version_id, currency) DO UPDATE SET
-        uncached_tokens = u.uncached_tokens + excluded.uncached_tokens,
+        requests = u.requests + excluded.requests, uncached_tokens = u.uncached_tokens + excluded.uncached_tokens,
         cached_tokens = u.cached_tokens + excluded.cached_tokens,
         completion_tokens = u.completion_tokens + excluded.completion_tokens,
         amount_pico = u.amount_pico + excluded.amount_pico;
@@ -57,8 +58,8 @@ FILL = (
     "CREATE POLICY owner_copies ON usage_rollups FOR SELECT TO CURRENT_USER USING (true)",
     """
     INSERT INTO monthly_rollups
-    SELECT tenant_id, date_trunc('month', hour, 'UTC'), adapter_id, price_version_id, currency, sum(uncached_tokens),
-        sum(cached_tokens), sum(completion_tokens), sum(amount_pico)
+    SELECT tenant_id, date_trunc('month', hour, 'UTC'), adapter_id, price_version_id, currency, sum(requests),
+        sum(uncached_tokens), sum(cached_tokens), sum(completion_tokens), sum(amount_pico)
     FROM usage_rollups GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
     """,
     "DROP POLICY owner_copies ON usage_rollups",

@@ -6,6 +6,7 @@ Invariant: a taken port and a wrong setting are reported before anything is star
 import asyncio
 import socket
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
+from typing import Final
 
 import structlog
 from fastapi import FastAPI
@@ -22,6 +23,7 @@ from loraplex.platform.server.connection_limiter import (
 )
 from loraplex.platform.server.first_run import first_run_notice
 from loraplex.platform.server.gateway import OpenGateway, open_gateway
+from loraplex.platform.server.prices import PRICE_SETTINGS
 from loraplex.platform.server.progress import shown_progress
 from loraplex.platform.server.request_observers import load_tracing
 from loraplex.platform.server.uvicorn_server import (
@@ -36,6 +38,8 @@ from loraplex.tenants.api_keys.networks import parse_network
 
 LOG = structlog.get_logger("loraplex.serve")
 METRICS_CONNECTIONS = 64
+DEMO_PRICES: Final = {"price_prompt": 100_000, "price_cached_prompt": 50_000, "price_completion": 400_000}
+"""The demo's first rate card, if no setting names a price: so its usage and bills have amounts."""
 
 
 async def serve(settings: Settings, demo: bool) -> None:
@@ -46,6 +50,8 @@ async def serve(settings: Settings, demo: bool) -> None:
     if settings.role == "engine":
         await _serve_engine(settings, demo, shutdown)
     else:
+        if demo and not PRICE_SETTINGS & settings.model_fields_set:
+            settings = settings.model_copy(update=DEMO_PRICES)
         await _serve_gateway(settings, demo, shutdown)
 
 

@@ -33,8 +33,7 @@ LAST_TIME: Final = datetime(2100, 1, 1, tzinfo=UTC)
 ALONE: Final = text("SELECT pg_try_advisory_xact_lock(hashtextextended('loraplex usage comparison', 0))")
 _RECORDS: Final = """usage_records r WHERE admitted_at >= :start AND admitted_at < :end
             AND (id >= :first_id AND id < :last_id OR id < :no_time_before OR id >= :no_time_from)"""
-_BILLED: Final = ("uncached_tokens", "cached_tokens", "completion_tokens", "amount_pico")
-_SUMS: Final = ("requests", *_BILLED)
+_SUMS: Final = ("requests", "uncached_tokens", "cached_tokens", "completion_tokens", "amount_pico")
 _TOTALS: Final = ("requests", "tokens", "amount_nano")
 
 
@@ -60,13 +59,13 @@ _ROLLUPS: Final = f"""
         SELECT u.* FROM tenants t JOIN usage_rollups u ON u.tenant_id = t.id WHERE u.hour >= :start AND u.hour < :end
     ) s USING (tenant_id, hour, adapter_id, api_key_id, price_version_id, currency)"""
 _MONTHLY: Final = f"""
-    SELECT tenant_id, {_behind(_BILLED)} AS differs,
+    SELECT tenant_id, {_behind(_SUMS)} AS differs,
         concat_ws(' ', to_char(month AT TIME ZONE 'UTC', 'YYYY-MM'), 'adapter', adapter_id, 'price', price_version_id,
             currency) AS place,
         coalesce(s.amount_pico, 0) - coalesce(e.amount_pico, 0) AS drift_pico
     FROM (
         SELECT u.tenant_id, CAST(:start AS timestamptz) AS month, u.adapter_id, u.price_version_id, u.currency,
-            {", ".join(f"sum(u.{name}) AS {name}" for name in _BILLED)}
+            {", ".join(f"sum(u.{name}) AS {name}" for name in _SUMS)}
         FROM tenants t JOIN usage_rollups u ON u.tenant_id = t.id WHERE u.hour >= :start AND u.hour < :end
         GROUP BY 1, 3, 4, 5
     ) e FULL JOIN (

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.models.usage import REST
+from loraplex.tenants.quotas.periods import period_end, period_start, periods_of
 
 Bucket: TypeAlias = Literal["1h", "1d", "1mo"]
 Dimension: TypeAlias = Literal["tenant", "adapter", "key", "class"]
@@ -46,10 +47,18 @@ _IN_RANGE: Final = "u.hour >= :start AND u.hour < :end"
 _OF_TENANT: Final = f"usage_rollups u WHERE u.tenant_id = :tenant_id AND {_IN_RANGE}"
 # Operators read all tenants: each by the key of the table, which begins with the tenant.
 _OF_ALL: Final = f"tenants t JOIN usage_rollups u ON u.tenant_id = t.id WHERE {_IN_RANGE}"
+_SUMMED: Final = "requests, uncached_tokens, cached_tokens, completion_tokens, amount_pico"
+# Whole months from their rollups, what is before and after them from hours.
 _OF_EACH_TENANT: Final = text(f"""
-SELECT t.id, t.name, u.currency, sum(u.requests), sum(u.uncached_tokens) + sum(u.cached_tokens), sum(u.cached_tokens),
-    sum(u.completion_tokens), sum(u.amount_pico)
-FROM {_OF_ALL} GROUP BY t.id, u.currency""")
+SELECT t.id, t.name, s.currency, sum(s.requests), sum(s.uncached_tokens) + sum(s.cached_tokens), sum(s.cached_tokens),
+    sum(s.completion_tokens), sum(s.amount_pico)
+FROM (
+    SELECT tenant_id, currency, {_SUMMED} FROM monthly_rollups WHERE month >= :first_month AND month < :last_month
+    UNION ALL
+    SELECT u.tenant_id, currency, {_SUMMED} FROM {_OF_ALL} AND u.hour < :first_month
+    UNION ALL
+    SELECT u.tenant_id, currency, {_SUMMED} FROM {_OF_ALL} AND u.hour >= :last_month
+) s JOIN tenants t ON t.id = s.tenant_id GROUP BY t.id, s.currency""")
 _GROUP: Final = "start, tenant_id, adapter_id, api_key_id, currency"
 _WHOLE_GROUPS: Final = f"""
     SELECT {_GROUP}, {NO_CLASS} AS class, requests, uncached + cached AS prompt, cached, completion, amount FROM summed"""
@@ -212,7 +221,9 @@ async def usage_of_tenants(
     session: AsyncSession, start: datetime, end: datetime
 ) -> list[tuple[UUID, str, str, UsageSums]]:
     """Id, name, currency and sums of every tenant with usage between two whole hours, as an operator."""
-    found = await session.execute(_OF_EACH_TENANT, {"start": start, "end": end})
+    first_month, last_month = _whole_months(start, end)
+    months = {"first_month": first_month, "last_month": last_month}
+    found = await session.execute(_OF_EACH_TENANT, {"start": start, "end": end, **months})
     return [(tenant_id, name, currency, _sums(sums)) for tenant_id, name, currency, *sums in found]
 
 
@@ -225,6 +236,14 @@ def totals_of(rows: Iterable[UsageRow]) -> dict[str, UsageSums]:
         group = row.key[:5]
         totals[row.currency] = totals.get(row.currency, UsageSums()) + sums
     return dict(sorted(totals.items()))
+
+
+def _whole_months(start: datetime, end: datetime) -> tuple[datetime, datetime]:
+    """The first and, exclusive, the last moment of the months that are wholly between two moments: `end` twice if none is."""
+    month = periods_of(start).month
+    first = start if start == period_start(month) else period_end(month)
+    last = period_start(periods_of(end).month)
+    return (first, last) if first < last else (end, end)
 
 
 async def _rows_within(

@@ -109,6 +109,7 @@ class MonthlyRollup(Base):
     adapter_id: Mapped[UUID] = mapped_column(primary_key=True)
     price_version_id: Mapped[UUID] = mapped_column(primary_key=True)
     currency: Mapped[str] = mapped_column(CHAR(3), primary_key=True)
+    requests: Mapped[BigInt]
     uncached_tokens: Mapped[BigInt]
     cached_tokens: Mapped[BigInt]
     completion_tokens: Mapped[BigInt]

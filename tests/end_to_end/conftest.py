@@ -8,8 +8,6 @@ from tests.end_to_end.live_server import LiveServer, serving
 
 from loraplex.platform.demo.model import ensure_demo_model
 
-# A card like those of hosted models of this size, so that bills and charts have amounts.
-PRICES = {"price_prompt": "100000", "price_cached_prompt": "50000", "price_completion": "400000"}
 CACHE = Path(__file__).resolve().parents[2] / ".loraplex-test"
 
 
@@ -51,6 +49,6 @@ def demo(
     folder = tmp_path_factory.mktemp("demo")
     dtype = "float32" if quantization == "none" else "bfloat16"
     options = ("--port", "0", "--dtype", dtype, "--quantization", quantization)
-    with serving(folder, demo_model, *options, settings=PRICES) as server:
+    with serving(folder, demo_model, *options) as server:
         yield server
         server.stop()

@@ -32,15 +32,15 @@ ROW: Final = """
 """
 MONTHS: Final = """
     SELECT to_char(month AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), right(adapter_id::text, 1), right(price_version_id::text, 1),
-        currency, uncached_tokens, cached_tokens, completion_tokens, amount_pico::bigint
+        currency, requests, uncached_tokens, cached_tokens, completion_tokens, amount_pico::bigint
     FROM monthly_rollups ORDER BY month, 2, 3, 4
 """
 MARCH, APRIL = "2026-03-01 00:00", "2026-04-01 00:00"
 OF_BEFORE: Final = [
-    (MARCH, "0", "0", "USD", 1, 10, 100, 6),
-    (MARCH, "0", "9", "EUR", 1, 10, 100, 5),
-    (MARCH, "0", "9", "USD", 3, 30, 300, -4),
-    (APRIL, "2", "9", "USD", 1, 10, 100, 8),
+    (MARCH, "0", "0", "USD", 1, 1, 10, 100, 6),
+    (MARCH, "0", "9", "EUR", 1, 1, 10, 100, 5),
+    (MARCH, "0", "9", "USD", 3, 3, 30, 300, -4),
+    (APRIL, "2", "9", "USD", 1, 1, 10, 100, 8),
 ]
 
 
@@ -59,9 +59,9 @@ def test_months_of_before_are_the_sums_of_their_hours_and_go_on(empty_database_u
         connection.execute("SET ROLE app_writer")
         connection.execute(ROW)
     assert read(empty_database_url, MONTHS) == [
-        (MARCH, "0", "0", "USD", 2, 20, 200, 36),
+        (MARCH, "0", "0", "USD", 2, 2, 20, 200, 36),
         *OF_BEFORE[1:3],
-        (APRIL, "0", "0", "USD", 1, 10, 100, 70),
+        (APRIL, "0", "0", "USD", 1, 1, 10, 100, 70),
         OF_BEFORE[3],
     ]
     downgrade(empty_database_url, "0018")

@@ -10,6 +10,7 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.ledger.usage_reports import UsageSums, usage_of_tenants
+from loraplex.tenants.quotas.periods import period_end, periods_of
 
 __all__ = ["TenantUsage", "UsageOverview", "UsageSums", "usage_by_tenant"]
 
@@ -34,9 +35,15 @@ class UsageOverview:
     totals: tuple[tuple[str, UsageSums], ...]
 
 
-async def usage_by_tenant(session: AsyncSession, start: datetime, end: datetime) -> UsageOverview:
-    """Sum up the usage of every tenant between two full hours, as an operator."""
-    rows = [TenantUsage(*row) for row in await usage_of_tenants(session, start, end)]
+async def usage_by_tenant(
+    session: AsyncSession, start: datetime, end: datetime, now: datetime
+) -> UsageOverview:
+    """Sum up the usage of every tenant between two full hours, as an operator.
+
+    Nothing is used after `now`: until then, its month is read as a whole one.
+    """
+    until = end if end <= now else max(end, period_end(periods_of(now).month))
+    rows = [TenantUsage(*row) for row in await usage_of_tenants(session, start, until)]
     totals: dict[str, UsageSums] = {}
     for row in rows:
         totals[row.currency] = totals.get(row.currency, UsageSums()) + row.sums

@@ -43,8 +43,8 @@ KEYS = [
 COUNTS = st.integers(0, 10**12)
 MONTHS = """
     INSERT INTO monthly_rollups
-    SELECT tenant_id, date_trunc('month', hour, 'UTC'), adapter_id, price_version_id, currency, sum(uncached_tokens),
-        sum(cached_tokens), sum(completion_tokens), sum(amount_pico)
+    SELECT tenant_id, date_trunc('month', hour, 'UTC'), adapter_id, price_version_id, currency, sum(requests),
+        sum(uncached_tokens), sum(cached_tokens), sum(completion_tokens), sum(amount_pico)
     FROM usage_rollups GROUP BY 1, 2, 3, 4, 5
 """
 

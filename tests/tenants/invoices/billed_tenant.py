@@ -98,8 +98,9 @@ async def _roll_up(session: AsyncSession, row: UsageRecord, charged: Mapping[str
         "price_version_id": row.price_version_id or NO_ID,
         "currency": row.currency,
     }
-    statement = insert(UsageRollup).values(requests=1, **key, **charged)
-    added = {name: getattr(UsageRollup, name) + getattr(statement.excluded, name) for name in charged}
+    sums = {"requests": int(row.kind == "usage"), **charged}
+    statement = insert(UsageRollup).values(**key, **sums)
+    added = {name: getattr(UsageRollup, name) + getattr(statement.excluded, name) for name in sums}
     await session.execute(statement.on_conflict_do_update(index_elements=list(key), set_=added))
 
 

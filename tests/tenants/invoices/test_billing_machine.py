@@ -43,12 +43,12 @@ PRICE = Price(prompt=1_333_333, cached_prompt=77_777, completion=5_999_999)
 STEPS = 15
 ROLLUP_KEY: LiteralString = "tenant_id, adapter_id, price_version_id, currency"
 MONTHLY_ROLLUPS: LiteralString = f"""
-    SELECT {ROLLUP_KEY}, month, uncached_tokens, cached_tokens, completion_tokens, amount_pico FROM monthly_rollups
+    SELECT {ROLLUP_KEY}, month, requests, uncached_tokens, cached_tokens, completion_tokens, amount_pico FROM monthly_rollups
     ORDER BY {ROLLUP_KEY}, month
 """
 SUMS_OF_HOURS: LiteralString = f"""
-    SELECT {ROLLUP_KEY}, date_trunc('month', hour, 'UTC') AS month, sum(uncached_tokens), sum(cached_tokens),
-        sum(completion_tokens), sum(amount_pico)
+    SELECT {ROLLUP_KEY}, date_trunc('month', hour, 'UTC') AS month, sum(requests), sum(uncached_tokens),
+        sum(cached_tokens), sum(completion_tokens), sum(amount_pico)
     FROM usage_rollups GROUP BY {ROLLUP_KEY}, month ORDER BY {ROLLUP_KEY}, month
 """
 months = st.sampled_from(MONTHS)

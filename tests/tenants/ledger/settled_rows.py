@@ -28,12 +28,13 @@ SUMS = """
         sum(completion_tokens)::bigint, sum(amount_pico) FROM usage_records GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4
 """
 MONTHS = """
-    SELECT tenant_id, month, adapter_id, price_version_id, currency, uncached_tokens, cached_tokens, completion_tokens,
-        amount_pico FROM monthly_rollups ORDER BY 1, 2, 3, 4, 5
+    SELECT tenant_id, month, adapter_id, price_version_id, currency, requests, uncached_tokens, cached_tokens,
+        completion_tokens, amount_pico FROM monthly_rollups ORDER BY 1, 2, 3, 4, 5
 """
 MONTH_SUMS = """
     SELECT tenant_id, date_trunc('month', admitted_at, 'UTC'), coalesce(adapter_id, :no_id), coalesce(price_version_id, :no_id),
-        currency, sum(uncached_tokens)::bigint, sum(cached_tokens)::bigint, sum(completion_tokens)::bigint, sum(amount_pico)
+        currency, count(*), sum(uncached_tokens)::bigint, sum(cached_tokens)::bigint, sum(completion_tokens)::bigint,
+        sum(amount_pico)
     FROM usage_records GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
 """
 TOTALS = (

@@ -109,7 +109,7 @@ async def test_a_correction_is_in_all_sums(database: Database) -> None:
     [
         ("UPDATE usage_rollups SET amount_pico = amount_pico + 7 {one}", HOURLY, {"amount_pico": 7}, 7),
         ("UPDATE usage_rollups SET cached_tokens = 5 {one}", HOURLY, {"cached_tokens": 1}, 0),
-        ("UPDATE usage_rollups SET requests = 3 {one}", ["rollups"], {"requests": 2}, 0),
+        ("UPDATE usage_rollups SET requests = 3 {one}", HOURLY, {"requests": 2}, 0),
         ("UPDATE monthly_rollups SET amount_pico = amount_pico - 7 {coral}", MONTHLY, {"amount_pico": -7}, 7),
         ("UPDATE monthly_rollups SET completion_tokens = 0 {coral}", MONTHLY, {"completion_tokens": -12}, 0),
         ("UPDATE usage_totals SET tokens = tokens - 2 {day}", ["days", "months"], {"tokens": -2}, 0),

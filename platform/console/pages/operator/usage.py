@@ -34,7 +34,7 @@ def usage_pages(endpoint: ConsoleEndpoint) -> APIRouter:
         price = endpoint.dependencies.config.accelerator_price
 
         async def find(found: AsyncSession) -> tuple[operator_usage.UsageOverview, ServingCost | None]:
-            overview = await operator_usage.usage_by_tenant(found, start, end)
+            overview = await operator_usage.usage_by_tenant(found, start, end, now)
             if price is None or not overview.totals:
                 return overview, None
             return overview, await serving_cost(found, price, start, end, now)

@@ -167,6 +167,7 @@ async def test_a_preview_rates_last_month_and_writes_nothing(operator: Any, data
                     adapter_id=NO_ID,
                     price_version_id=NO_ID,
                     currency="USD",
+                    requests=1,
                     uncached_tokens=tokens,
                     cached_tokens=0,
                     completion_tokens=1,
