@@ -90,12 +90,13 @@ def reset(
 
 @app.command()
 def disable(email: Email, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Let a person sign in nowhere: all sessions end at once."""
+    """Let a person sign in nowhere: all sessions end at once. It names the tenants that have no admin then."""
 
     async def work() -> None:
         async with command_unit_of_work(data_dir) as uow:
-            user = await accounts.disable_user(uow, email)
-        print_document(user_document(user), as_json)
+            disabled = await accounts.disable_user(uow, email)
+        document = user_document(disabled.user) | {"tenants_without_admin": disabled.without_admin}
+        print_document(document, as_json)
 
     run_command(work())
 

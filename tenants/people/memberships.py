@@ -1,4 +1,7 @@
-"""Members of a tenant. Invariant: the members of one tenant change one at a time, and one who may sign in stays an admin."""
+"""Members of a tenant.
+
+Invariant: the members of one tenant change one at a time, and no change of them leaves it without an admin who may sign in.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -81,11 +84,16 @@ class MembershipRepository:
         """Raise `LastAdmin` unless the tenant has an admin who may sign in besides this member with `role`, or the member is
         no admin. Call it under `lock`.
         """
+        if role == ADMIN and not await self.has_admin(besides=user_id):
+            raise LastAdmin("this is the last admin of the tenant: make another member an admin first")
+
+    async def has_admin(self, *, besides: UUID | None = None) -> bool:
+        """Whether the tenant has an admin who may sign in. `besides`: a member who is not counted."""
         query = select(Membership.user_id).join(User, User.id == Membership.user_id)
         own = (Membership.tenant_id == self._tenant_id, Membership.role == ADMIN, User.disabled_at.is_(None))
-        others = query.where(*own, Membership.user_id != user_id).limit(1)
-        if role == ADMIN and await self._session.scalar(others) is None:
-            raise LastAdmin("this is the last admin of the tenant: make another member an admin first")
+        if besides is not None:
+            query = query.where(Membership.user_id != besides)
+        return await self._session.scalar(query.where(*own).limit(1)) is not None
 
 
 async def tenants_of(session: AsyncSession, user_id: UUID) -> list[TenantOfPerson]:
@@ -93,6 +101,14 @@ async def tenants_of(session: AsyncSession, user_id: UUID) -> list[TenantOfPerso
     columns = (Tenant.id.label("tenant_id"), Tenant.name, Membership.role)
     query = select(*columns).join(Membership, _MEMBER).where(Membership.user_id == user_id, *_OPEN)
     return [TenantOfPerson(**row._mapping) for row in await session.execute(query.order_by(Tenant.name))]
+
+
+async def administered_tenants(session: AsyncSession, user_id: UUID) -> dict[UUID, str]:
+    """Return id and name of the living tenants of which a person is an admin, by name; suspended ones too."""
+    query = select(Tenant.id, Tenant.name).join(Membership, _MEMBER)
+    own = (Membership.user_id == user_id, Membership.role == ADMIN, Tenant.deleted_at.is_(None))
+    found = await session.execute(query.where(*own).order_by(Tenant.name))
+    return {row.id: row.name for row in found}
 
 
 def tenants_as_json(user_id: InstrumentedAttribute[UUID]) -> ScalarSelect[Any]:

@@ -40,11 +40,12 @@ def wait_s(failures: int) -> int:
 class SignInTries:
     """The tries on one account from one network, seen by a session of the gateway's role."""
 
-    def __init__(self, session: AsyncSession, email: str, network: str) -> None:
+    def __init__(self, session: AsyncSession, email: str, network: str, *, purpose: str = "") -> None:
+        """`purpose`: of tries that are no sign-ins; each is counted apart, so that no sign-in slows another one."""
         self._session = session
-        self._account = subject("account", email)
-        self._known = subject("known", email, network)
-        self._network = subject("network", network)
+        self._account = subject(f"{purpose}account", email)
+        self._known = subject(f"{purpose}known", email, network)
+        self._network = subject(f"{purpose}network", network)
 
     async def take(self, now: datetime) -> None:
         """Count one try, until `give_back`. Raises `SignInSlowed`; a slowed try is not counted."""

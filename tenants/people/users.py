@@ -127,6 +127,11 @@ class CredentialRepository:
             await self._session.scalar(statement.values(oidc_issuer=issuer, oidc_subject=subject)) is not None
         )
 
+    async def has_identity(self, user_id: UUID) -> bool:
+        """Whether an account is linked to an identity."""
+        query = select(User.id).where(User.id == user_id, User.oidc_issuer.is_not(None))
+        return await self._session.scalar(query) is not None
+
     async def set_password(self, user_id: UUID, password_hash: str | None) -> None:
         """Replace the password; None removes it."""
         await self._change(user_id, password_hash=password_hash)

@@ -19,7 +19,6 @@ from loraplex.platform.services.people.own_account import OwnAccount, protection
 from loraplex.platform.services.people.passwords import change_password
 from loraplex.platform.services.people.second_factor import (
     Enrolment,
-    TurnedOn,
     confirm,
     disable,
     enrol,
@@ -112,15 +111,9 @@ class AccountPages:
     async def confirm(self, request: Request, form: Annotated[Form, FORM]) -> Response:
         """Turn the second factor on with its first code, and show the recovery codes, this once."""
         session = await self._session(request)
-
-        async def work(uow: UnitOfWork) -> TurnedOn:
-            return await confirm(
-                uow, session, form.text("code"), derive_key=self.endpoint.dependencies.derive_key
-            )
-
         try:
             with field_errors():
-                turned_on = await self.endpoint.perform_own(request, session, work)
+                turned_on = await confirm(self._own(request, session, form), form.text("code"))
         except FormInvalid as error:
             page = self._second_factor(request, session, None, Entered(errors=error.errors), status=422)
             return refused_form(request, page)
@@ -162,7 +155,7 @@ class AccountPages:
         session = await self._session(request)
         try:
             with field_errors():
-                codes = await replace_recovery_codes(self._own(request, session, form))
+                codes = await replace_recovery_codes(self._own(request, session, form), form.text("code"))
         except FormInvalid as error:
             return refused_form(request, await self._question(request, CODES, form, error))
         return self._codes(request, session, codes, turned_on=False)

@@ -37,10 +37,13 @@ NOT_BEGUN: Final = "This sign-in was not begun in this browser, or took longer t
 
 
 class Acceptance(msgspec.Struct, frozen=True):
-    """An invitation that the person whom the provider signed in has yet to accept."""
+    """An invitation that the person whom the provider signed in has yet to accept. `attempt`: the attempt's state, which the form
+    repeats: another attempt in the same browser would take the place of the invitation that is shown.
+    """
 
     identity: ProviderIdentity
     invitation: str
+    attempt: str
 
 
 def oidc_pages(endpoint: ConsoleEndpoint) -> APIRouter:
@@ -84,7 +87,7 @@ class ProviderPages:
             answer = dict(request.query_params)
             identity = await self.provider.finish(self._redirect_uri(request), attempt, answer)
             if attempt.invitation:
-                return await self._ask(request, Acceptance(identity, attempt.invitation))
+                return await self._ask(request, Acceptance(identity, attempt.invitation, attempt.state))
             response = await self._enter(request, identity, attempt)
         except (SignInRefused, LinkNotValid) as error:
             response = self._refused(request, str(error))
@@ -96,7 +99,7 @@ class ProviderPages:
         dependencies, accepted = self.endpoint.dependencies, self._kept(request, ACCEPT_DOMAIN, Acceptance)
         address, agent = dependencies.addresses.of(request), request.headers.get("user-agent")
         try:
-            if accepted is None:
+            if accepted is None or accepted.attempt != form.text("attempt"):
                 raise SignInRefused(NOT_BEGUN)
             signed_in = await accept_by_provider(
                 *(dependencies.database, accepted.identity, accepted.invitation, address, agent),
@@ -113,7 +116,10 @@ class ProviderPages:
         database, identity = self.endpoint.dependencies.database, acceptance.identity
         link = await find_invitation(database, identity, acceptance.invitation)
         response = self.endpoint.page(
-            *(request, None, "sign_in/accept_by_provider.html"), link=link, identity=identity
+            *(request, None, "sign_in/accept_by_provider.html"),
+            link=link,
+            identity=identity,
+            attempt=acceptance.attempt,
         )
         self._keep(request, response, ACCEPT_DOMAIN, acceptance)
         return response

@@ -3,6 +3,7 @@
 Invariant: no account has a password that its person did not choose.
 """
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
@@ -10,7 +11,6 @@ from uuid import UUID
 from loraplex.platform.services.people.sessions import end_all_sessions
 from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.database import Database, writing
-from loraplex.tenants.errors import LastAdmin
 from loraplex.tenants.models import User
 from loraplex.tenants.names import check_email
 from loraplex.tenants.people.links import (
@@ -20,7 +20,7 @@ from loraplex.tenants.people.links import (
     InvitationRepository,
     LinkRepository,
 )
-from loraplex.tenants.people.memberships import MembershipRepository, tenants_of
+from loraplex.tenants.people.memberships import MembershipRepository, administered_tenants, tenants_of
 from loraplex.tenants.people.roles import ADMIN
 from loraplex.tenants.people.users import UserRepository
 
@@ -65,32 +65,36 @@ async def reset_user(uow: UnitOfWork, email: str, *, second_factor: bool = False
     return token
 
 
-async def disable_user(uow: UnitOfWork, email: str) -> User:
-    """Let a person sign in nowhere; all sessions end at once.
+@dataclass(frozen=True, slots=True)
+class Disabled:
+    """A disabled account. `without_admin`: the names of its tenants that now have no admin who may sign in."""
 
-    Raises `UserNotFound`, and `LastAdmin` for the last admin of a tenant who may sign in.
+    user: User
+    without_admin: list[str]
+
+
+async def disable_user(uow: UnitOfWork, email: str) -> Disabled:
+    """Let a person sign in nowhere; all sessions end at once. An account may be in wrong hands, so a tenant's only admin is
+    disabled, too.
+
+    Raises `UserNotFound`.
     """
     user = await UserRepository(uow.session).get(email)
+    administered = await administered_tenants(uow.session, user.id)
+    # In one order, so that two of these changes at once wait for each other and never deadlock.
+    for tenant_id in sorted(administered):
+        await MembershipRepository(uow.session, tenant_id).lock()
     if user.disabled_at is None:
-        await _require_other_admins(uow, user.id)
         await UserRepository(uow.session).set_disabled(user.id, True)
         await uow.audit.record("user.disable", _target(user.id), {"disabled": False}, {"disabled": True})
         await end_all_sessions(uow, user.id)
     await uow.session.refresh(user, ["disabled_at"])
-    return user
-
-
-async def _require_other_admins(uow: UnitOfWork, user_id: UUID) -> None:
-    """The tenants are locked in one order, so that two of these changes at once wait for each other and never deadlock."""
-    for tenant in sorted(await tenants_of(uow.session, user_id), key=lambda each: each.tenant_id):
-        memberships = MembershipRepository(uow.session, tenant.tenant_id)
-        await memberships.lock()
-        try:
-            await memberships.require_another_admin(user_id, tenant.role)
-        except LastAdmin as error:
-            raise LastAdmin(
-                f"this is the last admin of {tenant.name}: make another member an admin there first, or suspend the tenant"
-            ) from error
+    without = [
+        name
+        for tenant_id, name in administered.items()
+        if not await MembershipRepository(uow.session, tenant_id).has_admin()
+    ]
+    return Disabled(user, without)
 
 
 async def enable_user(uow: UnitOfWork, email: str) -> User:

@@ -4,6 +4,8 @@ Invariant: every check is counted before its result is known, and a wrong pair t
 not.
 """
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -39,7 +41,9 @@ class Check:
         """Return the account that the password belongs to. Raises `SignInRefused`, `SignInSlowed`."""
         credentials = await self._password(password)
         async with self.database.as_writer() as session:
-            await SignInTries(session, self._account, self._network).succeed(self.now)
+            tries = SignInTries(session, self._account, self._network)
+            # Codes that were wrong still count: else this would make room for further guesses.
+            await (tries.give_back if credentials.has_second_factor else tries.succeed)(self.now)
         return credentials
 
     async def password_and_code(self, password: str, code: str | None) -> Credentials:
@@ -60,6 +64,14 @@ class Check:
         if credentials is None:
             raise SignInRefused(WRONG_CODE)
         return await self._code(credentials, code)
+
+    @asynccontextmanager
+    async def guess(self) -> AsyncIterator[None]:
+        """Count what the block checks as a try, which stays counted where the block raises. Raises `SignInSlowed`."""
+        await self._counted()
+        yield
+        async with self.database.as_writer() as session:
+            await SignInTries(session, self._account, self._network).give_back(self.now)
 
     async def _password(self, password: str) -> Credentials:
         credentials = await self._counted()

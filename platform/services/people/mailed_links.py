@@ -37,7 +37,7 @@ class MailedLinks:
 
     async def count(self, email: str, address: str | None) -> None:
         """Count one request for a mail; sign-ins from there are not slowed by it. Raises `InvalidField`, `SignInSlowed`."""
-        await self._count(f"mail:{check_email(email)}", f"mail:{client_network(address)}")
+        await self._count("mail", check_email(email), client_network(address))
 
     async def reset(self, email: str, address: str | None) -> None:
         """Mail a link by which the owner of an account sets a new password; nothing to other addresses. Call `count` first."""
@@ -79,7 +79,7 @@ class MailedLinks:
         many to one address, mails none for a while.
         """
         try:
-            await self._count(f"invitation:{email}", f"invitation:{tenant_name}")
+            await self._count("invitation", email, tenant_name)
         except SignInSlowed:
             return False
         link = link_address(self.root, token)
@@ -92,7 +92,7 @@ class MailedLinks:
     async def member_reset(self, email: str, token: str, tenant_name: str, admin: str) -> bool:
         """Mail the link of a reset that an admin made; return whether the mail server took it. It is bounded as invitations are."""
         try:
-            await self._count(f"reset:{email}", f"reset:{tenant_name}")
+            await self._count("reset", email, tenant_name)
         except SignInSlowed:
             return False
         link = link_address(self.root, token)
@@ -102,9 +102,9 @@ class MailedLinks:
             f"{admin} of {tenant_name} sends you this link to set a new password. It works once, for 24 hours:\n\n{link}\n",
         )
 
-    async def _count(self, addressee: str, sender: str) -> None:
+    async def _count(self, purpose: str, addressee: str, sender: str) -> None:
         async with self.database.as_writer() as session:
-            await SignInTries(session, addressee, sender).take(datetime.now(UTC))
+            await SignInTries(session, addressee, sender, purpose=purpose).take(datetime.now(UTC))
 
     async def _account(self, email: str) -> Credentials | None:
         async with self.database.as_writer() as session:

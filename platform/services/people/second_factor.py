@@ -5,7 +5,6 @@ Invariant: a code works once; the secret is stored encrypted, with a key of its 
 
 import io
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Final
 
 import pyotp
@@ -16,7 +15,6 @@ from loraplex.platform.services.people.own_account import OwnAccount
 from loraplex.platform.services.people.recovery_codes import issue_recovery_codes
 from loraplex.platform.services.people.sessions import renew_session
 from loraplex.platform.services.people.totp import STEP_S, SecondFactorSecrets, matching_step
-from loraplex.platform.services.stored_responses import DeriveKey
 from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.database import writing
 from loraplex.tenants.errors import InvalidField, SecondFactorState
@@ -59,30 +57,26 @@ async def enrol(own: OwnAccount) -> Enrolment:
     return Enrolment(secret, uri, _qr_svg(uri))
 
 
-async def confirm(
-    uow: UnitOfWork,
-    session: ConsoleSession,
-    code: str,
-    *,
-    derive_key: DeriveKey,
-    now: datetime | None = None,
-) -> TurnedOn:
-    """Turn the second factor on. All other sessions of the person end.
+async def confirm(own: OwnAccount, code: str) -> TurnedOn:
+    """Turn the second factor on. All other sessions of the person end. The password was entered to `enrol`; codes that are
+    wrong are counted as at a sign-in, since an enrolment that was left may be found by another person.
 
-    Raises `InvalidField` for a wrong code, `SecondFactorState` without an enrolment.
+    Raises `InvalidField` for a wrong code, `SecondFactorState` without an enrolment, `SignInSlowed`.
     """
-    async with writing(uow.session):
-        users = CredentialRepository(uow.session)
-        credentials = await users.by_id(session.user_id)
-        if credentials.totp_secret is None or credentials.has_second_factor:
-            raise SecondFactorState("there is no second factor to confirm: begin again")
-        secret = SecondFactorSecrets(derive_key).decrypt(session.user_id, credentials.totp_secret)
-        step = matching_step(secret, code, now or datetime.now(UTC))
-        if step is None or not await users.use_step(session.user_id, step, confirm=True):
-            raise InvalidField("code", "the code is wrong: enter the newest one")
-        codes = await issue_recovery_codes(uow.session, session.user_id, derive_key)
-    await _record(uow, session, before=False)
-    return TurnedOn(await renew_session(uow, session, second_factor=True), codes)
+    session = own.session
+    async with own.check.guess(), own.unit_of_work() as uow:
+        async with writing(uow.session):
+            users = CredentialRepository(uow.session)
+            credentials = await users.by_id(session.user_id)
+            if credentials.totp_secret is None or credentials.has_second_factor:
+                raise SecondFactorState("there is no second factor to confirm: begin again")
+            secret = SecondFactorSecrets(own.derive_key).decrypt(session.user_id, credentials.totp_secret)
+            step = matching_step(secret, code, own.now)
+            if step is None or not await users.use_step(session.user_id, step, confirm=True):
+                raise InvalidField("code", "the code is wrong: enter the newest one")
+            codes = await issue_recovery_codes(uow.session, session.user_id, own.derive_key)
+        await _record(uow, session, before=False)
+        return TurnedOn(await renew_session(uow, session, second_factor=True), codes)
 
 
 async def disable(own: OwnAccount, code: str) -> str:
@@ -103,12 +97,14 @@ async def disable(own: OwnAccount, code: str) -> str:
         return await renew_session(uow, session, second_factor=False)
 
 
-async def replace_recovery_codes(own: OwnAccount) -> list[str]:
-    """Give the account new recovery codes, which end the present ones.
+async def replace_recovery_codes(own: OwnAccount, code: str) -> list[str]:
+    """Give the account new recovery codes, which end the present ones. It takes a code, as `disable`: a recovery code would
+    otherwise be a way around the second factor.
 
     Raises `SignInRefused`, `SignInSlowed`, and `SecondFactorState` for an account without a second factor.
     """
     await own.confirm()
+    await own.check.code(code)
     user_id = own.session.user_id
     async with own.unit_of_work() as uow:
         async with writing(uow.session):

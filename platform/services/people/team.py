@@ -158,13 +158,17 @@ async def reset_member(
 ) -> str:
     """Return the token of a link by which a member sets a new password. `second_factor`: it removes that, too.
 
-    Raises `UserNotFound`, and `ResetForbidden` for a person who belongs to another tenant too or is an operator: then an operator
-    resets.
+    Raises `UserNotFound`, and `ResetForbidden` for a person who belongs to another tenant too, is an operator, or signs in by the
+    identity provider: then an operator resets.
     """
     await MembershipRepository(uow.session, tenant_id).get(user_id)
     async with writing(uow.session):
-        if await CredentialRepository(uow.session).belongs_elsewhere(user_id, tenant_id):
+        users = CredentialRepository(uow.session)
+        if await users.belongs_elsewhere(user_id, tenant_id):
             raise ResetForbidden("this account is not of this tenant alone: an operator can reset it")
+        if await users.has_identity(user_id):
+            # Its owner would not notice a password, which opens also what the account leads to later.
+            raise ResetForbidden("this account signs in by the identity provider: an operator can reset it")
         expires_at = datetime.now(UTC) + RESET_LIFETIME
         token = await LinkRepository(uow.session).issue(
             "reset", user_id, expires_at, removes_second_factor=second_factor

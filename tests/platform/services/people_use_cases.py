@@ -11,7 +11,6 @@ from loraplex.platform.services.people import (
     accounts,
     invitations,
     playground_tokens,
-    second_factor,
     sessions,
     sign_in,
     sign_up,
@@ -23,7 +22,7 @@ BY_PEOPLE: Final = {
     *(sessions.end_session, sessions.end_own_session, sessions.end_all_sessions),
     *(sessions.end_member_sessions, sessions.leave_tenant, sessions.renew_session),
     *(sessions.switch_tenant, sessions.view_as_operator, sign_in.open_session),
-    *(second_factor.confirm, playground_tokens.issue_console_token),
+    playground_tokens.issue_console_token,
     *(invitations.new_account, invitations.grant, team.reset_member, tenants.create_without_key),
     *(accounts.demo_link, team.remove_member, team.revoke_invitation, quotas.limit_key),
 }

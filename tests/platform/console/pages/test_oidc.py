@@ -5,12 +5,13 @@ import pytest
 from sqlalchemy import text
 from tests.platform.auth.small_provider import SmallProvider
 from tests.platform.console.conftest import ORIGIN, Browser, Console, Page
-from tests.platform.console.pages.oidc_browser import accept, begin, small_provider
+from tests.platform.console.pages.oidc_browser import Way, accept, begin, small_provider
 from tests.platform.services.people.people_world import PASSWORD, acting, add_person
 
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.people import accounts, team
 from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.errors import ResetForbidden
 
 MARA = "mara@example.com"
 
@@ -88,6 +89,20 @@ async def test_coming_back_alone_accepts_nothing(
     assert refused(await accept(way.http, asked), "was used, has expired")
 
 
+async def test_the_form_accepts_the_invitation_that_it_shows(
+    console: Console, provider: SmallProvider, admin: Browser
+) -> None:
+    way = await begin(console, provider, token=await invitation(console, admin))
+    shown = await way.back()
+    # Another page sends the same browser to the provider, with an invitation of its own.
+    rival = await invitation(console, await console.signed_in("admin", "rival"))
+    begun = await way.http.get("/console/oidc/start", params={"token": rival})
+    await Way(way.http, provider.authorize(begun.headers["location"])).back()
+    assert refused(await accept(way.http, shown), "was not begun in this browser")
+    async with console.database.as_operator() as session:
+        assert not (await session.scalars(text("SELECT 1 FROM users WHERE email = :e"), {"e": MARA})).all()
+
+
 async def test_an_equal_address_alone_links_nothing(
     console: Console, provider: SmallProvider, admin: Browser
 ) -> None:
@@ -134,6 +149,20 @@ async def test_an_account_has_one_identity(console: Console, provider: SmallProv
     provider.claims = {"sub": "subject-2"}
     token = await invitation(console, other)
     assert refused(await (await begin(console, provider, token=token)).join(), "linked to another identity")
+
+
+async def test_an_admin_sets_no_password_of_an_account_with_an_identity(
+    console: Console, provider: SmallProvider, admin: Browser
+) -> None:
+    await (await begin(console, provider, token=await invitation(console, admin))).join()
+    tenant_id = admin.session.tenant_id
+    assert tenant_id is not None
+    async with console.database.as_operator() as session:
+        mara = await session.scalar(text("SELECT id FROM users WHERE email = :e"), {"e": MARA})
+    # Its owner would not notice, and the password would open what the account leads to later.
+    with pytest.raises(ResetForbidden, match="identity provider"):
+        async with acting(console.database, admin.session) as uow:
+            await team.reset_member(uow, tenant_id, mara)
 
 
 async def test_only_the_browser_that_began_may_come_back(

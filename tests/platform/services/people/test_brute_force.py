@@ -8,6 +8,8 @@ import pytest
 from tests.platform.services.people.people_world import PASSWORD, add_person, cheap_passwords, signed_in
 from tests.tenants.registry_records import make_tenant
 
+from loraplex.platform.services.people.mail import MailServer
+from loraplex.platform.services.people.mailed_links import MailedLinks
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import SignInRefused, SignInSlowed
 from loraplex.tenants.people import passwords
@@ -61,6 +63,14 @@ async def test_guesses_from_elsewhere_do_not_slow_where_the_account_is_known(dat
         assert await guess(database, MARA, f"203.0.113.{number}") == 0
     assert await guess(database, MARA, "203.0.113.200") > 0
     assert (await signed_in(database, MARA, address=HOME, now=NOW)).token
+
+
+async def test_no_name_that_is_entered_slows_the_mails_of_an_address(database: Database) -> None:
+    server = MailServer.parse("smtp://localhost:25", "loraplex@example.com")
+    for number in range(FREE_TRIES + 1):
+        await guess(database, f"mail:{MARA}", f"203.0.113.{number}")
+    assert await guess(database, f"mail:{MARA}", "203.0.113.200") > 0
+    await MailedLinks(database, server, "https://console.test").count(MARA, HOME)
 
 
 async def test_a_try_that_is_given_back_leaves_the_failures_of_elsewhere(database: Database) -> None:

@@ -11,7 +11,6 @@ from tests.platform.services.people.people_world import (
     acting,
     add_person,
     cheap_passwords,
-    derive_key,
     own_account,
     signed_in,
 )
@@ -64,9 +63,8 @@ async def test_an_admin_resets_by_a_link(database: Database, acme: UUID, removes
     eve, admin = await add_person(database, EVE, roles={acme: "viewer"}), await signed_in(database, MARA)
     opened = await signed_in(database, EVE)
     secret = (await second_factor.enrol(own_account(database, opened.session))).secret
-    async with acting(database, opened.session) as uow:
-        code = pyotp.TOTP(secret).now()
-        kept = (await second_factor.confirm(uow, opened.session, code, derive_key=derive_key)).token
+    own = own_account(database, opened.session)
+    kept = (await second_factor.confirm(own, pyotp.TOTP(secret).now())).token
     async with acting(database, admin.session) as uow:
         first = await team.reset_member(uow, acme, eve)
         token = await team.reset_member(uow, acme, eve, second_factor=removes)
@@ -101,7 +99,7 @@ async def test_an_account_without_a_password_changes_what_protects_it_soon_after
     for work in (
         passwords.change_password(own, OTHER),
         second_factor.enrol(own),
-        second_factor.replace_recovery_codes(own),
+        second_factor.replace_recovery_codes(own, "000000"),
         second_factor.disable(own, "000000"),
     ):
         with pytest.raises(SignInRefused, match="sign in again"):

@@ -10,11 +10,9 @@ import pytest
 from sqlalchemy import text
 from tests.platform.services.people.people_world import (
     PASSWORD,
-    acting,
     actions,
     add_person,
     cheap_passwords,
-    derive_key,
     own_account,
     signed_in,
 )
@@ -55,10 +53,7 @@ async def turned_on(database: Database) -> tuple[str, SignedIn, TurnedOn]:
     """Return the secret, the session that turned the second factor on, and what that returned."""
     opened = await signed_in(database, MARA)
     secret = (await enrolled(database, opened.session)).secret
-    async with acting(database, opened.session) as uow:
-        result = await second_factor.confirm(
-            *(uow, opened.session, code_at(secret, NOW)), derive_key=derive_key, now=NOW
-        )
+    result = await second_factor.confirm(own_account(database, opened.session, now=NOW), code_at(secret, NOW))
     return secret, opened, result
 
 
@@ -74,13 +69,10 @@ async def test_it_counts_once_a_code_confirms_it(database: Database, acme: UUID)
     assert enrolment.qr_svg.startswith("<svg") and "<script" not in enrolment.qr_svg
     assert enrolment.secret not in repr(enrolment)
     assert (await signed_in(database, MARA)).session.second_factor is False
+    own = own_account(database, opened.session, now=NOW)
     with pytest.raises(InvalidField, match="wrong"):
-        async with acting(database, opened.session) as uow:
-            await second_factor.confirm(uow, opened.session, "000000", derive_key=derive_key, now=NOW)
-    async with acting(database, opened.session) as uow:
-        result = await second_factor.confirm(
-            *(uow, opened.session, code_at(enrolment.secret, NOW)), derive_key=derive_key, now=NOW
-        )
+        await second_factor.confirm(own, "000000")
+    result = await second_factor.confirm(own, code_at(enrolment.secret, NOW))
     token = result.token
     # The rights of the session changed: it has another token, and no other session is left.
     assert token != opened.token
@@ -118,6 +110,30 @@ async def test_codes_are_slowed_as_passwords_are(database: Database, acme: UUID)
             await signed_in(database, MARA, code=("000000", "00000-00000")[number % 2], now=NOW)
     with pytest.raises(SignInSlowed):
         await signed_in(database, MARA, code="000000", now=NOW)
+
+
+async def test_the_password_makes_no_room_for_further_codes(database: Database, acme: UUID) -> None:
+    session = await find_session(database, (await turned_on(database))[2].token, "tenant")
+    assert session is not None
+    own = own_account(database, session, now=NOW)
+    for number in range(10):
+        guess = (second_factor.disable, second_factor.replace_recovery_codes)[number % 2]
+        with pytest.raises(SignInRefused, match="code"):
+            await guess(own, "000000")
+    for refused in (second_factor.disable(own, "000000"), signed_in(database, MARA, code="000000", now=NOW)):
+        with pytest.raises(SignInSlowed):
+            await refused
+
+
+async def test_codes_that_confirm_are_slowed(database: Database, acme: UUID) -> None:
+    opened = await signed_in(database, MARA, now=NOW)
+    secret = (await enrolled(database, opened.session)).secret
+    own = own_account(database, opened.session, now=NOW)
+    for _ in range(10):
+        with pytest.raises(InvalidField):
+            await second_factor.confirm(own, "000000")
+    with pytest.raises(SignInSlowed):
+        await second_factor.confirm(own, code_at(secret, NOW))
 
 
 async def test_it_is_turned_off_with_password_and_code(database: Database, acme: UUID) -> None:
@@ -174,12 +190,16 @@ async def test_one_recovery_code_opens_one_of_two_sign_ins_at_once(database: Dat
 
 
 async def test_new_recovery_codes_end_the_present_ones(database: Database, acme: UUID) -> None:
-    result = (await turned_on(database))[2]
+    secret, _, result = await turned_on(database)
     session = await find_session(database, result.token, "tenant")
     assert session is not None
-    with pytest.raises(SignInRefused):
-        await second_factor.replace_recovery_codes(own_account(database, session, "wrong"))
-    codes = await second_factor.replace_recovery_codes(own_account(database, session))
+    later = NOW + timedelta(seconds=60)
+    own, code = own_account(database, session, now=later), code_at(secret, later)
+    with pytest.raises(SignInRefused, match="password"):
+        await second_factor.replace_recovery_codes(own_account(database, session, "wrong"), code)
+    with pytest.raises(SignInRefused, match="code"):
+        await second_factor.replace_recovery_codes(own, "")
+    codes = await second_factor.replace_recovery_codes(own, code)
     with pytest.raises(SignInRefused):
         await signed_in(database, MARA, code=result.recovery_codes[0], now=NOW)
     assert (await signed_in(database, MARA, code=codes[0], now=NOW)).token
@@ -187,7 +207,7 @@ async def test_new_recovery_codes_end_the_present_ones(database: Database, acme:
     await add_person(database, "eve@example.com", roles={acme: "viewer"})
     eve = await signed_in(database, "eve@example.com")
     with pytest.raises(SecondFactorState, match="set it up first"):
-        await second_factor.replace_recovery_codes(own_account(database, eve.session))
+        await second_factor.replace_recovery_codes(own_account(database, eve.session), "")
     for code in codes[1:3]:
         with pytest.raises(SignInRefused):
             await signed_in(database, "eve@example.com", "wrong", code=code, now=NOW)

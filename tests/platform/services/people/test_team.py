@@ -40,6 +40,7 @@ from loraplex.tenants.errors import (
     UserNotFound,
 )
 from loraplex.tenants.people import links
+from loraplex.tenants.people.memberships import MembershipRepository
 
 __all__ = ["cheap_passwords"]
 pytestmark = pytest.mark.usefixtures("cheap_passwords")
@@ -197,11 +198,7 @@ async def test_the_last_admin_stays(database: Database, acme: UUID, admin: Signe
 async def test_an_admin_who_may_not_sign_in_is_none(database: Database, acme: UUID, admin: SignedIn) -> None:
     eve = await add_person(database, EVE, roles={acme: "admin"})
 
-    async def disable(email: str) -> None:
-        async with unit_of_work(database, system_actor("test"), None, None) as uow:
-            await accounts.disable_user(uow, email)
-
-    await disable(EVE)
+    await disabled(database, EVE)
     mara = admin.session.user_id
     with pytest.raises(LastAdmin):
         async with acting(database, admin.session) as uow:
@@ -209,11 +206,37 @@ async def test_an_admin_who_may_not_sign_in_is_none(database: Database, acme: UU
     with pytest.raises(LastAdmin):
         async with acting(database, admin.session) as uow:
             await team.change_role(uow, acme, mara, "viewer")
-    with pytest.raises(LastAdmin, match="the last admin of acme"):
-        await disable(MARA)
     assert await find_session(database, admin.token, "tenant") is not None
     async with acting(database, admin.session) as uow:
         await team.remove_member(uow, acme, eve)
+
+
+async def test_an_operator_disables_the_only_admin_too(
+    database: Database, acme: UUID, admin: SignedIn
+) -> None:
+    rival, closed = await make_tenant(database, "rival"), await make_tenant(database, "closed")
+    eve = await add_person(database, EVE, roles={rival: "admin", acme: "viewer"})
+    async with unit_of_work(database, system_actor("test"), None, None) as uow:
+        for tenant_id in (rival, closed):
+            await MembershipRepository(uow.session, tenant_id).add(admin.session.user_id, "admin")
+        await uow.session.execute(text("UPDATE tenants SET suspended_at = now() WHERE name = 'closed'"))
+    assert await disabled(database, MARA) == ["acme", "closed"]
+    assert await find_session(database, admin.token, "tenant") is None
+    assert await disabled(database, MARA) == ["acme", "closed"]
+    # An operator invites the next admin.
+    async with unit_of_work(database, system_actor("test"), None, None) as uow:
+        assert (await team.invite(uow, acme, NEW, "admin")).token
+    assert await disabled(database, EVE) == ["rival"]
+    async with unit_of_work(database, system_actor("test"), None, None) as uow:
+        await team.change_role(uow, acme, eve, "admin")
+        await accounts.enable_user(uow, EVE)
+    assert await disabled(database, MARA) == ["closed"]
+
+
+async def disabled(database: Database, email: str) -> list[str]:
+    """Disable a person, as an operator; return the tenants that have no admin then."""
+    async with unit_of_work(database, system_actor("test"), None, None) as uow:
+        return (await accounts.disable_user(uow, email)).without_admin
 
 
 async def test_open_invitations_are_bounded(
