@@ -40,7 +40,7 @@ function chips(answer, isRunning) {
   const ended = answer.finish === "length" ? [chip("warn", "cut off at max_tokens")] : [];
   // Tools have schemas too, which a text that calls none of them does not meet.
   if (!answer.isFormed && !answer.calls.length) return ended;
-  if (answer.enforcement === "full") ended.push(chip("ok", "schema held in full"));
+  if (answer.enforcement === "full") ended.push(chip("ok", "schema enforced in full"));
   if (answer.enforcement === "validated") ended.push(chip("ok", "schema validated at the end"));
   return ended;
 }

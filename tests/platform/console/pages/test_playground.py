@@ -86,7 +86,7 @@ async def test_a_schema_is_checked_as_a_request_would_be(console: Console, signe
         assert sent.status_code == 200
         return " ".join(sent.text.split())
 
-    assert "held in full" in await checked('{"type": "object", "properties": {}}')
+    assert "enforced in full" in await checked('{"type": "object", "properties": {}}')
     unique = '{"type": "array", "uniqueItems": true}'
     assert "<code>uniqueItems</code> at <code>/uniqueItems</code>" in await checked(unique)
     assert "refused" in await checked(unique, strict="true")
