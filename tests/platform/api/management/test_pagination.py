@@ -73,9 +73,10 @@ def test_a_cursor_is_valid_for_one_listing_caller_and_server() -> None:
 def test_a_position_of_another_release_is_refused(position: tuple[str | int, ...]) -> None:
     """A row of usage had no currency in its position; that of a number is one."""
     asked = request(query=f"cursor={CURSORS.encode({}, position)}")
-    for order in (BY_GROUP, BY_NUMBER):
-        with pytest.raises(InvalidParameter, match="`cursor`"):
-            page_of(asked, CURSORS, order)
+    with pytest.raises(InvalidParameter, match="`cursor`"):
+        page_of(asked, CURSORS, BY_GROUP)
+    with pytest.raises(InvalidParameter, match="`cursor`"):
+        page_of(asked, CURSORS, BY_NUMBER)
 
 
 @given(st.data())
