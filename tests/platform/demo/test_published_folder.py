@@ -12,7 +12,7 @@ import pytest
 
 from loraplex.platform.demo.published_folder import publish_once
 
-# Builds slowly in a child of its own, as the conversion does; argv: target, seconds, word.
+# Builds in a child of its own, as the conversion does, until the file `go` is there; argv: target, go, word.
 BUILDER = """
 import sys
 from pathlib import Path
@@ -24,7 +24,8 @@ import pathlib, sys, time
 folder = pathlib.Path(sys.argv[1])
 folder.mkdir(exist_ok=True)
 (folder / "first").write_text(sys.argv[3])
-time.sleep(float(sys.argv[2]))
+while not pathlib.Path(sys.argv[2]).exists():
+    time.sleep(0.01)
 (folder / "second").write_text(sys.argv[3])
 '''
 
@@ -38,9 +39,9 @@ print("done", flush=True)
 """
 
 
-def builder(target: Path, seconds: float, word: str) -> subprocess.Popen[str]:
+def builder(target: Path, go: Path, word: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", BUILDER, str(target), str(seconds), word],
+        [sys.executable, "-c", BUILDER, str(target), str(go), word],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -55,19 +56,22 @@ def wait_for(path: Path) -> None:
 
 
 def test_two_processes_build_once(tmp_path: Path) -> None:
-    target = tmp_path / "models" / "thing"
-    first = builder(target, 1.0, "one")
+    target, go = tmp_path / "models" / "thing", tmp_path / "go"
+    first = builder(target, go, "one")
     wait_for(tmp_path / "models" / ".thing.draft" / "out" / "first")
-    second = builder(target, 0.0, "two")
+    second = builder(target, go, "two")
+    assert second.stdout is not None
+    assert second.stdout.readline() == "waiting\n"
+    go.touch()
     assert first.communicate(timeout=60)[0].split() == ["building", "done"]
-    assert second.communicate(timeout=60)[0].split() == ["waiting", "done"]
+    assert second.communicate(timeout=60)[0].split() == ["done"]
     assert (target / "first").read_text() == (target / "second").read_text() == "one"
     assert sorted(path.name for path in target.parent.iterdir()) == [".thing.lock", "thing"]
 
 
 def test_killed_build_is_taken_up_after_its_orphan_ends(tmp_path: Path) -> None:
-    target = tmp_path / "thing"
-    killed = builder(target, 1.5, "killed")
+    target, go = tmp_path / "thing", tmp_path / "go"
+    killed = builder(target, go, "killed")
     draft = tmp_path / ".thing.draft" / "out"
     wait_for(draft / "first")
     killed.send_signal(signal.SIGKILL)
@@ -79,7 +83,7 @@ def test_killed_build_is_taken_up_after_its_orphan_ends(tmp_path: Path) -> None:
         (draft / "second").write_text("again")
         return draft
 
-    publish_once(target, build, lambda: None)
+    publish_once(target, build, go.touch)
     assert (target / "second").read_text() == "again"
     assert killed.stdout is not None
     killed.stdout.close()

@@ -161,12 +161,14 @@ def test_the_next_owner_does_not_wait_for_the_dead_ones_servers(data_dir: Path) 
     owner = spawn(data_dir)
     first_word(owner)
     owner.kill()
+    owner.wait(60)
     services = EmbeddedServices(data_dir)
     services.start()
-    assert services.owned
-    psycopg.connect(services.database_url).close()
-    services.stop()
-    owner.wait(60)
+    try:
+        assert services.owned
+        psycopg.connect(services.database_url).close()
+    finally:
+        services.stop()
 
 
 def test_a_pid_file_that_names_somebody_else(data_dir: Path) -> None:

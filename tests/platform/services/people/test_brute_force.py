@@ -67,9 +67,11 @@ async def test_guesses_from_elsewhere_do_not_slow_where_the_account_is_known(dat
 
 async def test_no_name_that_is_entered_slows_the_mails_of_an_address(database: Database) -> None:
     server = MailServer.parse("smtp://localhost:25", "loraplex@example.com")
-    for number in range(FREE_TRIES + 1):
-        await guess(database, f"mail:{MARA}", f"203.0.113.{number}")
-    assert await guess(database, f"mail:{MARA}", "203.0.113.200") > 0
+    # Ahead of the clock that counts mails, so that the whole wait is left there.
+    ahead = NOW + timedelta(hours=1)
+    for number in range(FREE_TRIES):
+        await guess(database, f"mail:{MARA}", f"203.0.113.{number}", ahead)
+    assert await guess(database, f"mail:{MARA}", "203.0.113.200", ahead) == 2
     await MailedLinks(database, server, "https://console.test").count(MARA, HOME)
 
 
