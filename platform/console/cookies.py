@@ -49,6 +49,11 @@ class Toast:
     undo: Undo | None = None
 
 
+def theme_of(name: str | None) -> Theme:
+    """Return the theme of that name; an unknown one is the system's."""
+    return next((theme for theme in THEMES if theme == name), "system")
+
+
 def area_of(request: Request) -> Area:
     """Return the area that the path of a request belongs to."""
     return "operator" if request.url.path.startswith(OPERATOR_PATH) else "tenant"
@@ -106,8 +111,7 @@ class Cookies:
 
     def theme(self, request: Request) -> Theme:
         """Return the theme that the browser's person has chosen."""
-        value = request.cookies.get(self._name(request, THEME_COOKIE))
-        return next((theme for theme in THEMES if theme == value), "system")
+        return theme_of(request.cookies.get(self._name(request, THEME_COOKIE)))
 
     def choose_theme(self, request: Request, response: Response, theme: Theme) -> None:
         """Let the browser keep a theme for all pages, those before signing in too."""

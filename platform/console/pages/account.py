@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loraplex.platform.console.cookies import THEMES, area_of
+from loraplex.platform.console.cookies import THEMES, area_of, theme_of
 from loraplex.platform.console.endpoint import FIRST_PAGE, ConsoleEndpoint, SignInNeeded, redirect
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, read_form
 from loraplex.platform.console.pages.writing import entered_again, layout_of, refused_form
@@ -141,9 +141,8 @@ class AccountPages:
     async def choose_theme(self, request: Request, form: Annotated[Form, FORM]) -> Response:
         """Choose the theme of this browser; an unknown one is the system's."""
         await self._session(request)
-        theme = next((each for each in THEMES if each == form.text("theme")), THEMES[0])
         response = redirect(request, _address(request))
-        self.endpoint.cookies.choose_theme(request, response, theme)
+        self.endpoint.cookies.choose_theme(request, response, theme_of(form.text("theme")))
         return response
 
     async def ask_for_codes(self, request: Request) -> Response:

@@ -88,12 +88,12 @@ def _add_creation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
         async def work(uow: UnitOfWork) -> None:
             base_model = endpoint.dependencies.served_model_name
             await adapters.create(
-                *(uow, tenant_of(sent.session), asked.name, asked.description), base_model=base_model
+                *(uow, sent.tenant_id, asked.name, asked.description), base_model=base_model
             )
 
-        await endpoint.perform(sent.request, sent.session, sent.form, work)
+        await sent.perform(work)
         upload = path_of("adapters", asked.name, "upload")
-        return endpoint.back(sent.request, sent.session, upload, f"Adapter {asked.name} was created.")
+        return sent.back(upload, f"Adapter {asked.name} was created.")
 
     async def nothing_yet(*_: object) -> dict[str, object]:
         return {}
@@ -193,12 +193,10 @@ def _add_description(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) 
 
         async def work(uow: UnitOfWork) -> None:
             seen = revision_of(sent.form)
-            await adapters.describe(uow, tenant_of(sent.session), name, asked.description, seen=seen)
+            await adapters.describe(uow, sent.tenant_id, name, asked.description, seen=seen)
 
-        await endpoint.perform(sent.request, sent.session, sent.form, work)
-        return endpoint.back(
-            *(sent.request, sent.session, path_of("adapters", name)), "The description was changed."
-        )
+        await sent.perform(work)
+        return sent.back(path_of("adapters", name), "The description was changed.")
 
     add_form(
         *(router, f"{ONE}/edit", endpoint),
@@ -216,11 +214,11 @@ def _add_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
         require_typed(sent.form, name)
 
         async def work(uow: UnitOfWork) -> None:
-            await adapters.delete(uow, tenant_of(sent.session), name)
+            await adapters.delete(uow, sent.tenant_id, name)
 
-        await endpoint.perform(sent.request, sent.session, sent.form, work)
+        await sent.perform(work)
         toast = f"Adapter {name} is deleted. Its usage and invoices stay."
-        return endpoint.back(sent.request, sent.session, LIST, toast)
+        return sent.back(LIST, toast)
 
     add_form(
         *(router, f"{ONE}/delete", endpoint),

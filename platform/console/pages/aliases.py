@@ -18,7 +18,7 @@ from loraplex.platform.console.cookies import Undo
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Form, FormInvalid, field_errors
 from loraplex.platform.console.pages.adapters import ONE, find_adapter
-from loraplex.platform.console.pages.writing import Sent, add_form, revision_of, tenant_of, whole_number
+from loraplex.platform.console.pages.writing import Sent, add_form, revision_of, whole_number
 from loraplex.platform.errors import describe
 from loraplex.platform.services import aliases
 from loraplex.platform.services.aliases import AliasState
@@ -87,10 +87,10 @@ def _add_moves(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> Non
         alias = sent.form.text("alias")
         if not alias:
             raise FormInvalid({"alias": "Enter a value."})
-        return await _move(endpoint, sent, alias, ABSENT)
+        return await _move(sent, alias, ABSENT)
 
     async def move_alias(sent: Sent) -> Response:
-        return await _move(endpoint, sent, sent.named("alias"), revision_of(sent.form, "generation"))
+        return await _move(sent, sent.named("alias"), revision_of(sent.form, "generation"))
 
     for path, send in ((NEW, create_alias), (f"{ALIAS}/move", move_alias)):
         add_form(
@@ -109,10 +109,10 @@ def _add_rollback(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
 
         async def work(uow: UnitOfWork) -> Moved:
             seen = revision_of(sent.form, "generation")
-            return Moved.of(await aliases.roll_back(uow, tenant_of(sent.session), name, alias, seen=seen))
+            return Moved.of(await aliases.roll_back(uow, sent.tenant_id, name, alias, seen=seen))
 
-        moved = await _changed(endpoint, sent, alias, work, Moved)
-        return _back(endpoint, sent, alias, moved)
+        moved = await _changed(sent, alias, work, Moved)
+        return _back(sent, alias, moved)
 
     add_form(
         *(router, f"{ALIAS}/rollback", endpoint),
@@ -130,11 +130,11 @@ def _add_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
 
         async def work(uow: UnitOfWork) -> str:
             seen = revision_of(sent.form, "generation")
-            return (await aliases.delete(uow, tenant_of(sent.session), name, alias, seen=seen)).alias
+            return (await aliases.delete(uow, sent.tenant_id, name, alias, seen=seen)).alias
 
-        await _changed(endpoint, sent, alias, work, str)
+        await _changed(sent, alias, work, str)
         toast = f"{name}:{alias} is deleted."
-        return endpoint.back(sent.request, sent.session, path_of("adapters", name), toast)
+        return sent.back(path_of("adapters", name), toast)
 
     add_form(
         *(router, f"{ALIAS}/delete", endpoint),
@@ -146,19 +146,18 @@ def _add_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
     )
 
 
-async def _move(endpoint: ConsoleEndpoint, sent: Sent, alias: str, seen: int | None) -> Response:
+async def _move(sent: Sent, alias: str, seen: int | None) -> Response:
     """Move an alias to the shares of the form, and go back to the adapter's page."""
     name, targets = sent.named("name"), targets_of(sent.form)
 
     async def work(uow: UnitOfWork) -> Moved:
-        state = await aliases.move(uow, tenant_of(sent.session), name, alias, targets, seen=seen)
+        state = await aliases.move(uow, sent.tenant_id, name, alias, targets, seen=seen)
         return Moved.of(state)
 
-    return _back(endpoint, sent, alias, await _changed(endpoint, sent, alias, work, Moved))
+    return _back(sent, alias, await _changed(sent, alias, work, Moved))
 
 
 async def _changed(
-    endpoint: ConsoleEndpoint,
     sent: Sent,
     alias: str,
     work: Callable[[UnitOfWork], Awaitable[ResultT]],
@@ -167,13 +166,15 @@ async def _changed(
     """Run a change of an alias. Raises `FormInvalid`, which names who moved the alias to what if it moved meanwhile."""
     try:
         with field_errors():
-            return await endpoint.perform(sent.request, sent.session, sent.form, work, returns)
+            return await sent.perform(work, returns)
     except FormInvalid as error:
         cause = error.__cause__
         if not isinstance(cause, Exception) or describe(cause).row.status != 412:
             raise
-        tenant_id, name = tenant_of(sent.session), sent.named("name")
-        message = await endpoint.query(sent.session, lambda found: _whereto(found, tenant_id, name, alias))
+        tenant_id, name = sent.tenant_id, sent.named("name")
+        message = await sent.endpoint.query(
+            sent.session, lambda found: _whereto(found, tenant_id, name, alias)
+        )
         raise FormInvalid({MOVED: message}) from cause
 
 
@@ -188,12 +189,12 @@ async def _whereto(found: AsyncSession, tenant_id: UUID, name: str, alias: str) 
     return f"The alias was moved{by} while you looked: {now}. Nothing was changed."
 
 
-def _back(endpoint: ConsoleEndpoint, sent: Sent, alias: str, moved: Moved) -> Response:
+def _back(sent: Sent, alias: str, moved: Moved) -> Response:
     """Go back to the adapter's page, which says where the alias leads now and offers to undo it."""
     name = sent.named("name")
     undo = None if moved.generation is None else Undo(name, alias, moved.generation)
     toast = leads(name, alias, moved.targets)
-    return endpoint.back(sent.request, sent.session, path_of("adapters", name), toast, undo)
+    return sent.back(path_of("adapters", name), toast, undo)
 
 
 async def asked_about(

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import parse
 from loraplex.platform.console.limit_fields import LIMIT_NAMES, Bounds, LimitFields
-from loraplex.platform.console.pages.writing import Sent, add_form, layout_of, revision_of, tenant_of
+from loraplex.platform.console.pages.writing import Sent, add_form, revision_of, tenant_of
 from loraplex.platform.services import api_keys, quotas
 from loraplex.platform.services.api_keys import KeyAuthority, member_keys
 from loraplex.platform.services.people.identity import ConsoleSession
@@ -147,8 +147,8 @@ def _add_creation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
                 await quotas.limit_key(uow, tenant_id, issued.record.key_id, asked.limits, authority=keys)
             return NewKey(id=issued.record.key_id, name=issued.record.name, plaintext=issued.plaintext)
 
-        made = await endpoint.perform(sent.request, session, sent.form, work, NewKey)
-        return shown_once(endpoint, sent.request, session, made)
+        made = await sent.perform(work, NewKey)
+        return sent.show_once("keys/secret.html", made)
 
     add_form(
         *(router, f"{LIST}/new", endpoint),
@@ -204,10 +204,8 @@ def _add_edit(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None
                 seen=revision_of(sent.form),
             )
 
-        await endpoint.perform(sent.request, sent.session, sent.form, work)
-        return endpoint.back(
-            *(sent.request, sent.session, f"{LIST}/{key_id}"), f"Key {asked.name} was changed."
-        )
+        await sent.perform(work)
+        return sent.back(f"{LIST}/{key_id}", f"Key {asked.name} was changed.")
 
     add_form(
         *(router, f"{ONE}/edit", endpoint),
@@ -229,8 +227,8 @@ def _add_rotation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
                 id=issued.record.key_id, name=issued.record.name, plaintext=issued.plaintext, replaces=key_id
             )
 
-        made = await endpoint.perform(sent.request, sent.session, sent.form, work, NewKey)
-        return shown_once(endpoint, sent.request, sent.session, made)
+        made = await sent.perform(work, NewKey)
+        return sent.show_once("keys/secret.html", made)
 
     add_form(
         *(router, f"{ONE}/rotate", endpoint),
@@ -248,9 +246,9 @@ def _add_revocation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -
         async def work(uow: UnitOfWork) -> str:
             return (await api_keys.revoke(uow, keys_of(uow, sent.session), sent.named("key_id"))).name
 
-        name = await endpoint.perform(sent.request, sent.session, sent.form, work, str)
+        name = await sent.perform(work, str)
         toast = f"Key {name} is revoked: its next request is refused with 401."
-        return endpoint.back(sent.request, sent.session, LIST, toast)
+        return sent.back(LIST, toast)
 
     add_form(
         *(router, f"{ONE}/revoke", endpoint),
@@ -259,13 +257,6 @@ def _add_revocation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -
         find=asked_about,
         send=revoke_key,
     )
-
-
-def shown_once(
-    endpoint: ConsoleEndpoint, request: Request, session: ConsoleSession, made: NewKey
-) -> Response:
-    """Show the text of a new key, in a dialog where htmx asked for it: then no reload of the page sends the form again."""
-    return endpoint.page(request, session, "keys/secret.html", layout=layout_of(request), made=made)
 
 
 async def find_bounds(endpoint: ConsoleEndpoint, session: ConsoleSession) -> Bounds:

@@ -74,11 +74,11 @@ def _add_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
 
         async def work(uow: UnitOfWork) -> None:
             seen = revision_of(sent.form)
-            await versions.delete(uow, tenant_of(sent.session), name, version, seen=seen)
+            await versions.delete(uow, sent.tenant_id, name, version, seen=seen)
 
-        await endpoint.perform(sent.request, sent.session, sent.form, work)
+        await sent.perform(work)
         toast = f"Version {version} is deleted; its files follow."
-        return endpoint.back(sent.request, sent.session, path_of("adapters", name), toast)
+        return sent.back(path_of("adapters", name), toast)
 
     add_form(
         *(router, f"{VERSION}/delete", endpoint),

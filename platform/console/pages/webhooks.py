@@ -20,7 +20,6 @@ from loraplex.platform.console.pages.writing import (
     Sent,
     add_form,
     entered_again,
-    layout_of,
     revision_of,
     tenant_of,
 )
@@ -139,11 +138,11 @@ def _add_creation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any, rul
         asked = parse(sent.form, WebhookForm)
 
         async def work(uow: UnitOfWork) -> NewSecret:
-            issued = await webhooks.create(uow, rules, tenant_of(sent.session), asked.url, asked.events)
+            issued = await webhooks.create(uow, rules, sent.tenant_id, asked.url, asked.events)
             return new_secret(issued, is_first=True)
 
-        made = await endpoint.perform(sent.request, sent.session, sent.form, work, NewSecret)
-        return shown_once(endpoint, sent.request, sent.session, made)
+        made = await sent.perform(work, NewSecret)
+        return sent.show_once("webhooks/secret.html", made)
 
     async def nothing_yet(*_: object) -> dict[str, object]:
         return {}
@@ -166,15 +165,15 @@ def _add_change(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any, rules
 
         async def work(uow: UnitOfWork) -> None:
             await webhooks.change(
-                *(uow, rules, tenant_of(sent.session), webhook_id(identity)),
+                *(uow, rules, sent.tenant_id, webhook_id(identity)),
                 url=asked.url,
                 events=asked.events,
                 seen=revision_of(sent.form),
             )
 
-        await endpoint.perform(sent.request, sent.session, sent.form, work)
+        await sent.perform(work)
         toast = "The webhook is changed. What waits goes to the new URL."
-        return endpoint.back(sent.request, sent.session, f"{LIST}/{identity}", toast)
+        return sent.back(f"{LIST}/{identity}", toast)
 
     add_form(
         *(router, f"{ONE}/edit", endpoint),
@@ -192,12 +191,12 @@ def _add_rotation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any, rul
         asked = parse(sent.form, RotateForm)
 
         async def work(uow: UnitOfWork) -> NewSecret:
-            tenant_id, wanted = tenant_of(sent.session), webhook_id(sent.named("identity"))
+            tenant_id, wanted = sent.tenant_id, webhook_id(sent.named("identity"))
             issued = await webhooks.rotate(uow, rules, tenant_id, wanted, asked.grace)
             return new_secret(issued, is_first=False)
 
-        made = await endpoint.perform(sent.request, sent.session, sent.form, work, NewSecret)
-        return shown_once(endpoint, sent.request, sent.session, made)
+        made = await sent.perform(work, NewSecret)
+        return sent.show_once("webhooks/secret.html", made)
 
     add_form(
         *(router, f"{ONE}/rotate", endpoint),
@@ -213,11 +212,11 @@ def _add_rotation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any, rul
 def _add_deletion(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
     async def delete_webhook(sent: Sent) -> Response:
         async def work(uow: UnitOfWork) -> None:
-            await webhooks.delete(uow, tenant_of(sent.session), webhook_id(sent.named("identity")))
+            await webhooks.delete(uow, sent.tenant_id, webhook_id(sent.named("identity")))
 
-        await endpoint.perform(sent.request, sent.session, sent.form, work)
+        await sent.perform(work)
         toast = "The webhook is deleted: it gets no further event."
-        return endpoint.back(sent.request, sent.session, LIST, toast)
+        return sent.back(LIST, toast)
 
     add_form(
         *(router, f"{ONE}/delete", endpoint),
@@ -287,13 +286,6 @@ async def show_delivery(
         form=form,
         reason=reason_of(session),
     )
-
-
-def shown_once(
-    endpoint: ConsoleEndpoint, request: Request, session: ConsoleSession, made: NewSecret
-) -> Response:
-    """Show a new secret, in a dialog where htmx asked for it: then no reload of the page sends the form again."""
-    return endpoint.page(request, session, "webhooks/secret.html", layout=layout_of(request), made=made)
 
 
 async def find_webhook(endpoint: ConsoleEndpoint, session: ConsoleSession, identity: str) -> queries.Webhook:

@@ -6,7 +6,7 @@ Invariant: a form that was refused is shown again with its errors and all that w
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias, TypeVar, overload
 from uuid import UUID
 
 from fastapi import APIRouter, Depends
@@ -14,9 +14,11 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from loraplex.platform.console.cookies import Undo
 from loraplex.platform.console.endpoint import ConsoleEndpoint, SignInNeeded, is_htmx
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, read_form
 from loraplex.platform.services.people.identity import ConsoleSession
+from loraplex.platform.services.unit_of_work import UnitOfWork
 
 MAX_NUMBER: Final = 2**31 - 1
 """The largest version or revision that is stored."""
@@ -25,15 +27,47 @@ VersionNumber: TypeAlias = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 """The number of a version in an address; there is nothing at an address with another one."""
 Find: TypeAlias = Callable[[ConsoleEndpoint, Request, ConsoleSession], Awaitable[Mapping[str, object]]]
 """What the template of a form is given besides the form: of the thing that the request's path names."""
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
     """A form that was sent by the person of `session`."""
 
+    endpoint: ConsoleEndpoint
     request: Request
     session: ConsoleSession
     form: Form
+
+    @property
+    def tenant_id(self) -> UUID:
+        """The tenant of the session. Raises `SignInNeeded` for one of the operator area."""
+        return tenant_of(self.session)
+
+    @overload
+    async def perform(self, work: Callable[[UnitOfWork], Awaitable[object]]) -> None: ...
+
+    @overload
+    async def perform(
+        self, work: Callable[[UnitOfWork], Awaitable[ResultT]], returns: type[ResultT]
+    ) -> ResultT: ...
+
+    async def perform(
+        self, work: Callable[[UnitOfWork], Awaitable[Any]], returns: type[Any] | None = None
+    ) -> Any:
+        """Run `work` as `ConsoleEndpoint.perform`."""
+        if returns is None:
+            return await self.endpoint.perform(self.request, self.session, self.form, work)
+        return await self.endpoint.perform(self.request, self.session, self.form, work, returns)
+
+    def back(self, location: str, toast: str, undo: Undo | None = None) -> Response:
+        """Send the browser to `location` as `ConsoleEndpoint.back`."""
+        return self.endpoint.back(self.request, self.session, location, toast, undo)
+
+    def show_once(self, template: str, made: object) -> Response:
+        """Show a new secret, in a dialog where htmx asked for it: then no reload of the page sends the form again."""
+        layout = layout_of(self.request)
+        return self.endpoint.page(self.request, self.session, template, layout=layout, made=made)
 
     def named(self, parameter: str) -> str:
         """Return what the path names: one of its parameters."""
@@ -93,7 +127,7 @@ def add_form(
     ) -> Response:
         try:
             with field_errors():
-                return await send(Sent(request, session, form))
+                return await send(Sent(endpoint, request, session, form))
         except FormInvalid as error:
             again = await show(request, session, entered_again(form, error, fields, renamed), 422)
             return refused_form(request, again) if is_page else again
