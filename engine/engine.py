@@ -384,7 +384,8 @@ def _runner(model: LoadedModel, config: EngineConfig, pool: AdapterPool, masks: 
         rows = min(config.scheduler.max_num_seqs, MAX_ROWS)
         shape = StaticShape(rows, -(-model.max_model_len // block_size), block_size, model.num_blocks)
         adapters = path if pool.max_bytes else None
-        runner.replay(capture_decodes(model.decoder, kv_cache, shape, adapters))
+        most = config.scheduler.max_adapters_per_step
+        runner.replay(capture_decodes(model.decoder, kv_cache, shape, adapters, most))
     return runner
 
 

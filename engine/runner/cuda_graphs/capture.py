@@ -15,9 +15,16 @@ from loraplex.engine.runner.cuda_graphs.static_inputs import StaticInputs, Stati
 
 
 def capture_decodes(
-    decoder: Decoder, kv_cache: list[Tensor], shape: StaticShape, adapters: AdapterPath | None
+    decoder: Decoder,
+    kv_cache: list[Tensor],
+    shape: StaticShape,
+    adapters: AdapterPath | None,
+    max_adapters: int,
 ) -> DecodeGraphs:
-    """Capture every bucket of `shape` for every kind of adapters; without adapters only, if `adapters` is None."""
+    """Capture every bucket of `shape` for every kind of adapters; without adapters only, if `adapters` is None.
+
+    `max_adapters`: the most distinct adapters of a step.
+    """
     path = adapters or AdapterPath()
     few = FEW_ADAPTERS if adapters is not None else 0
     device = decoder.device
@@ -28,7 +35,7 @@ def capture_decodes(
         torch.empty(buckets.most, decoder.config.vocab_size, dtype=decoder.dtype, device=device),
         buckets,
         CudaReplayer(device),
-        StaticGroups(path, device),
+        StaticGroups(path, max_adapters),
         AdapterKinds(few, is_one=path.deterministic),
     )
     report = graphs.capture()

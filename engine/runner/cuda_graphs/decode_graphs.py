@@ -29,8 +29,10 @@ class AdapterKind(Enum):
 
 
 Forward: TypeAlias = Callable[[ForwardBatch], Tensor]
-Grouping: TypeAlias = Callable[[Tensor, AdapterKind], LoraBatch | None]
-"""(row slots int32 [rows] on the device, kind) -> the rows by adapter, grouped on the device at every replay."""
+Grouping: TypeAlias = Callable[[Tensor, AdapterKind, bool], LoraBatch | None]
+"""(row slots int32 [rows] on the device, kind of the step, whether rows may belong to prefill chunks) -> the rows by adapter,
+grouped on the device at every replay. Rows that pad the step have slot -1.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class DecodeGraphs:
         def step() -> None:
             groups = None
             if kind is not AdapterKind.BASE:
-                groups = self._grouping(inputs.row_slots[:bucket], kind)
+                groups = self._grouping(inputs.row_slots[:bucket], kind, False)
             target.copy_(self._forward(inputs.batch(bucket, groups)))
 
         return step

@@ -146,7 +146,8 @@ class Run:
         runner.replay(graphs)
         return graphs
 
-    def _group(self, row_slots: torch.Tensor, kind: AdapterKind) -> LoraBatch | None:
+    def _group(self, row_slots: torch.Tensor, kind: AdapterKind, is_mixed: bool) -> LoraBatch | None:
+        assert not is_mixed
         self.kinds.append(kind)
         return group_rows(row_slots.tolist(), CPU)
 
@@ -241,7 +242,7 @@ def test_a_step_of_forced_tokens_is_not_replayed() -> None:
         logits,
         Buckets(4),
         replayer,
-        lambda row_slots, kind: None,
+        lambda row_slots, kind, is_mixed: None,
         AdapterKinds(0),
     )
     graphs.capture()
@@ -280,7 +281,7 @@ def test_the_triton_backend_is_replayed_as_it_is_run(
     monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.REFERENCE)
     eager = Run(model, graphs=False, rows=4).play(3, requests=4, adapters=("a", "bb"))
     monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON)
-    grouping = StaticGroups(AdapterPath(), CPU)
+    grouping = StaticGroups(AdapterPath(), max_adapters=8)
     options: dict[str, Any] = {"overlap": "on", "few": 8, "rows": 4, "sizes": (4,)}
     replayed = Run(model, graphs=True, grouping=grouping, **options).play(3, requests=4, adapters=("a", "bb"))
     assert replayed.outputs == eager.outputs
