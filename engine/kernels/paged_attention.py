@@ -48,6 +48,9 @@ def prefill_attention(
         from loraplex.engine.kernels.triton import prefill_attention as triton
 
         chunk_attention = triton.prefill_attention
+    # A chunk without rows pads a captured step.
     shapes = zip(chunks.begins.tolist(), chunks.ends.tolist(), chunks.lengths.tolist(), strict=True)
     for (begin, end, length), table in zip(shapes, chunks.tables, strict=True):
+        if begin == end:
+            continue
         chunk_attention(qkv[begin:end], out[begin:end], kv_cache, table, length, scale, window, kv_scales)
