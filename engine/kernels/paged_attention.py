@@ -42,15 +42,10 @@ def prefill_attention(
     window: int | None,
     kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
-    """Compute the rows of all chunks, and no other row of `out`. See `reference.prefill_attention`."""
-    chunk_attention = reference.prefill_attention
+    """See `reference.prefill_attention`, which serves a CPU: there most of the time is torch's attention."""
     if backend_for(qkv) is KernelBackend.TRITON:
         from loraplex.engine.kernels.triton import prefill_attention as triton
 
-        chunk_attention = triton.prefill_attention
-    # A chunk without rows pads a captured step.
-    shapes = zip(chunks.begins.tolist(), chunks.ends.tolist(), chunks.lengths.tolist(), strict=True)
-    for (begin, end, length), table in zip(shapes, chunks.tables, strict=True):
-        if begin == end:
-            continue
-        chunk_attention(qkv[begin:end], out[begin:end], kv_cache, table, length, scale, window, kv_scales)
+        triton.prefill_attention(qkv, out, kv_cache, chunks, scale, window, kv_scales)
+    else:
+        reference.prefill_attention(qkv, out, kv_cache, chunks, scale, window, kv_scales)

@@ -77,7 +77,7 @@ def prefill_problem(
 
         def expected() -> tuple[Tensor, ...]:
             wide = widened(out)
-            reference.prefill_attention(qkv.float(), wide, cache.float(), table, length, scale, window)
+            reference.prefill_attention(qkv.float(), wide, cache.float(), chunks, scale, window)
             return (wide,)
 
         return Operands(run, expected, poisoned=(out,))
