@@ -384,7 +384,8 @@ def _runner(model: LoadedModel, config: EngineConfig, pool: AdapterPool, masks: 
         buckets = Buckets(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)
         blocks = StaticBlocks(-(-model.max_model_len // block_size), block_size, model.num_blocks)
         adapters = path if pool.max_bytes else None
-        runner.replay(capture_steps(model.decoder, kv_cache, buckets, blocks, adapters))
+        most = config.scheduler.max_adapters_per_step
+        runner.replay(capture_steps(model.decoder, kv_cache, buckets, blocks, adapters, most))
     return runner
 
 

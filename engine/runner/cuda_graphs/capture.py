@@ -22,8 +22,12 @@ def capture_steps(
     buckets: Buckets,
     blocks: StaticBlocks,
     adapters: AdapterPath | None,
+    max_adapters: int,
 ) -> StepGraphs:
-    """Capture every shape of `buckets` for every kind of adapters; without adapters only, if `adapters` is None."""
+    """Capture every shape of `buckets` for every kind of adapters; without adapters only, if `adapters` is None.
+
+    `max_adapters`: the most distinct adapters of a step.
+    """
     path = adapters or AdapterPath()
     few = FEW_ADAPTERS if adapters is not None else 0
     device = decoder.device
@@ -34,7 +38,7 @@ def capture_steps(
         StepLogits(logits, torch.empty(buckets.rows, dtype=torch.int64, device=device)),
         buckets,
         CudaReplayer(device),
-        StaticGroups(path, device),
+        StaticGroups(path, max_adapters),
         AdapterKinds(few, is_one=path.deterministic),
     )
     report = graphs.capture()

@@ -1,47 +1,27 @@
-"""`StaticGroups`: groups the rows of a captured step by adapter on the device, from the slots at the time of the replay."""
+"""`StaticGroups`: groups the rows of a captured step by adapter on the device, from the slots at the time of the replay.
 
-import torch
+Invariant: rows get the chunks and the kernels that `AdapterPath.group` gives them when the step is not captured.
+"""
+
 from torch import Tensor
 
 from loraplex.engine.batch.forward_batch import AdapterPath
 from loraplex.engine.kernels.group_rows import group_on_device
 from loraplex.engine.lora.batch import LoraBatch
-from loraplex.engine.lora.device_batch import (
-    DECODE_ROWS,
-    FEW_ADAPTERS,
-    PREFILL_ROWS,
-    ChunkBuffers,
-    chunk_bound,
-    make_chunk_buffers,
-)
+from loraplex.engine.lora.device_batch import FEW_ADAPTERS, LoraPath
 from loraplex.engine.runner.cuda_graphs.adapter_kinds import AdapterKind
 
 
 class StaticGroups:
-    """Keeps its buffers for its own lifetime: a replay reads and writes them."""
+    """Groups in memory of the capture, which replays write again."""
 
-    def __init__(self, path: AdapterPath, device: torch.device) -> None:
+    def __init__(self, path: AdapterPath, max_adapters: int) -> None:
+        """`max_adapters`: the most distinct adapters of a step."""
         self._path = path
-        self._device = device
-        self._buffers: dict[tuple[int, AdapterKind, bool], ChunkBuffers] = {}
+        self._many = max(max_adapters, FEW_ADAPTERS + 1)
 
-    def __call__(
-        self, row_slots: Tensor, kind: AdapterKind, num_decodes: Tensor | None = None
-    ) -> LoraBatch | None:
-        """Group `row_slots` int32 [rows] as steps of this kind require. `num_decodes` None: every row is a decode."""
-        rows, is_decode = row_slots.shape[0], num_decodes is None
-        adapters = min(rows, FEW_ADAPTERS) if kind is AdapterKind.FEW else rows
-        chunk_rows = DECODE_ROWS if is_decode or self._path.deterministic else PREFILL_ROWS
-        buffers = self._buffers.get((rows, kind, is_decode))
-        if buffers is None:
-            buffers = make_chunk_buffers(rows, chunk_bound(rows, adapters, chunk_rows), self._device)
-            self._buffers[rows, kind, is_decode] = buffers
-        return group_on_device(
-            row_slots,
-            adapters,
-            is_decode=is_decode,
-            is_static=True,
-            buffers=buffers,
-            workspace=self._path.workspace,
-            deterministic=self._path.deterministic,
-        )
+    def __call__(self, row_slots: Tensor, kind: AdapterKind, is_mixed: bool) -> LoraBatch | None:
+        """Group `row_slots` int32 [rows] as steps of this kind require."""
+        adapters = FEW_ADAPTERS if kind is AdapterKind.FEW else self._many
+        path = LoraPath.of(adapters, is_mixed=is_mixed, deterministic=self._path.deterministic)
+        return group_on_device(row_slots, path, adapters, is_static=True, workspace=self._path.workspace)

@@ -51,7 +51,6 @@ class StaticInputs:
         self.row_slots = self._zeros(tokens).fill_(-1)
         self.tables = self._zeros(decodes, blocks.columns)
         self.lengths = self._zeros(decodes)
-        self.num_decodes = self._zeros(1)
         self.sampled = self._zeros(rows, dtype=torch.int64)
         self.chunks = PrefillChunks(
             begins=self._zeros(rows),
@@ -72,7 +71,6 @@ class StaticInputs:
             self.row_slots,
             self.tables,
             self.lengths,
-            self.num_decodes,
             self.sampled,
             *(chunks.begins, chunks.ends, chunks.lengths, chunks.tables),
             *(chunks.tile_chunks, chunks.tile_begins),
@@ -125,8 +123,6 @@ class StaticInputs:
         yield self.lengths[: shape.decodes], _int32(_padded(lengths, shape.decodes, 0))
         if rows.decodes:
             yield _written_tables(self.tables, rows.decodes)
-        if shape.chunks:
-            yield self.num_decodes, _int32([len(rows.decodes)])
 
     def _written_chunks(self, rows: BatchRows, shape: StepShape) -> Iterable[Written]:
         chunks = self._chunks_of(shape)

@@ -21,9 +21,10 @@ from loraplex.engine.runner.cuda_graphs.static_inputs import StaticInputs
 from loraplex.engine.sampling.step_logits import StepLogits
 
 Forward: TypeAlias = Callable[[ForwardBatch], Tensor]
-Grouping: TypeAlias = Callable[[Tensor, AdapterKind, Tensor | None], LoraBatch | None]
-"""(row slots int32 [rows], kind, number of decodes int32 [1], None: all rows) -> the rows by adapter, grouped on the device
-at every replay."""
+Grouping: TypeAlias = Callable[[Tensor, AdapterKind, bool], LoraBatch | None]
+"""(row slots int32 [rows] on the device, kind of the step, whether rows may belong to prefill chunks) -> the rows by adapter,
+grouped on the device at every replay. Rows that pad the step have slot -1.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,8 @@ class StepGraphs:
         if kind is AdapterKind.BASE:
             return None, None
         row_slots = self._inputs.row_slots[: shape.tokens]
-        rows = self._grouping(row_slots, kind, self._inputs.num_decodes if shape.chunks else None)
+        rows = self._grouping(row_slots, kind, shape.chunks > 0)
         if shape.samples is None:
             return rows, rows
         sampled = row_slots.index_select(0, self._inputs.sampled[: shape.samples])
-        return rows, self._grouping(sampled, kind, None)
+        return rows, self._grouping(sampled, kind, False)

@@ -226,7 +226,7 @@ def test_chunks_of_a_captured_step_are_those_of_the_eager_one(packs: bool) -> No
     batch = inputs.batch(MIXED, None, None)
     eager = rows.batch(cpu, HostTransfers(cpu, packs), before(rows, cpu))
     found, expected = batch.chunks, eager.chunks
-    assert found is not None and expected is not None and inputs.num_decodes.tolist() == [5]
+    assert found is not None and expected is not None
     assert found.begins.tolist() == [5, 8, *[0] * 6] and found.ends.tolist() == [8, 9, *[0] * 6]
     for name in ("begins", "ends", "lengths", "tile_chunks", "tile_begins"):
         count = len(getattr(expected, name))

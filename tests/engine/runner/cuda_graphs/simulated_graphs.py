@@ -146,7 +146,7 @@ class Run:
 
     def _replay(self, few: int, grouping: Grouping) -> StepGraphs:
         blocks = StaticBlocks(128 // BLOCK_SIZE, BLOCK_SIZE, BLOCKS)
-        inputs = StaticInputs(self.buckets, blocks, CPU)
+        inputs = self._inputs = StaticInputs(self.buckets, blocks, CPU)
         rows = self.buckets.rows
         results = StepLogits(torch.empty(rows, VOCAB), torch.empty(rows, dtype=torch.int64))
         replayer = SimulatedReplayer(inputs, results)
@@ -164,12 +164,11 @@ class Run:
         self.runner.replay(graphs)
         return graphs
 
-    def _group(
-        self, row_slots: torch.Tensor, kind: AdapterKind, num_decodes: torch.Tensor | None
-    ) -> LoraBatch | None:
+    def _group(self, row_slots: torch.Tensor, kind: AdapterKind, is_mixed: bool) -> LoraBatch | None:
+        """On a CPU decodes and chunks have kernels of their own."""
         self.kinds.append(kind)
-        decodes = None if num_decodes is None or self._deterministic else int(num_decodes)
-        return group_rows(row_slots.tolist(), CPU, decodes)
+        decodes = int((self._inputs.lengths[: len(row_slots)] > 0).sum())
+        return group_rows(row_slots.tolist(), CPU, decodes if is_mixed and not self._deterministic else None)
 
     def compare_steps(self) -> None:
         """Run every step eagerly before it is launched: logits, keys and values must be the same to the bit."""

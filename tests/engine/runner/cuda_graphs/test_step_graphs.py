@@ -6,7 +6,6 @@ import pytest
 from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
 from tests.engine.runner.cuda_graphs.simulated_graphs import (
     BLOCKS,
-    CPU,
     Run,
     tiny_model,
 )
@@ -148,7 +147,7 @@ def test_the_triton_backend_is_replayed_as_it_is_run(
     monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.REFERENCE)
     eager = Run(model, graphs=False, rows=4).play(3, requests=4, adapters=("a", "bb"))
     monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON)
-    grouping = StaticGroups(AdapterPath(), CPU)
+    grouping = StaticGroups(AdapterPath(), max_adapters=8)
     shapes = (StepShape(4, 4, 0, None), StepShape(24, 24, 4, 4))
     options: dict[str, Any] = {"overlap": "on", "few": 8, "rows": 4, "shapes": shapes}
     replayed = Run(model, graphs=True, grouping=grouping, **options).play(3, requests=4, adapters=("a", "bb"))
