@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loraplex.engine.runner.cuda_graphs.adapter_kinds import AdapterKind, AdapterKinds
 
 from loraplex.engine.batch.forward_batch import AdapterPath
 from loraplex.engine.kernels import dispatch
@@ -21,6 +20,7 @@ from loraplex.engine.lora.device_batch import (
     LoraPath,
     chunk_bound,
 )
+from loraplex.engine.runner.cuda_graphs.adapter_kinds import AdapterKind, AdapterKinds
 from loraplex.engine.runner.cuda_graphs.static_groups import StaticGroups
 
 pytest.importorskip("triton")
