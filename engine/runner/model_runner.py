@@ -7,13 +7,13 @@ from loraplex.engine.batch.forward_batch import (
     AdapterPath,
     BatchRows,
     ForwardBatch,
-    PrefillChunk,
     UnknownTokens,
 )
 from loraplex.engine.batch.host_transfers import HostTransfers
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.batch.step_plan import PlannedRow, StepPlan
 from loraplex.engine.kernels.group_rows import every_path, group_rows
+from loraplex.engine.kernels.prefill_chunks import PrefillChunks, one_chunk
 from loraplex.engine.kernels.sgmv import sgmv
 from loraplex.engine.lora.batch import LoraBatch
 from loraplex.engine.lora.pool import AdapterPool
@@ -82,11 +82,11 @@ class ModelRunner:
 
     def warm_up(self) -> None:
         """Run every kernel once, so that no request waits for its compilation. Writes into block 0 before it is used."""
-        decode = PrefillChunk(0, 1, 1, torch.zeros(1, dtype=torch.int32, device=self._decoder.device))
-        for chunks, decodes in (((), 1), ((decode,), 0)):
+        chunk = one_chunk(1, 1, torch.zeros(1, dtype=torch.int32, device=self._decoder.device))
+        for chunks, decodes in ((None, 1), (chunk, 0)):
             self.forward(_one_token(chunks, decodes, self._decoder.device))
         for lora in every_path(self._decoder.device, deterministic=self._adapters.deterministic):
-            self.forward(_one_token((), 1, self._decoder.device, lora))
+            self.forward(_one_token(None, 1, self._decoder.device, lora))
         rows = group_rows([0], self._decoder.device)
         site = self._decoder.sites[1]
         x = torch.zeros(1, site.inputs, dtype=self._decoder.dtype, device=self._decoder.device)
@@ -127,7 +127,7 @@ def _row_without_request() -> PlannedRow:
 
 
 def _one_token(
-    chunks: tuple[PrefillChunk, ...], decodes: int, device: torch.device, lora: LoraBatch | None = None
+    chunks: PrefillChunks | None, decodes: int, device: torch.device, lora: LoraBatch | None = None
 ) -> ForwardBatch:
     """Token 0 at position 0 in block 0, as a decode or as a chunk."""
     zero = torch.zeros(1, dtype=torch.int64, device=device)

@@ -54,7 +54,7 @@ class StaticInputs:
             num_decodes=bucket,
             decode_tables=self.tables[:bucket],
             decode_lengths=self.lengths[:bucket],
-            chunks=(),
+            chunks=None,
             sampled_tokens=None,
             num_sampled=bucket,
             lora=lora,

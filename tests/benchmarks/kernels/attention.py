@@ -6,6 +6,7 @@ from tests.benchmarks.kernels.shapes import LayerShape
 from torch import Tensor
 
 from loraplex.engine.kernels.paged_attention import decode_attention, prefill_attention
+from loraplex.engine.kernels.prefill_chunks import one_chunk
 from loraplex.engine.kernels.reference import paged_attention as reference
 
 BLOCK = 16
@@ -98,17 +99,18 @@ def prefill_problem(
         blocks = -(-length // BLOCK)
         cache = _cache(tensors, model, blocks, kv_dtype)
         table = tensors.permutation(blocks, torch.int32)
+        chunks = one_chunk(chunk, length, table)
         qkv = tensors.normal(chunk, model.q_size + 2 * model.kv_size, dtype=DTYPES[dtype])
         out = torch.empty_like(qkv[:, : model.q_size].contiguous())
         scale = model.head_dim**-0.5
 
         def run() -> tuple[Tensor, ...]:
-            prefill_attention(qkv, out, cache, table, length, scale, window)
+            prefill_attention(qkv, out, cache, chunks, scale, window)
             return (out,)
 
         def expected() -> tuple[Tensor, ...]:
             wide = widened(out)
-            reference.prefill_attention(qkv.float(), wide, cache.float(), table, length, scale, window)
+            reference.prefill_attention(qkv.float(), wide, cache.float(), chunks, scale, window)
             return (wide,)
 
         return Operands(run, expected, poisoned=(out,))
