@@ -89,6 +89,7 @@ class Engine:
             clock,
             model.max_model_len,
             model.config.eos_token_ids,
+            max_tokens=_max_tokens(model, config),
             vocab_size=model.config.vocab_size,
         )
         self.numeric_check = NumericCheck(
@@ -358,6 +359,10 @@ def replays(setting: str, device: torch.device) -> bool:
     return setting == "auto" and device.type == "cuda"
 
 
+def _max_tokens(model: LoadedModel, config: EngineConfig) -> int:
+    return config.scheduler.max_tokens(is_cuda=model.device.type == "cuda")
+
+
 def _prefix_cache(model: LoadedModel, config: CacheConfig, pool: BlockPool) -> PrefixCache:
     return PrefixCache(
         pool,
@@ -381,7 +386,7 @@ def _runner(model: LoadedModel, config: EngineConfig, pool: AdapterPool, masks: 
     runner = ModelRunner(model.decoder, kv_cache, block_size, sampler, pool, masks, path)
     runner.warm_up()
     if is_replaying:
-        buckets = Buckets(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)
+        buckets = Buckets(config.scheduler.max_num_seqs, _max_tokens(model, config))
         blocks = StaticBlocks(-(-model.max_model_len // block_size), block_size, model.num_blocks)
         adapters = path if pool.max_bytes else None
         most = config.scheduler.max_adapters_per_step
@@ -393,6 +398,6 @@ def _adapter_path(model: LoadedModel, config: EngineConfig) -> AdapterPath:
     """Return the adapter path. Requires the pool, because the kernels' workspace depends on the greatest rank."""
     if model.device.type == "cpu" or not config.lora.max_bytes:
         return AdapterPath(config.deterministic)
-    rows = config.scheduler.max_num_batched_tokens
+    rows = _max_tokens(model, config)
     workspace = make_workspace(model.decoder.sites, rows, model.device)
     return AdapterPath(config.deterministic, workspace, rows)

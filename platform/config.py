@@ -110,7 +110,7 @@ class Settings(BaseSettings):
     adapter_page_error: float = Field(default=0.05, gt=0, le=1)
     max_lora_rank: int = Field(default=256, ge=1, le=256)
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
-    max_num_batched_tokens: int = Field(default=256, ge=1, le=1 << 20)
+    max_num_batched_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
     max_adapters_per_step: int = Field(default=64, ge=1, le=4096)
     max_waiting: int = Field(default=1024, ge=0, le=1 << 20)
     chunked_prefill: bool = True

@@ -19,7 +19,9 @@ SPLIT_K = 1024
 """Inputs per partial sum of an adapter's hidden values on a GPU."""
 MAX_ADAPTER_SLOTS = 1024
 _GRAPH_BYTES = 512 << 20
-"""Captured graphs keep their kernels' arguments and one set of activations. An estimate."""
+"""Captured graphs keep their kernels' arguments and the partial sums of attention. An estimate."""
+_GRAPH_TOKENS = 2048
+"""Captured graphs share one set of activations, of a step of at most so many tokens."""
 _CONTEXT_BYTES = 640 << 20
 """CUDA's context, loaded kernels and the workspace of its matrix products. An estimate."""
 _SAMPLING_COPIES = 4
@@ -206,7 +208,7 @@ def _kv_bytes(config: EngineConfig, machine: Machine, room: int | None, block_by
 
 def _reserve(model: ModelConfig, config: EngineConfig, machine: Machine) -> tuple[tuple[str, int], ...]:
     item = ITEM_SIZES[machine.dtype]
-    tokens, rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
+    tokens, rows = config.scheduler.max_tokens(is_cuda=machine.is_cuda), config.scheduler.max_num_seqs
     attention = 2 * model.q_size + 2 * model.kv_size
     widest = max(attention, 3 * model.intermediate_size)
     activations = tokens * (3 * model.hidden_size + widest) * item
@@ -221,7 +223,7 @@ def _reserve(model: ModelConfig, config: EngineConfig, machine: Machine) -> tupl
         *parts,
         ("adapter tables", tables),
         ("adapters' hidden values", hidden),
-        ("graphs", _GRAPH_BYTES),
+        ("graphs", _GRAPH_BYTES + min(tokens, _GRAPH_TOKENS) * activations // tokens),
         ("CUDA context", _CONTEXT_BYTES),
     )
 
