@@ -225,7 +225,7 @@ def test_an_adapter_of_an_8b_model_comes_in_about_thirty_copies() -> None:
         spans = [span for batch in placement.copy.batches() for span in batch]
         if wanted is packed[0]:
             counts.append(len(spans))
-    assert max(nbytes for _, _, nbytes in spans) <= page_copy.BATCH_BYTES
+    assert placement.copy is not None and max(nbytes for _, _, nbytes in spans) <= page_copy.BATCH_BYTES
     assert_each_page_goes_to_its_place(placement.copy, spans)
     assert counts[0] <= 25 and sum(counts) <= 30 * len(counts) and max(counts) <= 60
 
