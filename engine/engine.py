@@ -76,6 +76,7 @@ class Engine:
             model.decoder.sites,
             source,
             config.lora,
+            max_bytes=model.memory.adapter_budget if config.lora.max_bytes is None else config.lora.max_bytes,
             max_slots=model.decoder.max_adapter_slots,
             dtype=model.dtype,
             device=model.device,
@@ -382,7 +383,7 @@ def _runner(model: LoadedModel, config: EngineConfig, pool: AdapterPool, masks: 
     num_blocks = model.num_blocks + is_replaying
     kv_cache = allocate_kv_cache(model.config, num_blocks, block_size, model.kv_dtype, device)
     sampler = Sampler(model.config.vocab_size, model.config.eos_token_ids, transfers=HostTransfers(device))
-    path = _adapter_path(model, config)
+    path = _adapter_path(model, config, pool)
     runner = ModelRunner(model.decoder, kv_cache, block_size, sampler, pool, masks, path)
     runner.warm_up()
     if is_replaying:
@@ -394,9 +395,9 @@ def _runner(model: LoadedModel, config: EngineConfig, pool: AdapterPool, masks: 
     return runner
 
 
-def _adapter_path(model: LoadedModel, config: EngineConfig) -> AdapterPath:
+def _adapter_path(model: LoadedModel, config: EngineConfig, pool: AdapterPool) -> AdapterPath:
     """Return the adapter path. Requires the pool, because the kernels' workspace depends on the greatest rank."""
-    if model.device.type == "cpu" or not config.lora.max_bytes:
+    if model.device.type == "cpu" or not pool.max_bytes:
         return AdapterPath(config.deterministic)
     rows = _max_tokens(model, config)
     workspace = make_workspace(model.decoder.sites, rows, model.device)
