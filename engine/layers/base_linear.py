@@ -1,5 +1,6 @@
 """`BaseLinear`: the interface of a base projection, and the one place that chooses its kind."""
 
+from collections.abc import Hashable
 from typing import Protocol
 
 import torch
@@ -17,6 +18,15 @@ class BaseLinear(Protocol):
     outputs: int
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    @property
+    def layout(self) -> Hashable:
+        """Equal for projections whose products are compiled alike at every number of rows."""
+        ...
+
+    def tiling(self, rows: int, dtype: torch.dtype) -> Hashable:
+        """Equal for numbers of rows whose products run the same machine code; None where all do."""
+        ...
 
 
 def make_linear(
