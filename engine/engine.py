@@ -387,9 +387,7 @@ def _runner(model: LoadedModel, config: EngineConfig, pool: AdapterPool, masks: 
     path = _adapter_path(model, config, pool)
     runner = ModelRunner(model.decoder, kv_cache, block_size, sampler, pool, masks, path)
     slots = model.decoder.max_adapter_slots if pool.max_bytes else 0
-    limits = StepLimits(
-        config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens, model.max_model_len, slots
-    )
+    limits = StepLimits(config.scheduler.max_num_seqs, _max_tokens(model, config), model.max_model_len, slots)
     WarmUp(model.decoder, kv_cache, block_size, sampler, path, limits).run()
     if is_replaying:
         buckets = Buckets(config.scheduler.max_num_seqs, _max_tokens(model, config))

@@ -1,5 +1,7 @@
 """A linear layer in bfloat16 on a CPU: one kernel for every number of rows."""
 
+from collections.abc import Hashable
+
 import torch
 
 from loraplex.engine.kernels.cpu.bfloat16_linear import bfloat16_linear, lay_out
@@ -21,3 +23,10 @@ class BFloat16Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, inputs] -> [rows, outputs], a new tensor."""
         return bfloat16_linear(x.contiguous(), self._weight)
+
+    @property
+    def layout(self) -> Hashable:
+        return None
+
+    def tiling(self, rows: int, dtype: torch.dtype) -> Hashable:
+        return None
