@@ -221,12 +221,13 @@ def test_an_adapter_of_an_8b_model_comes_in_about_thirty_copies() -> None:
         slot = min(set(range(16)) - {placement.slot for placement in resident})
         placement = pool.place(slot, wanted)
         resident.append(placement)
-        assert placement.copy is not None
-        spans = [span for batch in placement.copy.batches() for span in batch]
+        copy = placement.copy
+        assert copy is not None
+        spans = [span for batch in copy.batches() for span in batch]
         if wanted is packed[0]:
             counts.append(len(spans))
-    assert max(nbytes for _, _, nbytes in spans) <= page_copy.BATCH_BYTES
-    assert_each_page_goes_to_its_place(placement.copy, spans)
+        assert max(nbytes for _, _, nbytes in spans) <= page_copy.BATCH_BYTES
+        assert_each_page_goes_to_its_place(copy, spans)
     assert counts[0] <= 25 and sum(counts) <= 30 * len(counts) and max(counts) <= 60
 
 
