@@ -18,6 +18,7 @@ from tests.benchmarks.chunked_prefill import ChunkedPrefillShape, measure_chunke
 from tests.benchmarks.console import measure_console
 from tests.benchmarks.gateway import GatewayShape, measure_gateway
 from tests.benchmarks.journal import JournalShape, measure_journal
+from tests.benchmarks.kernels.shapes import LAYER_SHAPES
 from tests.benchmarks.ledger import LedgerLoad, measure_ledger
 from tests.benchmarks.ledger_rows import LedgerShape
 from tests.benchmarks.noisy_neighbours import NoisyNeighboursShape, measure_noisy_neighbours
@@ -129,6 +130,27 @@ def grammar_masks(
         shape = MaskShape(rows=mask_rows, steps=steps, large=vocabulary)
         return measure_in_subprocess(MaskJob(resolve_model(model), shape))
 
+    run_bench(work, out, as_json)
+
+
+@app.command()
+def steps(
+    shape: Annotated[str, typer.Option(help=f"Widths of {', '.join(LAYER_SHAPES)}.")] = "llama-3-8b",
+    step_rows: Annotated[int, typer.Option("--rows", min=8, help="Decoding rows.")] = 64,
+    tokens: Annotated[int, typer.Option(min=128, max=2048, help="Tokens of a mixed step.")] = 1024,
+    repeats: Repeats = 20,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Launches and host time of a GPU's steps, launched kernel by kernel and replayed; needs no GPU."""
+
+    async def work() -> Report:
+        from tests.benchmarks.steps import StepsShape, measure_steps
+
+        return measure_steps(StepsShape(shape, step_rows, tokens, repeats))
+
+    if shape not in LAYER_SHAPES:
+        raise typer.BadParameter(f"must be one of {', '.join(LAYER_SHAPES)}", param_hint="--shape")
     run_bench(work, out, as_json)
 
 
