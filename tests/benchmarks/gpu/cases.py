@@ -114,7 +114,7 @@ def _loras(model: LayerShape) -> Iterator[Case]:
     yield Case("lora", embedding_problem(model, 64, 16, 16, DTYPE, DTYPE), 2)
     for rank in (8, 64, 256):
         yield Case("lora", pair_problem(64, 64, rank, width, width, DTYPE, DTYPE), 2)
-    yield Case("lora", pair_problem(512, 2, 16, width, width, DTYPE, DTYPE), 2)
+    yield Case("lora", layer_problem(model, 512, 2, 16, DTYPE, DTYPE, decodes=64), 2)
 
 
 def _gemms(model: LayerShape) -> Iterator[Case]:
