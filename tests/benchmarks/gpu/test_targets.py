@@ -30,7 +30,7 @@ def row_of(name: str, lines: list[dict[str, Any]]) -> Row:
     return next(row for row in rows(lines) if name in row.name)
 
 
-def every_line(**figures: float) -> list[dict[str, Any]]:
+def every_line(**figures: Any) -> list[dict[str, Any]]:
     """One for each case the real run would time."""
     kernels = [line(case.name, **figures) for case in kernel_cases(is_dry=False)]
     loads = ("base", "all-base", "one", "distinct", "zipf", "distinct 8-bit", "zipf 8-bit")
