@@ -30,9 +30,9 @@ from loraplex.engine.lora.pool_factory import open_pool
 from loraplex.engine.lora.source import AdapterSource
 from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, FinishReason
 from loraplex.engine.model_loading import LoadedModel
-from loraplex.engine.runner.cuda_graphs.buckets import MAX_ROWS
-from loraplex.engine.runner.cuda_graphs.capture import capture_decodes
-from loraplex.engine.runner.cuda_graphs.static_inputs import StaticShape
+from loraplex.engine.runner.cuda_graphs.buckets import Buckets
+from loraplex.engine.runner.cuda_graphs.capture import capture_steps
+from loraplex.engine.runner.cuda_graphs.static_inputs import StaticBlocks
 from loraplex.engine.runner.model_runner import ModelRunner
 from loraplex.engine.runner.step_isolation import IsolatedStep, StepIsolation
 from loraplex.engine.sampling.sampler import Sampler
@@ -352,7 +352,7 @@ def overlaps(setting: str, device: torch.device) -> bool:
 
 
 def replays(setting: str, device: torch.device) -> bool:
-    """Whether decode steps are replayed as CUDA graphs."""
+    """Whether steps are replayed as CUDA graphs."""
     if setting not in ("auto", "off"):
         raise ValueError(f"`cuda_graphs` must be auto or off, got {setting!r}")
     return setting == "auto" and device.type == "cuda"
@@ -381,10 +381,11 @@ def _runner(model: LoadedModel, config: EngineConfig, pool: AdapterPool, masks: 
     runner = ModelRunner(model.decoder, kv_cache, block_size, sampler, pool, masks, path)
     runner.warm_up()
     if is_replaying:
-        rows = min(config.scheduler.max_num_seqs, MAX_ROWS)
-        shape = StaticShape(rows, -(-model.max_model_len // block_size), block_size, model.num_blocks)
+        buckets = Buckets(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)
+        blocks = StaticBlocks(-(-model.max_model_len // block_size), block_size, model.num_blocks)
         adapters = path if pool.max_bytes else None
-        runner.replay(capture_decodes(model.decoder, kv_cache, shape, adapters))
+        most = config.scheduler.max_adapters_per_step
+        runner.replay(capture_steps(model.decoder, kv_cache, buckets, blocks, adapters, most))
     return runner
 
 

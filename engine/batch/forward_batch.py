@@ -1,6 +1,6 @@
 """`ForwardBatch`: a step plan as tensors, with everything that the model's forward pass reads and no global state."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,18 +9,9 @@ from loraplex.engine.batch.host_transfers import HostTransfers
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.batch.step_plan import UNKNOWN_TOKEN, PlannedRow, StepPlan
 from loraplex.engine.kernels.group_rows import group_rows
+from loraplex.engine.kernels.prefill_chunks import PrefillChunks, tiles_of
 from loraplex.engine.lora.batch import LoraBatch
 from loraplex.engine.lora.device_batch import LoraWorkspace
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillChunk:
-    """Rows `begin:end` of the batch are the last `end - begin` of `length` tokens of one sequence."""
-
-    begin: int
-    end: int
-    length: int
-    block_table: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +28,7 @@ class ForwardBatch:
     num_decodes: int
     decode_tables: torch.Tensor
     decode_lengths: torch.Tensor
-    chunks: tuple[PrefillChunk, ...]
+    chunks: PrefillChunks | None
     sampled_tokens: torch.Tensor | None
     num_sampled: int
     lora: LoraBatch | None
@@ -54,12 +45,22 @@ class AdapterPath:
     workspace: LoraWorkspace | None = None
     workspace_rows: int = 0
 
-    def group(self, row_slots: list[int], device: torch.device, num_decodes: int) -> LoraBatch | None:
-        """Group the rows by slot; rows from `num_decodes` on belong to chunks. None when no row has an adapter."""
+    def group(
+        self,
+        row_slots: list[int],
+        device: torch.device,
+        num_decodes: int,
+        of_step: list[int] | None = None,
+    ) -> LoraBatch | None:
+        """Group the rows by slot; rows from `num_decodes` on belong to chunks. None when no row has an adapter.
+
+        `of_step`: the slots of all rows of the step, if these are some of them.
+        """
         return group_rows(
             row_slots,
             device,
             None if self.deterministic else num_decodes,
+            of_step=of_step,
             workspace=self.workspace if len(row_slots) <= self.workspace_rows else None,
             deterministic=self.deterministic,
         )
@@ -97,11 +98,6 @@ class BatchRows:
         for row in plan.rows:
             self._add(row, -1 if row.adapter is None else adapter_slots[row.adapter.key])
 
-    @property
-    def is_decode_only(self) -> bool:
-        """Whether every row is one token of a response, and all are sampled."""
-        return not self.chunks and len(self.sampled) == len(self.token_ids)
-
     def unknown_places(self, tokens: UnknownTokens | None) -> tuple[list[int], list[int]]:
         """Return the places of the unknown tokens here and in `tokens`. Raises `ValueError` without `tokens`."""
         if not self.unknown:
@@ -119,7 +115,7 @@ class BatchRows:
     ) -> ForwardBatch:
         """Copy the tensors to the device in one transfer."""
         token_ids, positions, slots, tables, lengths, sampled, at, source, *chunks = transfers.stage(
-            self._tensors(unknown)
+            [*self._tensors(unknown), *self._chunk_tensors()]
         )
         if unknown is not None and self.unknown:
             # A row that got no token is not used any more: it may compute any token.
@@ -133,37 +129,40 @@ class BatchRows:
             num_decodes=len(self.decodes),
             decode_tables=tables,
             decode_lengths=lengths,
-            chunks=tuple(
-                PrefillChunk(begin, end, length, table)
-                for (begin, end, length, _), table in zip(self.chunks, chunks, strict=True)
-            ),
+            chunks=PrefillChunks(*chunks) if chunks else None,
             sampled_tokens=None if every else sampled,
             num_sampled=len(self.sampled),
             lora=lora,
             sampled_lora=lora
             if every and not self.chunks
-            else adapters.group(self.sampled_slots, device, len(self.sampled_slots)),
+            else adapters.group(self.sampled_slots, device, len(self.sampled_slots), self.row_slots),
         )
 
     def _tensors(self, unknown: UnknownTokens | None) -> list[torch.Tensor]:
-        """Return token ids, positions, slots, block tables and lengths of the decodes, sampled tokens, the places of the
-        unknown tokens here and in the previous step, then the chunks' tables.
+        """Return token ids, positions, slots, block tables and lengths of the decodes, sampled tokens, and the places of
+        the unknown tokens here and in the previous step.
         """
         count = len(self.decodes)
-        columns = max((len(table) for table in self.decodes), default=0)
-        padded = [table + (0,) * (columns - len(table)) for table in self.decodes]
         places, sources = self.unknown_places(unknown)
         return [
             torch.tensor(self.token_ids, dtype=torch.int64),
             torch.tensor(self.positions, dtype=torch.int64),
             torch.tensor(self.slots, dtype=torch.int64),
-            torch.tensor(padded, dtype=torch.int32).view(count, columns),
+            _padded_tables(self.decodes),
             torch.tensor([p + 1 for p in self.positions[:count]], dtype=torch.int32),
             torch.tensor(self.sampled, dtype=torch.int64),
             torch.tensor(places, dtype=torch.int64),
             torch.tensor(sources, dtype=torch.int64),
-            *(torch.tensor(table, dtype=torch.int32) for *_, table in self.chunks),
         ]
+
+    def _chunk_tensors(self) -> list[torch.Tensor]:
+        """Return the fields of `PrefillChunks` in their order; nothing without chunks."""
+        if not self.chunks:
+            return []
+        begins, ends, lengths, tables = zip(*self.chunks, strict=True)
+        tensors = [torch.tensor(column, dtype=torch.int32) for column in (begins, ends, lengths)]
+        tiles = [torch.tensor(column, dtype=torch.int32) for column in tiles_of(begins, ends)]
+        return [*tensors, _padded_tables(tables), *tiles]
 
     def _add(self, row: PlannedRow, adapter_slot: int) -> None:
         start, count, table = row.start, len(row.token_ids), row.block_table
@@ -186,3 +185,11 @@ class BatchRows:
         if row.samples:
             self.sampled.append(len(self.positions) - 1)
             self.sampled_slots.append(adapter_slot)
+
+
+def _padded_tables(tables: Iterable[tuple[int, ...]]) -> torch.Tensor:
+    """Return int32 [tables, columns of the longest], filled up with block 0."""
+    rows = list(tables)
+    columns = max((len(table) for table in rows), default=0)
+    padded = [table + (0,) * (columns - len(table)) for table in rows]
+    return torch.tensor(padded, dtype=torch.int32).view(len(rows), columns)

@@ -1,8 +1,9 @@
-"""Attention over the paged KV cache: all decodes of a step at once, and one prefill chunk at a time."""
+"""Attention over the paged KV cache: all decodes of a step at once, and all its prefill chunks."""
 
 import torch
 
 from loraplex.engine.kernels.dispatch import KernelBackend, backend_for
+from loraplex.engine.kernels.prefill_chunks import PrefillChunks
 from loraplex.engine.kernels.reference import paged_attention as reference
 
 __all__ = ["decode_attention", "prefill_attention"]
@@ -36,16 +37,15 @@ def prefill_attention(
     qkv: torch.Tensor,
     out: torch.Tensor,
     kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    length: int,
+    chunks: PrefillChunks,
     scale: float,
     window: int | None,
     kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
-    """See `reference.prefill_attention`."""
+    """See `reference.prefill_attention`, which serves a CPU: there most of the time is torch's attention."""
     if backend_for(qkv) is KernelBackend.TRITON:
         from loraplex.engine.kernels.triton import prefill_attention as triton
 
-        triton.prefill_attention(qkv, out, kv_cache, block_table, length, scale, window, kv_scales)
+        triton.prefill_attention(qkv, out, kv_cache, chunks, scale, window, kv_scales)
     else:
-        reference.prefill_attention(qkv, out, kv_cache, block_table, length, scale, window, kv_scales)
+        reference.prefill_attention(qkv, out, kv_cache, chunks, scale, window, kv_scales)

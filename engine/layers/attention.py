@@ -66,16 +66,6 @@ class Attention:
                 self._window,
                 kv_scales,
             )
-        for chunk in batch.chunks:
-            rows = slice(chunk.begin, chunk.end)
-            prefill_attention(
-                qkv[rows],
-                attended[rows],
-                kv_cache,
-                chunk.block_table,
-                chunk.length,
-                self._scale,
-                self._window,
-                kv_scales,
-            )
+        if batch.chunks is not None:
+            prefill_attention(qkv, attended, kv_cache, batch.chunks, self._scale, self._window, kv_scales)
         return self._o.deferred(attended, batch.lora)

@@ -39,8 +39,8 @@ def open_pool(
     if not 1 <= config.max_rank <= MAX_RANK:
         raise ValueError(f"max_rank must lie in 1..{MAX_RANK}, got {config.max_rank}")
     pages = PageFormat.of(config.page_dtype, dtype, config.max_page_error)
-    # On a CPU a blob in the host cache would take memory that `max_bytes` could have.
-    on_host = 0 if device.type == "cpu" else config.host_max_bytes
+    # On a CPU a blob in the host cache would take memory that `max_bytes` could have. Without adapters none comes back.
+    on_host = 0 if device.type == "cpu" or not config.max_bytes else config.host_max_bytes
     host = HostCache(on_host, PinnedArena(on_host, pinned=device.type == "cuda"))
     memory = open_memory(sites, pages, config, max_slots, device, host.blob)
     under_way = max(1, config.max_bytes // SHARE_UNDER_WAY)

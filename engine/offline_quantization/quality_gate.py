@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from loraplex.engine.batch.forward_batch import ForwardBatch, PrefillChunk
+from loraplex.engine.batch.forward_batch import ForwardBatch
 from loraplex.engine.errors import ModelError
+from loraplex.engine.kernels.prefill_chunks import one_chunk
 from loraplex.engine.kv_cache.tensors import allocate_kv_cache
 from loraplex.engine.model_loading import LoadedModel
 
@@ -132,7 +133,7 @@ class WindowScorer:
             num_decodes=0,
             decode_tables=torch.zeros(0, 1, dtype=torch.int32, device=device),
             decode_lengths=torch.zeros(0, dtype=torch.int32, device=device),
-            chunks=(PrefillChunk(0, count, count, table),),
+            chunks=one_chunk(count, count, table),
             sampled_tokens=None,
             num_sampled=count,
             lora=None,

@@ -7,21 +7,22 @@ from loraplex.engine.batch.forward_batch import (
     AdapterPath,
     BatchRows,
     ForwardBatch,
-    PrefillChunk,
     UnknownTokens,
 )
 from loraplex.engine.batch.host_transfers import HostTransfers
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.batch.step_plan import PlannedRow, StepPlan
 from loraplex.engine.kernels.group_rows import every_path, group_rows
+from loraplex.engine.kernels.prefill_chunks import PrefillChunks, one_chunk
 from loraplex.engine.kernels.sgmv import sgmv
 from loraplex.engine.lora.batch import LoraBatch
 from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.models.decoder import Decoder
-from loraplex.engine.runner.cuda_graphs.decode_graphs import DecodeGraphs
+from loraplex.engine.runner.cuda_graphs.step_graphs import StepGraphs
 from loraplex.engine.runner.launched_step import LaunchedStep
 from loraplex.engine.sampling.sampler import Sampler
+from loraplex.engine.sampling.step_logits import StepLogits
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.structured_output.bitmask_filling import BitmaskFiller
 
@@ -50,7 +51,7 @@ class ModelRunner:
         self._transfers = HostTransfers(decoder.device)
         self._mask_transfers = HostTransfers(decoder.device)
         self._last: LaunchedStep | None = None
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -69,12 +70,13 @@ class ModelRunner:
         self._last = handle
         return handle
 
-    def _logits(self, rows: BatchRows, unknown: UnknownTokens | None) -> Tensor:
-        """Return logits [sampled rows, vocab] in the plan's order, and write K and V."""
+    def _logits(self, rows: BatchRows, unknown: UnknownTokens | None) -> StepLogits:
+        """Return the logits of the sampled rows in the plan's order, and write K and V."""
         logits = None if self._graphs is None else self._graphs.run(rows, unknown)
         if logits is not None:
             return logits
-        return self.forward(rows.batch(self._decoder.device, self._transfers, unknown, self._adapters))
+        batch = rows.batch(self._decoder.device, self._transfers, unknown, self._adapters)
+        return StepLogits(self.forward(batch))
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Return the logits of a batch made elsewhere: for benchmarks and tests."""
@@ -82,11 +84,11 @@ class ModelRunner:
 
     def warm_up(self) -> None:
         """Run every kernel once, so that no request waits for its compilation. Writes into block 0 before it is used."""
-        decode = PrefillChunk(0, 1, 1, torch.zeros(1, dtype=torch.int32, device=self._decoder.device))
-        for chunks, decodes in (((), 1), ((decode,), 0)):
+        chunk = one_chunk(1, 1, torch.zeros(1, dtype=torch.int32, device=self._decoder.device))
+        for chunks, decodes in ((None, 1), (chunk, 0)):
             self.forward(_one_token(chunks, decodes, self._decoder.device))
         for lora in every_path(self._decoder.device, deterministic=self._adapters.deterministic):
-            self.forward(_one_token((), 1, self._decoder.device, lora))
+            self.forward(_one_token(None, 1, self._decoder.device, lora))
         rows = group_rows([0], self._decoder.device)
         site = self._decoder.sites[1]
         x = torch.zeros(1, site.inputs, dtype=self._decoder.dtype, device=self._decoder.device)
@@ -108,8 +110,8 @@ class ModelRunner:
         for layer, block in zip(self._kv_cache, kept, strict=True):
             layer[0] = block
 
-    def replay(self, graphs: DecodeGraphs) -> None:
-        """Replay decode steps from now on, if they were captured."""
+    def replay(self, graphs: StepGraphs) -> None:
+        """Replay steps from now on, if they were captured."""
         self._graphs = graphs
 
     def forget(self, sequence: Sequence) -> None:
@@ -127,7 +129,7 @@ def _row_without_request() -> PlannedRow:
 
 
 def _one_token(
-    chunks: tuple[PrefillChunk, ...], decodes: int, device: torch.device, lora: LoraBatch | None = None
+    chunks: PrefillChunks | None, decodes: int, device: torch.device, lora: LoraBatch | None = None
 ) -> ForwardBatch:
     """Token 0 at position 0 in block 0, as a decode or as a chunk."""
     zero = torch.zeros(1, dtype=torch.int64, device=device)

@@ -111,7 +111,8 @@ def _kernel(kind: int) -> ParallelKernel:
             length = np.int64(load_int(lengths, row))
             first = max(np.int64(0), length - window) if window > 0 else np.int64(0)
             for kv_head in range(kv_heads):
-                mine = begin <= passed < end
+                # A row without tokens is no decode.
+                mine = length > 0 and begin <= passed < end
                 passed += length
                 if not mine:
                     continue

@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from loraplex.engine.kernels.prefill_chunks import PrefillChunks
+
 
 def decode_attention(
     qkv: torch.Tensor,
@@ -18,22 +20,35 @@ def decode_attention(
 
     qkv [rows, (heads + 2 kv_heads) * size] with q first, out [rows, heads * size], block_tables [rows, columns]
     and lengths [rows] int32; `window` keeps the last `window` tokens only. A cache of float8_e4m3fn holds k and v
-    over their `kv_scales`; another type has none.
+    over their `kv_scales`; another type has none. A row of length 0 is no decode: it is neither read nor written.
     """
-    for row in range(out.shape[0]):
-        prefill_attention(
-            qkv[row : row + 1],
-            out[row : row + 1],
-            kv_cache,
-            block_tables[row],
-            int(lengths[row]),
-            scale,
-            window,
-            kv_scales,
-        )
+    for row, length in enumerate(lengths.tolist()):
+        if length:
+            rows = slice(row, row + 1)
+            _attend(qkv[rows], out[rows], kv_cache, block_tables[row], length, scale, window, kv_scales)
 
 
 def prefill_attention(
+    qkv: torch.Tensor,
+    out: torch.Tensor,
+    kv_cache: torch.Tensor,
+    chunks: PrefillChunks,
+    scale: float,
+    window: int | None,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
+) -> None:
+    """Each chunk's rows are the last of its sequence's `lengths` cached tokens, each row causal.
+
+    qkv and out have all rows of the step. Rows of no chunk are neither read nor written. The rest is as for decodes.
+    """
+    shapes = zip(chunks.begins.tolist(), chunks.ends.tolist(), chunks.lengths.tolist(), strict=True)
+    for (begin, end, length), table in zip(shapes, chunks.tables, strict=True):
+        if begin < end:
+            rows = slice(begin, end)
+            _attend(qkv[rows], out[rows], kv_cache, table, length, scale, window, kv_scales)
+
+
+def _attend(
     qkv: torch.Tensor,
     out: torch.Tensor,
     kv_cache: torch.Tensor,
@@ -41,9 +56,9 @@ def prefill_attention(
     length: int,
     scale: float,
     window: int | None,
-    kv_scales: tuple[float, float] = (1.0, 1.0),
+    kv_scales: tuple[float, float],
 ) -> None:
-    """A chunk of one sequence: its queries are the last `qkv.shape[0]` of `length` cached tokens, each causal."""
+    """Compute the last `qkv.shape[0]` of `length` tokens of one sequence."""
     chunk = qkv.shape[0]
     block_size, kv_heads, size = kv_cache.shape[1], kv_cache.shape[3], kv_cache.shape[4]
     heads = out.shape[1] // size

@@ -18,7 +18,8 @@ from loraplex.engine.quantization.quantized_weight import (
 GROUP = 128
 """Inputs that share a scale of int4."""
 OWN = ("int8", "int4", "int4 zeros", "fp8", "dense")
-PEERS = ("torch mm", "torch fp8", "torch int4")
+PEERS = ("torch mm", "torch fp8", "torch int4", "gemlite int4", "humming int4")
+"""The last two are packages of their own, imported by their cases alone."""
 _LARGEST_FP8 = 448.0
 
 
@@ -35,6 +36,8 @@ def gemm_problem(
         "fp8": outputs * inputs + 4 * outputs,
         "torch fp8": outputs * inputs + 4 * outputs,
         "torch int4": outputs * inputs // 2 + 4 * outputs * inputs // group,
+        "gemlite int4": outputs * inputs // 2 + 4 * outputs * inputs // group,
+        "humming int4": outputs * inputs // 2 + 2 * outputs * inputs // group,
     }[variant]
 
     def make(tensors: TensorSource) -> Operands:
@@ -51,7 +54,8 @@ def gemm_problem(
         bytes=weight_bytes + rows * (inputs + outputs) * size_of(dtype),
         flops=2 * rows * outputs * inputs,
         make=make,
-        needs_cuda=variant in ("fp8", "torch fp8", "torch int4"),
+        needs_cuda=variant in ("fp8", *PEERS[1:]),
+        is_peer=variant in PEERS,
     )
 
 
@@ -122,6 +126,14 @@ def _peer(tensors: TensorSource, x: Tensor, variant: str, outputs: int, group: i
         return Operands(lambda: (torch.mm(x, weight.t()),), lambda: (x.float() @ weight.float().t(),))
     if variant == "torch fp8":
         return _scaled_mm(x, weight)
+    if variant == "torch int4":
+        return _torch_int4(tensors, x, outputs, group)
+    return (_gemlite if variant == "gemlite int4" else _humming)(tensors, x, weight, group)
+
+
+def _torch_int4(tensors: TensorSource, x: Tensor, outputs: int, group: int) -> Operands:
+    """torch's kernel takes its own layout, which only the device's operator makes from integers on that device."""
+    inputs = x.shape[1]
     integers = tensors.integers(0, 256, outputs, inputs // 2, dtype=torch.uint8)
     packed = torch.ops.aten._convert_weight_to_int4pack(integers, 8)
     affine = tensors.normal(inputs // group, outputs, 2, dtype=torch.bfloat16, scale=inputs**-0.5 / 4)
@@ -130,6 +142,34 @@ def _peer(tensors: TensorSource, x: Tensor, variant: str, outputs: int, group: i
         return (torch.ops.aten._weight_int4pack_mm(x, packed, group, affine),)
 
     return Operands(run, lambda: (x.float() @ _from_nibbles(integers, affine, group).t(),))
+
+
+def _gemlite(tensors: TensorSource, x: Tensor, weight: Tensor, group: int) -> Operands:
+    """w = (q - zero) * scale, group by group."""
+    from gemlite import DType, GemLiteLinear
+
+    outputs, inputs = weight.shape
+    integers = tensors.integers(0, 16, outputs, inputs, dtype=torch.uint8)
+    scales = _scales(tensors, outputs * inputs // group, 1, inputs**-0.5 / 4)
+    zeros = tensors.integers(0, 16, outputs * inputs // group, 1, dtype=torch.uint8).to(x.dtype)
+    types = {"input_dtype": DType.BF16, "output_dtype": DType.BF16}
+    layer = GemLiteLinear(4, group_size=group, in_features=inputs, out_features=outputs, **types)
+    layer.pack(integers, scales, zeros, None)
+    dense = (integers.view(-1, group).float() - zeros.float()) * scales.float()
+    return Operands(lambda: (layer(x),), lambda: (x.float() @ dense.view(outputs, inputs).t(),))
+
+
+def _humming(tensors: TensorSource, x: Tensor, weight: Tensor, group: int) -> Operands:
+    """It rounds the weight itself, so that nothing exact is expected of it."""
+    from humming.layer import HummingLayer
+
+    outputs, inputs = weight.shape
+    form = {"dtype": "int4", "weight_scale_group_size": group}
+    layer = HummingLayer(shape_n=outputs, shape_k=inputs, weight_config=form, torch_dtype=x.dtype)
+    layer = layer.to(tensors.device)
+    layer.load_from_unquantized(weight)
+    layer.transform()
+    return Operands(lambda: (layer(x),), lambda: (x.float() @ weight.float().t(),))
 
 
 def _scaled_mm(x: Tensor, weight: Tensor) -> Operands:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.kernels.cpu import paged_attention as compiled
+from loraplex.engine.kernels.paged_attention import prefill_attention
+from loraplex.engine.kernels.prefill_chunks import PrefillChunks, one_chunk
 from loraplex.engine.kernels.reference import paged_attention as reference
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -155,8 +157,8 @@ def test_prefill_equals_dense_attention(
     sequences = Sequences([50, length, 7], geometry, dtype)
     qkv = sequences.queries(chunk)
     out = torch.full((chunk, sequences.heads * sequences.size), torch.nan, dtype=dtype)
-    reference.prefill_attention(
-        qkv, out, sequences.cache, sequences.tables[1], length, sequences.scale, window
+    prefill_attention(
+        qkv, out, sequences.cache, one_chunk(chunk, length, sequences.tables[1]), sequences.scale, window
     )
     expected = [
         sequences.dense(1, qkv[i], length - chunk + 1 + i, window)
@@ -165,3 +167,42 @@ def test_prefill_equals_dense_attention(
     tolerance = TOLERANCES[dtype]
     picked = out[:: max(chunk // 5, 1)].double()
     torch.testing.assert_close(picked, torch.stack(expected), atol=tolerance, rtol=tolerance)
+
+
+def test_several_chunks_at_once_leave_other_rows_alone(dtype: torch.dtype) -> None:
+    """Of a sequence, of its cached prefix's end, and padding that has no rows."""
+    sequences = Sequences([50, 100, 7], (6, 2, 64), dtype)
+    qkv = sequences.queries(30)
+    out = torch.full((30, 6 * 64), torch.nan, dtype=dtype)
+    begins, ends, lengths, which = [2, 9, 12, 0], [9, 12, 29, 0], [7, 50, 100, 0], [2, 0, 1, 0]
+    begins_, ends_, lengths_, tile_chunks, tile_begins = (
+        torch.tensor(values, dtype=torch.int32)
+        for values in (begins, ends, lengths, [0, 1, 2, -1], [2, 9, 12, 0])
+    )
+    chunks = PrefillChunks(begins_, ends_, lengths_, sequences.tables[which], tile_chunks, tile_begins)
+    prefill_attention(qkv, out, sequences.cache, chunks, sequences.scale, None)
+    for begin, end, length, sequence in zip(begins[:3], ends[:3], lengths[:3], which[:3], strict=True):
+        alone = torch.full_like(out[begin:end], torch.nan)
+        chunk = one_chunk(end - begin, length, sequences.tables[sequence])
+        prefill_attention(qkv[begin:end], alone, sequences.cache, chunk, sequences.scale, None)
+        assert torch.equal(out[begin:end], alone) and not alone.isnan().any()
+    assert out[:2].isnan().all() and out[29:].isnan().all()
+
+
+@pytest.mark.parametrize("body", [reference, compiled], ids=["reference", "compiled"])
+@pytest.mark.usefixtures("threads")
+def test_a_row_of_length_0_is_neither_read_nor_written(body: Any, dtype: torch.dtype) -> None:
+    sequences = Sequences(LENGTHS, (6, 2, 64), dtype)
+    qkv = sequences.queries(len(LENGTHS))
+    expected = sequences.decode(body, qkv, None)
+    empty = [0, 4, 5, len(LENGTHS) - 1]
+    for row in empty:
+        qkv[row], sequences.tables[row], sequences.lengths[row] = torch.nan, 2**31 - 1, 0
+    out = torch.full_like(expected, 7.0)
+    lengths = torch.tensor(sequences.lengths, dtype=torch.int32)
+    body.decode_attention(qkv, out, sequences.cache, sequences.tables, lengths, sequences.scale, None)
+    assert (out[empty] == 7.0).all()
+    decodes = [row for row in range(len(LENGTHS)) if row not in empty]
+    assert torch.equal(out[decodes], expected[decodes])
+    body.decode_attention(qkv, out.zero_(), sequences.cache, sequences.tables, 0 * lengths, 1.0, None)
+    assert not out.any()

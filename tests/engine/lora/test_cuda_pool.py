@@ -55,7 +55,7 @@ def _in_host_memory(
         max_bytes=config.max_bytes,
         max_slots=max_slots,
         max_rank=config.max_rank,
-        device=device,
+        device=torch.device("cpu"),
         allocate_blob=allocate_blob,
         stream=ImmediateStream(),
         start_copy=PageCopier(ImmediateStream()).copy,
@@ -146,6 +146,22 @@ def test_swaps_bring_every_byte_and_ask_the_device_for_none(device: torch.device
         assert device.type == "cpu" or pool.num_host_hits > 6
     finally:
         pool.close()
+
+
+@pytest.mark.parametrize("max_bytes", [0, 1 << 20])
+def test_an_engine_without_adapters_takes_no_host_memory(
+    max_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pinning 4 GiB takes seconds, and no other process can have them."""
+    monkeypatch.setattr(pool_factory, "open_memory", _in_host_memory)
+    config = LoraConfig(max_bytes=max_bytes, host_max_bytes=1 << 20, max_rank=64)
+    layers = sites(1, SMALL, torch.device("cpu"))
+    accelerator = torch.device("meta")
+    pool = pool_factory.open_pool(
+        layers, Source(1, SMALL), config, max_slots=8, dtype=torch.bfloat16, device=accelerator
+    )
+    pool.close()
+    assert pool.max_host_bytes == max_bytes
 
 
 @pytest.mark.gpu

@@ -1,0 +1,68 @@
+"""What the machine code of each Triton kernel must be like on sm_90: a kernel without a demand here fails the compile rung.
+
+Invariant: ceilings hold under every Triton version that the compile rung is run with.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+MAX_SHARED_BYTES = 227 << 10
+"""What one block may have on sm_90."""
+
+Constants = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a kernel's code must be like where its rows are 16 bits wide and its widths multiples of 16.
+
+    `values` are the stored ones that one turn of its main loop takes, `most` the instructions a value may cost. An H200
+    issues 15.6 for a bf16 value, 7.8 for one of 8 bits, 4.1 for one of 4 while its memory delivers one. `at_once`: all
+    loads are on their way before any is waited for. `programs`: how many an SM must have room for.
+    """
+
+    matrix: str | None = None
+    load_bits: int = 32
+    values: Callable[[Constants], int] | None = None
+    most: float = 0.0
+    at_once: bool = False
+    most_shared: int = MAX_SHARED_BYTES
+    programs: int = 1
+
+
+def _weights(c: Constants) -> int:
+    return int(c["block_n"] * c["span"] * c["spans"])
+
+
+def demand_of(kernel: str, constants: Constants) -> Demand:
+    """Raises `KeyError` for a kernel without a demand: a new one must state its own."""
+    if kernel == "skinny_kernel":
+        # Groups of fewer inputs, and zeros, cost more; the fewer outputs of a small tile share less.
+        plain = (
+            constants["block_n"] >= 64 and constants["groups_per_span"] <= 1 and not constants["has_zeros"]
+        )
+        most = {8: 4.4, 4: 3.4}[constants["bits"]] if plain else {8: 9.0, 4: 8.0}[constants["bits"]]
+        return Demand("HMMA", 128, _weights, most)
+    return {
+        "wide_kernel": Demand("HGMMA", 128),
+        "decode_kernel": Demand("HMMA", 128, lambda c: int(2 * c["block_n"] * c["size"]), 8.0),
+        "merge_kernel": Demand(),
+        "prefill_kernel": Demand("HMMA", 128),
+        "shrink_tile_kernel": Demand("HMMA", 128),
+        "shrink_row_kernel": Demand(None, 128, lambda c: int(c["split_k"] * c["block_r"]), 7.0, True),
+        "expand_tile_kernel": Demand("HMMA", 128),
+        "expand_row_kernel": Demand(None, 128, lambda c: int(c["block_n"] * c["block_r"]), 6.0, True),
+        "expand_silu_mul_kernel": Demand("HMMA", 128),
+        "expand_rotary_kernel": Demand("HMMA", 128),
+        "expand_rms_norm_kernel": Demand(None, 128),
+        "embedding_kernel": Demand(),
+        "order_kernel": Demand(),
+        "chunk_kernel": Demand(),
+        "cutoff_kernel": Demand(),
+        "bitmask_kernel": Demand(),
+        "rms_norm_kernel": Demand(None, 128),
+        "rotary_kernel": Demand(None, 64),
+        "silu_mul_kernel": Demand(None, 128),
+        "round_rows_kernel": Demand(None, 128),
+    }[kernel]

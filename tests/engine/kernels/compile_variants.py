@@ -1,0 +1,90 @@
+"""Every launch of a Triton kernel that the engine may make, as calls of the operations: which kernels run is found by recording.
+
+Invariant: a kernel's tiles, dtypes and flags are all here; a new one is added with the kernel.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tests.benchmarks.kernels.attention import decode_problem, prefill_problem
+from tests.benchmarks.kernels.elementwise import (
+    bitmask_problem,
+    cutoff_problem,
+    norm_problem,
+    rotary_problem,
+    silu_problem,
+)
+from tests.benchmarks.kernels.gemm import gemm_problem, round_rows_problem
+from tests.benchmarks.kernels.lora import embedding_problem, layer_problem, pair_problem
+from tests.benchmarks.kernels.lora_folded import READERS, folded_problem
+from tests.benchmarks.kernels.problem import Problem
+from tests.benchmarks.kernels.shapes import LLAMA_3_8B, LayerShape
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One call. `aligned` False: rows of odd length, whose loads cannot be wide."""
+
+    problem: Problem
+    aligned: bool = True
+
+
+def variants() -> list[Variant]:
+    """In an order that spreads the slow ones."""
+    return [*_gemms(), *_attentions(), *_loras(), *_elementwise()]
+
+
+def _gemms() -> Iterator[Variant]:
+    for bits in ("int8", "int4"):
+        for rows in (1, 16, 32, 64, 256):
+            yield Variant(gemm_problem(bits, rows, 4096, 4096, "bfloat16"))
+        yield Variant(gemm_problem(bits, 16, 28672, 4096, "bfloat16"))
+        yield Variant(gemm_problem(bits, 4, 4096, 4096, "float32"))
+    for rows in (16, 256):
+        yield Variant(gemm_problem("int4 zeros", rows, 4096, 4096, "bfloat16"))
+        yield Variant(gemm_problem("int4", rows, 4096, 4096, "bfloat16", group=32))
+    yield Variant(gemm_problem("int4 zeros", 16, 4096, 4096, "bfloat16", group=64))
+    yield Variant(gemm_problem("int4", 16, 4096, 4096, "float16"))
+
+
+def _heads(size: int, group: int) -> LayerShape:
+    return replace(LLAMA_3_8B, heads=8 * group, head_dim=size)
+
+
+def _attentions() -> Iterator[Variant]:
+    for size, group in ((64, 3), (128, 4), (256, 2), (512, 8)):
+        window = 4096 if size == 64 else None
+        yield Variant(decode_problem(_heads(size, group), 64, 8192, "bfloat16", "bfloat16", window))
+        yield Variant(prefill_problem(_heads(size, group), 512, 8192, "bfloat16", "bfloat16", window))
+    yield Variant(decode_problem(_heads(128, 4), 1, 300, "bfloat16", "bfloat16"))
+    yield Variant(decode_problem(_heads(128, 4), 64, 8192, "bfloat16", "fp8"))
+    yield Variant(prefill_problem(_heads(128, 4), 512, 8192, "bfloat16", "fp8"))
+    yield Variant(decode_problem(_heads(128, 4), 64, 8192, "float32", "float32"))
+    yield Variant(prefill_problem(_heads(128, 4), 512, 8192, "float16", "float16"))
+
+
+def _loras() -> Iterator[Variant]:
+    yield Variant(pair_problem(64, 64, 16, 4096, 4096, "bfloat16", "bfloat16"))
+    yield Variant(pair_problem(3, 2, 5, 1001, 999, "bfloat16", "bfloat16"), aligned=False)
+    yield Variant(pair_problem(64, 64, 16, 4096, 4096, "float32", "float32"))
+    for pages in ("bfloat16", "int8", "fp8"):
+        for rows, adapters in ((64, 64), (16, 1), (512, 2)):
+            yield Variant(layer_problem(LLAMA_3_8B, rows, adapters, 16, "bfloat16", pages))
+    yield Variant(pair_problem(9, 9, 5, 1001, 999, "bfloat16", "int8"), aligned=False)
+    for reader in READERS:
+        yield Variant(folded_problem(reader, LLAMA_3_8B, 16, 1, 16, "bfloat16", "bfloat16"))
+    yield Variant(folded_problem("silu", LLAMA_3_8B, 16, 1, 16, "bfloat16", "int8"))
+    yield Variant(embedding_problem(LLAMA_3_8B, 64, 64, 16, "bfloat16", "bfloat16"))
+    yield Variant(embedding_problem(LLAMA_3_8B, 64, 64, 16, "bfloat16", "int8"))
+    yield Variant(cutoff_problem(LLAMA_3_8B, 64))
+
+
+def _elementwise() -> Iterator[Variant]:
+    for dtype in ("bfloat16", "float16", "float32"):
+        yield Variant(bitmask_problem(LLAMA_3_8B, 64, dtype))
+    for dtype in ("bfloat16", "float32"):
+        yield Variant(norm_problem(LLAMA_3_8B, 64, dtype))
+        yield Variant(rotary_problem(LLAMA_3_8B, 64, dtype, dtype, qk_norm=dtype == "bfloat16"))
+        yield Variant(silu_problem(LLAMA_3_8B, 64, dtype))
+    yield Variant(rotary_problem(LLAMA_3_8B, 64, "bfloat16", "fp8", qk_norm=False))
+    yield Variant(round_rows_problem(64, 4096, "bfloat16"))
