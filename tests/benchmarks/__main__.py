@@ -113,6 +113,29 @@ def quantization(
     run_bench(work, out, as_json)
 
 
+@app.command()
+def decode(
+    model: Model = None,
+    dtype: Dtype = "bfloat16",
+    quantization: Annotated[list[str] | None, typer.Option(help="none, int8 or int4; repeatable.")] = None,
+    rows: Annotated[list[int] | None, typer.Option(min=1, help="Of a decode step; repeatable.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Counted steps of each round.")] = 64,
+    repeats: Repeats = 3,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Decode steps on a CPU against reading the weights, alone and beside a busy process."""
+
+    async def work() -> Report:
+        from tests.benchmarks.decode import DecodeJob, measure_in_subprocess
+
+        formats = quantization or ["none", "int8"]
+        job = DecodeJob(resolve_model(model), dtype, formats, rows or [1, 16], steps, repeats)
+        return measure_in_subprocess(job)
+
+    run_bench(work, out, as_json)
+
+
 @app.command("grammar-masks")
 def grammar_masks(
     model: Model = None,
