@@ -23,6 +23,13 @@ from loraplex.engine.threads import join_all
 SLOW_S = 0.005
 """Processor time. A row whose masks take this long queues with the other slow rows."""
 
+MIN_THREADS = 2
+"""The second thread of a queue takes the masks behind a slow one, also where no core is free."""
+
+MAX_SHARED = 4
+"""Most threads that share the masks of a step. A usual mask takes the interpreter for a third of its time: two threads fill 64 in
+0.65 of the time of one, and four in half of it at best."""
+
 SLOW_NICENESS = 10
 """Slow masks give way to the forward pass, which needs every core at once: they delay their own rows alone."""
 
@@ -48,16 +55,29 @@ class BitmaskFiller:
         timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
         work_clock: Callable[[], float] = time.thread_time,
+        free_cores: int = 0,
     ) -> None:
-        """`work_clock` distinguishes slow masks from masks that a busy machine interrupted; it is read on their threads."""
+        """`work_clock` distinguishes slow masks from masks that a busy machine interrupted; it is read on their threads.
+
+        `free_cores`: of this machine, beside those that compute the steps.
+        """
         self._words = (vocab_size + 31) // 32
         self._timeout_s = timeout_s
         self._clock = clock
         self._arrived = threading.Condition()
         cores = os.sched_getaffinity(0)
+        shared = min(max(free_cores, 1), MAX_SHARED)
         self._first, self._quick, self._slow = (
-            BitmaskThreads(self._arrived, cores, clock, work_clock, niceness)
-            for niceness in (0, 0, SLOW_NICENESS)
+            BitmaskThreads(
+                self._arrived,
+                cores,
+                clock,
+                work_clock,
+                at_once=at_once,
+                most=max(at_once, MIN_THREADS),
+                niceness=niceness,
+            )
+            for at_once, niceness in ((shared, 0), (shared, 0), (1, SLOW_NICENESS))
         )
         self._countdown = Countdown(0)
         self._jobs: dict[Sequence, BitmaskJob] = {}
