@@ -110,7 +110,7 @@ def _measure(
 def _streamed_bytes(model: LoadedModel) -> int:
     """Bytes of every weight that a step multiplies by: all but the embedding table of a head that is not tied."""
     config = model.config
-    table = 0 if config.tie_embeddings else config.vocab_size * config.hidden_size * model.dtype.itemsize
+    table = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size * model.dtype.itemsize
     return model.weights_bytes - table
 
 
