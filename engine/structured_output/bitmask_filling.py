@@ -93,19 +93,22 @@ class BitmaskFiller:
         return bool(self._jobs or self._postponed)
 
     def begin(self, sequences: Collection[Sequence]) -> None:
-        """Start filling the masks of these sequences, except those that are being filled already."""
+        """Start filling the masks of these sequences, except those that are being filled already.
+
+        May be called several times before `collect`, which waits for all of them.
+        """
         used = {self._jobs[sequence].mask.family for sequence in sequences if sequence in self._jobs}
         taken = used | self._pending_families()
         missing = [sequence for sequence in sequences if sequence not in self._jobs]
         fresh = [sequence for sequence in missing if _family(sequence) not in taken]
         self._postponed.difference_update(fresh)
         self._postponed.update(sequence for sequence in missing if _family(sequence) in taken)
-        self._countdown = Countdown(0)
         stuck = self._stuck_families()
         jobs = [self._new_job(sequence, stuck) for sequence in fresh]
         self._jobs.update(zip(fresh, jobs, strict=True))
         jobs = [job for job in jobs if job.error is None]
-        self._countdown.remaining = sum(job.countdown is self._countdown for job in jobs)
+        with self._arrived:
+            self._countdown.remaining += sum(job.countdown is self._countdown for job in jobs)
         for threads in (self._quick, self._first, self._slow):
             threads.put([job for job in jobs if job.threads is threads])
 
@@ -114,7 +117,7 @@ class BitmaskFiller:
 
         Waits at most `timeout_s`, and not at all for masks of rows that were slow before.
         """
-        countdown = self._countdown
+        countdown, self._countdown = self._countdown, Countdown(0)
         with self._arrived:
             self._arrived.wait_for(lambda: not countdown.remaining, timeout_s)
         masks = Masks()

@@ -442,3 +442,32 @@ def test_closing_ends_every_thread_while_masks_wait() -> None:
         mask.gate.set()
     filler.close()
     assert threading.active_count() == before
+
+
+def test_masks_that_began_earlier_in_a_step_are_waited_for(
+    filler: BitmaskFiller, scripted_mask: "MaskType"
+) -> None:
+    early, later = row(slow := Blocked()), row(scripted_mask([(6,)]))
+    filler.begin([early])
+    assert slow.began.wait(LONG_S)
+    filler.begin([early, later])
+    threading.Timer(0.05, slow.gate.set).start()
+    masks = filler.collect([early, later], LONG_S)
+    assert masks.rows.keys() == {early, later} and filler.num_late == 0
+
+
+def test_a_row_that_ended_after_its_mask_began_delays_no_later_step(
+    filler: BitmaskFiller, scripted_mask: "MaskType"
+) -> None:
+    ended, fine = row(slow := Blocked()), row(scripted_mask([(6,)]))
+    filler.begin([ended])
+    ended.status = SequenceStatus.FINISHED
+    filler.begin([fine])
+    while not filler.collect([fine], 0.01).rows:
+        assert not ended.mask_seconds, "no step asks for it"
+    began = time.monotonic()
+    assert tokens(collect(filler, [fine]).rows[fine]) == [6]
+    assert time.monotonic() - began < LONG_S / 2
+    slow.gate.set()
+    poll(filler)
+    assert not filler.has_late
