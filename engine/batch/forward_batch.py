@@ -98,11 +98,6 @@ class BatchRows:
         for row in plan.rows:
             self._add(row, -1 if row.adapter is None else adapter_slots[row.adapter.key])
 
-    @property
-    def is_decode_only(self) -> bool:
-        """Whether every row is one token of a response, and all are sampled."""
-        return not self.chunks and len(self.sampled) == len(self.token_ids)
-
     def unknown_places(self, tokens: UnknownTokens | None) -> tuple[list[int], list[int]]:
         """Return the places of the unknown tokens here and in `tokens`. Raises `ValueError` without `tokens`."""
         if not self.unknown:

@@ -9,7 +9,7 @@ from loraplex.engine.batch.forward_batch import AdapterPath
 from loraplex.engine.kernels.group_rows import group_on_device
 from loraplex.engine.lora.batch import LoraBatch
 from loraplex.engine.lora.device_batch import FEW_ADAPTERS, LoraPath
-from loraplex.engine.runner.cuda_graphs.decode_graphs import AdapterKind
+from loraplex.engine.runner.cuda_graphs.adapter_kinds import AdapterKind
 
 
 class StaticGroups:

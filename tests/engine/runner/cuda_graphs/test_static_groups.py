@@ -8,7 +8,7 @@ import torch
 from loraplex.engine.batch.forward_batch import AdapterPath
 from loraplex.engine.lora.device_batch import FEW_ADAPTERS, LoraPath
 from loraplex.engine.runner.cuda_graphs import static_groups
-from loraplex.engine.runner.cuda_graphs.decode_graphs import AdapterKind
+from loraplex.engine.runner.cuda_graphs.adapter_kinds import AdapterKind
 from loraplex.engine.runner.cuda_graphs.static_groups import StaticGroups
 
 Call = tuple[LoraPath, int]
