@@ -14,6 +14,7 @@ import structlog
 from loraplex.platform.config import PLAIN_HTTP, Settings
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.startup import open_lone_engine, start_engines
+from loraplex.platform.processes.gc_tuning import freeze_gc
 from loraplex.platform.server.listening import bind
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.progress import shown_progress
@@ -64,6 +65,7 @@ async def _serve_engine(settings: Settings, demo: bool, shutdown: Shutdown) -> N
         on_stage.finish()
         shutdown.started()
         print(f"Serving {engine.client.info().model_path} to gateways on {address}", flush=True)
+        freeze_gc()
         await _first_of(shutdown.drain, engine.crash_loop)
         if engine.crash_loop.is_set():
             raise EngineStartFailed(str(engine.client.failure))
