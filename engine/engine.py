@@ -30,7 +30,7 @@ from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.lora.pool_factory import open_pool
 from loraplex.engine.lora.source import AdapterSource
 from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, FinishReason
-from loraplex.engine.model_loading import LoadedModel
+from loraplex.engine.model_loading import LoadedModel, engine_info
 from loraplex.engine.runner.cuda_graphs.buckets import Buckets
 from loraplex.engine.runner.cuda_graphs.capture import capture_steps
 from loraplex.engine.runner.cuda_graphs.static_inputs import StaticBlocks
@@ -71,8 +71,7 @@ class Engine:
         """`mask_factory` None: requests with a grammar are refused. Side threads may run on the caller's cores."""
         self.model = model
         self._clock = clock
-        self._block_size = config.cache.block_size
-        self._prefix_caching = config.cache.prefix_caching
+        self._cache = config.cache
         self._block_pool = BlockPool(model.num_blocks)
         self.adapters = open_pool(
             model.decoder.sites,
@@ -125,17 +124,14 @@ class Engine:
     def info(self) -> EngineInfo:
         """Facts of the served model."""
         model = self.model
-        return EngineInfo(
-            model_digest=model.digest,
-            model_path=model.path,
-            architecture=model.config.architecture,
-            vocab_size=model.config.vocab_size,
-            max_model_len=model.max_model_len,
-            num_blocks=model.num_blocks,
-            block_size=self._block_size,
-            dtype=str(model.dtype).removeprefix("torch."),
-            eos_token_ids=sorted(model.config.eos_token_ids),
-            prefix_caching=self._prefix_caching,
+        return engine_info(
+            model.config,
+            self._cache,
+            model.path,
+            model.digest,
+            model.max_model_len,
+            model.num_blocks,
+            model.dtype,
         )
 
     @property

@@ -1,5 +1,6 @@
 """Loads a model from an `EngineConfig`: configuration, type, weights, tokenizer, and the size of its KV pool."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.device import choose_device, choose_dtype, machine_of
 from loraplex.engine.errors import ModelError
 from loraplex.engine.kv_cache.tensors import block_bytes, kv_cache_dtype
+from loraplex.engine.messages import EngineInfo
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.decoder import Decoder
 from loraplex.engine.quantization.scheme import check_scheme, check_stored
@@ -44,9 +46,12 @@ class LoadedModel:
     weights_bytes: int
 
 
-def load_model(config: EngineConfig) -> LoadedModel:
-    """Load `config.model`: a folder, a `.gguf` file or a hub id. Raises `ModelError`, also for a quantized artefact that
-    was changed.
+def load_model(
+    config: EngineConfig, on_described: Callable[[EngineInfo], None] = lambda info: None
+) -> LoadedModel:
+    """Load `config.model`: a folder, a `.gguf` file or a hub id. `on_described` is called before the weights are read.
+
+    Raises `ModelError`, also for a quantized artefact that was changed.
     """
     device = choose_device(config.device)
     check_scheme(config.quantization, device)
@@ -60,21 +65,47 @@ def load_model(config: EngineConfig) -> LoadedModel:
     num_blocks = _num_blocks(config.cache, memory, model, kv_dtype)
     hashes = file_hashes(path)
     check_manifest(Path(path), hashes)
+    digest, max_model_len = digest_of(hashes), memory.max_model_len
+    on_described(engine_info(model, config.cache, path, digest, max_model_len, num_blocks, dtype))
     state = decoder_state(model, open_checkpoint(path, model), dtype, device, config.quantization)
     weights_bytes = state.num_bytes
     return LoadedModel(
         path=path,
-        digest=digest_of(hashes),
+        digest=digest,
         config=model,
-        decoder=Decoder(model, state, memory.max_model_len, deterministic=config.deterministic),
+        decoder=Decoder(model, state, max_model_len, deterministic=config.deterministic),
         tokenizer=load_tokenizer(path),
         dtype=dtype,
         kv_dtype=kv_dtype,
         device=device,
-        max_model_len=memory.max_model_len,
+        max_model_len=max_model_len,
         num_blocks=num_blocks,
         memory=memory,
         weights_bytes=weights_bytes,
+    )
+
+
+def engine_info(
+    model: ModelConfig,
+    cache: CacheConfig,
+    path: str,
+    digest: str,
+    max_model_len: int,
+    num_blocks: int,
+    dtype: torch.dtype,
+) -> EngineInfo:
+    """Return the facts of a served model."""
+    return EngineInfo(
+        model_digest=digest,
+        model_path=path,
+        architecture=model.architecture,
+        vocab_size=model.vocab_size,
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        block_size=cache.block_size,
+        dtype=str(dtype).removeprefix("torch."),
+        eos_token_ids=sorted(model.eos_token_ids),
+        prefix_caching=cache.prefix_caching,
     )
 
 

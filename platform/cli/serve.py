@@ -9,6 +9,7 @@ import uvloop
 from rich.console import Console
 
 from loraplex.platform.config import Settings, load_settings
+from loraplex.platform.processes.gc_tuning import pause_gc
 from loraplex.platform.processes.logs import configure_logs
 from loraplex.platform.startup_errors import StartError
 
@@ -52,6 +53,7 @@ def serve_command(
         "role": role,
         "engine": tuple(engine) if engine else None,
     }
+    pause_gc()
     try:
         settings = load_settings(flags, config)
         configure_logs(settings.log_level)

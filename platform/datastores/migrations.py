@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
-from loraplex.tenants.database import parse_database_url
+from loraplex.tenants.database import CONNECT_SECONDS, parse_database_url
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -59,7 +59,9 @@ def require_known(url: str, revision: str) -> None:
 
 def current_revision(url: str) -> str | None:
     """The revision of the database; None if it was never migrated."""
-    engine = create_engine(parse_database_url(url), poolclass=NullPool)
+    engine = create_engine(
+        parse_database_url(url), poolclass=NullPool, connect_args={"connect_timeout": CONNECT_SECONDS}
+    )
     with engine.connect() as connection:
         if connection.scalar(text("SELECT to_regclass('alembic_version')::text")) is None:
             return None

@@ -19,6 +19,7 @@ from loraplex.engine.client import EngineClient
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.engine import Engine
 from loraplex.engine.local_engine import LocalEngine
+from loraplex.engine.messages import EngineInfo
 from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.structured_output.grammar_compilation import NICENESS as MASK_COMPILATION_NICENESS
 from loraplex.engine.threads import StepThread, start_side_thread
@@ -54,14 +55,27 @@ class LoadedEngine:
     steps: StepThread
 
 
-def load_engine(config: EngineConfig, cores: set[int], on_stage: Callable[[str], None]) -> LoadedEngine:
-    """Load the model and allocate its KV pool. `cores` are those that the process may use. Raises `ModelError`."""
+def load_engine(
+    config: EngineConfig,
+    cores: set[int],
+    on_stage: Callable[[str], None],
+    on_described: Callable[[EngineInfo], None],
+) -> LoadedEngine:
+    """Load the model and allocate its KV pool. `on_described` receives what will be served, before the weights are read.
+
+    `cores` are those that the process may use. Raises `ModelError`.
+    """
     steps = StepThread()
-    return LoadedEngine(steps.submit(partial(_load, config, cores, on_stage)).result(), steps)
+    return LoadedEngine(steps.submit(partial(_load, config, cores, on_stage, on_described)).result(), steps)
 
 
-def _load(config: EngineConfig, cores: set[int], on_stage: Callable[[str], None]) -> Engine:
-    model = load_model(config)
+def _load(
+    config: EngineConfig,
+    cores: set[int],
+    on_stage: Callable[[str], None],
+    on_described: Callable[[EngineInfo], None],
+) -> Engine:
+    model = load_model(config, on_described)
     # Loading binds this thread to one core. The adapter loader starts next and would inherit that core and queue behind it.
     bound = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)

@@ -23,7 +23,7 @@ from loraplex.platform.config import engine_environment
 from loraplex.platform.engines import spawn_messages, wire
 from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import OnDeath, RemoteEngine, ignore_death
-from loraplex.platform.engines.spawn_messages import Broken, Ready, SpawnRequest, Stage
+from loraplex.platform.engines.spawn_messages import Broken, Described, Ready, SpawnRequest, Stage
 from loraplex.platform.engines.watchdog import WatchdogConfig, kill_reason
 from loraplex.platform.processes.child_process import module_command
 from loraplex.platform.processes.restart_budget import RestartBudget, RestartPolicy
@@ -53,7 +53,7 @@ class EngineProcess:
     """Owns an engine process. `on_stage` receives each stage of a start as text for people.
 
     `client` serves requests, also while a lost engine restarts: then it refuses them. Its `restarts` and `failure` are set here.
-    `crash_loop` is set when supervision has ended.
+    `described` is set once its `info` is known; `crash_loop` when supervision has ended.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class EngineProcess:
         self._reports: asyncio.Task[None] | None = None
         self._log = structlog.get_logger("loraplex.engine_process")
         self._stage = FIRST_STAGE
+        self.described = asyncio.Event()
         self.crash_loop = asyncio.Event()
 
     @property
@@ -140,6 +141,9 @@ class EngineProcess:
                 case Stage(text):
                     self._stage = text
                     self._on_stage(text)
+                case Described(info):
+                    self.client.describe(info)
+                    self.described.set()
                 case Broken(reason):
                     raise EngineStartFailed(f"the engine did not start: {reason}")
                 case Ready():

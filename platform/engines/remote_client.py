@@ -122,10 +122,14 @@ class RemoteEngine:
         self._context.term()
 
     def info(self) -> EngineInfo:
-        """See `EngineClient.info`; known from the first connection on, also while the engine is lost."""
+        """See `EngineClient.info`; known from `describe` or the first connection on, also while the engine is lost."""
         if self._info is None:
             raise EngineUnavailable("the engine is not ready")
         return self._info
+
+    def describe(self, info: EngineInfo) -> None:
+        """Record what the engine will serve. Its parent calls this while the engine starts."""
+        self._info = info
 
     async def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
         """See `EngineClient.submit`."""

@@ -10,6 +10,7 @@ import msgspec
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.fake_engine import FakeScript
+from loraplex.engine.messages import EngineInfo
 
 
 class SpawnRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +30,12 @@ class Stage(msgspec.Struct, frozen=True, tag="stage"):
     text: str
 
 
+class Described(msgspec.Struct, frozen=True, tag="described"):
+    """What the engine will serve: sent before its weights are read, so that the gateway prepares itself meanwhile."""
+
+    info: EngineInfo
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The socket is open and the engine takes requests."""
 
@@ -39,7 +46,7 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
     reason: str
 
 
-Report: TypeAlias = Stage | Ready | Broken
+Report: TypeAlias = Stage | Described | Ready | Broken
 
 encode: Final = msgspec.json.Encoder().encode
 decode_spawn: Final = msgspec.json.Decoder(SpawnRequest).decode

@@ -1,10 +1,14 @@
-"""Opens the engines of a process: starts a supervised child, or attaches to the sockets of other processes."""
+"""Opens the engines of a process: starts a supervised child, or attaches to the sockets of other processes.
+
+Invariant: an engine that was started ends with the stack, also when its start has not ended.
+"""
 
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -29,17 +33,40 @@ MAX_RESTARTS = 8
 OnStage = Callable[[str], None]
 
 
-async def open_engines(
+@dataclass(frozen=True, slots=True)
+class StartingEngines:
+    """The engines of a gateway while they start. `ready` ends when they take requests, or with the error of their start."""
+
+    pool: EnginePool
+    ready: "asyncio.Task[None]"
+    is_described: asyncio.Event
+
+    async def described(self) -> None:
+        """Wait until `pool.info()` is known, which is long before `ready`. Raises the error that ends the start."""
+        waiting = asyncio.create_task(self.is_described.wait())
+        try:
+            await asyncio.wait({waiting, self.ready}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if self.ready.done():
+            self.ready.result()
+
+
+def start_engines(
     settings: Settings, model: str | None, stack: AsyncExitStack, on_stage: OnStage
-) -> EnginePool:
-    """Open the engines of a gateway and wait until they are ready. Raises `EngineStartFailed` or `SettingsError`."""
+) -> StartingEngines:
+    """Begin to open the engines of a gateway; `stack` ends them. `model` is None when other processes run them.
+
+    `ready` raises `EngineStartFailed`. Raises `SettingsError`.
+    """
     if model is None:
-        return await _attach(settings, stack, on_stage)
+        return _start_attaching(settings, stack, on_stage)
     address, memory = _own_address(settings.data_dir, stack), PoisonMemory()
-    process = await _open_process(
-        settings, model, address, stack, on_stage, RestartPolicy(), memory.record_death
-    )
-    return EnginePool([process.client], memory)
+    process = _process(settings, model, address, on_stage, RestartPolicy(), memory.record_death)
+    ready = asyncio.create_task(process.start())
+    stack.push_async_callback(process.stop)
+    stack.push_async_callback(_end, ready)
+    return StartingEngines(EnginePool([process.client], memory), ready, process.described)
 
 
 async def open_lone_engine(
@@ -47,14 +74,16 @@ async def open_lone_engine(
 ) -> EngineProcess:
     """Start the engine of a process without a gateway; it ends in a crash loop. Waits until the engine is ready."""
     policy = RestartPolicy(max_restarts=MAX_RESTARTS)
-    return await _open_process(settings, model, address, stack, on_stage, policy, ignore_death)
+    process = _process(settings, model, address, on_stage, policy, ignore_death)
+    await process.start()
+    stack.push_async_callback(process.stop)
+    return process
 
 
-async def _open_process(
+def _process(
     settings: Settings,
     model: str,
     address: str,
-    stack: AsyncExitStack,
     on_stage: OnStage,
     restart: RestartPolicy,
     on_death: OnDeath,
@@ -70,19 +99,23 @@ async def _open_process(
         drain_s=settings.drain_s,
         log_level=settings.log_level,
     )
-    engine = EngineProcess(options, on_stage, on_death)
-    await engine.start()
-    stack.push_async_callback(engine.stop)
-    return engine
+    return EngineProcess(options, on_stage, on_death)
 
 
-async def _attach(settings: Settings, stack: AsyncExitStack, on_stage: OnStage) -> EnginePool:
+def _start_attaching(settings: Settings, stack: AsyncExitStack, on_stage: OnStage) -> StartingEngines:
     buffer, memory = _buffer_limits(settings), PoisonMemory()
     engines = [RemoteEngine(address, buffer, on_death=memory.record_death) for address in settings.engine]
     for engine in engines:
         engine.start()
         stack.push_async_callback(engine.close)
     on_stage("waiting for " + ", ".join(settings.engine))
+    pool = EnginePool(engines, memory)
+    ready = asyncio.create_task(_attach(settings, engines, pool))
+    stack.push_async_callback(_end, ready)
+    return StartingEngines(pool, ready, asyncio.Event())
+
+
+async def _attach(settings: Settings, engines: Sequence[RemoteEngine], pool: EnginePool) -> None:
     waiting = [asyncio.create_task(engine.wait_ready()) for engine in engines]
     done, missing = await asyncio.wait(
         waiting, timeout=settings.engine_start_timeout_s, return_when=asyncio.FIRST_COMPLETED
@@ -91,9 +124,13 @@ async def _attach(settings: Settings, stack: AsyncExitStack, on_stage: OnStage) 
         task.cancel()
     if not done:
         raise EngineStartFailed("no engine responds at " + ", ".join(settings.engine))
-    pool = EnginePool(engines, memory)
     pool.require_one_model()
-    return pool
+
+
+async def _end(start: "asyncio.Task[None]") -> None:
+    """End a start that still runs. Its error, if any, has been raised where it was waited for."""
+    start.cancel()
+    await asyncio.gather(start, return_exceptions=True)
 
 
 def _own_address(data_dir: Path, stack: AsyncExitStack) -> str:

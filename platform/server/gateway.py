@@ -27,7 +27,7 @@ from loraplex.platform.config import Settings
 from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
 from loraplex.platform.datastores.connections import StoreAddresses, ensure_schema, open_stores
 from loraplex.platform.engines.pool import EnginePool
-from loraplex.platform.engines.startup import open_engines
+from loraplex.platform.engines.startup import StartingEngines
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
@@ -94,22 +94,30 @@ class OpenGateway:
 
 @asynccontextmanager
 async def open_gateway(
-    settings: Settings, model: str | None, on_stage: OnStage
+    settings: Settings, model: str | None, engines: StartingEngines, on_stage: OnStage
 ) -> AsyncIterator[OpenGateway]:
-    """Open a gateway. `model` is None when other processes run the engines. Raises `StartError`."""
+    """Open a gateway beside the start of its engines, and wait for both. `model` is None when other processes run them.
+
+    Raises `StartError`: that of whichever fails first. The caller ends the engines.
+    """
     async with AsyncExitStack() as stack:
-        opening = asyncio.create_task(_open_stores(settings, stack, on_stage))
-        starting = asyncio.create_task(open_engines(settings, model, stack, on_stage))
+        opening = asyncio.create_task(_open(settings, model, engines, stack, on_stage))
         try:
-            addresses, engines = await asyncio.gather(opening, starting)
+            gateway, _ = await asyncio.gather(opening, engines.ready)
         except BaseException:
             opening.cancel()
-            starting.cancel()
-            await asyncio.gather(opening, starting, return_exceptions=True)
+            await asyncio.gather(opening, return_exceptions=True)
             raise
-        with _as_settings_error():
-            gateway = await _assemble(settings, model, addresses, engines, stack)
         yield gateway
+
+
+async def _open(
+    settings: Settings, model: str | None, engines: StartingEngines, stack: AsyncExitStack, on_stage: OnStage
+) -> OpenGateway:
+    addresses = await _open_stores(settings, stack, on_stage)
+    await engines.described()
+    with _as_settings_error():
+        return await _assemble(settings, model, addresses, engines.pool, stack)
 
 
 @contextmanager

@@ -1,16 +1,14 @@
-"""uvicorn with signal handling of loraplex: SIGTERM drains, a second SIGTERM aborts.
+"""uvicorn that drains: a first signal ends accepting, a second one aborts (`process_signals.py`).
 
 Invariant: while draining, the socket stays open and new requests get 503, so no client sees a connection reset.
 """
 
 import asyncio
 import contextlib
-import errno
-import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -21,7 +19,7 @@ from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability.health import Health
 from loraplex.platform.server.connection_limiter import ConnectionLimiter
 from loraplex.platform.server.http_protocol import BoundedHttpProtocol
-from loraplex.platform.startup_errors import PortTaken
+from loraplex.platform.server.process_signals import Shutdown
 
 LOG = structlog.get_logger("loraplex.serve")
 
@@ -29,33 +27,6 @@ BACKLOG = 2048
 FLUSH_S = 3.0
 ABORT_S = 1.0
 KEEP_ALIVE_S = 30
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-@dataclass(slots=True)
-class Shutdown:
-    """State that signals change: the first one starts the drain, the second aborts it. During the start, the first cancels it."""
-
-    drain: asyncio.Event = field(default_factory=asyncio.Event)
-    abort: asyncio.Event = field(default_factory=asyncio.Event)
-    starting: asyncio.Task[None] | None = None
-
-    def install(self) -> None:
-        """Handle SIGTERM and SIGINT on the running loop. During the start a signal cancels the current task."""
-        self.starting = asyncio.current_task()
-        for number in SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
-
-    def started(self) -> None:
-        """End the start: from now on a signal drains instead of cancelling."""
-        self.starting = None
-
-    def _on_signal(self) -> None:
-        if self.drain.is_set():
-            self.abort.set()
-        elif self.starting is not None:
-            self.starting.cancel()
-        self.drain.set()
 
 
 class Server(uvicorn.Server):
@@ -73,28 +44,6 @@ class HttpListener:
     socket: socket.socket
     limiter: ConnectionLimiter
     stall_s: float
-
-
-def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
-    """Bind a socket that does not listen yet, so that a taken port is known before anything is loaded.
-
-    Raises `PortTaken`, which names `flag`.
-    """
-    try:
-        facts = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise PortTaken(host, port, str(error), flag) from None
-    if port and _is_listening(facts[0], facts[4]):
-        raise PortTaken(host, port, "the port is taken by another process", flag)
-    listener = socket.socket(facts[0], socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(facts[4])
-    except OSError as error:
-        listener.close()
-        reason = "the port is taken by another process" if error.errno == errno.EADDRINUSE else error.strerror
-        raise PortTaken(host, port, reason or str(error), flag) from None
-    return listener
 
 
 async def serve_until_stopped(
@@ -174,10 +123,3 @@ def _server(app: FastAPI, listener: HttpListener) -> Server:
         timeout_graceful_shutdown=int(FLUSH_S),
     )
     return Server(config)
-
-
-def _is_listening(family: int, address: tuple[object, ...]) -> bool:
-    """Whether a process listens at `address`. Linux lets two processes bind one port while neither listens."""
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.settimeout(0.5)
-        return probe.connect_ex(address) == 0

@@ -16,7 +16,7 @@ from loraplex.engine.messages import AdapterRef, EngineRequest, Failed
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.config import load_settings
 from loraplex.platform.engines import wire
-from loraplex.platform.engines.startup import _own_address, open_engines
+from loraplex.platform.engines.startup import _own_address, start_engines
 
 
 def ended_process() -> int:
@@ -55,7 +55,11 @@ async def test_deaths_of_the_opened_engine_reach_the_memory_of_its_pool(tmp_path
         request_id="r", namespace=bytes(32), prompt_token_ids=[1], sampling=sampling, adapter=adapter
     )
     async with AsyncExitStack() as stack:
-        pool = await open_engines(settings, "fake", stack, lambda stage: None)
+        engines = start_engines(settings, "fake", stack, lambda stage: None)
+        await engines.described()
+        pool = engines.pool
+        assert pool.info().model_path == "fake" and not pool.engines[0].connected
+        await engines.ready
         for request_id in ("first", "second"):
             pool.poison_memory.check(request, None)
             poison = replace(request, request_id=request_id)

@@ -27,8 +27,9 @@ from loraplex.platform.datastores.embedded.orphans import executable
 from loraplex.platform.engines import startup
 from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import RemoteEngine
+from loraplex.platform.server.listening import bind
+from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.serve import _serve_engine, _serve_gateway
-from loraplex.platform.server.uvicorn_server import Shutdown, bind
 from loraplex.platform.startup_errors import EngineStartFailed, PortTaken
 from loraplex.tenants.database import Database
 from loraplex.tenants.invoices.months import Month

@@ -9,7 +9,9 @@ import pytest
 from fastapi import FastAPI
 
 from loraplex.platform.server.connection_limiter import ConnectionLimiter
-from loraplex.platform.server.uvicorn_server import HttpListener, Server, Shutdown, bind, serving
+from loraplex.platform.server.listening import bind
+from loraplex.platform.server.process_signals import Shutdown
+from loraplex.platform.server.uvicorn_server import HttpListener, Server, serving
 
 
 @pytest.fixture

@@ -1,0 +1,167 @@
+"""Runs a gateway: opens it beside the start of its engines, announces it, and serves until a signal.
+
+Invariant: `serve.py` imports this module after it has started the engine, because its imports take as long as the engine's.
+"""
+
+import asyncio
+import socket
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+from fastapi import FastAPI
+
+from loraplex.platform.config import Settings
+from loraplex.platform.engines.startup import StartingEngines
+from loraplex.platform.observability.exposition import metrics_router
+from loraplex.platform.processes.gc_tuning import freeze_gc
+from loraplex.platform.server.connection_limiter import (
+    ConnectionLimiter,
+    RefusalRecorder,
+    reserve_descriptors,
+)
+from loraplex.platform.server.first_run import first_run_notice
+from loraplex.platform.server.gateway import OpenGateway, open_gateway
+from loraplex.platform.server.prices import PRICE_SETTINGS
+from loraplex.platform.server.process_signals import Shutdown
+from loraplex.platform.server.progress import Progress
+from loraplex.platform.server.uvicorn_server import HttpListener, serve_until_stopped, serving
+from loraplex.platform.startup_errors import DependencyFailed
+from loraplex.tenants.api_keys.networks import parse_network
+
+LOG = structlog.get_logger("loraplex.serve")
+METRICS_CONNECTIONS = 64
+DEMO_PRICES: Final = {"price_prompt": 100_000, "price_cached_prompt": 50_000, "price_completion": 400_000}
+"""The demo's first rate card, if no setting names a price: so its usage and bills have amounts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """The bound sockets of a gateway. `metrics` is None where the API's port serves them."""
+
+    api: socket.socket
+    metrics: socket.socket | None
+
+
+async def serve_gateway(
+    settings: Settings,
+    model: str | None,
+    engines: StartingEngines,
+    listeners: Listeners,
+    shutdown: Shutdown,
+    on_stage: Progress,
+    *,
+    demo: bool,
+) -> None:
+    """Serve until a signal. Raises `StartError`."""
+    if demo and not PRICE_SETTINGS & settings.model_fields_set:
+        settings = settings.model_copy(update=DEMO_PRICES)
+    async with AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(open_gateway(settings, model, engines, on_stage))
+        before, after = await _announcements(settings, gateway, listeners.api, on_stage, demo=demo)
+        on_stage.finish()
+        print(before, flush=True)
+        shutdown.started()
+        if listeners.metrics is not None:
+            print(f"Serving metrics at {base_url(listeners.metrics)}/metrics", flush=True)
+            await stack.enter_async_context(_serving_metrics(settings, gateway, listeners.metrics, shutdown))
+        if after is not None:
+            print(f"\n{after}", flush=True)
+        freeze_gc()
+        lost = asyncio.wrap_future(gateway.stores_lost)
+        lost.add_done_callback(lambda _: shutdown.drain.set())
+        await serve_until_stopped(
+            gateway.app,
+            _bounded(settings, gateway, listeners.api),
+            gateway.health,
+            gateway.engines,
+            shutdown,
+            settings.drain_s,
+        )
+        if lost.done():
+            raise DependencyFailed(f"the embedded servers could not be kept running: {lost.result()}")
+
+
+async def _announcements(
+    settings: Settings, gateway: OpenGateway, listener: socket.socket, on_stage: Progress, *, demo: bool
+) -> tuple[str, str | None]:
+    """Return what is printed before and after the addresses. The demo's snippets come last: what follows is no part of them."""
+    if demo:
+        on_stage("preparing the demo's tenants and adapters")
+        banner = await _demo_banner(settings, gateway, listener)
+    else:
+        banner = f"Serving {gateway.served_model_name} at {base_url(listener)}/v1"
+    notice = None
+    if settings.console:
+        notice = await first_run_notice(gateway.database, _console_root(settings, listener))
+    return (f"{notice}\n\n{banner}", None) if demo and notice is not None else (banner, notice)
+
+
+def _bounded(settings: Settings, gateway: OpenGateway, listener: socket.socket) -> HttpListener:
+    """Bound the connections of the gateway's listener, and export their number."""
+    metrics = gateway.health.metrics
+    fitting = reserve_descriptors(settings.max_connections)
+    if fitting < settings.max_connections:
+        LOG.warning("fewer connections than configured: raise the limit of open files", connections=fitting)
+    limiter = ConnectionLimiter(
+        fitting,
+        settings.max_connections_per_address,
+        tuple(map(parse_network, settings.trusted_proxies)),
+        RefusalRecorder(metrics.connection_refused),
+    )
+    metrics.watch_connections(lambda: limiter.open_connections)
+    return HttpListener(listener, limiter, settings.reader_stall_s)
+
+
+def _serving_metrics(
+    settings: Settings, gateway: OpenGateway, listener: socket.socket, shutdown: Shutdown
+) -> AbstractAsyncContextManager[None]:
+    app = FastAPI(openapi_url=None)
+    app.include_router(metrics_router(gateway.exposition))
+    limiter = ConnectionLimiter(METRICS_CONNECTIONS, METRICS_CONNECTIONS)
+    return serving(app, HttpListener(listener, limiter, settings.reader_stall_s), shutdown)
+
+
+async def _demo_banner(settings: Settings, gateway: OpenGateway, listener: socket.socket) -> str:
+    from loraplex.adapters.storage.blob_store import BlobStore
+    from loraplex.adapters.target_modules import adaptable_modules
+    from loraplex.adapters.validation.own_files import OwnFilesValidation
+    from loraplex.engine.checkpoints.config_reader import load_model_config
+    from loraplex.platform.demo.announcement import announcement
+    from loraplex.platform.demo.demo_file import DEMO_FILE
+    from loraplex.platform.demo.tenants import prepare_demo
+    from loraplex.platform.services.actors import system_actor
+    from loraplex.platform.services.push import FolderPush
+    from loraplex.platform.services.unit_of_work import unit_of_work
+
+    info = gateway.engines.info()
+    modules = adaptable_modules(load_model_config(info.model_path))
+    push = FolderPush(
+        gateway.database,
+        lambda tenant_id: unit_of_work(gateway.database, system_actor("demo"), tenant_id, None),
+        BlobStore(gateway.adapters, None, info.model_digest),
+        OwnFilesValidation(modules, info.model_digest),
+    )
+    access = await prepare_demo(
+        gateway.database,
+        push,
+        settings.data_dir,
+        base_url=base_url(listener),
+        console_root=_console_root(settings, listener) if settings.console else None,
+        model=gateway.served_model_name,
+    )
+    return announcement(access, settings.data_dir / DEMO_FILE)
+
+
+def _console_root(settings: Settings, listener: socket.socket) -> str:
+    """Return the address of the console in links."""
+    return settings.public_url or base_url(listener)
+
+
+def base_url(listener: socket.socket) -> str:
+    """The URL by which a client on this machine reaches the listener."""
+    from loraplex.platform.demo.snippet import root_url
+
+    host, port = listener.getsockname()[:2]
+    return root_url(host, port)

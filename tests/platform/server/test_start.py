@@ -1,0 +1,129 @@
+"""The start of `serve`: what it imports before and beside its engine, and that one part's failure ends all parts by its name."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import psycopg
+import pytest
+from tests.end_to_end.live_server import command_line, descendants
+from tests.platform.server.serve_process import model_folder, script, stores
+
+from loraplex.platform.config import load_settings
+from loraplex.platform.processes.child_process import python_command
+from loraplex.platform.server.process_signals import Shutdown
+from loraplex.platform.server.serve import _serve_gateway
+from loraplex.platform.startup_errors import DependencyFailed, EngineStartFailed
+
+__all__ = ["model_folder", "stores"]
+
+BEFORE_THE_ENGINE: Final = ("loraplex.platform.cli.serve", "loraplex.platform.server.serve")
+BESIDE_THE_ENGINE: Final = (*BEFORE_THE_ENGINE, "loraplex.platform.server.serve_gateway")
+NEVER: Final = {
+    *("torch", "triton", "numba", "transformers", "xgrammar", "llguidance"),
+    *("alembic", "boto3", "aioboto3", "pandas", "scipy"),
+}
+AFTER_THE_ENGINE: Final = {"fastapi", "uvicorn", "httpx", "jinja2", "redis", "psycopg", "tokenizers", "numpy"}
+
+
+@pytest.mark.parametrize(
+    ("modules", "absent"), [(BEFORE_THE_ENGINE, NEVER | AFTER_THE_ENGINE), (BESIDE_THE_ENGINE, NEVER)]
+)
+def test_a_start_imports_nothing_heavy(modules: tuple[str, ...], absent: set[str]) -> None:
+    program = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    ended = subprocess.run(python_command("-c", program), check=True, capture_output=True, text=True)
+    assert not absent & set(ended.stdout.split())
+
+
+async def start(folder: Path, model: Path, stores: dict[str, str]) -> None:
+    """Run `serve` in this process, with the scripted engine as its child, until its start fails."""
+    folder.joinpath("script.json").write_bytes(msgspec.json.encode(script()))
+    settings = load_settings(
+        {
+            "model": str(model),
+            "data_dir": folder / "data",
+            "port": 0,
+            "fake_engine": folder / "script.json",
+            **stores,
+        }
+    )
+    async with asyncio.timeout(60):
+        await _serve_gateway(settings, demo=False, shutdown=Shutdown())
+
+
+def engines() -> list[int]:
+    return [pid for pid in descendants(os.getpid()) if "engines.main" in command_line(pid)]
+
+
+async def started_engine() -> int:
+    async with asyncio.timeout(60):
+        while not engines():
+            await asyncio.sleep(0.01)
+    return engines()[0]
+
+
+@contextmanager
+def silent_server() -> Iterator[str]:
+    """The address of a database that accepts connections and never says anything."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"postgresql://u:canary@127.0.0.1:{server.getsockname()[1]}/d"
+
+
+@pytest.fixture
+async def no_engine_left() -> AsyncIterator[None]:
+    yield
+    assert not engines()
+
+
+@pytest.mark.usefixtures("no_engine_left")
+async def test_a_database_that_cannot_be_reached_ends_a_loading_engine(
+    tmp_path: Path, model_folder: Path, stores: dict[str, str]
+) -> None:
+    starting = asyncio.create_task(
+        start(tmp_path, model_folder, stores | {"database_url": "postgresql://u:canary@/d?host=/nonexistent"})
+    )
+    os.kill(await started_engine(), signal.SIGSTOP)
+    with pytest.raises(DependencyFailed, match="the database could not be checked") as error:
+        await starting
+    assert "canary" not in str(error.value)
+
+
+@pytest.mark.usefixtures("no_engine_left")
+async def test_an_engine_that_ends_ends_the_wait_for_a_database(
+    tmp_path: Path, model_folder: Path, stores: dict[str, str]
+) -> None:
+    with silent_server() as address:
+        starting = asyncio.create_task(start(tmp_path, model_folder, stores | {"database_url": address}))
+        os.kill(await started_engine(), signal.SIGKILL)
+        with pytest.raises(EngineStartFailed, match="the engine ended with status -9 before it was ready"):
+            await starting
+
+
+@pytest.mark.usefixtures("no_engine_left")
+async def test_a_signal_ends_a_start_whose_engine_and_database_hang(
+    tmp_path: Path, model_folder: Path, stores: dict[str, str]
+) -> None:
+    with silent_server() as address:
+        starting = asyncio.create_task(start(tmp_path, model_folder, stores | {"database_url": address}))
+        os.kill(await started_engine(), signal.SIGSTOP)
+        starting.cancel()  # what a signal does
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+
+@pytest.mark.usefixtures("no_engine_left")
+@pytest.mark.parametrize("revision", ["0001", "9999"])
+async def test_another_schema_is_refused_while_the_engine_loads(
+    tmp_path: Path, model_folder: Path, stores: dict[str, str], revision: str
+) -> None:
+    with psycopg.connect(stores["database_url"], autocommit=True) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = %s", (revision,))
+    with pytest.raises(DependencyFailed, match=f"is at revision {revision}, this version needs"):
+        await start(tmp_path, model_folder, stores)
