@@ -13,6 +13,7 @@ from loraplex.engine.batch.step_plan import UNKNOWN_TOKEN, PlannedRow, StepPlan
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.runner.launched_step import LaunchedStep
 from loraplex.engine.sampling.sampler import Sampler
+from loraplex.engine.sampling.step_logits import StepLogits
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.structured_output.bitmask_filling import BitmaskFiller
 
@@ -56,7 +57,7 @@ def begun() -> Begun:
 def step_of(rows: list[PlannedRow], begun: Begun) -> LaunchedStep:
     masks = cast("BitmaskFiller", begun)
     step = LaunchedStep(StepPlan(tuple(rows)), Sampler(VOCAB), masks, HostTransfers(CPU))
-    step.computed(torch.zeros(sum(row.samples for row in rows), VOCAB))
+    step.computed(StepLogits(torch.zeros(sum(row.samples for row in rows), VOCAB)))
     return step
 
 
@@ -69,7 +70,7 @@ def test_masks_that_wait_for_no_token_begin_before_the_step_before_lands(begun: 
     assert begun.calls == [[first.sequence]]
     sampled = [waits, first, of_its_family, plain]
     while late := step.sample(sampled):
-        step.computed(torch.zeros(len(sampled), VOCAB))
+        step.computed(StepLogits(torch.zeros(len(sampled), VOCAB)))
         assert first.sequence not in late
     tokens = {sequence: token.token_id for sequence, token in step.collect().items()}
     assert tokens == {waits.sequence: 5, first.sequence: 5, of_its_family.sequence: 5, plain.sequence: 0}
@@ -82,6 +83,6 @@ def test_a_row_that_ended_meanwhile_is_not_sampled(begun: Begun) -> None:
     step.begin_known_masks([])
     assert begun.calls == [[ended.sequence, stays.sequence]]
     while stays.sequence in step.sample([stays]):
-        step.computed(torch.zeros(2, VOCAB))
+        step.computed(StepLogits(torch.zeros(2, VOCAB)))
     assert step.collect().keys() == {stays.sequence}
     begun.close()
