@@ -48,13 +48,13 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
-    """Residency of adapters on the device. `max_bytes` 0 refuses adapters altogether.
+    """Residency of adapters on the device. `max_bytes` 0 refuses adapters altogether; None: `memory_plan` sets it.
 
     `page_dtype` is auto (the model's), int8 or fp8. An adapter is refused if quantizing changes one of its modules by more
     than `max_page_error` of its norm. `host_max_bytes`: adapters kept in host memory next to a GPU.
     """
 
-    max_bytes: int = 512 << 20
+    max_bytes: int | None = None
     host_max_bytes: int = 4 << 30
     max_rank: int = 256
     page_dtype: str = "auto"

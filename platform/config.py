@@ -103,7 +103,7 @@ class Settings(BaseSettings):
     kv_cache_bytes: int | None = Field(default=None, ge=1 << 20, le=1 << 44)
     kv_block_size: int = Field(default=16, ge=1, le=256)
     prefix_caching: bool = True
-    adapter_bytes: int = Field(default=GIB // 2, ge=0, le=1 << 44)
+    adapter_bytes: int | None = Field(default=None, ge=0, le=1 << 44)
     adapter_host_bytes: int = Field(default=4 * GIB, ge=0, le=1 << 44)
     adapter_disk_bytes: int = Field(default=64 * GIB, ge=1 << 20, le=1 << 50)
     adapter_page_dtype: Literal["auto", "int8", "fp8"] = "auto"
