@@ -2,6 +2,7 @@
 
 import pytest
 
+from loraplex.engine.runner.cuda_graphs.adapter_kinds import AdapterKinds
 from loraplex.engine.runner.cuda_graphs.buckets import MAX_ROWS, MIXED_TOKENS, Buckets, StepShape
 
 
@@ -28,6 +29,12 @@ def test_many_rows_are_captured_in_longer_strides_and_no_more_than_so_many() -> 
     sizes = [shape.tokens for shape in buckets.shapes if not shape.chunks]
     assert sizes[-4:] == [832, 896, 960, MAX_ROWS] and sizes == sorted(set(sizes))
     assert len(buckets.shapes) < 55
+
+
+@pytest.mark.parametrize(("few", "graphs"), [(8, 47), (0, 17)])
+def test_the_graphs_of_the_defaults(few: int, graphs: int) -> None:
+    shapes = Buckets(64, 1024).shapes
+    assert sum(len(AdapterKinds(few).kinds(shape.tokens)) for shape in shapes) == graphs
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 30), (5, 5), (64, 1024), (300, 3000)])
