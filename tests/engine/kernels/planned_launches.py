@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from tests.benchmarks.kernels.gemm import random_weight
 from tests.engine.kernels.launch_recorder import DeviceTensor, UnfilledTensors
-from tests.engine.kernels.launch_times import Launched, without_gpu
+from tests.engine.kernels.launch_times import Launched, forget, without_gpu
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from loraplex.engine.kernels.triton import launch_plans, quantized_linear
+from loraplex.engine.kernels.triton import quantized_linear
 from loraplex.engine.kernels.triton.rms_norm import rms_norm
 from loraplex.engine.kernels.triton.silu_mul import silu_mul
 
@@ -77,12 +77,6 @@ def is_same(given: Any, other: Any) -> bool:
             other.data_ptr() % 16,
         )
     return type(given) is type(other) and bool(given == other)
-
-
-def forget() -> None:
-    """Make the next launch of each kind go through the binder."""
-    launch_plans._plans.clear()
-    quantized_linear._division.cache_clear()
 
 
 def main() -> None:
