@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from loraplex.engine.kernels.triton.launch_plans import launch_kernel
 from loraplex.engine.quantization.quantized_weight import LARGEST_FP8, QuantizedWeight, WeightFormat
 
 MULTIPLE = 16
@@ -60,8 +61,16 @@ def round_rows(
     block = min(LONGEST_BLOCK, triton.next_power_of_2(inputs))
     y = torch.empty_like(x, dtype=dtype)
     scales = x.new_empty(rows, 1, dtype=torch.float32)
-    round_rows_kernel[(rows,)](
-        x, y, scales, inputs, LARGEST_FP8, block, num_warps=max(1, min(16, block // 512))
+    launch_kernel(
+        round_rows_kernel,
+        (rows,),
+        x,
+        y,
+        scales,
+        inputs,
+        largest_value=LARGEST_FP8,
+        block=block,
+        num_warps=max(1, min(16, block // 512)),
     )
     return y, scales
 

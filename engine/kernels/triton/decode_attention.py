@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from loraplex.engine.kernels.triton.attention_tile import LOG2_E, NUM_WARPS, attend, padded, tile_tokens
+from loraplex.engine.kernels.triton.launch_plans import launch_kernel
 
 SPLIT_TOKENS = 512
 """Fewest keys of a split: 256 KiB of K and V at 128 wide heads in bf16. Shorter rows need no merge."""
@@ -199,7 +200,9 @@ def decode_attention(
     }
     group = heads // kv_heads
     items = rows * splits * kv_heads * triton.cdiv(group, DECODE_ROWS)
-    decode_kernel[(min(items, MAX_PROGRAMS),)](
+    launch_kernel(
+        decode_kernel,
+        (min(items, MAX_PROGRAMS),),
         qkv,
         out,
         kv_cache,
@@ -226,8 +229,18 @@ def decode_attention(
         **cut,
     )
     if splits > 1:
-        merge_kernel[heads, rows](
-            out, lengths, partials, weights, out.stride(0), heads, splits, num_warps=NUM_WARPS, **cut
+        launch_kernel(
+            merge_kernel,
+            (heads, rows),
+            out,
+            lengths,
+            partials,
+            weights,
+            out.stride(0),
+            heads,
+            splits,
+            num_warps=NUM_WARPS,
+            **cut,
         )
 
 

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from loraplex.engine.kernels.triton.launch_plans import launch_kernel
 from loraplex.engine.kernels.triton.lora_expand import TILE_STAGES, tile_delta
 from loraplex.engine.kernels.triton.lora_pages import (
     chunk_at,
@@ -206,7 +207,9 @@ def expand_rotary_write_kv(
     kv_heads, size = kv_cache.shape[3], kv_cache.shape[4]
     half = 0 if rope is None else rope[0].shape[1]
     quantized = kv_cache.dtype is torch.float8_e4m3fn
-    expand_rotary_kernel[batch.num_chunks, columns // size](
+    launch_kernel(
+        expand_rotary_kernel,
+        (batch.num_chunks, columns // size),
         qkv,
         kv_cache.view(torch.uint8) if quantized else kv_cache,
         positions,

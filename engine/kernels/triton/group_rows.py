@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from loraplex.engine.kernels.triton.launch_plans import launch_kernel
 from loraplex.engine.lora.device_batch import ChunkBuffers
 
 BLOCK = 64
@@ -88,8 +89,12 @@ def group_rows(row_slots: torch.Tensor, chunk_rows: int, into: ChunkBuffers) -> 
     """Fill `into` with the chunks of `row_slots` int32 [rows]; it has room for `chunk_bound` or more."""
     num_rows, num_chunks = row_slots.shape[0], into.slots.shape[0]
     grid = (triton.cdiv(num_rows, BLOCK),)
-    order_kernel[grid](row_slots, into.order, into.places, num_rows, block=BLOCK, num_warps=NUM_WARPS)
-    chunk_kernel[grid](
+    launch_kernel(
+        order_kernel, grid, row_slots, into.order, into.places, num_rows, block=BLOCK, num_warps=NUM_WARPS
+    )
+    launch_kernel(
+        chunk_kernel,
+        grid,
         row_slots,
         into.places,
         into.starts,

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from loraplex.engine.kernels.triton.launch_plans import launch_kernel
+
 BLOCK_WORDS = 64
 """2,048 tokens per program: 63 programs for each row of a vocabulary of 128k, 8 KiB of fp32 logits each."""
 BITMASK_WARPS = 4
@@ -38,8 +40,16 @@ def bitmask_kernel(  # type: ignore[no-untyped-def]
 def apply_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:
     """See `reference.apply_bitmask`."""
     masked, words = bitmask.shape
-    bitmask_kernel[masked, triton.cdiv(words, BLOCK_WORDS)](
-        logits, rows, bitmask, logits.shape[1], words, block_words=BLOCK_WORDS, num_warps=BITMASK_WARPS
+    launch_kernel(
+        bitmask_kernel,
+        (masked, triton.cdiv(words, BLOCK_WORDS)),
+        logits,
+        rows,
+        bitmask,
+        logits.shape[1],
+        words,
+        block_words=BLOCK_WORDS,
+        num_warps=BITMASK_WARPS,
     )
 
 
@@ -120,6 +130,15 @@ def raise_cutoffs(
     top_p: torch.Tensor,
 ) -> None:
     """Raise `lowest` [rows, 1] in place for the rows `index` of `weights`, by their `top_k` and `top_p` [ranked, 1]."""
-    cutoff_kernel[(index.shape[0],)](
-        weights, index, top_k, top_p, lowest, weights.shape[1], block=CUTOFF_BLOCK, num_warps=CUTOFF_WARPS
+    launch_kernel(
+        cutoff_kernel,
+        (index.shape[0],),
+        weights,
+        index,
+        top_k,
+        top_p,
+        lowest,
+        weights.shape[1],
+        block=CUTOFF_BLOCK,
+        num_warps=CUTOFF_WARPS,
     )

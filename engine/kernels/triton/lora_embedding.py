@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from loraplex.engine.kernels.triton.launch_plans import launch_kernel
 from loraplex.engine.kernels.triton.lora_pages import (
     entry_at,
     is_aligned,
@@ -72,7 +73,9 @@ def embedding_kernel(  # type: ignore[no-untyped-def]
 
 def add_embedding(token_ids: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: DeviceLoraBatch) -> None:
     """y[row] += A[:, token of row] B for rows whose adapter trained the embedding, in place. y [rows, outputs]."""
-    embedding_kernel[batch.num_rows, triton.cdiv(site.outputs, BLOCK_N)](
+    launch_kernel(
+        embedding_kernel,
+        (batch.num_rows, triton.cdiv(site.outputs, BLOCK_N)),
         token_ids,
         y,
         site.table,

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from loraplex.engine.kernels.triton.launch_plans import launch_kernel
 from loraplex.engine.kernels.triton.lora_pages import (
     chunk_at,
     column_tile,
@@ -260,7 +261,9 @@ def expand(hidden: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: DeviceL
         "enable_fp_fusion": True,
     }
     if batch.chunks is None:
-        expand_row_kernel[grid](
+        launch_kernel(
+            expand_row_kernel,
+            grid,
             y,
             site.table,
             batch.row_slots,
@@ -270,7 +273,9 @@ def expand(hidden: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: DeviceL
             num_warps=row_warps(pages, is_aligned(*site.slice_sizes)),
         )
     else:
-        expand_tile_kernel[grid](
+        launch_kernel(
+            expand_tile_kernel,
+            grid,
             y,
             site.table,
             *batch.chunks.lists,

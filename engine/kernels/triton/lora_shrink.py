@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from loraplex.engine.kernels.triton.launch_plans import launch_kernel
 from loraplex.engine.kernels.triton.lora_pages import (
     chunk_at,
     entry_at,
@@ -172,11 +173,21 @@ def shrink(x: torch.Tensor, site: LoraSite, batch: DeviceLoraBatch, hidden: torc
     grid = batch.num_chunks, splits, len(site.names)
     if batch.chunks is None:
         span = row_span(pages)
-        shrink_row_kernel[grid](
-            x, site.table, batch.row_slots, *operands, **options, span=span, num_warps=ROW_WARPS
+        launch_kernel(
+            shrink_row_kernel,
+            grid,
+            x,
+            site.table,
+            batch.row_slots,
+            *operands,
+            **options,
+            span=span,
+            num_warps=ROW_WARPS,
         )
     else:
-        shrink_tile_kernel[grid](
+        launch_kernel(
+            shrink_tile_kernel,
+            grid,
             x,
             site.table,
             *batch.chunks.lists,

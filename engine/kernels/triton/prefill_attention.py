@@ -11,6 +11,7 @@ import triton.language as tl
 
 from loraplex.engine.kernels.prefill_chunks import PREFILL_TILE, PrefillChunks
 from loraplex.engine.kernels.triton.attention_tile import LOG2_E, NUM_WARPS, attend, padded, tile_tokens
+from loraplex.engine.kernels.triton.launch_plans import launch_kernel
 
 PREFILL_ROWS = 32
 """Queries of a program, every head of a group counted. From 64 on the probabilities would be a register operand of wgmma,
@@ -111,7 +112,9 @@ def prefill_attention(
     group = out.shape[1] // size // kv_heads
     block_m = prefill_rows(size)
     parts = triton.cdiv(PREFILL_TILE * group, block_m)
-    prefill_kernel[chunks.tile_chunks.shape[0] * parts, kv_heads](
+    launch_kernel(
+        prefill_kernel,
+        (chunks.tile_chunks.shape[0] * parts, kv_heads),
         qkv,
         out,
         kv_cache,

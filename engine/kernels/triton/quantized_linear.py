@@ -3,14 +3,15 @@
 Invariant: at decode only y is rounded, once. The order of a sum depends on the weight's shape and the tile alone.
 """
 
-import math
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
 
 import torch
 import triton
 import triton.language as tl
 
-from loraplex.engine.kernels.triton.quantized_linear_tiles import Tile, span_for, splits_for, tile_for
+from loraplex.engine.kernels.triton.launch_plans import Plans, launch_fixed
+from loraplex.engine.kernels.triton.quantized_linear_tiles import Tile, span_of_shape, splits_for, tile_for
 from loraplex.engine.kernels.triton.unpacking import byte_to_float, nibbles_to_floats, raised_zero
 from loraplex.engine.quantization.quantized_weight import QuantizedWeight, WeightFormat
 
@@ -312,64 +313,89 @@ def launch(
     splits: int | None = None,
 ) -> None:
     """`quantized_linear` with a given tile; `splits` of K default to those for the weight's shape."""
-    span = span_for(weight)
-    is_int8 = weight.format is WeightFormat.INT8
-    tiles = triton.cdiv(weight.inputs, span)
-    grid = triton.cdiv(x.shape[0], tile.block_m), triton.cdiv(weight.outputs, tile.block_n)
-    operands = {
-        "x": x,
-        "packed": weight.packed,
-        "scales": weight.scales,
-        "zeros": weight.scales if weight.zeros is None else weight.zeros,
-        "bias": out if bias is None else bias,
-        "y": out,
-        "rows": x.shape[0],
-        "inputs": weight.inputs,
-        "outputs": weight.outputs,
-        "tiles": tiles,
-        "groups": weight.scales.shape[0],
-        "tile_stride": span if is_int8 else weight.outputs * (span // 2),
-        "output_stride": weight.inputs if is_int8 else span // 2,
-    }
+    rows = x.shape[0]
+    if splits is None:
+        splits = splits_for(rows, weight, tile)
+    zeros = weight.zeros
+    flags = zeros is not None, bias is not None, ASSEMBLY and x.is_cuda
+    division = _division(rows, weight.format, weight.shape, weight.group_size, tile, splits, flags)
+    tensors = (
+        x,
+        weight.packed,
+        weight.scales,
+        weight.scales if zeros is None else zeros,
+        out if bias is None else bias,
+        out,
+        *_split_buffers(x, division.grid, tile),
+    )
+    kernel = skinny_kernel if tile.spans > 1 else wide_kernel
+    launch_fixed(division.plans, kernel, division.grid, tensors, division.integers, division.constants)
+
+
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """What a launch derives from shapes. `integers`: the kernels' arguments behind the tensors."""
+
+    grid: tuple[int, int, int]
+    integers: tuple[int, ...]
+    constants: dict[str, object]
+    plans: Plans = field(default_factory=dict)
+
+
+@lru_cache(maxsize=1 << 14)
+def _division(
+    rows: int,
+    form: WeightFormat,
+    shape: tuple[int, int],
+    group_size: int,
+    tile: Tile,
+    wanted: int,
+    flags: tuple[bool, bool, bool],
+) -> _Division:
+    """`wanted`: splits of K; `flags`: has zeros, has a bias, unpacks by assembly."""
+    outputs, inputs = shape
+    is_int8 = form is WeightFormat.INT8
+    is_per_channel = is_int8 and group_size >= inputs
+    span = span_of_shape(form, inputs, group_size)
+    tiles = triton.cdiv(inputs, span)
+    groups = 1 if is_per_channel else triton.cdiv(inputs, group_size)
+    tiles_per_split = triton.cdiv(triton.cdiv(tiles, wanted), tile.spans) * tile.spans
+    splits = triton.cdiv(tiles, tiles_per_split)
+    has_zeros, has_bias, assembly = flags
     constants = {
-        "bits": weight.bits,
+        "bits": 8 if is_int8 else 4,
         "span": span,
-        "groups_per_span": 0 if is_int8 and weight.is_per_channel else span // weight.group_size,
-        "has_zeros": weight.zeros is not None,
-        "has_bias": bias is not None,
-        "assembly": ASSEMBLY and x.is_cuda,
+        "groups_per_span": 0 if is_per_channel else span // group_size,
+        "has_zeros": has_zeros,
+        "has_bias": has_bias,
+        "assembly": assembly,
         "block_m": tile.block_m,
         "block_n": tile.block_n,
+        "is_split": splits > 1,
         "enable_fp_fusion": True,
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,
     }
-    wanted = splits_for(x.shape[0], weight, tile) if splits is None else splits
-    tiles_per_split = triton.cdiv(triton.cdiv(tiles, wanted), tile.spans) * tile.spans
-    splits = triton.cdiv(tiles, tiles_per_split)
-    partials, counters = _split_buffers(x, math.prod(grid), splits, tile)
-    operands |= {
-        "splits": splits,
-        "tiles_per_split": tiles_per_split,
-        "partials": partials,
-        "counters": counters,
-    }
-    constants["is_split"] = splits > 1
-    kernel = skinny_kernel if tile.spans > 1 else wide_kernel
-    if tile.spans > 1:
-        constants["spans"] = tile.spans
-    kernel[(*grid, splits)](**operands, **constants)
+    strides = (span, inputs) if is_int8 else (outputs * (span // 2), span // 2)
+    return _Division(
+        grid=(triton.cdiv(rows, tile.block_m), triton.cdiv(outputs, tile.block_n), splits),
+        integers=(rows, inputs, outputs, tiles, groups, *strides, splits, tiles_per_split),
+        constants=constants | ({"spans": tile.spans} if tile.spans > 1 else {}),
+    )
 
 
 def _split_buffers(
-    x: torch.Tensor, tiles_of_y: int, splits: int, tile: Tile
+    x: torch.Tensor, grid: tuple[int, int, int], tile: Tile
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return partial sums and counters; arbitrary tensors where nothing is split."""
+    row_tiles, column_tiles, splits = grid
     if splits == 1:
         return x, x
-    if tiles_of_y > MAX_SPLIT_TILES:
-        raise ValueError(f"{tiles_of_y} tiles of y; a split product has at most {MAX_SPLIT_TILES}")
-    size = tiles_of_y * splits * tile.block_m * tile.block_n
+    if row_tiles * column_tiles > MAX_SPLIT_TILES:
+        raise ValueError(
+            f"{row_tiles * column_tiles} tiles of y; a split product has at most {MAX_SPLIT_TILES}"
+        )
+    size = row_tiles * column_tiles * splits * tile.block_m * tile.block_n
     return x.new_empty(size, dtype=torch.float32), _counters(x.device)
 
 

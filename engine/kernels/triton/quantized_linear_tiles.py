@@ -4,6 +4,7 @@ Invariant: the division depends on the weight's shape and the number of rows, ne
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -71,22 +72,28 @@ def splits_for(rows: int, weight: QuantizedWeight, tile: Tile) -> int:
     """Return the programs that share one tile of y: by the weight's shape, where its outputs leave SMs with few warps."""
     if rows > tile.block_m or tile == FLOAT32_TILE:
         return 1
-    programs = _ceiling(weight.outputs, tile.block_n)
+    return _splits_for(weight.shape, tile)
+
+
+@cache
+def _splits_for(shape: tuple[int, int], tile: Tile) -> int:
+    outputs, inputs = shape
+    programs = _ceiling(outputs, tile.block_n)
     at_once = _SMS * _WARPS_OF_SM // tile.num_warps
 
     def time(splits: int) -> float:
         return _ceiling(programs * splits, at_once) / splits
 
-    allowed = [n for n in range(1, MAX_SPLITS + 1) if n == 1 or weight.inputs >= n * _MIN_SPLIT_INPUTS]
+    allowed = [n for n in range(1, MAX_SPLITS + 1) if n == 1 or inputs >= n * _MIN_SPLIT_INPUTS]
     best = min(allowed, key=time)
     return best if time(best) <= _WORTH_A_SPLIT * time(1) else 1
 
 
-def span_for(weight: QuantizedWeight) -> int:
+def span_of_shape(form: WeightFormat, inputs: int, group_size: int) -> int:
     """Inputs of a tile of K."""
-    if weight.format is WeightFormat.INT4:
-        return span_of(weight.group_size)
-    return INT8_SPAN if weight.is_per_channel else min(INT8_SPAN, weight.group_size)
+    if form is WeightFormat.INT4:
+        return span_of(group_size)
+    return INT8_SPAN if group_size >= inputs else min(INT8_SPAN, group_size)
 
 
 def _ceiling(dividend: int, divisor: int) -> int:

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from loraplex.engine.kernels.triton.launch_plans import launch_kernel
 from loraplex.engine.kernels.triton.lora_expand import row_delta
 from loraplex.engine.kernels.triton.lora_pages import entry_at, hidden_ranks, is_aligned, page_type, rank_at
 from loraplex.engine.lora.device_batch import SPLIT_K, PendingDelta
@@ -63,7 +64,9 @@ def rms_norm(
     out = torch.empty_like(x)
     rows, size = x.shape
     block: int = triton.next_power_of_2(size)
-    rms_norm_kernel[(rows,)](
+    launch_kernel(
+        rms_norm_kernel,
+        (rows,),
         x,
         x if residual is None else residual,
         weight,
@@ -159,7 +162,9 @@ def expand_rms_norm(
     rows, size = x.shape
     block: int = triton.next_power_of_2(size)
     splits = triton.cdiv(site.inputs, SPLIT_K)
-    expand_rms_norm_kernel[(rows,)](
+    launch_kernel(
+        expand_rms_norm_kernel,
+        (rows,),
         x,
         x if residual is None else residual,
         weight,

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from loraplex.engine.kernels.triton.launch_plans import launch_kernel
 from loraplex.engine.kernels.triton.rms_norm import inverse_rms
 
 TILE_VALUES = 1024
@@ -199,7 +200,9 @@ def rotary_write_kv(
     half = 0 if rope is None else rope[0].shape[1]
     quantized = kv_cache.dtype is torch.float8_e4m3fn
     block_h = heads_of_tile(size)
-    rotary_kernel[tokens, triton.cdiv(columns // size, block_h)](
+    launch_kernel(
+        rotary_kernel,
+        (tokens, triton.cdiv(columns // size, block_h)),
         qkv,
         kv_cache.view(torch.uint8) if quantized else kv_cache,
         positions,

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from loraplex.engine.kernels.triton.launch_plans import launch_kernel
 from loraplex.engine.kernels.triton.lora_expand import TILE_N, TILE_STAGES, tile_delta, tile_warps
 from loraplex.engine.kernels.triton.lora_pages import (
     chunk_at,
@@ -55,8 +56,15 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     rows, doubled = gate_up.shape
     size = doubled // 2
     out = gate_up.new_empty(rows, size)
-    silu_mul_kernel[rows, triton.cdiv(size, BLOCK)](
-        gate_up, out, size, block=BLOCK, num_warps=NUM_WARPS, enable_fp_fusion=True
+    launch_kernel(
+        silu_mul_kernel,
+        (rows, triton.cdiv(size, BLOCK)),
+        gate_up,
+        out,
+        size,
+        block=BLOCK,
+        num_warps=NUM_WARPS,
+        enable_fp_fusion=True,
     )
     return out
 
@@ -149,7 +157,9 @@ def expand_silu_mul(gate_up: torch.Tensor, delta: PendingDelta) -> torch.Tensor:
     site, batch = delta.site, delta.batch
     size = site.slice_sizes[0]
     out = gate_up.new_empty(gate_up.shape[0], size)
-    expand_silu_mul_kernel[batch.num_chunks, triton.cdiv(size, TILE_N)](
+    launch_kernel(
+        expand_silu_mul_kernel,
+        (batch.num_chunks, triton.cdiv(size, TILE_N)),
         gate_up,
         out,
         site.table,

@@ -5,6 +5,7 @@ binder makes of the arguments. Only for a process of its own: the driver is repl
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 from loraplex.engine.kernels import dispatch
@@ -90,7 +92,11 @@ class LaunchRecorder:
             launches.append(_recorded(kernel, binary, time.perf_counter() - began))
             return binary
 
+        def planned(binary: Any, grid: Any) -> Callable[..., None]:
+            return lambda *args: launches.append(_recorded(binary.src.fn, binary, 0.0))
+
         JITFunction.run = run
+        CompiledKernel.__getitem__ = planned
 
     def take(self) -> list[Recorded]:
         """The launches since the last call, each distinct binary once."""
