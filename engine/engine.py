@@ -35,6 +35,7 @@ from loraplex.engine.runner.cuda_graphs.capture import capture_steps
 from loraplex.engine.runner.cuda_graphs.static_inputs import StaticBlocks
 from loraplex.engine.runner.model_runner import ModelRunner
 from loraplex.engine.runner.step_isolation import IsolatedStep, StepIsolation
+from loraplex.engine.runner.warm_up import StepLimits, WarmUp
 from loraplex.engine.sampling.sampler import Sampler
 from loraplex.engine.scheduling.fairness import FairShare, Policy
 from loraplex.engine.scheduling.scheduler import Scheduler
@@ -76,6 +77,7 @@ class Engine:
             model.decoder.sites,
             source,
             config.lora,
+            max_bytes=model.memory.adapter_budget if config.lora.max_bytes is None else config.lora.max_bytes,
             max_slots=model.decoder.max_adapter_slots,
             dtype=model.dtype,
             device=model.device,
@@ -89,6 +91,7 @@ class Engine:
             clock,
             model.max_model_len,
             model.config.eos_token_ids,
+            max_tokens=_max_tokens(model, config),
             vocab_size=model.config.vocab_size,
         )
         self.numeric_check = NumericCheck(
@@ -107,6 +110,8 @@ class Engine:
             self._compilation = GrammarCompilation(mask_factory, config.grammar.compile_threads)
         self._uncompiled: dict[int, list[Sequence]] = {}
         self.runner = _runner(model, config, self.adapters, self._masks)
+        if self.adapters.max_bytes:
+            self.numeric_check.warm_up()
         self._overlaps = overlaps(config.scheduler.overlap, model.device)
         self._isolation = StepIsolation(self.runner, self.scheduler.sampling_rows)
         self._in_flight: IsolatedStep | None = None
@@ -358,6 +363,10 @@ def replays(setting: str, device: torch.device) -> bool:
     return setting == "auto" and device.type == "cuda"
 
 
+def _max_tokens(model: LoadedModel, config: EngineConfig) -> int:
+    return config.scheduler.max_tokens(is_cuda=model.device.type == "cuda")
+
+
 def _prefix_cache(model: LoadedModel, config: CacheConfig, pool: BlockPool) -> PrefixCache:
     return PrefixCache(
         pool,
@@ -369,19 +378,19 @@ def _prefix_cache(model: LoadedModel, config: CacheConfig, pool: BlockPool) -> P
 
 
 def _runner(model: LoadedModel, config: EngineConfig, pool: AdapterPool, masks: BitmaskFiller) -> ModelRunner:
-    """Return a runner that has run every kernel once. Padding rows of replayed steps use a block that the pool never hands
-    out.
-    """
+    """Return a runner whose kernels are compiled. Padding rows of replayed steps use a block that the pool never hands out."""
     block_size, device = config.cache.block_size, model.device
     is_replaying = replays(config.cuda_graphs, device)
     num_blocks = model.num_blocks + is_replaying
     kv_cache = allocate_kv_cache(model.config, num_blocks, block_size, model.kv_dtype, device)
     sampler = Sampler(model.config.vocab_size, model.config.eos_token_ids, transfers=HostTransfers(device))
-    path = _adapter_path(model, config)
+    path = _adapter_path(model, config, pool)
     runner = ModelRunner(model.decoder, kv_cache, block_size, sampler, pool, masks, path)
-    runner.warm_up()
+    slots = model.decoder.max_adapter_slots if pool.max_bytes else 0
+    limits = StepLimits(config.scheduler.max_num_seqs, _max_tokens(model, config), model.max_model_len, slots)
+    WarmUp(model.decoder, kv_cache, block_size, sampler, path, limits).run()
     if is_replaying:
-        buckets = Buckets(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)
+        buckets = Buckets(config.scheduler.max_num_seqs, _max_tokens(model, config))
         blocks = StaticBlocks(-(-model.max_model_len // block_size), block_size, model.num_blocks)
         adapters = path if pool.max_bytes else None
         most = config.scheduler.max_adapters_per_step
@@ -389,10 +398,10 @@ def _runner(model: LoadedModel, config: EngineConfig, pool: AdapterPool, masks: 
     return runner
 
 
-def _adapter_path(model: LoadedModel, config: EngineConfig) -> AdapterPath:
+def _adapter_path(model: LoadedModel, config: EngineConfig, pool: AdapterPool) -> AdapterPath:
     """Return the adapter path. Requires the pool, because the kernels' workspace depends on the greatest rank."""
-    if model.device.type == "cpu" or not config.lora.max_bytes:
+    if model.device.type == "cpu" or not pool.max_bytes:
         return AdapterPath(config.deterministic)
-    rows = config.scheduler.max_num_batched_tokens
+    rows = _max_tokens(model, config)
     workspace = make_workspace(model.decoder.sites, rows, model.device)
     return AdapterPath(config.deterministic, workspace, rows)

@@ -86,6 +86,11 @@ class NumericCheck:
     def is_busy(self) -> bool:
         return bool(self._waiting)
 
+    def warm_up(self) -> None:
+        """Launch what a probe does, once for each shape of a site, so that its kernels are compiled before any step."""
+        for site in {(site.inputs, site.slice_sizes): site for site in self._sites}.values():
+            self._launch(site, 0)
+
     def start(self, adapter: AdapterRef, done: "Future[ProbeReport]") -> None:
         """Queue a probe. `done` gets a report about the modules alone, or an `EngineError`; cancelling it ends the probe."""
         if len(self._waiting) >= MAX_WAITING:

@@ -1,12 +1,14 @@
 """Attention over the paged KV cache: all decodes of a step at once, and all its prefill chunks."""
 
+from collections.abc import Hashable
+
 import torch
 
-from loraplex.engine.kernels.dispatch import KernelBackend, backend_for
+from loraplex.engine.kernels.dispatch import KernelBackend, backend_for, backend_on
 from loraplex.engine.kernels.prefill_chunks import PrefillChunks
 from loraplex.engine.kernels.reference import paged_attention as reference
 
-__all__ = ["decode_attention", "prefill_attention"]
+__all__ = ["decode_attention", "decode_tiling", "prefill_attention"]
 
 
 def decode_attention(
@@ -49,3 +51,15 @@ def prefill_attention(
         triton.prefill_attention(qkv, out, kv_cache, chunks, scale, window, kv_scales)
     else:
         reference.prefill_attention(qkv, out, kv_cache, chunks, scale, window, kv_scales)
+
+
+def decode_tiling(rows: int, tokens: int, window: int | None, device: torch.device) -> Hashable:
+    """Return what the kernels of `decode_attention` are compiled for, by the rows and the tokens that a table has room for.
+
+    Equal values mean the same machine code.
+    """
+    if backend_on(device) is not KernelBackend.TRITON:
+        return None
+    from loraplex.engine.kernels.triton import decode_attention as triton
+
+    return triton.compiled_rows(rows), triton.most_splits(tokens, window) > 1

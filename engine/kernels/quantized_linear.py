@@ -3,9 +3,11 @@
 The CPU backend has its own layout and product, see `kernels.cpu.integer_linear`.
 """
 
+from collections.abc import Hashable
+
 import torch
 
-from loraplex.engine.kernels.dispatch import KernelBackend, backend_for
+from loraplex.engine.kernels.dispatch import KernelBackend, backend_for, backend_on
 from loraplex.engine.kernels.reference import quantized_linear as reference
 from loraplex.engine.quantization.quantized_weight import QuantizedWeight, WeightFormat
 
@@ -28,6 +30,16 @@ def quantized_linear(
     else:
         reference.quantized_linear(x, weight, out, bias)
     return out
+
+
+def tiling(rows: int, weight: QuantizedWeight, dtype: torch.dtype) -> Hashable:
+    """Return what the product of so many rows is compiled for: equal values mean the same machine code."""
+    if backend_on(weight.packed.device) is not KernelBackend.TRITON or weight.format is WeightFormat.FP8:
+        return None
+    from loraplex.engine.kernels.triton.quantized_linear_tiles import splits_for, tile_for
+
+    tile = tile_for(torch.empty(rows, 0, dtype=dtype), weight)
+    return tile, splits_for(rows, weight, tile)
 
 
 def _on_cuda(x: torch.Tensor, weight: QuantizedWeight, out: torch.Tensor, bias: torch.Tensor | None) -> None:

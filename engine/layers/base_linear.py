@@ -1,5 +1,6 @@
 """`BaseLinear`: the interface of a base projection, and the one place that chooses its kind."""
 
+from collections.abc import Hashable
 from typing import Protocol
 
 import torch
@@ -18,6 +19,15 @@ class BaseLinear(Protocol):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
+    @property
+    def layout(self) -> Hashable:
+        """Equal for projections whose products are compiled alike at every number of rows."""
+        ...
+
+    def tiling(self, rows: int, dtype: torch.dtype) -> Hashable:
+        """Equal for numbers of rows whose products run the same machine code; None where all do."""
+        ...
+
 
 def make_linear(
     weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
@@ -27,7 +37,7 @@ def make_linear(
     float32 on a CPU asks for exactness: integers are dequantized there once, and no row is rounded.
     """
     if not isinstance(weight, QuantizedWeight):
-        return Linear(weight, bias)
+        return _dense_linear(weight, bias)
     if weight.packed.device.type == "cpu" and dtype is torch.float32:
         return Linear(dequantize(weight), bias)
     if weight.format is not WeightFormat.FP8 and backend_for(weight.packed) is KernelBackend.COMPILED:
@@ -36,3 +46,12 @@ def make_linear(
 
         return IntegerLinear(weight, bias)
     return QuantizedLinear(weight, bias)
+
+
+def _dense_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> BaseLinear:
+    if weight.dtype is torch.bfloat16 and backend_for(weight) is KernelBackend.COMPILED:
+        from loraplex.engine.layers.cpu_dense_linear import BFloat16Linear, is_faster_than_torch
+
+        if is_faster_than_torch():
+            return BFloat16Linear(weight, bias)
+    return Linear(weight, bias)

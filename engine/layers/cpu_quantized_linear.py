@@ -1,5 +1,7 @@
 """A linear layer whose weight stays in 8 or 4 bits on a CPU, with integer products."""
 
+from collections.abc import Hashable
+
 import torch
 
 from loraplex.engine.kernels.cpu.integer_linear import integer_linear
@@ -22,3 +24,10 @@ class IntegerLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, inputs] -> [rows, outputs], a new tensor."""
         return integer_linear(x.contiguous(), self._weight)
+
+    @property
+    def layout(self) -> Hashable:
+        return None
+
+    def tiling(self, rows: int, dtype: torch.dtype) -> Hashable:
+        return None

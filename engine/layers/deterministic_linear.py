@@ -4,6 +4,8 @@ Invariant: a row's sums run in one order whatever the other rows. Libraries choo
 of rows; here there is only one number.
 """
 
+from collections.abc import Hashable
+
 import torch
 import torch.nn.functional as F
 
@@ -26,3 +28,10 @@ class FixedRowsLinear:
         padded = F.pad(x, (0, 0, 0, -rows % ROWS))
         products = [self._base(part) for part in torch.split(padded, ROWS)]
         return (products[0] if len(products) == 1 else torch.cat(products))[:rows]
+
+    @property
+    def layout(self) -> Hashable:
+        return self._base.layout
+
+    def tiling(self, rows: int, dtype: torch.dtype) -> Hashable:
+        return None

@@ -1,8 +1,10 @@
 """A linear layer whose weight stays in 8 or 4 bits."""
 
+from collections.abc import Hashable
+
 import torch
 
-from loraplex.engine.kernels.quantized_linear import quantized_linear
+from loraplex.engine.kernels.quantized_linear import quantized_linear, tiling
 from loraplex.engine.quantization.quantized_weight import QuantizedWeight
 
 
@@ -17,3 +19,11 @@ class QuantizedLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, inputs] -> [rows, outputs], a new tensor."""
         return quantized_linear(x, self._weight, bias=self._bias)
+
+    @property
+    def layout(self) -> Hashable:
+        weight = self._weight
+        return weight.format, weight.shape, weight.group_size, weight.zeros is None, self._bias is None
+
+    def tiling(self, rows: int, dtype: torch.dtype) -> Hashable:
+        return tiling(rows, self._weight, dtype)

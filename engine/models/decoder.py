@@ -3,12 +3,14 @@
 Invariant: `forward` computes every token of the batch, writes its K and V, and returns logits of the sampled rows only.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from loraplex.engine.batch.forward_batch import ForwardBatch
+from loraplex.engine.kernels.paged_attention import decode_tiling
 from loraplex.engine.kernels.rms_norm import rms_norm
 from loraplex.engine.kernels.sgmv import expand
 from loraplex.engine.layers.attention import Attention
@@ -69,6 +71,9 @@ class Decoder:
         self._norm = state.take_tensor("norm")
         head_site = self._site(("lm_head",), config.hidden_size, (config.vocab_size,))
         self._head = LoraLinear(self._base_linear(state.take_weight("lm_head"), None), head_site)
+        bases = (projection.base for projection in (*self.projections.values(), self._head))
+        self._layouts = tuple({base.layout: base for base in bases}.values())
+        self._windows = tuple(dict.fromkeys(config.sliding_window))
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv_cache: list[Tensor]) -> Tensor:
@@ -86,6 +91,16 @@ class Decoder:
             normal = self._normal(hidden, delta, residual, layer.post_norm)
             hidden, delta = layer.mlp(normal, batch.lora)
         return self._logits(self._whole(hidden, delta), residual, batch)
+
+    def tiling(self, rows: int, tokens: int) -> Hashable:
+        """Return what depends on the number of rows, and on the tokens that a block table has room for, in a step's kernels.
+
+        Steps of equal values run the same machine code.
+        """
+        return (
+            tuple(base.tiling(rows, self.dtype) for base in self._layouts),
+            tuple(decode_tiling(rows, tokens, window, self.device) for window in self._windows),
+        )
 
     def _normal(
         self, hidden: Tensor, delta: PendingDelta | None, residual: Tensor | None, weight: Tensor

@@ -12,10 +12,6 @@ from loraplex.engine.batch.forward_batch import (
 from loraplex.engine.batch.host_transfers import HostTransfers
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.batch.step_plan import PlannedRow, StepPlan
-from loraplex.engine.kernels.group_rows import every_path, group_rows
-from loraplex.engine.kernels.prefill_chunks import PrefillChunks, one_chunk
-from loraplex.engine.kernels.sgmv import sgmv
-from loraplex.engine.lora.batch import LoraBatch
 from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.models.decoder import Decoder
@@ -82,19 +78,6 @@ class ModelRunner:
         """Return the logits of a batch made elsewhere: for benchmarks and tests."""
         return self._decoder.forward(batch, self._kv_cache)
 
-    def warm_up(self) -> None:
-        """Run every kernel once, so that no request waits for its compilation. Writes into block 0 before it is used."""
-        chunk = one_chunk(1, 1, torch.zeros(1, dtype=torch.int32, device=self._decoder.device))
-        for chunks, decodes in ((None, 1), (chunk, 0)):
-            self.forward(_one_token(chunks, decodes, self._decoder.device))
-        for lora in every_path(self._decoder.device, deterministic=self._adapters.deterministic):
-            self.forward(_one_token(None, 1, self._decoder.device, lora))
-        rows = group_rows([0], self._decoder.device)
-        site = self._decoder.sites[1]
-        x = torch.zeros(1, site.inputs, dtype=self._decoder.dtype, device=self._decoder.device)
-        if rows is not None:
-            sgmv(x, x.new_zeros(1, site.outputs), site, rows)
-
     def require_device(self) -> None:
         """Raise the error of a lost device, with which every later call fails too. Waits for the device."""
         if self._decoder.device.type == "cuda":
@@ -126,23 +109,3 @@ def _row_without_request() -> PlannedRow:
     )
     sequence = Sequence(request=request, choice=0, arrival=0.0, seed=0, token_ids=[0])
     return PlannedRow(sequence, 0, (0,), (0,), None, samples=True)
-
-
-def _one_token(
-    chunks: PrefillChunks | None, decodes: int, device: torch.device, lora: LoraBatch | None = None
-) -> ForwardBatch:
-    """Token 0 at position 0 in block 0, as a decode or as a chunk."""
-    zero = torch.zeros(1, dtype=torch.int64, device=device)
-    return ForwardBatch(
-        token_ids=zero,
-        positions=zero,
-        slots=zero,
-        num_decodes=decodes,
-        decode_tables=torch.zeros(decodes, 1, dtype=torch.int32, device=device),
-        decode_lengths=torch.ones(decodes, dtype=torch.int32, device=device),
-        chunks=chunks,
-        sampled_tokens=None,
-        num_sampled=1,
-        lora=lora,
-        sampled_lora=lora,
-    )

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from loraplex.engine.kernels.dispatch import KernelBackend, backend_for
 from loraplex.engine.sampling.categorical import keep_from, total_mass
 
 _PREFILTER = 128
@@ -89,7 +90,7 @@ def _rank(weights: Tensor, truncations: Truncations, lowest: Tensor) -> None:
     device.
     """
     _, index, *filters = truncations.tensors
-    if weights.is_cuda:
+    if backend_for(weights) is KernelBackend.TRITON:
         from loraplex.engine.kernels.triton.logit_masks import raise_cutoffs
 
         raise_cutoffs(weights, lowest, index, *filters)

@@ -184,8 +184,7 @@ def decode_attention(
     rows, columns = block_tables.shape
     _, block_size, _, kv_heads, size = kv_cache.shape
     heads = out.shape[1] // size
-    visible = min(columns * block_size, window or columns * block_size)
-    splits = min(triton.cdiv(visible, SPLIT_TOKENS), MAX_SPLITS)
+    splits = most_splits(columns * block_size, window)
     kept = (rows, splits, heads) if splits > 1 else (0, 0, 0)
     partials = torch.empty(*kept, size, dtype=torch.float32, device=out.device)
     weights = torch.empty(*kept, 2, dtype=torch.float32, device=out.device)
@@ -221,7 +220,7 @@ def decode_attention(
         group=group,
         block_size=block_size,
         block_m=DECODE_ROWS,
-        block_rows=max(MIN_ROWS, triton.next_power_of_2(rows)),
+        block_rows=compiled_rows(rows),
         num_warps=NUM_WARPS,
         num_stages=DECODE_STAGES,
         **cut,
@@ -230,3 +229,15 @@ def decode_attention(
         merge_kernel[heads, rows](
             out, lengths, partials, weights, out.stride(0), heads, splits, num_warps=NUM_WARPS, **cut
         )
+
+
+def most_splits(tokens: int, window: int | None) -> int:
+    """Return the most splits of a row whose block table has room for `tokens`."""
+    splits: int = triton.cdiv(min(tokens, window or tokens), SPLIT_TOKENS)
+    return min(splits, MAX_SPLITS)
+
+
+def compiled_rows(rows: int) -> int:
+    """Return the number of rows that the kernel is compiled for."""
+    power: int = triton.next_power_of_2(rows)
+    return max(MIN_ROWS, power)

@@ -17,18 +17,26 @@ from loraplex.engine.quantization.quantized_weight import (
 
 GROUP = 128
 """Inputs that share a scale of int4."""
-OWN = ("int8", "int4", "int4 zeros", "fp8", "dense")
+OWN = ("int8", "int8 groups", "int4", "int4 zeros", "fp8", "dense")
 PEERS = ("torch mm", "torch fp8", "torch int4", "gemlite int4", "humming int4")
 """The last two are packages of their own, imported by their cases alone."""
 _LARGEST_FP8 = 448.0
 
 
 def gemm_problem(
-    variant: str, rows: int, outputs: int, inputs: int, dtype: str, group: int = GROUP
+    variant: str,
+    rows: int,
+    outputs: int,
+    inputs: int,
+    dtype: str,
+    group: int = GROUP,
+    *,
+    has_bias: bool = False,
 ) -> Problem:
-    """y = x W^T. `variant` is one of `OWN` and `PEERS`."""
+    """y = x W^T, plus a bias for our integers. `variant` is one of `OWN` and `PEERS`."""
     weight_bytes = {
         "int8": outputs * inputs + 2 * outputs,
+        "int8 groups": outputs * inputs + 2 * outputs * inputs // group,
         "int4": outputs * inputs // 2 + 2 * outputs * inputs // group,
         "int4 zeros": outputs * inputs // 2 + 3 * outputs * inputs // group,
         "dense": outputs * inputs * size_of(dtype),
@@ -43,12 +51,12 @@ def gemm_problem(
     def make(tensors: TensorSource) -> Operands:
         x = tensors.normal(rows, inputs, dtype=DTYPES[dtype])
         if variant in OWN:
-            return _own(tensors, x, variant, outputs, group)
+            return _own(tensors, x, variant, outputs, group, has_bias=has_bias)
         return _peer(tensors, x, variant, outputs, group)
 
     return Problem(
         op="gemm",
-        variant=variant if group == GROUP else f"{variant} by {group}",
+        variant=variant + (f" by {group}" if group != GROUP else "") + (" and bias" if has_bias else ""),
         shape={"m": rows, "n": outputs, "k": inputs},
         dtype=dtype,
         bytes=weight_bytes + rows * (inputs + outputs) * size_of(dtype),
@@ -59,12 +67,15 @@ def gemm_problem(
     )
 
 
-def _own(tensors: TensorSource, x: Tensor, variant: str, outputs: int, group: int) -> Operands:
+def _own(
+    tensors: TensorSource, x: Tensor, variant: str, outputs: int, group: int, *, has_bias: bool
+) -> Operands:
     if variant == "dense":
         dense = tensors.normal(outputs, x.shape[1], dtype=x.dtype, scale=x.shape[1] ** -0.5)
         linear = make_linear(dense, None, x.dtype)
         return Operands(lambda: (linear(x),), lambda: (x.float() @ dense.float().t(),))
     weight = random_weight(tensors, variant, outputs, x.shape[1], group)
+    bias = tensors.normal(outputs, dtype=x.dtype) if has_bias else None
 
     def expected() -> tuple[Tensor, ...]:
         rows = x.float()
@@ -72,15 +83,16 @@ def _own(tensors: TensorSource, x: Tensor, variant: str, outputs: int, group: in
             # Its rows are rounded too: another kernel's work, and not this product's error.
             rounded, scales = _to_fp8(x)
             rows = rounded.float() * scales
-        return (rows @ dequantize(weight).t(),)
+        product = rows @ dequantize(weight).t()
+        return (product if bias is None else product + bias.float(),)
 
     if backend_for(x) is not KernelBackend.TRITON:
-        layer = make_linear(weight, None, x.dtype)
+        layer = make_linear(weight, bias, x.dtype)
         return Operands(lambda: (layer(x),), expected)
     out = torch.empty_like(x[:, :1]).repeat(1, outputs)
 
     def run() -> tuple[Tensor, ...]:
-        return (quantized_linear(x, weight, out),)
+        return (quantized_linear(x, weight, out, bias),)
 
     return Operands(run, expected, poisoned=(out,))
 
@@ -91,13 +103,14 @@ def random_weight(
     """Integers drawn at once: quantizing a drawn weight would take longer than all its products."""
     if variant == "fp8":
         return quantize_fp8(tensors.normal(outputs, inputs, dtype=torch.bfloat16, scale=inputs**-0.5))
-    if variant == "int8":
+    if variant.startswith("int8"):
+        groups = 1 if variant == "int8" else -(-inputs // group)
         weight = QuantizedWeight(
             format=WeightFormat.INT8,
             packed=tensors.normal(outputs, inputs, dtype=torch.int8),
-            scales=_scales(tensors, 1, outputs, inputs**-0.5 / 40),
+            scales=_scales(tensors, groups, outputs, inputs**-0.5 / 40),
             zeros=None,
-            group_size=inputs,
+            group_size=inputs if groups == 1 else group,
             shape=(outputs, inputs),
         )
     else:
