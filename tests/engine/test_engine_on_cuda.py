@@ -6,19 +6,21 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.benchmarks.gpu.scripted_masks import FORCED, MASKED, scripted_masks
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from loraplex.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from loraplex.engine.config import CacheConfig, EngineConfig, GrammarConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
-from loraplex.engine.messages import AdapterRef, EngineRequest, ProbeReport
+from loraplex.engine.messages import AdapterRef, EngineRequest, ProbeReport, TokenLogprob
 from loraplex.engine.model_loading import load_model
 from loraplex.engine.sampling_params import SamplingParams
 
@@ -27,7 +29,10 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
+DEVICE = "cuda"
 VOCAB, HIDDEN = 512, 256
+CLOSE = 0.15
+"""Of log-probabilities in bfloat16 whose sums were taken in another order."""
 
 ADAPTERS = tuple(f"a{i}" for i in range(12))
 SAMPLINGS: tuple[dict[str, Any], ...] = (
@@ -82,7 +87,11 @@ def no_waiting() -> Iterator[None]:
 
 
 def request(
-    request_id: str, prompt: list[int], adapter: str | None, sampling: dict[str, Any]
+    request_id: str,
+    prompt: list[int],
+    adapter: str | None,
+    sampling: dict[str, Any],
+    grammar: bytes | None = None,
 ) -> EngineRequest:
     return EngineRequest(
         request_id=request_id,
@@ -90,6 +99,7 @@ def request(
         prompt_token_ids=prompt,
         sampling=SamplingParams(ignore_eos=True, **sampling),
         adapter=AdapterRef(namespace=bytes(32), digest=adapter, blob_path="") if adapter else None,
+        grammar=grammar,
     )
 
 
@@ -108,7 +118,7 @@ def answers(folder: Path, *, overlap: str, cuda_graphs: str) -> dict[str, list[i
     config = EngineConfig(
         model=str(folder),
         dtype="bfloat16",
-        device="cuda",
+        device=DEVICE,
         cuda_graphs=cuda_graphs,
         deterministic=True,
         cache=CacheConfig(block_size=16, num_blocks=400),
@@ -140,11 +150,80 @@ def test_replayed_and_overlapped_steps_change_no_token(folder: Path) -> None:
     assert answers(folder, overlap="on", cuda_graphs="auto") == plain
 
 
+def with_masks(folder: Path, *, cuda_graphs: str) -> dict[str, list[int]]:
+    """Rows with masks, some with forced tokens, among free ones, whose prompts arrive while others decode."""
+    config = EngineConfig(
+        model=str(folder),
+        dtype="bfloat16",
+        device=DEVICE,
+        cuda_graphs=cuda_graphs,
+        deterministic=True,
+        cache=CacheConfig(block_size=16, num_blocks=400),
+        scheduler=SchedulerConfig(max_num_seqs=20, max_num_batched_tokens=64),
+        grammar=GrammarConfig(mask_timeout_s=60.0),
+    )
+    engine = Engine(load_model(config), config, RandomAdapters(), mask_factory=scripted_masks(VOCAB))
+    for index in range(30):
+        grammar = (None, MASKED, FORCED)[index % 3]
+        sampling = {"max_tokens": 30, "seed": index} | SAMPLINGS[index % 4]
+        engine.add(request(str(index), [3 + index] * (index + 1), None, sampling, grammar))
+    found = run(engine)
+    engine.close()
+    return found
+
+
+def test_replayed_steps_with_masks_and_forced_tokens_change_no_token(folder: Path) -> None:
+    plain = with_masks(folder, cuda_graphs="off")
+    assert len(plain) == 30 and all(len(tokens) == 30 for tokens in plain.values())
+    assert all(token % 2 == 0 for index in range(30) if index % 3 for token in plain[str(index)])
+    assert with_masks(folder, cuda_graphs="auto") == plain
+
+
+def log_probabilities(folder: Path, *, cuda_graphs: str) -> dict[str, list[TokenLogprob]]:
+    """Of greedy rows with adapters, `deterministic` off."""
+    config = EngineConfig(
+        model=str(folder),
+        dtype="bfloat16",
+        device=DEVICE,
+        cuda_graphs=cuda_graphs,
+        cache=CacheConfig(block_size=16, num_blocks=400),
+        scheduler=SchedulerConfig(max_num_seqs=20, max_num_batched_tokens=64),
+    )
+    engine = Engine(load_model(config), config, RandomAdapters())
+    choose = random.Random(2)
+    for index in range(40):
+        prompt = [choose.randrange(3, VOCAB) for _ in range(choose.randrange(1, 90))]
+        sampling = {"max_tokens": 20, "temperature": 0.0, "logprobs": 0}
+        engine.add(request(str(index), prompt, choose.choice([None, *ADAPTERS]), sampling))
+    found: dict[str, list[TokenLogprob]] = {}
+    while engine.has_unfinished:
+        result = engine.step()
+        assert not result.failures
+        for output in result.outputs:
+            assert output.logprob is not None
+            found.setdefault(output.sequence.request_id, []).append(output.logprob)
+    engine.close()
+    return found
+
+
+def test_replayed_steps_that_are_not_deterministic_stay_close(folder: Path) -> None:
+    """Until two tokens are about as likely as each other, after which the texts go their own ways."""
+    plain = log_probabilities(folder, cuda_graphs="off")
+    replayed = log_probabilities(folder, cuda_graphs="auto")
+    assert plain.keys() == replayed.keys() and len(plain) == 40
+    for name, tokens in plain.items():
+        pairs = list(zip(tokens, replayed[name], strict=True))
+        same = list(takewhile(lambda pair: pair[0].token_id == pair[1].token_id, pairs))
+        # The first pair that differs was sampled from the same text, too.
+        for one, other in pairs[: len(same) + 1]:
+            assert abs(one.logprob - other.logprob) < CLOSE
+
+
 def test_an_adapter_is_probed_beside_rows(folder: Path) -> None:
     config = EngineConfig(
         model=str(folder),
         dtype="bfloat16",
-        device="cuda",
+        device=DEVICE,
         cache=CacheConfig(block_size=16, num_blocks=400),
         scheduler=SchedulerConfig(max_num_seqs=20, max_num_batched_tokens=64),
     )

@@ -80,9 +80,9 @@ def collect_tests(connection: Connection, is_dry: bool, names: Sequence[str]) ->
         results.line({"stage": "tests", "case": name})
 
 
-def run_tests(connection: Connection, is_dry: bool, names: Sequence[str]) -> None:
-    """Run the named tests, in the order in which they are collected."""
-    _run(FILES, Reporter(Results(connection), device_of(is_dry), names))
+def run_tests(connection: Connection, is_dry: bool, files: Sequence[str], names: Sequence[str]) -> None:
+    """Run the named tests of these files, in the order in which they are collected."""
+    _run(files, Reporter(Results(connection), device_of(is_dry), names))
 
 
 def _run(targets: Sequence[str], plugin: object, *options: str) -> int:

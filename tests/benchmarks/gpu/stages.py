@@ -112,7 +112,8 @@ class Run:
         # Imported here, like the engine below: kernels can be measured without what these need.
         from tests.benchmarks.gpu.pytest_stage import FILES, TEST_LIMIT_S, collect_tests, run_tests
 
-        child = start(self.context, collect_tests, self.is_dry, FILES, limits={FILES[0]: TEST_LIMIT_S})
+        files = [name for name in FILES if self.choice.has(name)] or [*FILES]
+        child = start(self.context, collect_tests, self.is_dry, files, limits={files[0]: TEST_LIMIT_S})
         names = []
         for line in lines_of([child], self.deadline):
             if line["stage"] == "tests":
@@ -122,7 +123,7 @@ class Run:
         chosen = [name for name in names if self.choice.has(name)]
         # Without a GPU each of them is skipped: a few show that they begin.
         self._follow(
-            run_tests, limits=dict.fromkeys(chosen[: DRY_TESTS if self.is_dry else None], TEST_LIMIT_S)
+            run_tests, files, limits=dict.fromkeys(chosen[: DRY_TESTS if self.is_dry else None], TEST_LIMIT_S)
         )
 
     def _models(self, stage: str) -> None:

@@ -53,15 +53,14 @@ PRESENT = (
         "pyyaml",
         "tqdm",
         "cuda-bindings",
+        "typing-extensions",
         "tabulate",
     ),
 )
 """What an image with torch 2.11 and Triton 3.6 for models has; another list: `--present FILE`, lines as of `pip freeze`."""
-PLATFORMS = (
-    "manylinux_2_28_x86_64",
-    "manylinux_2_27_x86_64",
-    "manylinux_2_17_x86_64",
-    "manylinux2014_x86_64",
+PLATFORMS = tuple(
+    f"manylinux{tag}_x86_64"
+    for tag in ("_2_35", "_2_34", "_2_31", "_2_28", "_2_27", "_2_24", "_2_17", "2014")
 )
 
 
@@ -110,27 +109,17 @@ def _requires(name: str) -> list[str]:
 
 
 def download(packages: dict[str, str | None], folder: Path, python: str) -> int:
-    """Fetch each one's wheel for that Python, or its source where there is none; how many could not be had."""
+    """Fetch each one's wheel for that Python; of a peer without wheels its source. How many could not be had."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    platforms = [option for tag in PLATFORMS for option in ("--platform", tag)]
+    wheels = ["--only-binary=:all:", "--python-version", python, "--implementation", "cp", *platforms]
     missing = 0
     for name, pinned in packages.items():
         wanted = name if pinned is None else f"{name}=={pinned}"
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
-        platforms = [option for tag in PLATFORMS for option in ("--platform", tag)]
-        wheel = [
-            *command,
-            "--only-binary=:all:",
-            "--python-version",
-            python,
-            "--implementation",
-            "cp",
-            *platforms,
-            wanted,
-        ]
-        is_had = any(
-            subprocess.run(one, check=False).returncode == 0
-            for one in (wheel, [*command, "--no-binary=:all:", wanted])
+        forms = [wheels, ["--no-binary=:all:"]] if name in PEERS else [wheels]
+        missing += not any(
+            subprocess.run([*command, *form, wanted], check=False).returncode == 0 for form in forms
         )
-        missing += not is_had
     return missing
 
 
