@@ -17,6 +17,7 @@ from tests.benchmarks.checkout import CHECKOUT
 from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.engine import Engine
 from loraplex.engine.model_loading import LoadedModel, load_model
+from loraplex.engine.quantization.scheme import NONE
 from loraplex.platform.bench.lora import (
     BLOCK_SIZE,
     WARM_STEPS,
@@ -80,7 +81,8 @@ def _measure(
             with _busy_process():
                 busy.append(_step_seconds(engine, shape.rows, job.steps))
     read_rate = READ_BYTES / median(reads)
-    read = _streamed_bytes(model) / read_rate
+    weight_bytes = _streamed_bytes(model, config.quantization)
+    read = weight_bytes / read_rate
     step, busy_step = median(alone), median(busy)
     figure = {
         "step_ms": step * 1000,
@@ -97,9 +99,9 @@ def _measure(
         "steps": job.steps,
         "repeats": job.repeats,
     }
-    facts |= {"dtype": job.dtype, "threads": torch.get_num_threads(), "weight_bytes": _streamed_bytes(model)}
+    facts |= {"dtype": job.dtype, "threads": torch.get_num_threads(), "weight_bytes": weight_bytes}
     report.cases.append(Case(name, facts, figure))
-    is_demanded = shape.rows == 1 and config.quantization == "none" and model.dtype is torch.bfloat16
+    is_demanded = shape.rows == 1 and config.quantization == NONE and model.dtype is torch.bfloat16
     over_read = REQUIRED_OVER_READ if is_demanded else None
     report.ratios += [
         Ratio(f"{name}: step / reading the weights", step / read, over_read, "at most"),
@@ -107,11 +109,12 @@ def _measure(
     ]
 
 
-def _streamed_bytes(model: LoadedModel) -> int:
-    """Bytes of every weight that a step multiplies by: all but the embedding table of a head that is not tied."""
+def _streamed_bytes(model: LoadedModel, quantization: str) -> int:
+    """Bytes of every weight that a step multiplies by: the embedding table only where it is the head, too."""
     config = model.config
-    table = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size * model.dtype.itemsize
-    return model.weights_bytes - table
+    if config.tie_word_embeddings and quantization == NONE:
+        return model.weights_bytes
+    return model.weights_bytes - config.vocab_size * config.hidden_size * model.dtype.itemsize
 
 
 def _step_seconds(engine: Engine, rows: int, steps: int) -> float:
