@@ -2,23 +2,34 @@
 
 from dataclasses import dataclass
 
+CPU_STEP_TOKENS = 256
+"""Few, because every decoding row waits for the whole step."""
+CUDA_STEP_TOKENS = 1024
+"""What a GPU computes in little more than the time in which it reads the weights."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Limits of one step and of the queue.
+    """Limits of one step and of the queue. `max_num_batched_tokens` None: what suits the device, see `max_tokens`.
 
     `overlap` "on" prepares a step while the previous one computes; "auto" does so where the device is not the host. A tenant
     without a row in the batch takes the place of another tenant's newest one after `max_slot_wait_s`.
     """
 
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 256
+    max_num_batched_tokens: int | None = None
     max_adapters_per_step: int = 64
     max_waiting: int = 1024
     max_adapter_wait_s: float = 10.0
     max_slot_wait_s: float = 1.0
     chunked_prefill: bool = True
     overlap: str = "auto"
+
+    def max_tokens(self, *, is_cuda: bool) -> int:
+        """Return the most tokens of a step."""
+        if self.max_num_batched_tokens is not None:
+            return self.max_num_batched_tokens
+        return CUDA_STEP_TOKENS if is_cuda else CPU_STEP_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +48,13 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
-    """Residency of adapters on the device. `max_bytes` 0 refuses adapters altogether.
+    """Residency of adapters on the device. `max_bytes` 0 refuses adapters altogether; None: `memory_plan` sets it.
 
     `page_dtype` is auto (the model's), int8 or fp8. An adapter is refused if quantizing changes one of its modules by more
     than `max_page_error` of its norm. `host_max_bytes`: adapters kept in host memory next to a GPU.
     """
 
-    max_bytes: int = 512 << 20
+    max_bytes: int | None = None
     host_max_bytes: int = 4 << 30
     max_rank: int = 256
     page_dtype: str = "auto"

@@ -31,9 +31,9 @@ from loraplex.engine.lora.pool_factory import open_pool
 from loraplex.engine.lora.source import AdapterSource
 from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, FinishReason
 from loraplex.engine.model_loading import LoadedModel
-from loraplex.engine.runner.cuda_graphs.buckets import MAX_ROWS
-from loraplex.engine.runner.cuda_graphs.capture import capture_decodes
-from loraplex.engine.runner.cuda_graphs.static_inputs import StaticShape
+from loraplex.engine.runner.cuda_graphs.buckets import Buckets
+from loraplex.engine.runner.cuda_graphs.capture import capture_steps
+from loraplex.engine.runner.cuda_graphs.static_inputs import StaticBlocks
 from loraplex.engine.runner.model_runner import ModelRunner
 from loraplex.engine.runner.step_isolation import IsolatedStep, StepIsolation
 from loraplex.engine.runner.warm_up import StepLimits, WarmUp
@@ -78,6 +78,7 @@ class Engine:
             model.decoder.sites,
             source,
             config.lora,
+            max_bytes=model.memory.adapter_budget if config.lora.max_bytes is None else config.lora.max_bytes,
             max_slots=model.decoder.max_adapter_slots,
             dtype=model.dtype,
             device=model.device,
@@ -91,6 +92,7 @@ class Engine:
             clock,
             model.max_model_len,
             model.config.eos_token_ids,
+            max_tokens=_max_tokens(model, config),
             vocab_size=model.config.vocab_size,
         )
         self.numeric_check = NumericCheck(
@@ -363,10 +365,14 @@ def overlaps(setting: str, device: torch.device) -> bool:
 
 
 def replays(setting: str, device: torch.device) -> bool:
-    """Whether decode steps are replayed as CUDA graphs."""
+    """Whether steps are replayed as CUDA graphs."""
     if setting not in ("auto", "off"):
         raise ValueError(f"`cuda_graphs` must be auto or off, got {setting!r}")
     return setting == "auto" and device.type == "cuda"
+
+
+def _max_tokens(model: LoadedModel, config: EngineConfig) -> int:
+    return config.scheduler.max_tokens(is_cuda=model.device.type == "cuda")
 
 
 def _prefix_cache(model: LoadedModel, config: CacheConfig, pool: BlockPool) -> PrefixCache:
@@ -386,25 +392,24 @@ def _runner(model: LoadedModel, config: EngineConfig, pool: AdapterPool, masks: 
     num_blocks = model.num_blocks + is_replaying
     kv_cache = allocate_kv_cache(model.config, num_blocks, block_size, model.kv_dtype, device)
     sampler = Sampler(model.config.vocab_size, model.config.eos_token_ids, transfers=HostTransfers(device))
-    path = _adapter_path(model, config)
+    path = _adapter_path(model, config, pool)
     runner = ModelRunner(model.decoder, kv_cache, block_size, sampler, pool, masks, path)
     slots = model.decoder.max_adapter_slots if pool.max_bytes else 0
-    limits = StepLimits(
-        config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens, model.max_model_len, slots
-    )
+    limits = StepLimits(config.scheduler.max_num_seqs, _max_tokens(model, config), model.max_model_len, slots)
     WarmUp(model.decoder, kv_cache, block_size, sampler, path, limits).run()
     if is_replaying:
-        rows = min(config.scheduler.max_num_seqs, MAX_ROWS)
-        shape = StaticShape(rows, -(-model.max_model_len // block_size), block_size, model.num_blocks)
+        buckets = Buckets(config.scheduler.max_num_seqs, _max_tokens(model, config))
+        blocks = StaticBlocks(-(-model.max_model_len // block_size), block_size, model.num_blocks)
         adapters = path if pool.max_bytes else None
-        runner.replay(capture_decodes(model.decoder, kv_cache, shape, adapters))
+        most = config.scheduler.max_adapters_per_step
+        runner.replay(capture_steps(model.decoder, kv_cache, buckets, blocks, adapters, most))
     return runner
 
 
-def _adapter_path(model: LoadedModel, config: EngineConfig) -> AdapterPath:
+def _adapter_path(model: LoadedModel, config: EngineConfig, pool: AdapterPool) -> AdapterPath:
     """Return the adapter path. Requires the pool, because the kernels' workspace depends on the greatest rank."""
-    if model.device.type == "cpu" or not config.lora.max_bytes:
+    if model.device.type == "cpu" or not pool.max_bytes:
         return AdapterPath(config.deterministic)
-    rows = config.scheduler.max_num_batched_tokens
+    rows = _max_tokens(model, config)
     workspace = make_workspace(model.decoder.sites, rows, model.device)
     return AdapterPath(config.deterministic, workspace, rows)

@@ -103,14 +103,14 @@ class Settings(BaseSettings):
     kv_cache_bytes: int | None = Field(default=None, ge=1 << 20, le=1 << 44)
     kv_block_size: int = Field(default=16, ge=1, le=256)
     prefix_caching: bool = True
-    adapter_bytes: int = Field(default=GIB // 2, ge=0, le=1 << 44)
+    adapter_bytes: int | None = Field(default=None, ge=0, le=1 << 44)
     adapter_host_bytes: int = Field(default=4 * GIB, ge=0, le=1 << 44)
     adapter_disk_bytes: int = Field(default=64 * GIB, ge=1 << 20, le=1 << 50)
     adapter_page_dtype: Literal["auto", "int8", "fp8"] = "auto"
     adapter_page_error: float = Field(default=0.05, gt=0, le=1)
     max_lora_rank: int = Field(default=256, ge=1, le=256)
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
-    max_num_batched_tokens: int = Field(default=256, ge=1, le=1 << 20)
+    max_num_batched_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
     max_adapters_per_step: int = Field(default=64, ge=1, le=4096)
     max_waiting: int = Field(default=1024, ge=0, le=1 << 20)
     chunked_prefill: bool = True

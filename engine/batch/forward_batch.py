@@ -45,12 +45,22 @@ class AdapterPath:
     workspace: LoraWorkspace | None = None
     workspace_rows: int = 0
 
-    def group(self, row_slots: list[int], device: torch.device, num_decodes: int) -> LoraBatch | None:
-        """Group the rows by slot; rows from `num_decodes` on belong to chunks. None when no row has an adapter."""
+    def group(
+        self,
+        row_slots: list[int],
+        device: torch.device,
+        num_decodes: int,
+        of_step: list[int] | None = None,
+    ) -> LoraBatch | None:
+        """Group the rows by slot; rows from `num_decodes` on belong to chunks. None when no row has an adapter.
+
+        `of_step`: the slots of all rows of the step, if these are some of them.
+        """
         return group_rows(
             row_slots,
             device,
             None if self.deterministic else num_decodes,
+            of_step=of_step,
             workspace=self.workspace if len(row_slots) <= self.workspace_rows else None,
             deterministic=self.deterministic,
         )
@@ -87,11 +97,6 @@ class BatchRows:
         self._block_size = block_size
         for row in plan.rows:
             self._add(row, -1 if row.adapter is None else adapter_slots[row.adapter.key])
-
-    @property
-    def is_decode_only(self) -> bool:
-        """Whether every row is one token of a response, and all are sampled."""
-        return not self.chunks and len(self.sampled) == len(self.token_ids)
 
     def unknown_places(self, tokens: UnknownTokens | None) -> tuple[list[int], list[int]]:
         """Return the places of the unknown tokens here and in `tokens`. Raises `ValueError` without `tokens`."""
@@ -130,7 +135,7 @@ class BatchRows:
             lora=lora,
             sampled_lora=lora
             if every and not self.chunks
-            else adapters.group(self.sampled_slots, device, len(self.sampled_slots)),
+            else adapters.group(self.sampled_slots, device, len(self.sampled_slots), self.row_slots),
         )
 
     def _tensors(self, unknown: UnknownTokens | None) -> list[torch.Tensor]:

@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass
 
-from loraplex.engine.capacity.memory_plan import MemoryPlan
+from loraplex.engine.capacity.memory_plan import (
+    ADAPTER_SHARE,
+    LEAST_ADAPTER_BYTES,
+    MemoryPlan,
+    default_adapter_bytes,
+)
 from loraplex.engine.capacity.weight_bytes import weight_bytes
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.models.config import ModelConfig
@@ -32,7 +37,7 @@ def memory_advice(model: ModelConfig, config: EngineConfig, plan: MemoryPlan) ->
         )
     distinct = config.scheduler.max_adapters_per_step
     own = plan.adapters[0]
-    if config.lora.max_bytes and own.resident < distinct:
+    if plan.adapter_budget and own.resident < distinct:
         found.append(
             f"`adapter_bytes` holds {own.resident} adapters of rank {plan.rank}, fewer than `max_adapters_per_step` {distinct}: "
             f"{format_bytes(distinct * own.num_bytes)} would hold them"
@@ -43,7 +48,7 @@ def memory_advice(model: ModelConfig, config: EngineConfig, plan: MemoryPlan) ->
 def _lower(model: ModelConfig, config: EngineConfig, plan: MemoryPlan) -> list[str]:
     """Changes that each suffice alone, unless a requested pool is too small in a memory that is too small."""
     block = plan.kv_token_bytes * config.cache.block_size
-    need, own = -(-plan.context * plan.kv_token_bytes // block) * block, config.lora.max_bytes
+    need, own = -(-plan.context * plan.kv_token_bytes // block) * block, plan.adapter_budget
     sized = config.cache.kv_bytes is not None
     if plan.budget is None or (sized and plan.rows < 1):
         shorter = [f"a context of at most {plan.kv_tokens} tokens"] if plan.kv_tokens else []
@@ -60,19 +65,25 @@ def _lower(model: ModelConfig, config: EngineConfig, plan: MemoryPlan) -> list[s
     if not sized and 0 < tokens < plan.context:
         found.append(f"a context or `max_model_len` of at most {tokens} tokens")
     found += _smaller_weights(model, config, plan, kv_bytes)
+    if config.lora.max_bytes is None:
+        # On a larger device the default is larger too, unless the KV cache was given a size.
+        own = max(LEAST_ADAPTER_BYTES, 0 if sized else -(-kv_bytes // (ADAPTER_SHARE - 1)))
     return found or [
         f"a device of at least {format_bytes(int((fixed + own + kv_bytes) / config.memory_utilization))}"
     ]
 
 
 def _smaller_weights(model: ModelConfig, config: EngineConfig, plan: MemoryPlan, kv_bytes: int) -> list[str]:
-    if config.quantization != "none" or model.compression is not None:
+    if plan.budget is None or config.quantization != "none" or model.compression is not None:
         return []
     found = []
     for scheme in SMALLER_SCHEMES:
         weights = sum(weight.num_bytes for weight in weight_bytes(model, plan.machine.dtype, scheme))
-        taken = weights + plan.reserve_bytes + config.lora.max_bytes + kv_bytes
-        if plan.budget is not None and taken <= plan.budget:
+        room = plan.budget - weights - plan.reserve_bytes
+        adapters = config.lora.max_bytes
+        if adapters is None:
+            adapters = default_adapter_bytes(room, 0 if config.cache.kv_bytes is None else kv_bytes)
+        if adapters + kv_bytes <= room:
             found.append(f"`quantization` {scheme}: the weights take {format_bytes(weights)}")
     return found
 

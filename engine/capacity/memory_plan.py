@@ -12,6 +12,10 @@ from loraplex.engine.models.config import ModelConfig
 
 CPU_KV_BYTES = 1 << 30
 """The default KV pool of a CPU: its memory is the machine's, and other processes use it too."""
+LEAST_ADAPTER_BYTES = 512 << 20
+"""The adapters' default where the device's memory is unknown, as a CPU's is, and the least of it on a GPU."""
+ADAPTER_SHARE = 4
+"""A GPU's adapters get a quarter of what weights and reserve leave, its KV cache the rest."""
 MAX_RANK = 256
 PAGE_RANKS = 16
 """Rank rows of a page on a GPU."""
@@ -19,7 +23,9 @@ SPLIT_K = 1024
 """Inputs per partial sum of an adapter's hidden values on a GPU."""
 MAX_ADAPTER_SLOTS = 1024
 _GRAPH_BYTES = 512 << 20
-"""Captured graphs keep their kernels' arguments and one set of activations. An estimate."""
+"""Captured graphs keep their kernels' arguments and the partial sums of attention. An estimate."""
+_GRAPH_TOKENS = 2048
+"""Captured graphs share one set of activations, of a step of at most so many tokens."""
 _CONTEXT_BYTES = 640 << 20
 """CUDA's context, loaded kernels and the workspace of its matrix products. An estimate."""
 _SAMPLING_COPIES = 4
@@ -102,7 +108,8 @@ class MemoryPlan:
 def plan_memory(
     model: ModelConfig, config: EngineConfig, machine: Machine, workload: Workload | None = None
 ) -> MemoryPlan:
-    """Compute what `config` takes on `machine`. A KV pool without a requested size gets what the rest leaves of a GPU.
+    """Compute what `config` takes on `machine`. Adapters without a requested size get a share of what weights and reserve
+    leave of a GPU, and a KV pool without one gets the rest.
 
     Raises `ModelError` for a `max_model_len` that the model has no positions for.
     """
@@ -114,8 +121,12 @@ def plan_memory(
     kv_item = ITEM_SIZES.get(_chosen(config.cache.kv_dtype, machine), 1)
     token_bytes = 2 * model.kv_size * model.num_layers * kv_item
     block_size = config.cache.block_size
-    room = None if budget is None else budget - taken - config.lora.max_bytes
-    kv_bytes = _kv_bytes(config, machine, room, token_bytes * block_size)
+    room = None if budget is None else budget - taken
+    requested_kv = _requested_kv_bytes(config, token_bytes * block_size)
+    adapters = config.lora.max_bytes
+    if adapters is None:
+        adapters = default_adapter_bytes(room if machine.is_cuda else None, requested_kv or 0)
+    kv_bytes = _kv_bytes(machine, room, adapters, requested_kv, token_bytes * block_size)
     kv_tokens = kv_bytes // (token_bytes * block_size) * block_size
     longest = _max_model_len(model, config, kv_tokens)
     context = requested.context or longest
@@ -124,8 +135,8 @@ def plan_memory(
         budget=budget,
         weights=weights,
         reserve=reserve,
-        adapter_budget=config.lora.max_bytes,
-        adapters=_adapters(model, config, machine, requested.rank),
+        adapter_budget=adapters,
+        adapters=_adapters(model, config, machine, requested.rank, adapters),
         rank=requested.rank,
         kv_bytes=kv_bytes,
         kv_token_bytes=token_bytes,
@@ -142,6 +153,16 @@ def memory_budget(config: EngineConfig, machine: Machine) -> int | None:
         return None
     share = int(machine.memory * config.memory_utilization)
     return share if machine.free is None else min(share, machine.free)
+
+
+def default_adapter_bytes(room: int | None, requested_kv: int) -> int:
+    """Return the adapters' bytes where no setting asks for any.
+
+    `room`: what weights and reserve leave of a GPU (None: unknown); `requested_kv`: what the KV cache takes of it at least.
+    """
+    if room is None:
+        return LEAST_ADAPTER_BYTES
+    return max(LEAST_ADAPTER_BYTES, min(room // ADAPTER_SHARE, room - requested_kv))
 
 
 def adapter_bytes(model: ModelConfig, rank: int, page_dtype: str) -> int:
@@ -182,31 +203,37 @@ def _chosen(name: str, machine: Machine) -> str:
 
 
 def _adapters(
-    model: ModelConfig, config: EngineConfig, machine: Machine, rank: int
+    model: ModelConfig, config: EngineConfig, machine: Machine, rank: int, budget: int
 ) -> tuple[AdapterBytes, ...]:
     own = _chosen(config.lora.page_dtype, machine)
     # Pages of 8 bits are for GPUs: a CPU stores the values they represent in the model's type.
     kinds = (own, machine.dtype, "int8", "fp8") if machine.is_cuda else (machine.dtype,)
     sizes = {page_dtype: adapter_bytes(model, rank, page_dtype) for page_dtype in dict.fromkeys(kinds)}
     return tuple(
-        AdapterBytes(page_dtype, size, min(config.lora.max_bytes // size, MAX_ADAPTER_SLOTS))
+        AdapterBytes(page_dtype, size, min(budget // size, MAX_ADAPTER_SLOTS))
         for page_dtype, size in sizes.items()
     )
 
 
-def _kv_bytes(config: EngineConfig, machine: Machine, room: int | None, block_bytes: int) -> int:
-    """Round down to whole blocks."""
+def _requested_kv_bytes(config: EngineConfig, block_bytes: int) -> int | None:
     if config.cache.num_blocks is not None:
         return config.cache.num_blocks * block_bytes
-    wanted = config.cache.kv_bytes
+    return config.cache.kv_bytes
+
+
+def _kv_bytes(
+    machine: Machine, room: int | None, adapters: int, requested: int | None, block_bytes: int
+) -> int:
+    """Round down to whole blocks."""
+    wanted = requested
     if wanted is None:
-        wanted = max(room, 0) if machine.is_cuda and room is not None else CPU_KV_BYTES
+        wanted = max(room - adapters, 0) if machine.is_cuda and room is not None else CPU_KV_BYTES
     return wanted // block_bytes * block_bytes
 
 
 def _reserve(model: ModelConfig, config: EngineConfig, machine: Machine) -> tuple[tuple[str, int], ...]:
     item = ITEM_SIZES[machine.dtype]
-    tokens, rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
+    tokens, rows = config.scheduler.max_tokens(is_cuda=machine.is_cuda), config.scheduler.max_num_seqs
     attention = 2 * model.q_size + 2 * model.kv_size
     widest = max(attention, 3 * model.intermediate_size)
     activations = tokens * (3 * model.hidden_size + widest) * item
@@ -214,14 +241,14 @@ def _reserve(model: ModelConfig, config: EngineConfig, machine: Machine) -> tupl
     parts = (("activations of a step", activations), ("logits and sampling", logits))
     if not machine.is_cuda:
         return parts
-    is_adapted = config.lora.max_bytes > 0
+    is_adapted = config.lora.max_bytes != 0
     tables = _table_bytes(model, config.lora.max_rank) if is_adapted else 0
     hidden = _hidden_bytes(model, config.lora.max_rank, tokens) if is_adapted else 0
     return (
         *parts,
         ("adapter tables", tables),
         ("adapters' hidden values", hidden),
-        ("graphs", _GRAPH_BYTES),
+        ("graphs", _GRAPH_BYTES + min(tokens, _GRAPH_TOKENS) * activations // tokens),
         ("CUDA context", _CONTEXT_BYTES),
     )
 

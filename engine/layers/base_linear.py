@@ -37,7 +37,7 @@ def make_linear(
     float32 on a CPU asks for exactness: integers are dequantized there once, and no row is rounded.
     """
     if not isinstance(weight, QuantizedWeight):
-        return Linear(weight, bias)
+        return _dense_linear(weight, bias)
     if weight.packed.device.type == "cpu" and dtype is torch.float32:
         return Linear(dequantize(weight), bias)
     if weight.format is not WeightFormat.FP8 and backend_for(weight.packed) is KernelBackend.COMPILED:
@@ -46,3 +46,12 @@ def make_linear(
 
         return IntegerLinear(weight, bias)
     return QuantizedLinear(weight, bias)
+
+
+def _dense_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> BaseLinear:
+    if weight.dtype is torch.bfloat16 and backend_for(weight) is KernelBackend.COMPILED:
+        from loraplex.engine.layers.cpu_dense_linear import BFloat16Linear, is_faster_than_torch
+
+        if is_faster_than_torch():
+            return BFloat16Linear(weight, bias)
+    return Linear(weight, bias)

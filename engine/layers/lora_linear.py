@@ -5,7 +5,7 @@ import torch
 from loraplex.engine.kernels.sgmv import expand, sgmv, shrink
 from loraplex.engine.layers.base_linear import BaseLinear
 from loraplex.engine.lora.batch import LoraBatch
-from loraplex.engine.lora.device_batch import DeviceLoraBatch, PendingDelta
+from loraplex.engine.lora.device_batch import DeviceLoraBatch, LoraPath, PendingDelta
 from loraplex.engine.lora.site import LoraSite
 
 
@@ -32,7 +32,7 @@ class LoraLinear:
 
     def deferred(self, x: torch.Tensor, lora: LoraBatch | None) -> tuple[torch.Tensor, PendingDelta | None]:
         """Return y, and the delta that the consumer adds as it reads: in steps of few adapters that saves a kernel."""
-        if isinstance(lora, DeviceLoraBatch) and lora.is_folded and lora.acts_at(self._site):
+        if isinstance(lora, DeviceLoraBatch) and lora.path is LoraPath.FOLDED and lora.acts_at(self._site):
             hidden = shrink(x, self._site, lora)
             return self.base(x), PendingDelta(hidden, self._site, lora)
         return self(x, lora), None

@@ -6,6 +6,7 @@ Invariant: shapes and addresses are known before the slots are, so that a captur
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Protocol
 
 import torch
@@ -22,6 +23,35 @@ FEW_ADAPTERS = 8
 SPLIT_K = 1024
 """Inputs per shrink program: 32 KiB of A at rank 16, about 1 us at one SM's share of the bandwidth. Independent of the
 batch."""
+
+
+class LoraPath(Enum):
+    """Which kernels compute the adapters of rows. One path for all rows of a step, chosen on the host."""
+
+    FOLDED = auto()
+    """Decodes of few adapters, in chunks: the kernel that reads a projection adds its adapters' part, see `PendingDelta`."""
+    BY_ROW = auto()
+    """Decodes of many adapters: every row by itself, without tensor cores, because few rows share an adapter."""
+    MIXED = auto()
+    """Decodes and prefill chunks alike, in chunks of more rows."""
+    DETERMINISTIC = auto()
+    """Every step, whatever its rows."""
+
+    @property
+    def chunk_rows(self) -> int:
+        """Most rows of a chunk."""
+        if self is LoraPath.BY_ROW:
+            return 1
+        return PREFILL_ROWS if self is LoraPath.MIXED else DECODE_ROWS
+
+    @staticmethod
+    def of(adapters: int, *, is_mixed: bool, deterministic: bool) -> "LoraPath":
+        """Return the path of a step with so many distinct adapters; `is_mixed`: it has prefill chunks."""
+        if deterministic:
+            return LoraPath.DETERMINISTIC
+        if is_mixed:
+            return LoraPath.MIXED
+        return LoraPath.FOLDED if adapters <= FEW_ADAPTERS else LoraPath.BY_ROW
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,24 +127,32 @@ class LoraWorkspace:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLoraBatch(LoraBatch):
-    """The rows of one step. `by_row`: chunks have a row or two each and run on kernels without tensor cores.
+    """The rows of one step. `chunks` None: each row is a chunk by itself, found at its own place in `row_slots`.
 
-    `is_folded`: the kernel that reads a projection adds its adapters' part, see `PendingDelta`. `is_static`: the step may
-    be replayed with other adapters, so every site acts whether or not it has any now.
+    `is_static`: the step may be replayed with other adapters, so every site acts whether or not it has any now.
     """
 
     row_slots: torch.Tensor
-    chunks: ChunkBuffers
-    num_chunks: int
-    chunk_rows: int
-    by_row: bool = False
-    is_folded: bool = False
+    path: LoraPath
+    chunks: ChunkBuffers | None
     is_static: bool = False
     workspace: LoraWorkspace | None = None
 
     @property
     def num_rows(self) -> int:
         return self.row_slots.shape[0]
+
+    @property
+    def num_chunks(self) -> int:
+        """Return the programs that the chunks take, with those that turn out empty."""
+        return self.num_rows if self.chunks is None else self.chunks.slots.shape[0]
+
+    @property
+    def chunk_lists(self) -> tuple[torch.Tensor, ...]:
+        """Return the chunks' `order, starts, ends, slots`, as kernels take them. Raises `ValueError` without chunks."""
+        if self.chunks is None:
+            raise ValueError(f"rows of the path {self.path.name} are not in chunks")
+        return self.chunks.lists
 
     def acts_at(self, site: LoraSite) -> bool:
         return self.is_static or bool(site.slots)
@@ -137,8 +175,9 @@ def chunk_bound(num_rows: int, adapters: int, chunk_rows: int) -> int:
     return groups + (num_rows - groups) // chunk_rows
 
 
-def make_chunk_buffers(num_rows: int, num_chunks: int, device: torch.device) -> ChunkBuffers:
-    """Allocate uninitialised buffers."""
+def make_chunk_buffers(num_rows: int, adapters: int, path: LoraPath, device: torch.device) -> ChunkBuffers:
+    """Allocate uninitialised buffers for all chunks that rows of at most `adapters` adapters can make."""
+    num_chunks = chunk_bound(num_rows, adapters, path.chunk_rows)
     sizes = (num_rows, num_rows, num_chunks, num_chunks, num_chunks)
     return ChunkBuffers(*(torch.empty(size, dtype=torch.int32, device=device) for size in sizes))
 

@@ -30,20 +30,31 @@ def open_pool(
     source: AdapterSource,
     config: LoraConfig,
     *,
+    max_bytes: int,
     max_slots: int,
     dtype: torch.dtype,
     device: torch.device,
     clock: Callable[[], float] = time.monotonic,
 ) -> AdapterPool:
-    """Open the pool. Raises `ValueError` for an unknown `page_dtype`, or a `max_rank` that the kernels have no room for."""
+    """Open a pool of `max_bytes`, whatever `config` asks for. Raises `ValueError` for an unknown `page_dtype`, or a
+    `max_rank` that the kernels have no room for.
+    """
     if not 1 <= config.max_rank <= MAX_RANK:
         raise ValueError(f"max_rank must lie in 1..{MAX_RANK}, got {config.max_rank}")
     pages = PageFormat.of(config.page_dtype, dtype, config.max_page_error)
-    # On a CPU a blob in the host cache would take memory that `max_bytes` could have.
-    on_host = 0 if device.type == "cpu" else config.host_max_bytes
+    # On a CPU a blob in the host cache would take memory that `max_bytes` could have. Without adapters none comes back.
+    on_host = 0 if device.type == "cpu" or not max_bytes else config.host_max_bytes
     host = HostCache(on_host, PinnedArena(on_host, pinned=device.type == "cuda"))
-    memory = open_memory(sites, pages, config, max_slots, device, host.blob)
-    under_way = max(1, config.max_bytes // SHARE_UNDER_WAY)
+    memory = open_memory(
+        sites,
+        pages,
+        max_bytes=max_bytes,
+        max_slots=max_slots,
+        max_rank=config.max_rank,
+        device=device,
+        allocate_blob=host.blob,
+    )
+    under_way = max(1, max_bytes // SHARE_UNDER_WAY)
     loader = LoaderThread(
         source, Fitting(sites, config.max_rank), memory.pack, max_bytes=under_way, clock=clock
     )
@@ -54,24 +65,24 @@ def open_pool(
 def open_memory(
     sites: Sequence[LoraSite],
     pages: PageFormat,
-    config: LoraConfig,
+    *,
+    max_bytes: int,
     max_slots: int,
+    max_rank: int,
     device: torch.device,
     allocate_blob: Callable[[int], Tensor],
 ) -> AdapterMemory:
-    """Return memory of `config.max_bytes` that kernels of this device can read."""
+    """Return memory that kernels of this device can read."""
     if device.type == "cpu":
-        return HostAdapterMemory(
-            sites, pages, max_bytes=config.max_bytes, max_slots=max_slots, max_rank=config.max_rank
-        )
+        return HostAdapterMemory(sites, pages, max_bytes=max_bytes, max_slots=max_slots, max_rank=max_rank)
     stream = CudaCopyStream(device)
     copies = CopyThread(PageCopier(stream))
     return DeviceAdapterMemory(
         sites,
         pages,
-        max_bytes=config.max_bytes,
+        max_bytes=max_bytes,
         max_slots=max_slots,
-        max_rank=config.max_rank,
+        max_rank=max_rank,
         device=device,
         allocate_blob=allocate_blob,
         stream=stream,

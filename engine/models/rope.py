@@ -1,10 +1,11 @@
 """Rotary position tables (Su et al. 2021) with the frequencies of `transformers`' own initialisers.
 
 Invariant: the frequencies depend on the longest sequence served, never on a request, because cached keys contain the
-rotation.
+rotation. Plain rope, which most models have, is computed without loading `transformers`: that takes seconds of a start.
 """
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -31,7 +32,9 @@ def rope_tables(config: ModelConfig, max_len: int) -> tuple[Tensor, Tensor]:
 
 def _frequencies(config: ModelConfig, max_len: int) -> tuple[Tensor, float]:
     """Inverse frequencies fp32 [rotary_dim / 2] and the factor on cosine and sine."""
-    configuration, rope = _transformers_configuration(config)
+    configuration, rope = None, _plain_rope(config.hf_config)
+    if rope is None:
+        configuration, rope = _transformers_configuration(config)
     rope_type = rope.get("rope_type")
     if rope_type not in ROPE_TYPES:
         raise ModelError(f"config.json: rope type must be one of {', '.join(ROPE_TYPES)}, got {rope_type!r}")
@@ -55,6 +58,21 @@ def _frequencies(config: ModelConfig, max_len: int) -> tuple[Tensor, float]:
             f"config.json: 'rope_parameters' of type {rope_type!r} do not fit head_dim {config.head_dim}"
         )
     return frequencies.float(), float(scaling)
+
+
+def _plain_rope(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the parameters of a config.json that states plain rope in full, in the newer or the older spelling; else None."""
+    rope = values.get("rope_parameters")
+    if rope is None and values.get("rope_scaling") is None:
+        rope = {"rope_type": "default", "rope_theta": values.get("rope_theta")}
+    is_plain = (
+        isinstance(rope, dict)
+        and rope.keys() == {"rope_type", "rope_theta"}
+        and rope["rope_type"] == "default"
+        and type(rope["rope_theta"]) in (int, float)
+        and "partial_rotary_factor" not in values
+    )
+    return rope if is_plain else None
 
 
 def _transformers_configuration(config: ModelConfig) -> tuple[Any, dict[str, Any]]:

@@ -14,6 +14,7 @@ from loraplex.engine.batch.host_transfers import HostTransfers
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.batch.step_plan import PlannedRow, SampledToken, StepPlan
 from loraplex.engine.sampling.sampler import PendingTokens, Sampler
+from loraplex.engine.sampling.step_logits import StepLogits
 from loraplex.engine.structured_output.bitmask_filling import BitmaskFiller, Masks
 
 WAIT_FACTOR = 0.25
@@ -37,7 +38,7 @@ class LaunchedStep:
         self._transfers = transfers
         self._began = time.monotonic()
         self._begun: list[Sequence] | None = None
-        self._logits: Tensor | None = None
+        self._logits: StepLogits | None = None
         self._pending: PendingTokens | None = None
         self._failed: dict[Sequence, SampledToken] = {}
 
@@ -76,8 +77,8 @@ class LaunchedStep:
         if self._begun and self._masks is not None:
             self._masks.begin(self._begun)
 
-    def computed(self, logits: Tensor) -> None:
-        """Record the launch of the forward pass; `logits` [rows that sample, vocab] in the plan's order."""
+    def computed(self, logits: StepLogits) -> None:
+        """Record the launch of the forward pass; `logits` of the rows that sample, in the plan's order."""
         self._logits = logits
 
     def sample(self, rows: list[PlannedRow]) -> list[Sequence]:
@@ -98,7 +99,9 @@ class LaunchedStep:
             else:
                 chosen.append(sequence)
         self._rows = {sequence: index for index, sequence in enumerate(chosen)}
-        self._pending = self._sampler.start(self._chosen_logits(), chosen, self._bitmask(chosen, masks))
+        step = self._chosen_logits()
+        bitmask = self._bitmask(chosen, masks)
+        self._pending = self._sampler.start(step.logits, chosen, bitmask, step.greedy)
         self._logits = None
         return late
 
@@ -114,7 +117,7 @@ class LaunchedStep:
         wait_s = WAIT_FACTOR * (time.monotonic() - self._began)
         return self._masks.collect(self._begun, min(max(MIN_WAIT_S, wait_s), MAX_WAIT_S))
 
-    def _chosen_logits(self) -> Tensor:
+    def _chosen_logits(self) -> StepLogits:
         logits = self._logits
         if logits is None:
             raise ValueError("the step has been sampled")
@@ -124,7 +127,7 @@ class LaunchedStep:
         (index,) = self._transfers.stage(
             [torch.tensor([i for i, s in enumerate(ordered) if s in self._rows], dtype=torch.int64)]
         )
-        return logits.index_select(0, index)
+        return logits.select(index)
 
     def _bitmask(self, chosen: list[Sequence], masks: Masks) -> Tensor | None:
         """Return one row for each sequence with a grammar, on the device."""

@@ -15,9 +15,10 @@ from loraplex.engine.batch.step_plan import PlannedRow, StepPlan
 from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.models.decoder import Decoder
-from loraplex.engine.runner.cuda_graphs.decode_graphs import DecodeGraphs
+from loraplex.engine.runner.cuda_graphs.step_graphs import StepGraphs
 from loraplex.engine.runner.launched_step import LaunchedStep
 from loraplex.engine.sampling.sampler import Sampler
+from loraplex.engine.sampling.step_logits import StepLogits
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.structured_output.bitmask_filling import BitmaskFiller
 
@@ -46,7 +47,7 @@ class ModelRunner:
         self._transfers = HostTransfers(decoder.device)
         self._mask_transfers = HostTransfers(decoder.device)
         self._last: LaunchedStep | None = None
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -67,12 +68,13 @@ class ModelRunner:
         self._last = handle
         return handle
 
-    def _logits(self, rows: BatchRows, unknown: UnknownTokens | None) -> Tensor:
-        """Return logits [sampled rows, vocab] in the plan's order, and write K and V."""
+    def _logits(self, rows: BatchRows, unknown: UnknownTokens | None) -> StepLogits:
+        """Return the logits of the sampled rows in the plan's order, and write K and V."""
         logits = None if self._graphs is None else self._graphs.run(rows, unknown)
         if logits is not None:
             return logits
-        return self.forward(rows.batch(self._decoder.device, self._transfers, unknown, self._adapters))
+        batch = rows.batch(self._decoder.device, self._transfers, unknown, self._adapters)
+        return StepLogits(self.forward(batch))
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Return the logits of a batch made elsewhere: for benchmarks and tests."""
@@ -93,8 +95,8 @@ class ModelRunner:
         for layer, block in zip(self._kv_cache, kept, strict=True):
             layer[0] = block
 
-    def replay(self, graphs: DecodeGraphs) -> None:
-        """Replay decode steps from now on, if they were captured."""
+    def replay(self, graphs: StepGraphs) -> None:
+        """Replay steps from now on, if they were captured."""
         self._graphs = graphs
 
     def forget(self, sequence: Sequence) -> None:

@@ -20,9 +20,9 @@ from loraplex.engine.sampling.logit_bias import apply_bias, apply_minimum_length
 from loraplex.engine.sampling.logprobs import raw_logprobs, token_logprobs
 from loraplex.engine.sampling.penalties import TokenHistories, apply_penalties
 from loraplex.engine.sampling.sampling_batch import SampledRows
+from loraplex.engine.sampling.step_logits import NOT_FINITE, greedy_tokens
 from loraplex.engine.sampling.truncation import truncate
 
-_NOT_FINITE = -1
 _NOTHING_ALLOWED = -2
 
 
@@ -78,10 +78,15 @@ class Sampler:
         return self.start(logits, sequences, bitmask).collect()
 
     def start(
-        self, logits: Tensor, sequences: list[Sequence], bitmask: Tensor | None = None
+        self,
+        logits: Tensor,
+        sequences: list[Sequence],
+        bitmask: Tensor | None = None,
+        greedy: Tensor | None = None,
     ) -> PendingTokens:
         """Start choosing one token per row of `logits` [rows, vocab], any float type, left unchanged.
 
+        `greedy`: what `greedy_tokens` gives for them, if the step has computed it; the next step may overwrite it.
         `bitmask` int32 [masked, ceil(vocab / 32)], bit set = allowed, has one row for each sequence with a `token_mask`. A
         row whose logits contain NaN or +inf, or only -inf, comes back with `finite` false and `token_id` -1; so does one
         whose constraints leave no token, with `nothing_allowed` true. Raises `ValueError` on a wrong shape.
@@ -90,12 +95,12 @@ class Sampler:
         if not sequences:
             return PendingTokens(torch.empty(0, dtype=torch.int64), Results([torch.empty(0)], None), {})
         rows = self._rows_of(sequences)
-        maxima, tokens = row_maxima(logits)
+        tokens = greedy_tokens(logits) if greedy is None else greedy.clone()
         if rows.num_special:
             index = rows["special"]
             work = logits.index_select(0, index).to(torch.float32)
-            tokens[index] = self._process(work, rows, bitmask)
-        tokens = torch.where(maxima.isfinite(), tokens, _NOT_FINITE)
+            is_finite = tokens[index] != NOT_FINITE
+            tokens[index] = torch.where(is_finite, self._process(work, rows, bitmask), NOT_FINITE)
         results = [tokens]
         if rows.num_with_logprobs:
             results += raw_logprobs(logits, rows["with_logprobs"], tokens[rows["with_logprobs"]].clamp_min(0))
@@ -128,7 +133,7 @@ class Sampler:
             index = rows["random"]
             tokens[index] = _draw(logits[index], maxima[index], rows)
         if rows.is_constrained:
-            tokens = torch.where(maxima.isfinite(), tokens, _NOT_FINITE)
+            tokens = torch.where(maxima.isfinite(), tokens, NOT_FINITE)
             tokens = torch.where(maxima == -torch.inf, _NOTHING_ALLOWED, tokens)
         return tokens
 

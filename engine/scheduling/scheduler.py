@@ -56,14 +56,16 @@ class Scheduler:
         max_model_len: int,
         eos_token_ids: Collection[int],
         *,
+        max_tokens: int,
         vocab_size: int = 1 << 32,
     ) -> None:
-        """A sequence with a grammar stays out of the batch until its `token_mask` is set."""
-        if not 1 <= config.max_num_seqs <= config.max_num_batched_tokens:
+        """`max_tokens` of a step. A sequence with a grammar stays out of the batch until its `token_mask` is set."""
+        if not 1 <= config.max_num_seqs <= max_tokens:
             raise ValueError("max_num_seqs must lie in 1..max_num_batched_tokens")
         if config.max_adapters_per_step < 1:
             raise ValueError("max_adapters_per_step must be at least 1")
         self.config = config
+        self.max_tokens = max_tokens
         self.cache = cache
         self.num_rejections = 0
         self.num_forced_tokens = 0
@@ -165,7 +167,7 @@ class Scheduler:
         self._wake()
         self._admit_starved()
         self._limit = None
-        step = StepRows(self.config.max_num_batched_tokens)
+        step = StepRows(self.max_tokens)
         started, preempted = self._batch.plan_decodes(step)
         for sequence in preempted:
             self._queue.put(sequence)

@@ -198,7 +198,7 @@ def inspect_database(url: str) -> tuple[Status, str]:
         version = connection.info.server_version // 10_000
     if version < OLDEST_POSTGRES:
         return "failed", f"PostgreSQL {version} is too old: {OLDEST_POSTGRES} or newer"
-    current, newest = current_revision(url), newest_revision(url)
+    current, newest = current_revision(url), newest_revision()
     if current != newest:
         return (
             "warning",

@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
 from loraplex.platform.config import Settings
@@ -81,14 +80,23 @@ def ensure_schema(
     directory is `embedded_in`.
     """
     try:
-        current, newest = current_revision(url), newest_revision(url)
-        if current == newest:
-            return
-        if not (migrate or (migrate_empty and current is None)):
-            raise DependencyFailed(
-                f"the database schema is at revision {current or 'none'}, this version needs {newest}: "
-                "run `loraplex migrate`"
-            )
+        current, newest = current_revision(url), newest_revision()
+    except SQLAlchemyError as error:
+        raise _unusable(error) from error
+    if current == newest:
+        return
+    if not (migrate or (migrate_empty and current is None)):
+        raise DependencyFailed(
+            f"the database schema is at revision {current or 'none'}, this version needs {newest}: "
+            "run `loraplex migrate`"
+        )
+    _migrate(url, current, embedded_in)
+
+
+def _migrate(url: str, current: str | None, embedded_in: Path | None) -> None:
+    from alembic.util import CommandError
+
+    try:
         if embedded_in is not None and current is not None:
             require_known(url, current)
             dump_database(embedded_in, url, current)
@@ -96,5 +104,9 @@ def ensure_schema(
     except DumpFailed as error:
         raise DependencyFailed(str(error)) from error
     except (SQLAlchemyError, CommandError) as error:
-        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-        raise DependencyFailed(f"the database could not be checked or migrated: {reason}") from error
+        raise _unusable(error) from error
+
+
+def _unusable(error: Exception) -> DependencyFailed:
+    reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+    return DependencyFailed(f"the database could not be checked or migrated: {reason}")

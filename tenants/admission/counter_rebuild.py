@@ -67,8 +67,8 @@ class CounterRebuild:
         Returns the epoch taken and the epoch in force.
         """
         for _ in range(TRIES):
-            await self._fences.raise_fence(tenant_id, above=above)
-            taken = await self._ledger.take_snapshot(tenant_id, above)
+            fence = await self._fences.raise_fence(tenant_id, above=above)
+            taken = await self._ledger.take_snapshot(fence)
             if taken is not None:
                 return taken[0], await self._counters.rebuild(tenant_id, *taken)
         raise QuotaUnavailable("other gateways rebuild the counters of this tenant; try again")

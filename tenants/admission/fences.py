@@ -89,8 +89,8 @@ class Fences:
         if self._seen > self._confirmed:
             await self._confirming.run(self._seen, self._confirm)
 
-    async def raise_fence(self, tenant_id: UUID, *, above: int = 0) -> None:
-        """Outdate the tenant's counters, and wait until every live gateway has confirmed it.
+    async def raise_fence(self, tenant_id: UUID, *, above: int = 0) -> Fence:
+        """Outdate the tenant's counters, and wait until every live gateway has confirmed it; return the fence.
 
         The first rebuild of a tenant waits for nothing: no counters exist. Raises `QuotaUnavailable` when a gateway does not
         confirm within `fence_s`, `DatabaseUnavailable`.
@@ -98,6 +98,7 @@ class Fences:
         fence = await self._ledger.raise_fence(tenant_id, above=above)
         if fence.fenced_epoch:
             await self._confirmed_by_all(fence)
+        return fence
 
     async def ship_everywhere(self, tenant_id: UUID) -> bool:
         """Wait until every live gateway has shipped what its journal has now; whether every silent one has, too.

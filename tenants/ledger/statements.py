@@ -252,11 +252,11 @@ GROUP BY e.epoch, p.period, p.place, u.tokens, u.amount_nano ORDER BY p.place
 """
 EPOCH: Final = "SELECT epoch FROM admission_epochs WHERE tenant_id = %s"
 FIRST_EPOCH: Final = 1
-# The next epoch is taken only behind a fence, or if no counters ever existed. A rebuild that came in between needs its own.
+# The next epoch is taken behind the caller's own fence. `fenced_epoch` of the row does not show that: a fence that another gateway
+# raised meanwhile sets it before anyone has confirmed it.
 NEXT_EPOCH: Final = text("""
-INSERT INTO admission_epochs AS e (tenant_id, epoch) VALUES (:tenant_id, CAST(:above AS bigint) + 1)
-ON CONFLICT (tenant_id) DO UPDATE SET epoch = greatest(e.epoch, CAST(:above AS bigint)) + 1
-WHERE greatest(e.epoch, CAST(:above AS bigint)) <= e.fenced_epoch
+UPDATE admission_epochs SET epoch = CAST(:fenced_epoch AS bigint) + 1
+WHERE tenant_id = :tenant_id AND epoch <= CAST(:fenced_epoch AS bigint)
 RETURNING epoch
 """)
 # One fence at a time until its commit: a gateway that sees one has seen all earlier ones.

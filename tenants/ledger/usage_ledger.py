@@ -189,12 +189,13 @@ class UsageLedger:
         [(count,)] = await self._general.fetch(statements.UNCONFIRMED, fence, live_s is None, live_s or 0.0)
         return int(count)
 
-    async def take_snapshot(self, tenant_id: UUID, above: int = 0) -> tuple[int, CounterSnapshot] | None:
-        """Take the tenant's next epoch, above `above`, and read what its counters start from. The tenant's ledger does not
-        change meanwhile. None if counters exist that no fence has outdated.
+    async def take_snapshot(self, fence: Fence) -> tuple[int, CounterSnapshot] | None:
+        """Take the epoch behind `fence`, which every gateway has confirmed, and read what its counters start from. The tenant's
+        ledger does not change meanwhile. None if the tenant has a later epoch: the fence says nothing about its counters.
         """
+        tenant_id = fence.tenant_id
         async with self._database.as_writer() as session:
-            parameters = {"tenant_id": tenant_id, "above": above}
+            parameters = {"tenant_id": tenant_id, "fenced_epoch": fence.fenced_epoch}
             epoch = (await session.execute(statements.NEXT_EPOCH, parameters)).scalar_one_or_none()
             if epoch is None:
                 return None

@@ -7,14 +7,14 @@ import msgspec
 import torch
 from tests.benchmarks.checkout import CHECKOUT
 from tests.benchmarks.kernels.attention import decode_problem, prefill_problem
-from tests.benchmarks.kernels.clock import product_rate, sets_of, time_calls
+from tests.benchmarks.kernels.clock import copy_rate, product_rate, sets_of, time_calls
 from tests.benchmarks.kernels.gemm import gemm_problem
 from tests.benchmarks.kernels.lora import layer_problem, pair_problem
 from tests.benchmarks.kernels.problem import Problem, RandomTensors
 from tests.benchmarks.kernels.shapes import LAYER_SHAPES, LayerShape
 
 from loraplex.engine.device import choose_device
-from loraplex.platform.bench.lora import memcpy_bandwidth, run_in_subprocess
+from loraplex.platform.bench.lora import run_in_subprocess
 from loraplex.platform.bench.report import Case, Report
 
 MODULE = "tests.benchmarks.process"
@@ -67,7 +67,7 @@ def measure_kernels(job: KernelJob) -> Report:
     device = choose_device(job.device)
     model = LAYER_SHAPES[job.shape]
     report = Report(f"{job.benchmark}-kernels", COLUMNS)
-    rate = 2 * memcpy_bandwidth(device)
+    rate = copy_rate(device)
     products = product_rate(device, PRODUCT_SIDE[device.type])
     ceiling = {"gbs": rate / 1e9, "gflops": products / 1e9}
     report.cases.append(Case("ceilings of this run", {"threads": torch.get_num_threads()}, ceiling))

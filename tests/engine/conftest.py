@@ -285,14 +285,16 @@ class Simulation:
         cache = PrefixCache(
             self.pool, BLOCK_SIZE, model_digest="m", cache_dtype="float32", enabled=prefix_caching
         )
+        limits = SchedulerConfig(**config)
         self.scheduler = Scheduler(
-            SchedulerConfig(**config),
+            limits,
             cache,
             self.residency,
             FairShare() if policy is None else policy,
             lambda: self.now,
             max_model_len,
             {1},
+            max_tokens=limits.max_tokens(is_cuda=False),
         )
         self.sequences: list[Sequence] = []
         self.masks: dict[Sequence, ScriptedMask] = {}
@@ -411,7 +413,7 @@ class Simulation:
         assert len({row.adapter.key for row in rows if row.adapter}) <= config.max_adapters_per_step
         assert all(self.residency.pins[row.adapter.key] > 0 for row in rows if row.adapter)
         if plan is not None and config.chunked_prefill:
-            assert plan.num_tokens <= config.max_num_batched_tokens
+            assert plan.num_tokens <= self.scheduler.max_tokens
             running = [s for s in self.sequences if s.status is SequenceStatus.RUNNING]
             oldest = min(running, key=lambda s: s.order)
             waits = oldest.awaits_mask or oldest.num_unknown

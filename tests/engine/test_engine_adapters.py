@@ -8,7 +8,6 @@ import torch
 from tests.engine.test_engine import ADAPTERS, Harness, Reference, prompts
 from torch import Tensor
 
-from loraplex.engine.config import LoraConfig
 from loraplex.engine.errors import AdapterInexact
 from loraplex.engine.kernels import dispatch
 from loraplex.engine.lora import pool_factory
@@ -40,8 +39,10 @@ def engine(peft: Reference) -> Iterator[Callable[..., Harness]]:
 def in_pages(
     sites: Sequence[LoraSite],
     pages: PageFormat,
-    config: LoraConfig,
+    *,
+    max_bytes: int,
     max_slots: int,
+    max_rank: int,
     device: torch.device,
     allocate_blob: Callable[[int], Tensor],
 ) -> DeviceAdapterMemory:
@@ -49,9 +50,9 @@ def in_pages(
     return DeviceAdapterMemory(
         sites,
         pages,
-        max_bytes=config.max_bytes,
+        max_bytes=max_bytes,
         max_slots=max_slots,
-        max_rank=config.max_rank,
+        max_rank=max_rank,
         device=device,
         allocate_blob=allocate_blob,
         stream=ImmediateStream(),

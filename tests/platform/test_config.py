@@ -152,6 +152,9 @@ def test_engine_config_carries_the_limits() -> None:
     assert (config.scheduler.overlap, config.cuda_graphs, config.deterministic) == ("on", "off", True)
     assert (config.model, config.scheduler.max_num_seqs, config.cache.kv_bytes) == ("/m", 3, 1 << 21)
     assert (config.cache.kv_dtype, config.lora.max_bytes) == ("fp8", 0)
+    assert [config.scheduler.max_tokens(is_cuda=is_cuda) for is_cuda in (False, True)] == [256, 1024]
+    scheduler = load_settings({"max_num_batched_tokens": 512}).engine_config("/m").scheduler
+    assert scheduler.max_tokens(is_cuda=False) == scheduler.max_tokens(is_cuda=True) == 512
 
 
 def test_an_engine_gets_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

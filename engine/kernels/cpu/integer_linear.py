@@ -16,16 +16,20 @@ from loraplex.engine.kernels.cpu.integer_tile import BLOCK_BYTES, GROUP, multipl
 from loraplex.engine.kernels.cpu.integer_weight import IntegerWeight
 from loraplex.engine.kernels.cpu.llvm_vectors import LANES, has_byte_products
 from loraplex.engine.kernels.cpu.numba_bridge import (
+    LONG_PRODUCT,
     ParallelKernel,
     barrier,
+    next_piece,
     team_size,
     thread_number,
     threads_for,
 )
 
 DTYPES = (torch.bfloat16, torch.float16)
-LONG_PRODUCT = 8 << 20
-"""From this many multiplications on (0.1 ms and more) the GIL is released."""
+PIECE_TILES = 4
+"""Tiles of a piece of work at one row; with more rows fewer, so that taking a piece stays cheap next to its work."""
+BLOCK_ROWS = 64
+"""Rows of a piece of work: as many as the second-level cache keeps next to a tile of the weight."""
 
 
 @cache
@@ -79,22 +83,35 @@ def _kernel(is_bfloat16: int, has_nibbles: int, has_zeros: int, by_instruction: 
             round_group(is_bfloat16, x + index * GROUP * 2, excess, blocks + index * BLOCK_BYTES)
         barrier()
 
-        row_bytes = row_groups * BLOCK_BYTES
-        for tile in range(tiles * thread // threads, tiles * (thread + 1) // threads):
-            lines, out, first = weights + tile * tile_bytes, y + tile * LANES * 2, blocks
-            for _ in range(rows // 8):
-                multiply(8, first, row_bytes, lines, tile_bytes, weight_groups, groups, out, y_bytes)
-                first, out = first + 8 * row_bytes, out + 8 * y_bytes
-            if rows & 4:
-                multiply(4, first, row_bytes, lines, tile_bytes, weight_groups, groups, out, y_bytes)
-                first, out = first + 4 * row_bytes, out + 4 * y_bytes
-            if rows & 2:
-                multiply(2, first, row_bytes, lines, tile_bytes, weight_groups, groups, out, y_bytes)
-                first, out = first + 2 * row_bytes, out + 2 * y_bytes
-            if rows & 1:
-                multiply(1, first, row_bytes, lines, tile_bytes, weight_groups, groups, out, y_bytes)
+        row_bytes, counters = row_groups * BLOCK_BYTES, arguments.ctypes.data + 11 * 8
+        run = max(1, PIECE_TILES // max(rows, 1))
+        runs = (tiles + run - 1) // run
+        pieces = runs * ((rows + BLOCK_ROWS - 1) // BLOCK_ROWS)
+        for turn in range(threads):
+            owner = (thread + turn) % threads
+            begin, end = pieces * owner // threads, pieces * (owner + 1) // threads
+            piece = next_piece(counters, owner, begin, end)
+            while piece >= 0:
+                row = piece // runs * BLOCK_ROWS
+                count, row_blocks = min(rows - row, BLOCK_ROWS), blocks + row * row_bytes
+                first_tile = piece % runs * run
+                for tile in range(first_tile, min(first_tile + run, tiles)):
+                    lines, first = weights + tile * tile_bytes, row_blocks
+                    out = y + row * y_bytes + tile * LANES * 2
+                    for _ in range(count // 8):
+                        multiply(8, first, row_bytes, lines, tile_bytes, weight_groups, groups, out, y_bytes)
+                        first, out = first + 8 * row_bytes, out + 8 * y_bytes
+                    if count & 4:
+                        multiply(4, first, row_bytes, lines, tile_bytes, weight_groups, groups, out, y_bytes)
+                        first, out = first + 4 * row_bytes, out + 4 * y_bytes
+                    if count & 2:
+                        multiply(2, first, row_bytes, lines, tile_bytes, weight_groups, groups, out, y_bytes)
+                        first, out = first + 2 * row_bytes, out + 2 * y_bytes
+                    if count & 1:
+                        multiply(1, first, row_bytes, lines, tile_bytes, weight_groups, groups, out, y_bytes)
+                piece = next_piece(counters, owner, begin, end)
 
-    return ParallelKernel(round_multiply, 11, as_written=True)
+    return ParallelKernel(round_multiply, 11, as_written=True, shares_work=True)
 
 
 class Workspace(threading.local):

@@ -1,6 +1,7 @@
 """Building blocks of LLVM code on vectors of 16 lanes, from which intrinsics are assembled.
 
-Invariant: emitted code is defined for every input, NaN included, and gives the same result on every CPU.
+Invariant: emitted code is defined for every input, NaN included, and gives the same result on every CPU, except that
+instructions for bfloat16 count denormal numbers as zero.
 """
 
 from collections.abc import Iterator
@@ -13,9 +14,24 @@ from llvmlite import ir
 
 LANES = 16
 
+
+class _BFloat16(ir.Type):  # type: ignore[misc]
+    """LLVM's `bfloat`, which llvmlite has no name for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat16)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat16)
+
+
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 FLOAT, HALF = ir.FloatType(), ir.HalfType()
 BYTES, INTS, FLOATS = ir.VectorType(I8, 4 * LANES), ir.VectorType(I32, LANES), ir.VectorType(FLOAT, LANES)
+PAIRS = ir.VectorType(_BFloat16(), 2 * LANES)
 
 _NEAREST = 12582912.0
 """1.5 * 2**23: adding it to a float of up to 2**22 rounds that to an integer, ties to even, in the sum's low bits."""
@@ -25,6 +41,18 @@ _NEAREST = 12582912.0
 def has_byte_products() -> bool:
     """Whether this CPU multiplies and sums four bytes per lane in one instruction (AVX-512 VNNI)."""
     return bool(llvmlite.binding.get_host_cpu_features().get("avx512vnni"))
+
+
+@cache
+def has_bfloat16_products() -> bool:
+    """Whether this CPU multiplies and sums two bfloat16 per lane in one instruction (AVX-512 BF16)."""
+    return bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16"))
+
+
+@cache
+def has_matrix_products() -> bool:
+    """Whether this CPU multiplies tiles of 16 rows of bfloat16 in one instruction (AMX)."""
+    return bool(llvmlite.binding.get_host_cpu_features().get("amx-bf16"))
 
 
 def constant(vector: ir.VectorType, value: float) -> ir.Constant:
@@ -99,6 +127,24 @@ def byte_products(builder: Any, sums: Any, unsigned: Any, signed: Any, by_instru
         byte = builder.and_(builder.lshr(lanes, constant(INTS, shift)), constant(INTS, 255))
         sums = builder.add(sums, builder.mul(byte, splat(builder, number)))
     return sums
+
+
+def bfloat16_products(builder: Any, sums: Any, pairs: Any, factors: Any, by_instruction: bool) -> Any:
+    """sums + the two products in each lane of int32 `pairs` and `factors`, each two bfloat16; the higher ones first."""
+    if by_instruction:
+        function = _function(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, (FLOATS, PAIRS, PAIRS))
+        return builder.call(function, [sums, builder.bitcast(pairs, PAIRS), builder.bitcast(factors, PAIRS)])
+    for widened in (_high_bfloat16, _low_bfloat16):
+        sums = fused_multiply_add(builder, widened(builder, pairs), widened(builder, factors), sums)
+    return sums
+
+
+def _low_bfloat16(builder: Any, pairs: Any) -> Any:
+    return builder.bitcast(builder.shl(pairs, constant(INTS, 16)), FLOATS)
+
+
+def _high_bfloat16(builder: Any, pairs: Any) -> Any:
+    return builder.bitcast(builder.and_(pairs, constant(INTS, 0xFFFF0000)), FLOATS)
 
 
 def widened_bfloat16(builder: Any, bits: Any) -> Any:

@@ -25,6 +25,9 @@ from numba.extending import intrinsic
 BFLOAT16, FLOAT16, FLOAT32 = 0, 1, 2
 KINDS = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.float32: FLOAT32}
 
+LONG_PRODUCT = 8 << 20
+"""From this many multiplications on (0.1 ms and more) a product releases the GIL."""
+
 _ELEMENTS_WORTH_A_TEAM = 32768
 
 _FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
@@ -32,7 +35,8 @@ _FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 
 KERNEL_SIGNATURE = types.void(types.CPointer(types.int64))
 
-_I16, _I32, _HALF, _FLOAT = ir.IntType(16), ir.IntType(32), ir.HalfType(), ir.FloatType()
+_I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_HALF, _FLOAT = ir.HalfType(), ir.FloatType()
 
 
 def _openmp_library() -> ctypes.CDLL:
@@ -111,7 +115,7 @@ _load_bfloat16 = _loader(_I16, types.float32, _widen_bfloat16)
 _load_float16 = _loader(_HALF, types.float32, lambda builder, value: builder.fpext(value, _FLOAT))
 load_float = _loader(_FLOAT, types.float32, lambda builder, value: value)
 load_int = _loader(_I32, types.int32, lambda builder, value: value)
-load_long = _loader(ir.IntType(64), types.int64, lambda builder, value: value)
+load_long = _loader(_I64, types.int64, lambda builder, value: value)
 _load_constant_bfloat16 = _loader(_I16, types.float32, _widen_bfloat16, constant=True)
 _load_constant_float16 = _loader(
     _HALF, types.float32, lambda builder, value: builder.fpext(value, _FLOAT), constant=True
@@ -184,6 +188,35 @@ def exp(typing_context: Any, x: Any) -> tuple[Signature, Codegen]:
     return types.float32(types.float32), codegen
 
 
+_LINE_BYTES = 64
+"""Distance between counters: a thread that takes from its own share meets no other thread's cache line."""
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _take(typing_context: Any, address: Any) -> tuple[Signature, Codegen]:
+    """Count the int64 at `address` up and return what it was; every thread gets another number."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], _I64.as_pointer())
+        return builder.atomic_rmw("add", pointer, _I64(1), "monotonic")
+
+    return types.int64(types.int64), codegen
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def next_piece(counters: int, owner: int, begin: int, end: int) -> int:
+    """Take the next piece from `begin` to `end`, the share of thread `owner`; -1 when all are taken.
+
+    A thread works through its own share, in order, and then through what the others have left of theirs.
+    """
+    # Read before it is written, so that threads without work do not take the line from each other.
+    counter = counters + (owner + 1) * _LINE_BYTES
+    if load_long(counter, 0) >= end - begin:
+        return -1
+    piece = begin + _take(counter)
+    return piece if piece < end else -1
+
+
 @njit  # type: ignore[untyped-decorator]
 def _launch(address: int, arguments: Any, threads: int) -> None:
     # Keep the GIL: a region lasts microseconds, and taking it back could wait for another thread's time slice.
@@ -218,9 +251,17 @@ class ParallelKernel:
     """A compiled kernel that takes `num_arguments` integers. Engines on several threads may share it."""
 
     def __init__(
-        self, function: Callable[[Any], None], num_arguments: int, *, as_written: bool = False
+        self,
+        function: Callable[[Any], None],
+        num_arguments: int,
+        *,
+        as_written: bool = False,
+        shares_work: bool = False,
     ) -> None:
-        """`as_written`: float operations run exactly as in the source, one by one, whatever code surrounds them."""
+        """`as_written`: float operations run exactly as in the source, one by one, whatever code surrounds them.
+
+        `shares_work`: the counters of `next_piece`, all zero, follow the arguments.
+        """
         if not is_available():
             raise RuntimeError("compiled kernels need torch's GNU OpenMP runtime")
         # Divisions as in IEEE 754: the check for a zero divisor would keep loops from vectorising.
@@ -230,6 +271,7 @@ class ParallelKernel:
         self._compiled._cache = _KernelCache(function)
         self._compiled.compile()
         self._num_arguments = num_arguments
+        self._shares_work = shares_work
 
     def __call__(self, threads: int, *arguments: int, releases_gil: bool = False) -> None:
         """Run the kernel on at most `threads` threads of torch's team; the kernel gets their number as `team_size`.
@@ -239,7 +281,12 @@ class ParallelKernel:
         if len(arguments) != self._num_arguments:
             raise TypeError(f"the kernel takes {self._num_arguments} arguments, not {len(arguments)}")
         launch = _launch_without_gil if releases_gil else _launch
-        launch(self._compiled.address, np.array(arguments, dtype=np.int64), threads)
+        if self._shares_work:
+            block = np.zeros(self._num_arguments + (threads + 2) * _LINE_BYTES // 8, dtype=np.int64)
+            block[: self._num_arguments] = arguments
+        else:
+            block = np.array(arguments, dtype=np.int64)
+        launch(self._compiled.address, block, threads)
 
 
 def threads_for(elements: int) -> int:

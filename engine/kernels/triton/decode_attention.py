@@ -35,13 +35,13 @@ def splits_of(  # type: ignore[no-untyped-def]
     max_splits: tl.constexpr,
     block_n: tl.constexpr,
 ):
-    """First visible key of a row of `length` tokens, keys of each of its splits, and their number, at least 1."""
+    """First visible key of a row of `length` tokens, keys of each of its splits, and their number."""
     first = length * 0
     if window > 0:
         first = tl.maximum(length - window, 0)
     share = tl.cdiv(tl.cdiv(length - first, max_splits), block_n) * block_n
     tokens = tl.maximum(share, split_tokens)
-    return first, tokens, tl.maximum(tl.cdiv(length - first, tokens), 1)
+    return first, tokens, tl.cdiv(length - first, tokens)
 
 
 @triton.jit(do_not_specialize=["rows", "table_stride", "splits"])  # type: ignore[untyped-decorator]
@@ -120,9 +120,8 @@ def decode_kernel(  # type: ignore[no-untyped-def]
         )
         total *= value_scale
         if row_splits == 1:
-            # A row of no tokens, which pads a graph, has no weight and gets zeros.
-            result = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
-            tl.store(out + wide_row * out_stride + place, result.to(out.dtype.element_ty), mask=mask)
+            result = (total / weight[:, None]).to(out.dtype.element_ty)
+            tl.store(out + wide_row * out_stride + place, result, mask=mask)
         else:
             part = (wide_row * splits + split) * kv_heads * group
             tl.store(partials + part * size + place, total, mask=mask)
@@ -150,7 +149,7 @@ def merge_kernel(  # type: ignore[no-untyped-def]
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     _, _, row_splits = splits_of(tl.load(lengths + row), window, split_tokens, max_splits, block_n)
-    if row_splits == 1:
+    if row_splits <= 1:
         return
     split = tl.arange(0, max_splits)
     is_split = split < row_splits
@@ -176,7 +175,7 @@ def decode_attention(
     window: int | None,
     kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
-    """See `reference.decode_attention`; the places of a token's K and V are contiguous, a row of length 0 gets zeros.
+    """See `reference.decode_attention`; the places of a token's K and V are contiguous.
 
     Reads no value back from the device, so that a graph can capture it: the grid follows from the shape of `block_tables`.
     No length may need more columns than that shape has. A graph of short rows is captured with a narrow view of wide

@@ -84,9 +84,9 @@ def chunk_kernel(  # type: ignore[no-untyped-def]
             tl.store(slots + chunks, -1, mask=is_left)
 
 
-def group_rows(row_slots: torch.Tensor, num_chunks: int, chunk_rows: int, into: ChunkBuffers) -> None:
-    """Fill `into` with the chunks of `row_slots` int32 [rows]; `num_chunks` is `chunk_bound` or more."""
-    num_rows = row_slots.shape[0]
+def group_rows(row_slots: torch.Tensor, chunk_rows: int, into: ChunkBuffers) -> None:
+    """Fill `into` with the chunks of `row_slots` int32 [rows]; it has room for `chunk_bound` or more."""
+    num_rows, num_chunks = row_slots.shape[0], into.slots.shape[0]
     grid = (triton.cdiv(num_rows, BLOCK),)
     order_kernel[grid](row_slots, into.order, into.places, num_rows, block=BLOCK, num_warps=NUM_WARPS)
     chunk_kernel[grid](

@@ -182,10 +182,7 @@ def row_delta(  # type: ignore[no-untyped-def]
 def expand_row_kernel(  # type: ignore[no-untyped-def]
     y,
     table,
-    order,
-    starts,
-    ends,
-    slots,
+    row_slots,
     hidden,
     num_rows,
     size_0,
@@ -202,10 +199,10 @@ def expand_row_kernel(  # type: ignore[no-untyped-def]
     block_r: tl.constexpr,
     block_n: tl.constexpr,
 ) -> None:
-    """`expand_tile_kernel` for chunks of a row or two: hidden values stay fp32, and one lane has every rank of a column."""
-    chunk = tl.program_id(0)
+    """`expand_tile_kernel` for one row: hidden values stay fp32, and one lane has every rank of a column."""
+    row = tl.program_id(0).to(tl.int64)
     part, size, offset, column = column_tile(tl.program_id(1), size_0, size_1, size_2, aligned, block_n)
-    slot, begin, end = chunk_at(starts, ends, slots, chunk)
+    slot = tl.load(row_slots + row).to(tl.int64)
     if slot < 0:
         return
     entry = entry_at(table, slot, slices, part, pages)
@@ -216,41 +213,36 @@ def expand_row_kernel(  # type: ignore[no-untyped-def]
     columns = column + tl.arange(0, block_n)
     within = columns < size
     split_stride = tl.cast(num_rows, tl.int64) * slices * hidden_ranks
-    for member in range(begin, end):
-        row = tl.load(order + member).to(tl.int64)
-        target = y + row * outputs + offset + columns
-        before = tl.load(target, mask=within, other=0.0)
-        total = row_delta(
-            tl.zeros((block_n,), dtype=tl.float32),
-            hidden + (row * slices + part) * hidden_ranks,
-            entry,
-            rank,
-            size,
-            columns,
-            within,
-            pages,
-            split_stride,
-            splits,
-            split_lanes,
-            page_type,
-            assembly,
-            aligned,
-            block_r,
-            block_r,
-        )
-        tl.store(target, (before.to(tl.float32) + total).to(y.dtype.element_ty), mask=within)
+    target = y + row * outputs + offset + columns
+    before = tl.load(target, mask=within, other=0.0)
+    total = row_delta(
+        tl.zeros((block_n,), dtype=tl.float32),
+        hidden + (row * slices + part) * hidden_ranks,
+        entry,
+        rank,
+        size,
+        columns,
+        within,
+        pages,
+        split_stride,
+        splits,
+        split_lanes,
+        page_type,
+        assembly,
+        aligned,
+        block_r,
+        block_r,
+    )
+    tl.store(target, (before.to(tl.float32) + total).to(y.dtype.element_ty), mask=within)
 
 
 def expand(hidden: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: DeviceLoraBatch) -> None:
     """Add to `y` the deltas of the hidden values from `shrink`."""
     sizes = sizes_of(site)
     pages = page_type(site, y.dtype)
-    block_n = ROW_N if batch.by_row else TILE_N
+    block_n = ROW_N if batch.chunks is None else TILE_N
     grid = batch.num_chunks, sum(triton.cdiv(size, block_n) for size in sizes)
     operands = (
-        y,
-        site.table,
-        *batch.chunks.lists,
         hidden,
         batch.num_rows,
         *sizes,
@@ -267,17 +259,25 @@ def expand(hidden: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: DeviceL
         "block_n": block_n,
         "enable_fp_fusion": True,
     }
-    if batch.by_row:
-        lanes = triton.next_power_of_2(options["splits"])
+    if batch.chunks is None:
         expand_row_kernel[grid](
-            *operands, **options, split_lanes=lanes, num_warps=row_warps(pages, is_aligned(*site.slice_sizes))
+            y,
+            site.table,
+            batch.row_slots,
+            *operands,
+            **options,
+            split_lanes=triton.next_power_of_2(options["splits"]),
+            num_warps=row_warps(pages, is_aligned(*site.slice_sizes)),
         )
     else:
         expand_tile_kernel[grid](
+            y,
+            site.table,
+            *batch.chunks.lists,
             *operands,
             **options,
-            block_m=batch.chunk_rows,
-            num_warps=tile_warps(batch.chunk_rows),
+            block_m=batch.path.chunk_rows,
+            num_warps=tile_warps(batch.path.chunk_rows),
             num_stages=TILE_STAGES,
         )
 

@@ -98,10 +98,7 @@ def shrink_tile_kernel(  # type: ignore[no-untyped-def]
 def shrink_row_kernel(  # type: ignore[no-untyped-def]
     x,
     table,
-    order,
-    starts,
-    ends,
-    slots,
+    row_slots,
     hidden,
     num_rows,
     inputs,
@@ -116,13 +113,11 @@ def shrink_row_kernel(  # type: ignore[no-untyped-def]
     block_r: tl.constexpr,
     span: tl.constexpr,
 ) -> None:
-    """`shrink_tile_kernel` for chunks of a row or two: one product per weight, for 8-bit weights a third of the
-    instructions.
-    """
-    chunk = tl.program_id(0)
+    """`shrink_tile_kernel` for one row: one product per weight, for 8-bit weights a third of the instructions."""
+    row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     part = tl.program_id(2)
-    slot, begin, end = chunk_at(starts, ends, slots, chunk)
+    slot = tl.load(row_slots + row).to(tl.int64)
     if slot < 0:
         return
     entry = entry_at(table, slot, slices, part, pages)
@@ -131,53 +126,40 @@ def shrink_row_kernel(  # type: ignore[no-untyped-def]
         return
     within_page = tl.arange(0, block_r)
     within_span = tl.arange(0, span)
-    hidden += (split.to(tl.int64) * num_rows * slices + part) * hidden_ranks
-    for member in range(begin, end):
-        row = tl.load(order + member).to(tl.int64)
-        x_row = x + row * inputs
-        for page in range(tl.cdiv(rank, block_r)):
-            ranks = page * block_r + within_page
-            is_rank = ranks < rank
-            a = page_at(entry, 2 + page, page_type, aligned)
-            scales = rank_scales(entry, ranks, is_rank, is_scaled)
-            # Issue all loads before the first product: x reaches the lanes through shared memory, which waits for
-            # it.
-            x_parts = ()
-            a_parts = ()
-            for turn in tl.static_range(split_k // span):
-                columns = split * split_k + turn * span + within_span
-                part_of_x = tl.load(x_row + columns, mask=columns < inputs, other=0.0)
-                x_parts += (part_of_x,)  # type: ignore[assignment]
-            for turn in tl.static_range(split_k // span):
-                columns = split * split_k + turn * span + within_span
-                stored = tl.load(
-                    a + within_page[:, None] * inputs + columns[None, :],
-                    mask=is_rank[:, None] & (columns < inputs)[None, :],
-                    other=0.0,
-                )
-                a_parts += (stored,)  # type: ignore[assignment]
-            total = tl.zeros((block_r, span), dtype=tl.float32)
-            for turn in tl.static_range(split_k // span):
-                total += widened(a_parts[turn], tl.float32, assembly) * x_parts[turn].to(tl.float32)[None, :]
-            sums = tl.sum(total, axis=1) * scales
-            tl.store(hidden + row * slices * hidden_ranks + ranks, sums, mask=is_rank)
+    hidden += ((split.to(tl.int64) * num_rows + row) * slices + part) * hidden_ranks
+    x_row = x + row * inputs
+    for page in range(tl.cdiv(rank, block_r)):
+        ranks = page * block_r + within_page
+        is_rank = ranks < rank
+        a = page_at(entry, 2 + page, page_type, aligned)
+        scales = rank_scales(entry, ranks, is_rank, is_scaled)
+        # Issue all loads before the first product: x reaches the lanes through shared memory, which waits for it.
+        x_parts = ()
+        a_parts = ()
+        for turn in tl.static_range(split_k // span):
+            columns = split * split_k + turn * span + within_span
+            part_of_x = tl.load(x_row + columns, mask=columns < inputs, other=0.0)
+            x_parts += (part_of_x,)  # type: ignore[assignment]
+        for turn in tl.static_range(split_k // span):
+            columns = split * split_k + turn * span + within_span
+            stored = tl.load(
+                a + within_page[:, None] * inputs + columns[None, :],
+                mask=is_rank[:, None] & (columns < inputs)[None, :],
+                other=0.0,
+            )
+            a_parts += (stored,)  # type: ignore[assignment]
+        total = tl.zeros((block_r, span), dtype=tl.float32)
+        for turn in tl.static_range(split_k // span):
+            total += widened(a_parts[turn], tl.float32, assembly) * x_parts[turn].to(tl.float32)[None, :]
+        sums = tl.sum(total, axis=1) * scales
+        tl.store(hidden + ranks, sums, mask=is_rank)
 
 
 def shrink(x: torch.Tensor, site: LoraSite, batch: DeviceLoraBatch, hidden: torch.Tensor) -> None:
     """The hidden values of every adapter's rows, scaled, into `hidden` [splits, rows, slices, ranks]; others stay."""
     splits = triton.cdiv(site.inputs, SPLIT_K)
     pages = page_type(site, x.dtype)
-    operands = (
-        x,
-        site.table,
-        *batch.chunks.lists,
-        hidden,
-        batch.num_rows,
-        site.inputs,
-        len(site.names),
-        site.max_pages,
-        hidden_ranks(site),
-    )
+    operands = hidden, batch.num_rows, site.inputs, len(site.names), site.max_pages, hidden_ranks(site)
     options = {
         "page_type": pages,
         "is_scaled": site.page_dtype is not None,
@@ -188,14 +170,19 @@ def shrink(x: torch.Tensor, site: LoraSite, batch: DeviceLoraBatch, hidden: torc
         "enable_fp_fusion": True,
     }
     grid = batch.num_chunks, splits, len(site.names)
-    if batch.by_row:
+    if batch.chunks is None:
         span = row_span(pages)
-        shrink_row_kernel[grid](*operands, **options, span=span, num_warps=ROW_WARPS)
+        shrink_row_kernel[grid](
+            x, site.table, batch.row_slots, *operands, **options, span=span, num_warps=ROW_WARPS
+        )
     else:
         shrink_tile_kernel[grid](
+            x,
+            site.table,
+            *batch.chunks.lists,
             *operands,
             **options,
-            block_m=batch.chunk_rows,
+            block_m=batch.path.chunk_rows,
             block_k=tile_inputs(x.dtype, is_aligned(site.inputs)),
             num_warps=TILE_WARPS,
             num_stages=TILE_STAGES,

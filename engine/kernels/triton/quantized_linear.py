@@ -11,21 +11,43 @@ import triton
 import triton.language as tl
 
 from loraplex.engine.kernels.triton.quantized_linear_tiles import Tile, span_for, splits_for, tile_for
-from loraplex.engine.kernels.triton.unpacking import byte_to_float, nibbles_to_floats
+from loraplex.engine.kernels.triton.unpacking import byte_to_float, nibbles_to_floats, raised_zero
 from loraplex.engine.quantization.quantized_weight import QuantizedWeight, WeightFormat
 
 MAX_SPLIT_TILES = 4096
 """Tiles of y that a split product may have: each has a counter."""
+SUM_COLUMNS = tl.constexpr(8)
+"""Equal columns of the sums of x: what the tensor cores' narrowest instruction computes."""
 ASSEMBLY = True
 """Whether bytes are unpacked by PTX or by arithmetic, which costs half as many instructions again; both are exact."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def group_parameters(scales, zeros, group, groups, outputs, column, has_zeros: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Scale and zero - 8 of a group, in fp32; those of the last one for groups beyond it, where x is 0."""
+    """Scale in fp32 and zero, 0..15, of a group; those of the last one for groups beyond it, where x is 0."""
     at = tl.minimum(group, groups - 1).to(tl.int64) * outputs + column
     scale = tl.load(scales + at).to(tl.float32)
-    return scale, (tl.load(zeros + at).to(tl.float32) - 8.0) if has_zeros else scale
+    return scale, tl.load(zeros + at) if has_zeros else scale
+
+
+@triton.jit
+def sum_rows(x, total):  # type: ignore[no-untyped-def]
+    """total [.., m, SUM_COLUMNS] + the sums of x's rows, equal in each column: the tensor cores have time for it, and their
+    sums come to lie where those of the product are.
+    """
+    if x.dtype == tl.float32:
+        total += tl.sum(x, axis=len(x.shape) - 1, keep_dims=True)
+    else:
+        ones = tl.full((x.shape[0], x.shape[2], SUM_COLUMNS), 1.0, x.dtype)
+        total = tl.dot(x, ones, total)
+    return total
+
+
+@triton.jit
+def lowered(part, x_sums, zero):  # type: ignore[no-untyped-def]
+    """Subtract (zero - 8) times x's sums from the product of x with integers - 8."""
+    x_sum = tl.sum(x_sums, axis=len(part.shape) - 1, keep_dims=True)
+    return part - x_sum * ((zero.to(tl.float32) - 8.0) / SUM_COLUMNS)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -41,21 +63,21 @@ def add_int4(  # type: ignore[no-untyped-def]
     assembly: tl.constexpr,
 ):
     """total + the product with one tile of K. The groups' scales and zeros are applied to the sums, not to the weights."""
-    low, high = nibbles_to_floats(stored, x_low.dtype, assembly)
+    low, high = nibbles_to_floats(stored, 8, 8, False, x_low.dtype, assembly)
     low_scale, low_zero = low_group
     high_scale, high_zero = high_group
+    no_sums = tl.zeros((x_low.shape[0], x_low.shape[1], SUM_COLUMNS), dtype=tl.float32)
     low_part = tl.dot(x_low, low, input_precision="ieee")
     if groups_per_span == 1:
         low_part = tl.dot(x_high, high, low_part, input_precision="ieee")
         if has_zeros:
-            x_sum = x_low.to(tl.float32) + x_high.to(tl.float32)
-            low_part -= tl.sum(x_sum, axis=len(x_low.shape) - 1, keep_dims=True) * low_zero
+            low_part = lowered(low_part, sum_rows(x_high, sum_rows(x_low, no_sums)), low_zero)
         total += low_part * low_scale
     else:
         high_part = tl.dot(x_high, high, input_precision="ieee")
         if has_zeros:
-            low_part -= tl.sum(x_low.to(tl.float32), axis=len(x_low.shape) - 1, keep_dims=True) * low_zero
-            high_part -= tl.sum(x_high.to(tl.float32), axis=len(x_low.shape) - 1, keep_dims=True) * high_zero
+            low_part = lowered(low_part, sum_rows(x_low, no_sums), low_zero)
+            high_part = lowered(high_part, sum_rows(x_high, no_sums), high_zero)
         total += low_part * low_scale + high_part * high_scale
     return total
 
@@ -178,12 +200,9 @@ def skinny_kernel(  # type: ignore[no-untyped-def]
     tl.store(target, result.to(y.dtype.element_ty), mask=is_inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def scaled(w, scales, zeros, group, groups, outputs, column, has_zeros: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Convert integers [k, n] of one group to its weights, in their own dtype."""
-    scale, zero = group_parameters(scales, zeros, group, groups, outputs, column, has_zeros)
-    if has_zeros:
-        w -= zero.to(w.dtype)
+@triton.jit
+def scaled(w, scale):  # type: ignore[no-untyped-def]
+    """Multiply integers [k, n] by their scales [1, n] in fp32, in their own dtype."""
     if w.dtype == tl.bfloat16:
         w *= scale.to(tl.bfloat16)
     else:
@@ -248,14 +267,21 @@ def wide_kernel(  # type: ignore[no-untyped-def]
                 tl.load(address, mask=tile * span + within[:, None] < inputs, other=0), dtype, assembly
             )
             if groups_per_span > 0:
-                w = scaled(w, scales, zeros, group, groups, outputs, column, False)
+                w = scaled(w, group_parameters(scales, zeros, group, groups, outputs, column, False)[0])
             total = tl.dot(x_low, w, total, input_precision="ieee")
         else:
             x_high = tl.load(x_rows + k + width, mask=is_member & (k + width < inputs), other=0.0)
-            low, high = nibbles_to_floats(tl.load(address), dtype, assembly)
-            low = scaled(low, scales, zeros, group, groups, outputs, column, has_zeros)
-            high_group = group + groups_per_span - 1
-            high = scaled(high, scales, zeros, high_group, groups, outputs, column, has_zeros)
+            low_scale, low_zero = group_parameters(scales, zeros, group, groups, outputs, column, has_zeros)
+            low_zero = raised_zero(low_zero, dtype)
+            high_scale, high_zero = low_scale, low_zero
+            if groups_per_span == 2:
+                high_scale, high_zero = group_parameters(
+                    scales, zeros, group + 1, groups, outputs, column, has_zeros
+                )
+                high_zero = raised_zero(high_zero, dtype)
+            low, high = nibbles_to_floats(tl.load(address), low_zero, high_zero, has_zeros, dtype, assembly)
+            low = scaled(low, low_scale)
+            high = scaled(high, high_scale)
             total = tl.dot(x_low, low, total, input_precision="ieee")
             total = tl.dot(x_high, high, total, input_precision="ieee")
     if groups_per_span == 0:

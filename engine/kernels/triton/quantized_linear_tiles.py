@@ -36,8 +36,14 @@ class Tile:
     num_stages: int
 
 
-SKINNY_TILES = (Tile(16, 32, 8, 8, 3), Tile(16, 64, 4, 4, 4), Tile(32, 32, 8, 8, 2))
-"""Up to 32 rows, on HMMA: the warps share K, because 4096 outputs alone are too few for 132 SMs."""
+SKINNY_TILES = {
+    4: (Tile(16, 32, 8, 8, 3), Tile(16, 64, 4, 4, 4), Tile(32, 32, 8, 8, 2)),
+    8: (Tile(16, 32, 8, 8, 2), Tile(16, 64, 4, 4, 3), Tile(32, 32, 8, 8, 2)),
+}
+"""By bits of a weight. Up to 32 rows, on HMMA: the warps share K, because 4096 outputs alone are too few for 132 SMs.
+
+A stage of int8 holds twice the bytes: with one less, an SM has shared memory for two programs.
+"""
 WIDE_TILES = (Tile(64, 64, 1, 4, 4), Tile(128, 128, 1, 8, 3))
 """Prefill, on wgmma with both operands in shared memory."""
 FLOAT32_TILE = Tile(16, 32, 4, 4, 1)
@@ -49,15 +55,13 @@ _MANY_OUTPUTS = 64 * _SMS * 2
 def tile_for(x: torch.Tensor, weight: QuantizedWeight) -> Tile:
     """The tile of a product: by its rows, and for decode by whether the outputs fill the device."""
     rows = x.shape[0]
-    few, many, more_rows = SKINNY_TILES
+    few, many, more_rows = SKINNY_TILES[weight.bits]
     wide, wider = WIDE_TILES
     if x.dtype is torch.float32:
         return FLOAT32_TILE
-    # Zeros take the registers that the larger ones of these tiles need.
-    is_symmetric = weight.zeros is None
     if rows <= few.block_m:
-        return many if is_symmetric and weight.outputs >= _MANY_OUTPUTS else few
-    if rows <= more_rows.block_m and is_symmetric:
+        return many if weight.outputs >= _MANY_OUTPUTS else few
+    if rows <= more_rows.block_m:
         return more_rows
     fills_device = _ceiling(rows, wider.block_m) * _ceiling(weight.outputs, wider.block_n) >= _SMS
     return wider if rows > wide.block_m and fills_device else wide

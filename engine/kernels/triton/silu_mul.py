@@ -153,7 +153,7 @@ def expand_silu_mul(gate_up: torch.Tensor, delta: PendingDelta) -> torch.Tensor:
         gate_up,
         out,
         site.table,
-        *batch.chunks.lists,
+        *batch.chunk_lists,
         delta.hidden,
         batch.num_rows,
         size,
@@ -163,11 +163,11 @@ def expand_silu_mul(gate_up: torch.Tensor, delta: PendingDelta) -> torch.Tensor:
         page_type=page_type(site, gate_up.dtype),
         assembly=gate_up.is_cuda,
         aligned=is_aligned(size),
-        block_m=batch.chunk_rows,
+        block_m=batch.path.chunk_rows,
         block_r=PAGE_RANKS,
         block_n=TILE_N,
         enable_fp_fusion=True,
-        num_warps=tile_warps(batch.chunk_rows),
+        num_warps=tile_warps(batch.path.chunk_rows),
         num_stages=TILE_STAGES,
     )
     return out

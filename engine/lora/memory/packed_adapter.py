@@ -6,7 +6,6 @@ Invariant: a page has rows of one matrix only, and no more of them than the rank
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -29,17 +28,13 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class PackedAdapter:
-    """`blob` uint8; `layers` are the page numbers (begin, end) of each layer, in the order of use.
-
-    `need` counts the pages by size, `nbytes` the bytes of rank rows and scales.
-    """
+    """`blob` uint8. `need` counts the pages by size, `nbytes` the bytes of rank rows and scales."""
 
     digest: str
     blob: Tensor
     pages: tuple[Page, ...]
     modules: Mapping[str, ModulePages]
     rows: TableRows
-    layers: tuple[tuple[int, int], ...]
     need: Mapping[int, int]
     nbytes: int
     report: QuantizationReport | None
@@ -76,17 +71,13 @@ def pack(
 ) -> PackedAdapter:
     """Pack `modules`, in the order of use, into pages of `dtype`; `names` are all modules of the model, in table order.
 
-    `by_size`: a layer's pages of one size are contiguous, so that few copies move them to contiguous pages; otherwise the
-    pages of a matrix are contiguous, so that it is whole. `allocate` makes the blob, uint8.
+    `by_size`: pages of one size are contiguous, so that few copies move them to contiguous pages; otherwise the pages of a
+    matrix are contiguous, so that it is whole. `allocate` makes the blob, uint8.
     """
-    parts: list[_Part] = []
-    layers: list[tuple[int, int]] = []
-    for _, members in groupby(modules, key=lambda name: name.rpartition(".")[0]):
-        begin = len(parts)
-        layer = [part for name in members for part in _parts(name, modules[name], dtype)]
+    parts = [part for name, module in modules.items() for part in _parts(name, module, dtype)]
+    if by_size:
         # A matrix's last page, which may be shorter, stays after its others.
-        parts += sorted(layer, key=lambda part: -part.nbytes) if by_size else layer
-        layers.append((begin, len(parts)))
+        parts.sort(key=lambda part: -part.nbytes)
     numbered = _numbered(parts, modules)
     blob = allocate(sum(part.nbytes for part in parts))
     return PackedAdapter(
@@ -95,7 +86,6 @@ def pack(
         pages=tuple(_fill(blob, parts, dtype)),
         modules=numbered,
         rows=table_rows(numbered, names, max_pages),
-        layers=tuple(layers),
         need=Counter(part.nbytes for part in parts),
         nbytes=sum(part.rows.numel() * _item_bytes(part, dtype) for part in parts),
         report=report,

@@ -1,4 +1,4 @@
-"""Copies an adapter's pages from its blob into the arena, layer by layer on a stream of its own.
+"""Copies an adapter's pages from its blob into the arena, a few megabytes at a time on a stream of its own.
 
 Invariant: the step loop never waits. Copies run after the kernels that may still read their target pages, and the end of a
 copy is polled, never awaited.
@@ -17,8 +17,11 @@ from loraplex.engine.lora.memory.packed_adapter import PackedAdapter
 from loraplex.engine.lora.memory.slab_allocator import Allocation
 from loraplex.engine.lora.memory.slot_tables import Contents
 
-LAYERS_IN_FLIGHT = 4
-"""Layers whose copies are queued at once: a step's own small copies wait behind at most these (some 10 MB, 0.2 ms)."""
+BATCH_BYTES = 4 << 20
+"""About a slab of an 8B model. Larger copies are no faster; each one costs a call and the interpreter's lock."""
+PART_ALIGNMENT = 256
+BATCHES_IN_FLIGHT = 3
+"""Batches queued at once: a step's own small copies wait behind at most these (12 MiB, 0.2 ms)."""
 
 
 Span: TypeAlias = tuple[int, int, int]
@@ -74,10 +77,19 @@ class PageCopy:
         self._last: Mark | None = None
         self._error: BaseException | None = None
 
-    def layers(self) -> Iterator[list[Span]]:
-        """Yield each layer's copies; pages that are adjacent on both sides are copied together."""
-        for begin, end in self.packed.layers:
-            yield _joined(self.packed, self.starts, begin, end)
+    def batches(self) -> Iterator[list[Span]]:
+        """Yield copies of at most `BATCH_BYTES` together; pages that are adjacent on both sides are copied as one."""
+        batch: list[Span] = []
+        room = BATCH_BYTES
+        for span in _joined(self.packed, self.starts):
+            for part in _divided(span):
+                if batch and part[2] > room:
+                    yield batch
+                    batch, room = [], BATCH_BYTES
+                batch.append(part)
+                room -= part[2]
+        if batch:
+            yield batch
 
     @property
     def contents(self) -> Contents:
@@ -102,7 +114,7 @@ class PageCopy:
 
 
 class PageCopier:
-    """Issues copies, of at most `LAYERS_IN_FLIGHT` layers at once."""
+    """Issues copies, at most `BATCHES_IN_FLIGHT` batches at once."""
 
     def __init__(self, stream: CopyStream) -> None:
         self.stream = stream
@@ -112,10 +124,10 @@ class PageCopier:
         stream, blob, storage = self.stream, copy.packed.blob, copy.storage
         marks: deque[Mark] = deque()
         stream.start_after(copy.after)
-        for spans in copy.layers():
-            if len(marks) == LAYERS_IN_FLIGHT:
+        for batch in copy.batches():
+            if len(marks) == BATCHES_IN_FLIGHT:
                 marks.popleft().wait()
-            stream.copy(storage, blob, spans)
+            stream.copy(storage, blob, batch)
             marks.append(stream.mark())
         copy.issued(marks[-1] if marks else stream.mark())
 
@@ -218,14 +230,24 @@ class ImmediateStream:
         return _Reached()
 
 
-def _joined(packed: PackedAdapter, starts: Sequence[int], begin: int, end: int) -> list[Span]:
-    spans: list[Span] = []
-    for number in range(begin, end):
-        page, target = packed.pages[number], starts[number]
-        if spans:
-            source, first, nbytes = spans[-1]
-            if source + nbytes == page.start and first + nbytes == target:
-                spans[-1] = (source, first, nbytes + page.nbytes)
-                continue
-        spans.append((page.start, target, page.nbytes))
-    return spans
+def _joined(packed: PackedAdapter, starts: Sequence[int]) -> Iterator[Span]:
+    """Join pages that are adjacent in the blob and in the arena."""
+    source, target, nbytes = 0, 0, 0
+    for page, start in zip(packed.pages, starts, strict=True):
+        if source + nbytes == page.start and target + nbytes == start:
+            nbytes += page.nbytes
+            continue
+        if nbytes:
+            yield source, target, nbytes
+        source, target, nbytes = page.start, start, page.nbytes
+    if nbytes:
+        yield source, target, nbytes
+
+
+def _divided(span: Span) -> Iterator[Span]:
+    """Divide a span into parts of at most `BATCH_BYTES`, of about one size."""
+    source, target, nbytes = span
+    parts = -(-nbytes // BATCH_BYTES)
+    step = -(-nbytes // (parts * PART_ALIGNMENT)) * PART_ALIGNMENT
+    for begin in range(0, nbytes, step):
+        yield source + begin, target + begin, min(step, nbytes - begin)

@@ -5,6 +5,7 @@ last page does. A slab is taken only when no page of the wanted size is free, so
 slabs.
 """
 
+import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -51,7 +52,8 @@ class SlabAllocator:
         self.slab_bytes = slab_bytes
         self.num_slabs = max(0, nbytes) // slab_bytes
         self.used_bytes = 0
-        self._free_slabs = list(range(self.num_slabs - 1, -1, -1))
+        # A heap: slabs that are taken together lie side by side where they can, and so do the pages of an adapter.
+        self._free_slabs = list(range(self.num_slabs))
         self._slabs: dict[int, _Slab] = {}
         self._sizes: dict[int, _Size] = {}
 
@@ -150,7 +152,7 @@ class SlabAllocator:
                 return offsets
             offsets += self._take_of(index, size, count - len(offsets), slabs)
         while len(offsets) < count:
-            index = self._free_slabs.pop()
+            index = heapq.heappop(self._free_slabs)
             pages = self.slab_bytes // page_bytes
             self._slabs[index] = _Slab(page_bytes, pages, (1 << pages) - 1)
             size.num_slabs += 1
@@ -187,7 +189,7 @@ class SlabAllocator:
         size.num_slabs -= 1
         if not size.num_slabs:
             del self._sizes[slab.page_bytes]
-        self._free_slabs.append(index)
+        heapq.heappush(self._free_slabs, index)
 
 
 def choose_slab_bytes(page_sizes: Iterable[int], least: int = 1 << 20) -> int:

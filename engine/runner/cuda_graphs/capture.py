@@ -1,4 +1,4 @@
-"""Captures the decode graphs of an engine on CUDA when it starts, and logs their memory."""
+"""Captures the steps of an engine on CUDA when it starts, and logs their memory."""
 
 import structlog
 import torch
@@ -7,34 +7,45 @@ from torch import Tensor
 from loraplex.engine.batch.forward_batch import AdapterPath
 from loraplex.engine.lora.device_batch import FEW_ADAPTERS
 from loraplex.engine.models.decoder import Decoder
+from loraplex.engine.runner.cuda_graphs.adapter_kinds import AdapterKinds
 from loraplex.engine.runner.cuda_graphs.buckets import Buckets
-from loraplex.engine.runner.cuda_graphs.decode_graphs import AdapterKinds, DecodeGraphs
 from loraplex.engine.runner.cuda_graphs.replay import CudaReplayer
 from loraplex.engine.runner.cuda_graphs.static_groups import StaticGroups
-from loraplex.engine.runner.cuda_graphs.static_inputs import StaticInputs, StaticShape
+from loraplex.engine.runner.cuda_graphs.static_inputs import StaticBlocks, StaticInputs
+from loraplex.engine.runner.cuda_graphs.step_graphs import StepGraphs
+from loraplex.engine.sampling.step_logits import StepLogits
 
 
-def capture_decodes(
-    decoder: Decoder, kv_cache: list[Tensor], shape: StaticShape, adapters: AdapterPath | None
-) -> DecodeGraphs:
-    """Capture every bucket of `shape` for every kind of adapters; without adapters only, if `adapters` is None."""
+def capture_steps(
+    decoder: Decoder,
+    kv_cache: list[Tensor],
+    buckets: Buckets,
+    blocks: StaticBlocks,
+    adapters: AdapterPath | None,
+    max_adapters: int,
+) -> StepGraphs:
+    """Capture every shape of `buckets` for every kind of adapters; without adapters only, if `adapters` is None.
+
+    `max_adapters`: the most distinct adapters of a step.
+    """
     path = adapters or AdapterPath()
     few = FEW_ADAPTERS if adapters is not None else 0
     device = decoder.device
-    buckets = Buckets(shape.rows)
-    graphs = DecodeGraphs(
+    logits = torch.empty(buckets.rows, decoder.config.vocab_size, dtype=decoder.dtype, device=device)
+    graphs = StepGraphs(
         lambda batch: decoder.forward(batch, kv_cache),
-        StaticInputs(shape, device),
-        torch.empty(buckets.most, decoder.config.vocab_size, dtype=decoder.dtype, device=device),
+        StaticInputs(buckets, blocks, device),
+        StepLogits(logits, torch.empty(buckets.rows, dtype=torch.int64, device=device)),
         buckets,
         CudaReplayer(device),
-        StaticGroups(path, device),
+        StaticGroups(path, max_adapters),
         AdapterKinds(few, is_one=path.deterministic),
     )
     report = graphs.capture()
     structlog.get_logger("loraplex.engine").info(
-        "decode graphs captured",
+        "steps captured",
         graphs=report.graphs,
+        mixed=report.mixed,
         bytes=report.nbytes,
         seconds=round(report.seconds, 1),
     )

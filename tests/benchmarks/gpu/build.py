@@ -18,7 +18,7 @@ def _recorder() -> LaunchRecorder:
 
 
 def build(problem: Problem) -> Iterator[dict[str, Any]]:
-    """One line per kernel; none for an operation that launches no kernel of ours."""
+    """One line per kernel of ours."""
     recorder = _recorder()
     problem.make(UnfilledTensors()).run()
     for launch in recorder.take():

@@ -6,7 +6,7 @@ Invariant: a case's name is its problem's, so that lines of different stages and
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.benchmarks.kernels.attention import decode_problem, prefill_problem
+from tests.benchmarks.kernels.attention import decode_problem, prefill_problem, sdpa_problem
 from tests.benchmarks.kernels.elementwise import (
     bitmask_problem,
     cutoff_problem,
@@ -21,6 +21,8 @@ from tests.benchmarks.kernels.problem import Problem
 from tests.benchmarks.kernels.shapes import LLAMA_3_8B, TINY, LayerShape
 
 OPERATIONS = ("lora", "gemm", "attention", "elementwise")
+PEERS_OPERATION = "peers"
+ZIPF = 1.1
 DTYPE = "bfloat16"
 DRY_DTYPE = "float16"
 """The interpreter's bfloat16 arithmetic is wrong."""
@@ -28,6 +30,10 @@ TIERS = (1, 2)
 BYTES_PER_SECOND = 2e9
 """Of drawing random operands and computing what is expected of them, roughly: what an estimate divides by."""
 OVERHEAD_S = 0.4
+LIMIT = 6.0
+"""A case may take so many times its estimate before it counts as hung."""
+LIMIT_S = 60.0
+"""And this long in any case: a kernel may still have to be compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +53,21 @@ class Case:
         """Estimate of checking and timing it on a GPU."""
         return OVERHEAD_S + self.problem.bytes / BYTES_PER_SECOND
 
+    @property
+    def limit_s(self) -> float:
+        """When it is killed."""
+        return LIMIT_S + LIMIT * self.seconds
+
 
 def kernel_cases(*, is_dry: bool) -> list[Case]:
     """All of them, by tier, then by operation, the most telling first."""
     found = _dry() if is_dry else _real(LLAMA_3_8B)
-    return sorted(found, key=lambda case: (case.tier, OPERATIONS.index(case.operation)))
+    order = (*OPERATIONS, PEERS_OPERATION)
+    return sorted(found, key=lambda case: (case.tier, order.index(case.operation)))
 
 
 def _real(model: LayerShape) -> list[Case]:
-    return [*_loras(model), *_gemms(model), *_attentions(model), *_elementwise(model)]
+    return [*_loras(model), *_gemms(model), *_attentions(model), *_elementwise(model), *_peers(model)]
 
 
 def _dry() -> list[Case]:
@@ -65,10 +77,11 @@ def _dry() -> list[Case]:
         "lora": [
             pair_problem(3, 2, 8, width, width, dtype, dtype),
             pair_problem(9, 9, 8, width, width, dtype, "int8"),
+            pair_problem(9, 9, 8, width, width, dtype, dtype, ZIPF),
             embedding_problem(TINY, 3, 2, 4, dtype, dtype),
             *(folded_problem(reader, TINY, 3, 2, 8, dtype, dtype) for reader in READERS),
         ],
-        "gemm": [gemm_problem(variant, 2, 32, 128, dtype) for variant in ("int8", "int4", "torch mm")],
+        "gemm": [gemm_problem(variant, 2, 32, 128, dtype) for variant in ("int8", "int4 zeros", "torch mm")],
         "attention": [decode_problem(TINY, 2, 20, dtype, dtype), prefill_problem(TINY, 5, 20, dtype, dtype)],
         "elementwise": [
             norm_problem(TINY, 2, dtype),
@@ -76,6 +89,10 @@ def _dry() -> list[Case]:
             silu_problem(TINY, 2, dtype),
             bitmask_problem(TINY, 2, dtype),
             cutoff_problem(TINY, 2),
+        ],
+        PEERS_OPERATION: [
+            sdpa_problem(TINY, 2, 20, dtype),
+            *(gemm_problem(peer, 2, 32, 128, "bfloat16") for peer in PEERS[1:]),
         ],
     }
     return [Case(name, problem, 1) for name, group in problems.items() for problem in group]
@@ -86,6 +103,8 @@ def _loras(model: LayerShape) -> Iterator[Case]:
     for pages in (DTYPE, "int8", "fp8"):
         yield Case("lora", pair_problem(64, 64, 16, width, width, DTYPE, pages), 1)
         yield Case("lora", layer_problem(model, 64, 64, 16, DTYPE, pages), 1)
+    yield Case("lora", pair_problem(64, 64, 16, width, width, DTYPE, DTYPE, ZIPF), 1)
+    yield Case("lora", layer_problem(model, 64, 64, 16, DTYPE, DTYPE, ZIPF), 1)
     for rows, adapters in ((1, 1), (16, 1), (64, 1), (16, 16), (64, 16)):
         yield Case("lora", layer_problem(model, rows, adapters, 16, DTYPE, DTYPE), 2)
     for rows in (1, 16):
@@ -102,11 +121,11 @@ def _gemms(model: LayerShape) -> Iterator[Case]:
     for rows in (1, 16, 64):
         for name, (outputs, inputs) in model.products().items():
             tier = 1 if name in ("o", "gate_up") else 2
-            for variant in ("int4", "torch mm", "int8"):
+            for variant in ("int4 zeros", "torch mm", "int8"):
                 yield Case("gemm", gemm_problem(variant, rows, outputs, inputs, DTYPE), tier)
-            for variant in ("fp8", *PEERS[1:]):
+            for variant in ("int4", "fp8"):
                 yield Case("gemm", gemm_problem(variant, rows, outputs, inputs, DTYPE), 2)
-    for variant in ("int4", "int8", "torch mm"):
+    for variant in ("int4 zeros", "int8", "torch mm"):
         outputs, inputs = model.products()["gate_up"]
         yield Case("gemm", gemm_problem(variant, 512, outputs, inputs, DTYPE), 2)
 
@@ -133,3 +152,14 @@ def _elementwise(model: LayerShape) -> Iterator[Case]:
     yield Case("elementwise", rotary_problem(model, 64, DTYPE, "fp8", qk_norm=False), 2)
     yield Case("elementwise", bitmask_problem(model, 64, DTYPE), 2)
     yield Case("elementwise", cutoff_problem(model, 64), 2)
+
+
+def _peers(model: LayerShape) -> Iterator[Case]:
+    """Other libraries' kernels at the shapes of ours."""
+    for context in (8192, 512):
+        yield Case(PEERS_OPERATION, sdpa_problem(model, 64, context, DTYPE), 1)
+    for rows in (1, 16, 64):
+        for name, (outputs, inputs) in model.products().items():
+            for variant in PEERS[1:]:
+                problem = gemm_problem(variant, rows, outputs, inputs, DTYPE)
+                yield Case(PEERS_OPERATION, problem, 1 if name in ("o", "gate_up") else 2)

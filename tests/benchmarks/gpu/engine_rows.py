@@ -3,38 +3,49 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from tests.benchmarks.gpu.model import RandomModel
+from tests.benchmarks.kernels.clock import synchronize
+from tests.benchmarks.kernels.lora import row_slots
 
 from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
-from loraplex.engine.engine import Engine
+from loraplex.engine.engine import Engine, StepResult
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.platform.bench.lora import synchronize
+from loraplex.engine.token_mask import TokenMaskFactory
 from loraplex.platform.bench.report import BenchFailed
 
 BLOCK = 16
 NAMESPACE = bytes(32)
-PREFILL_TOKENS = 2048
+STEP_TOKENS = 1024
+"""The default of a step on CUDA."""
 FIRST_TOKEN_S = 120.0
-HOST_BYTES = 16 << 30
-"""Pinned copies of adapters: pinning as many as are registered would take longer than all the rest."""
+IDLE_S = 0.0002
+"""Between two looks at what another thread does: a loop without a pause would take the interpreter from that thread."""
+HOST_ADAPTERS = 8
+"""Pinned copies, where not many are needed: pinning takes about a second for four gigabytes."""
 DISTINCT_BLOBS = 8
 """Adapters that differ in memory; more digests share them: thousands of different ones would only take long to draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """`adapters` 0: the base model; otherwise row i uses adapter i % adapters."""
+    """`adapters` 0: the base model; otherwise rows use them in turn, or drawn with a `zipf` exponent."""
 
     count: int
     adapters: int
     prompt: int
     tokens: int
+    zipf: float = 0.0
+
+    def picks(self) -> list[int | None]:
+        """The adapter of each row."""
+        return [*row_slots(self.count, self.adapters, self.zipf)] if self.adapters else [None] * self.count
 
     @property
     def blocks(self) -> int:
@@ -82,37 +93,66 @@ def adapter_ref(index: int) -> AdapterRef:
     return AdapterRef(namespace=NAMESPACE, digest=f"{index + 1:08x}" * 8, blob_path="")
 
 
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """`adapter_bytes` 0: it serves none. `host_bytes`: pinned for adapters that leave the device; None: for a few."""
+
+    adapter_bytes: int = 0
+    host_bytes: int | None = None
+    page_dtype: str = "auto"
+    cuda_graphs: str = "auto"
+    mask_factory: TokenMaskFactory | None = None
+
+
 @contextmanager
 def running_engine(
-    model: RandomModel, source: AliasedSource, rows: Rows, adapter_bytes: int, page_dtype: str = "auto"
+    model: RandomModel, source: AliasedSource, rows: Rows, options: EngineOptions
 ) -> Iterator[Engine]:
-    """An engine with room for `rows` and for `adapter_bytes` of adapters (0: it serves none)."""
+    """An engine with room for `rows`, with the step size of a GPU."""
+    few = HOST_ADAPTERS * source.nbytes if options.adapter_bytes else 0
     config = EngineConfig(
         model=model.loaded.path,
+        cuda_graphs=options.cuda_graphs,
         scheduler=SchedulerConfig(
-            max_num_seqs=rows.count, max_num_batched_tokens=max(PREFILL_TOKENS, rows.count)
+            max_num_seqs=rows.count, max_num_batched_tokens=max(STEP_TOKENS, rows.count)
         ),
         cache=CacheConfig(block_size=BLOCK, num_blocks=rows.blocks, prefix_caching=False),
-        lora=LoraConfig(max_bytes=adapter_bytes, host_max_bytes=HOST_BYTES, page_dtype=page_dtype),
+        lora=LoraConfig(
+            max_bytes=options.adapter_bytes,
+            host_max_bytes=few if options.host_bytes is None else options.host_bytes,
+            page_dtype=options.page_dtype,
+        ),
     )
-    engine = Engine(replace(model.loaded, num_blocks=rows.blocks), config, source)
+    loaded = replace(model.loaded, num_blocks=rows.blocks)
+    engine = Engine(loaded, config, source, mask_factory=options.mask_factory)
     try:
         yield engine
     finally:
         engine.close()
 
 
-def begin(engine: Engine, rows: Rows) -> None:
-    """Make the adapters resident, then bring every row to its first token. Raises `BenchFailed`."""
+def begin(
+    engine: Engine, rows: Rows, sampling: Sequence[dict[str, Any]] = ({},), grammar: bytes | None = None
+) -> None:
+    """Make the adapters resident, then bring every row to its first token; rows take turns of `sampling`.
+
+    Raises `BenchFailed`.
+    """
     for index in range(rows.adapters):
-        engine.add(_request(f"load {index}", [index], 1, index))
+        engine.add(request(f"load {index}", [index], 1, index))
     await_first_tokens(engine, rows.adapters)
-    generator = torch.Generator().manual_seed(rows.count)
-    vocabulary = engine.model.config.vocab_size
-    for row in range(rows.count):
-        prompt = torch.randint(vocabulary, (rows.prompt,), generator=generator).tolist()
-        engine.add(_request(str(row), prompt, rows.tokens, row % rows.adapters if rows.adapters else None))
+    picks, prompts = rows.picks(), random_prompts(engine, rows.count, rows.prompt)
+    for row, (pick, prompt) in enumerate(zip(picks, prompts, strict=True)):
+        options = sampling[row % len(sampling)]
+        engine.add(request(str(row), prompt, rows.tokens, pick, grammar=grammar, **options))
     await_first_tokens(engine, rows.count)
+
+
+def random_prompts(engine: Engine, count: int, tokens: int, seed: int = 0) -> list[list[int]]:
+    """The same ones for the same numbers."""
+    generator = torch.Generator().manual_seed(seed + count)
+    vocabulary = engine.model.config.vocab_size
+    return torch.randint(2, vocabulary, (count, tokens), generator=generator).tolist()
 
 
 def end(engine: Engine, rows: Rows) -> None:
@@ -125,24 +165,30 @@ def await_first_tokens(engine: Engine, count: int) -> None:
     """Step until `count` rows have one. Raises `BenchFailed`."""
     begun, deadline = 0, time.monotonic() + FIRST_TOKEN_S
     while begun < count:
-        result = engine.step()
-        if result.failures:
-            raise BenchFailed(str(result.failures[0][1]))
-        begun += sum(output.first for output in result.outputs)
-        if not result.ran:
-            time.sleep(0.001)
+        begun += sum(output.first for output in stepped(engine).outputs)
         if time.monotonic() > deadline:
             raise BenchFailed(f"{begun} of {count} rows began within {FIRST_TOKEN_S:g} s")
 
 
+def stepped(engine: Engine) -> StepResult:
+    """One step; a short pause if nothing could run. Raises `BenchFailed` for a row that failed."""
+    result = engine.step()
+    if result.failures:
+        raise BenchFailed(str(result.failures[0][1]))
+    if not result.ran:
+        time.sleep(IDLE_S)
+    return result
+
+
 def token_seconds(engine: Engine, rows: Rows, steps: int) -> float:
-    """Seconds per output token of a row over some steps. Raises `BenchFailed` when rows end."""
-    began, tokens = time.perf_counter(), 0
-    for _ in range(steps):
-        tokens += len(engine.step().outputs)
+    """Seconds per output token of a row over so many steps that gave tokens. Raises `BenchFailed`."""
+    began, tokens, given = time.perf_counter(), 0, 0
+    while given < steps:
+        outputs = stepped(engine).outputs
+        tokens, given = tokens + len(outputs), given + bool(outputs)
+        if time.perf_counter() - began > FIRST_TOKEN_S:
+            raise BenchFailed(f"{given} of {steps} steps gave tokens within {FIRST_TOKEN_S:g} s")
     synchronize(engine.model.device)
-    if not tokens:
-        raise BenchFailed("no row gave a token")
     return (time.perf_counter() - began) * rows.count / tokens
 
 
@@ -158,39 +204,64 @@ def step_gaps(engine: Engine, steps: int, before_step: Sequence[AdapterRef] = ()
     return gaps
 
 
-def output_rate(engine: Engine, rows: Rows, picks: Sequence[int]) -> float:
-    """Tokens per second of one request per pick, `rows.count` of them in flight."""
-    waiting = list(enumerate(picks))[::-1]
-    generator = torch.Generator().manual_seed(1)
-    vocabulary = engine.model.config.vocab_size
+@dataclass(slots=True)
+class Served:
+    """What a stretch of traffic gave: tokens of each request that ended, and how long it all took."""
 
-    def add() -> None:
-        index, pick = waiting.pop()
-        prompt = torch.randint(vocabulary, (rows.prompt,), generator=generator).tolist()
-        engine.add(_request(f"r{index}", prompt, rows.tokens, pick))
+    seconds: float = 0.0
+    tokens: dict[str, int] = field(default_factory=dict)
 
-    for _ in range(min(rows.count, len(picks))):
-        add()
-    began, tokens, ended = time.perf_counter(), 0, 0
-    while ended < len(picks):
-        result = engine.step()
-        if result.failures:
-            raise BenchFailed(str(result.failures[0][1]))
-        tokens += len(result.outputs)
-        finished = sum(output.finish_reason is not None for output in result.outputs)
+    @property
+    def rate(self) -> float:
+        """Output tokens per second."""
+        return sum(self.tokens.values()) / self.seconds
+
+
+def serve(engine: Engine, requests: Sequence[EngineRequest], in_flight: int) -> Served:
+    """All requests to their ends, `in_flight` of them at a time."""
+    waiting, served, ended = list(requests)[::-1], Served(), 0
+    for _ in range(min(in_flight, len(requests))):
+        engine.add(waiting.pop())
+    began = time.perf_counter()
+    while ended < len(requests):
+        finished = 0
+        for output in stepped(engine).outputs:
+            name = output.sequence.request_id
+            served.tokens[name] = served.tokens.get(name, 0) + 1
+            finished += output.finish_reason is not None
         ended += finished
         for _ in range(min(finished, len(waiting))):
-            add()
-        if not result.ran:
-            time.sleep(0.0005)
-    return tokens / (time.perf_counter() - began)
+            engine.add(waiting.pop())
+    served.seconds = time.perf_counter() - began
+    return served
 
 
-def _request(request_id: str, prompt: list[int], tokens: int, adapter: int | None) -> EngineRequest:
+def output_rate(engine: Engine, rows: Rows, picks: Sequence[int]) -> float:
+    """Tokens per second of one request per pick, `rows.count` of them in flight."""
+    prompts = random_prompts(engine, len(picks), rows.prompt, seed=1)
+    requests = [
+        request(f"r{index}", prompt, rows.tokens, pick)
+        for index, (pick, prompt) in enumerate(zip(picks, prompts, strict=True))
+    ]
+    return serve(engine, requests, rows.count).rate
+
+
+def request(
+    request_id: str,
+    prompt: list[int],
+    tokens: int,
+    adapter: int | None = None,
+    *,
+    grammar: bytes | None = None,
+    **sampling: Any,
+) -> EngineRequest:
+    """A greedy request that ends after `tokens`, unless `sampling` says otherwise."""
+    chosen = {"temperature": 0.0, "ignore_eos": True} | sampling
     return EngineRequest(
         request_id=request_id,
         namespace=NAMESPACE,
         prompt_token_ids=prompt,
-        sampling=SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True),
+        sampling=SamplingParams(max_tokens=tokens, **chosen),
         adapter=None if adapter is None else adapter_ref(adapter),
+        grammar=grammar,
     )

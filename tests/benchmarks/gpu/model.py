@@ -1,5 +1,6 @@
 """A model of random weights at a real shape, made on the device, in the engine as it serves: no weights can be had."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,11 +64,9 @@ def random_model(shape: LayerShape, scheme: str, device: torch.device) -> Random
     config, dtype = model_config(shape), torch.bfloat16
     asked = EngineConfig(model=f"random {shape.name}", quantization=scheme, max_model_len=MAX_LENGTH)
     memory = plan_memory(config, asked, machine_of(device, dtype))
-    generator = torch.Generator(device).manual_seed(0)
     state = DecoderState()
     streamed = 0
-    for parameter in decoder_parameters(config):
-        weight = _drawn(parameter, dtype, device, generator)
+    for parameter, weight in drawn_parameters(config, dtype, device):
         stored = quantize_parameter(parameter.name, weight, scheme)
         state[parameter.name] = stored
         streamed += 0 if parameter.name == "embed_tokens" else _bytes(stored)
@@ -87,6 +86,15 @@ def random_model(shape: LayerShape, scheme: str, device: torch.device) -> Random
         weights_bytes=weights_bytes,
     )
     return RandomModel(loaded, streamed, scheme)
+
+
+def drawn_parameters(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[Parameter, torch.Tensor]]:
+    """The same values whenever it is called for a device."""
+    generator = torch.Generator(device).manual_seed(0)
+    for parameter in decoder_parameters(config):
+        yield parameter, _drawn(parameter, dtype, device, generator)
 
 
 def _drawn(

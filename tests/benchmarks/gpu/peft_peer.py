@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from tests.benchmarks.gpu.engine_rows import Rows
 from tests.benchmarks.gpu.model import hugging_face_config
+from tests.benchmarks.kernels.clock import synchronize
 from tests.benchmarks.kernels.shapes import LayerShape
-
-from loraplex.platform.bench.lora import synchronize
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

@@ -6,9 +6,15 @@ from statistics import median
 from typing import Any
 
 import torch
-from tests.benchmarks.kernels.clock import capture, product_rate, replay_seconds, warm_clock
-
-from loraplex.platform.bench.lora import REPEATS, median_seconds, memcpy_bandwidth
+from tests.benchmarks.kernels.clock import (
+    REPEATS,
+    capture,
+    copy_rate,
+    median_seconds,
+    product_rate,
+    replay_seconds,
+    warm_clock,
+)
 
 NODES = 1000
 FORKS = 200
@@ -23,7 +29,7 @@ def probe(device: torch.device, *, is_dry: bool) -> Iterator[dict[str, Any]]:
     copy_bytes, read_bytes, side = (4 << 20, 4 << 20, 128) if is_dry else (2 << 30, 4 << 30, 8192)
     if device.type == "cuda":
         warm_clock(device)
-    yield _line("copy, read and written", 2 * memcpy_bandwidth(device, copy_bytes) / 1e9, "GB/s")
+    yield _line("copy, read and written", copy_rate(device, copy_bytes) / 1e9, "GB/s")
     yield _line("read", read_rate(device, read_bytes) / 1e9, "GB/s")
     yield _line(f"product of {side}", product_rate(device, side) / 1e12, "TFLOP/s")
     for name in OPERATIONS:

@@ -1,13 +1,20 @@
-"""Processes that die or hang are reported with what they were at, and others go on."""
+"""Processes that die, hang, raise or lose their device: each costs its own case, and the next one has a new process."""
 
 import os
 import time
-from multiprocessing import get_context
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.benchmarks.gpu.children import lines_of, start
+import torch
+from tests.benchmarks.gpu import faults
+from tests.benchmarks.gpu.children import MAX_RESTARTS, Supervisor, forking_context, lines_of, start
+from tests.benchmarks.gpu.worker import Results
+
+CPU = torch.device("cpu")
+SHORT_S = 8.0
 
 
 @pytest.fixture(autouse=True)
@@ -16,36 +23,83 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
 
 
-def answers(connection: Connection, count: int) -> None:
-    for index in range(count):
-        connection.send(("begin", f"case {index}"))
-        connection.send(("line", {"case": f"case {index}", "ok": True}))
+def case(results: Results, name: str) -> Iterator[dict[str, Any]]:
+    """A case that does what its name says."""
+    if name.startswith("dies"):
+        os._exit(7)
+    if name.startswith("hangs"):
+        time.sleep(600)
+    if name.startswith("raises"):
+        raise ValueError("wrong shape")
+    if name.startswith("misses"):
+        raise ModuleNotFoundError("No module named 'gemlite'", name="gemlite")
+    if name.startswith("breaks"):
+        # As after an illegal access: from now on no call of this process's context succeeds.
+        faults.answers = lambda device: False
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    yield {"case": name, "ok": faults.answers(CPU), "pid": os.getpid()}
 
 
-def dies(connection: Connection) -> None:
-    connection.send(("begin", "first"))
-    connection.send(("line", {"case": "first", "ok": True}))
-    connection.send(("begin", "second"))
-    os._exit(7)
+def work(connection: Connection, names: Sequence[str]) -> None:
+    """A worker as the harness has them, over cases that do what their names say."""
+    results = Results(connection)
+    for name in names:
+        results.begin(name)
+        faults.attempt(results, {"stage": "time", "case": name}, case(results, name), CPU)
 
 
-def hangs(connection: Connection) -> None:
-    connection.send(("begin", "endless"))
-    time.sleep(600)
+def never_begins(connection: Connection, names: Sequence[str]) -> None:
+    raise SystemExit(3)
+
+
+def supervised(*names: str, target: Any = work, seconds: float = 300.0) -> tuple[dict[str, Any], Supervisor]:
+    """The last line of each case."""
+    supervisor = Supervisor(forking_context(is_dry=False), time.monotonic() + seconds)
+    limits = {name: SHORT_S if name.startswith("hangs") else 120.0 for name in names}
+    return {line["case"]: line for line in supervisor.run(target, limits=limits)}, supervisor
 
 
 def test_lines_of_all_children_come() -> None:
-    context = get_context("spawn")
-    children = [start(context, answers, count, seconds=60) for count in (2, 3)]
-    assert len(list(lines_of(children))) == 5
-    assert [child.current for child in children] == ["case 1", "case 2"]
+    context = forking_context(is_dry=False)
+    shares = (["a", "b"], ["c", "d", "e"])
+    children = [start(context, work, share, limits=dict.fromkeys(share, 60.0)) for share in shares]
+    assert {line["case"] for line in lines_of(children) if line["ok"]} == set("abcde")
+    assert [child.current for child in children] == ["b", "e"]
 
 
-def test_death_and_lateness_name_the_case() -> None:
-    context = get_context("spawn")
-    children = [start(context, dies, seconds=60), start(context, hangs, seconds=8)]
-    lines = list(lines_of(children))
-    failures = {line["case"]: line["error"] for line in lines if not line["ok"]}
-    assert failures == {"second": "the process ended with 7", "endless": "out of time"}
-    assert children[0].begun == ["first", "second"]
-    assert not any(child.process.is_alive() for child in children)
+def test_each_fault_costs_its_own_case() -> None:
+    names = ("first", "dies", "second", "hangs", "third", "raises", "fourth", "misses", "breaks", "last")
+    lines, supervisor = supervised(*names)
+    assert [name for name in names if lines[name]["ok"]] == ["first", "second", "third", "fourth", "last"]
+    assert {name: lines[name]["error"].partition(" at ")[0] for name in names if not lines[name]["ok"]} == {
+        "dies": "the process ended with 7",
+        "hangs": "killed: it took longer than its limit",
+        "raises": "failed: ValueError",
+        "misses": "not installed: ModuleNotFoundError",
+        "breaks": "device lost: RuntimeError",
+    }
+    assert lines["misses"]["ok"] is None and lines["breaks"]["ok"] is False
+    # After those that died, hung and lost the device; not after what was only raised.
+    assert supervisor.restarts == 3
+    pids = [lines[name]["pid"] for name in ("third", "fourth")]
+    assert pids[0] == pids[1] != lines["last"]["pid"]
+
+
+def test_no_case_is_without_a_line_when_processes_only_die() -> None:
+    names = [f"dies {index}" for index in range(MAX_RESTARTS + 3)]
+    lines, supervisor = supervised(*names)
+    assert supervisor.restarts == MAX_RESTARTS
+    assert [lines[name]["ok"] for name in names] == [False] * (MAX_RESTARTS + 1) + [None] * 2
+    assert lines[names[-1]]["error"] == "not run: its process could not go on"
+
+
+def test_a_process_that_never_begins_is_not_tried_again() -> None:
+    lines, supervisor = supervised("a", "b", target=never_begins)
+    assert lines["start of a process"]["error"] == "the process ended with 3"
+    assert lines["a"]["ok"] is lines["b"]["ok"] is None and supervisor.restarts == 0
+
+
+def test_nothing_lives_past_the_deadline() -> None:
+    lines, _ = supervised("hangs", "a", seconds=2.0)
+    assert lines["a"]["error"] == "not run: no time was left"
+    assert not any(line["ok"] for line in lines.values())

@@ -1,10 +1,9 @@
-"""What runs in a process of its own per operation: an illegal access kills its CUDA context, and nothing else.
+"""What runs in a process of its own: an illegal access ends that process, and nothing else.
 
-Invariant: before anything is tried its name is sent, so that the parent knows what killed the process.
+Invariant: before anything is tried its name is sent, so that the parent knows what ended the process.
 """
 
 import os
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
@@ -13,15 +12,16 @@ from typing import Any
 import torch
 from tests.benchmarks.gpu.cases import kernel_cases
 from tests.benchmarks.gpu.check import check
+from tests.benchmarks.gpu.faults import attempt
 from tests.benchmarks.gpu.probe import probe
 from tests.benchmarks.kernels import clock
-from tests.benchmarks.kernels.clock import sets_of, time_calls
+from tests.benchmarks.kernels.clock import copy_rate, sets_of, time_calls
 from tests.benchmarks.kernels.problem import Problem, RandomTensors
 
 from loraplex.engine.kernels import dispatch
-from loraplex.platform.bench.lora import memcpy_bandwidth
 
 DRY_COPY_BYTES = 1 << 20
+CPU = torch.device("cpu")
 Line = dict[str, Any]
 
 
@@ -38,45 +38,50 @@ class Results:
         self._connection.send(("line", line))
 
 
-def run_probe(connection: Connection, is_dry: bool) -> None:
-    """The stage `probe`."""
-    results = Results(connection)
-    results.begin("probe")
-    for line in probe(device_of(is_dry), is_dry=is_dry):
-        results.line(line)
+def run_probe(connection: Connection, is_dry: bool, names: Sequence[str]) -> None:
+    """The stage `probe`: one case."""
+    results, device = Results(connection), device_of(is_dry)
+    for name in names:
+        results.begin(name)
+        attempt(results, {"stage": "probe", "case": name}, probe(device, is_dry=is_dry), device)
 
 
-def run_build(connection: Connection, is_dry: bool, first: int, processes: int) -> None:
-    """The stage `build`: every `processes`-th case from `first` on, compiled as on an H200 but never launched."""
+def run_build(connection: Connection, is_dry: bool, names: Sequence[str]) -> None:
+    """The stage `build` of the named cases, compiled as on an H200 but never launched."""
     from tests.benchmarks.gpu.build import build
 
-    results = Results(connection)
-    for case in kernel_cases(is_dry=is_dry)[first::processes]:
-        results.begin(case.name)
-        for line in _caught("build", case.problem, build(case.problem)):
-            results.line(line)
+    results, cases = Results(connection), _problems(is_dry)
+    for name in names:
+        results.begin(name)
+        attempt(results, head("build", cases[name]), build(cases[name]), CPU)
 
 
-def run_kernels(connection: Connection, is_dry: bool, names: Sequence[str], stages: Sequence[str]) -> None:
+def run_kernels(connection: Connection, is_dry: bool, stages: Sequence[str], names: Sequence[str]) -> None:
     """The stages `check` and `time` of the named cases, one after the other."""
     if is_dry:
-        os.environ["TRITON_INTERPRET"] = "1"
-        dispatch._cpu_backend = lambda: dispatch.KernelBackend.TRITON  # type: ignore[assignment]
-        clock.CPU_SECONDS = 0.0
-        torch.set_num_threads(1)
-    device, results = device_of(is_dry), Results(connection)
-    cases = {case.name: case.problem for case in kernel_cases(is_dry=is_dry)}
-    rate = 2 * memcpy_bandwidth(device, DRY_COPY_BYTES if is_dry else None)
+        interpret()
+    device, results, cases = device_of(is_dry), Results(connection), _problems(is_dry)
+    rate: float | None = None
     for name in names:
         results.begin(name)
         problem = cases[name]
         if problem.needs_cuda and is_dry:
-            results.line(head("check", problem) | {"error": "needs CUDA"})
+            results.line(head("check", problem) | {"ok": None, "error": "not run: it needs CUDA"})
             continue
+        rate = rate or copy_rate(device, DRY_COPY_BYTES if is_dry else None)
         for stage in stages:
-            work = _checked(problem, device) if stage == "check" else _timed(problem, device, rate)
-            for line in _caught(stage, problem, work):
-                results.line(line)
+            if stage == "time":
+                attempt(results, head(stage, problem), timed(problem, device, rate), device)
+            elif not problem.is_peer:
+                attempt(results, head(stage, problem), _checked(problem, device), device)
+
+
+def interpret() -> None:
+    """From now on this process's kernels run in Triton's interpreter, once each."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    dispatch._cpu_backend = lambda: dispatch.KernelBackend.TRITON  # type: ignore[assignment]
+    clock.CPU_SECONDS = 0.0
+    torch.set_num_threads(1)
 
 
 def device_of(is_dry: bool) -> torch.device:
@@ -98,12 +103,17 @@ def head(stage: str, problem: Problem) -> Line:
     }
 
 
+def _problems(is_dry: bool) -> dict[str, Problem]:
+    return {case.name: case.problem for case in kernel_cases(is_dry=is_dry)}
+
+
 def _checked(problem: Problem, device: torch.device) -> Iterator[Line]:
     seed = int.from_bytes(os.urandom(4), "little")
     yield head("check", problem) | asdict(check(problem, device, seed))
 
 
-def _timed(problem: Problem, device: torch.device, rate: float) -> Iterator[Line]:
+def timed(problem: Problem, device: torch.device, rate: float) -> Iterator[Line]:
+    """One line, with the share of `rate`, bytes read and written per second."""
     count = sets_of(problem.bytes) if device.type == "cuda" else 2
     tensors = RandomTensors(device)
     times = time_calls([problem.make(tensors).run for _ in range(count)], device)
@@ -116,13 +126,3 @@ def _timed(problem: Problem, device: torch.device, rate: float) -> Iterator[Line
         "gbs": gbs,
         "pct_copy": 100 * gbs * 1e9 / rate,
     }
-
-
-def _caught(stage: str, problem: Problem, work: Iterator[Line]) -> Iterator[Line]:
-    """The lines, or one that says what went wrong: the next case shall run all the same."""
-    try:
-        yield from work
-    except Exception as error:  # noqa: BLE001 - written down as this case's result
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"{type(error).__name__} at {os.path.basename(last.filename)}:{last.lineno}: {error}"
-        yield head(stage, problem) | {"ok": False, "error": text[:600]}

@@ -57,6 +57,39 @@ def decode_problem(
     )
 
 
+def sdpa_problem(model: LayerShape, rows: int, context: int, dtype: str) -> Problem:
+    """torch's own attention on the same sequences, each contiguous in memory: the speed mark of decodes."""
+
+    def make(tensors: TensorSource) -> Operands:
+        keys = (rows, model.kv_heads, context, model.head_dim)
+        query = tensors.normal(rows, model.heads, 1, model.head_dim, dtype=DTYPES[dtype])
+        key, value = (tensors.normal(*keys, dtype=DTYPES[dtype]) for _ in range(2))
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+            return (torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True),)
+
+        return Operands(
+            lambda: attend(query, key, value), lambda: attend(query.float(), key.float(), value.float())
+        )
+
+    return Problem(
+        op="attention decode",
+        variant="torch sdpa",
+        shape={
+            "rows": rows,
+            "context": context,
+            "heads": model.heads,
+            "kv": model.kv_heads,
+            "d": model.head_dim,
+        },
+        dtype=dtype,
+        bytes=2 * rows * (context * model.kv_size + model.q_size) * size_of(dtype),
+        flops=4 * rows * context * model.q_size,
+        make=make,
+        is_peer=True,
+    )
+
+
 def prefill_problem(
     model: LayerShape, chunk: int, length: int, dtype: str, kv_dtype: str, window: int | None = None
 ) -> Problem:

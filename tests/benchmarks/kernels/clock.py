@@ -4,13 +4,13 @@ Invariant: between two uses of one set of operands more bytes pass than any cach
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 
-from loraplex.platform.bench.lora import Call, median_seconds
-
+Call = Callable[[], object]
 MIN_NODES = 32
 REPLAYS = 20
 CPU_SECONDS = 0.5
@@ -19,6 +19,9 @@ MIN_CALLS = 3
 COLD_BYTES = 512 << 20
 MAX_SETS = 64
 WARM_SECONDS = 0.3
+COPY_BYTES = {"cuda": 2 << 30, "cpu": 256 << 20}
+"""On CUDA no cache holds a part of it, and the launch is below a hundredth of its time."""
+REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +81,7 @@ def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
 
 def replay_seconds(graph: torch.cuda.CUDAGraph) -> float:
     """One replay on an idle device, by its own events."""
-    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    torch.cuda.synchronize()
-    before.record()
-    graph.replay()
-    after.record()
-    after.synchronize()
-    return float(before.elapsed_time(after)) / 1000
+    return _event_seconds(graph.replay)
 
 
 def warm_clock(device: torch.device) -> None:
@@ -97,6 +94,42 @@ def warm_clock(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def copy_rate(device: torch.device, num_bytes: int | None = None) -> float:
+    """Bytes read and written per second by one large copy on the device: the yardstick of every share."""
+    size = num_bytes or COPY_BYTES[device.type]
+    source = torch.ones(size // 4, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / median_seconds(lambda: target.copy_(source), device)
+
+
+def median_seconds(work: Call, device: torch.device) -> float:
+    """Median seconds of `REPEATS` calls after one warm-up: by the device's events on CUDA, by the clock on a CPU."""
+    timed = _event_seconds if device.type == "cuda" else _clock_seconds
+    return median([timed(work) for _ in range(REPEATS + 1)][1:])
+
+
+def _event_seconds(work: Call) -> float:
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    before.record()
+    work()
+    after.record()
+    after.synchronize()
+    return float(before.elapsed_time(after)) / 1000
+
+
+def _clock_seconds(work: Call) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until all work launched on the device is complete."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def product_rate(device: torch.device, side: int) -> float:
     """Operations per second of a square bfloat16 product of random values: zeros would run faster."""
     a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=device) for _ in range(2))
@@ -104,9 +137,10 @@ def product_rate(device: torch.device, side: int) -> float:
 
 
 def _times(seconds: Sequence[float], calls: int) -> Times:
-    p10, p50, p90 = (_quantile(seconds, share) * 1e6 / calls for share in (0.1, 0.5, 0.9))
+    p10, p50, p90 = (quantile(seconds, share) * 1e6 / calls for share in (0.1, 0.5, 0.9))
     return Times(p10, p50, p90, len(seconds))
 
 
-def _quantile(values: Sequence[float], share: float) -> float:
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which this share (0-1) of the values lies, interpolated."""
     return float(torch.tensor(values, dtype=torch.float64).quantile(share))

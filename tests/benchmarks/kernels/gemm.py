@@ -17,17 +17,26 @@ from loraplex.engine.quantization.quantized_weight import (
 
 GROUP = 128
 """Inputs that share a scale of int4."""
-OWN = ("int8", "int4", "int4 zeros", "fp8", "dense")
-PEERS = ("torch mm", "torch fp8", "torch int4")
+OWN = ("int8", "int8 groups", "int4", "int4 zeros", "fp8", "dense")
+PEERS = ("torch mm", "torch fp8", "torch int4", "gemlite int4", "humming int4")
+"""The last two are packages of their own, imported by their cases alone."""
 _LARGEST_FP8 = 448.0
 
 
 def gemm_problem(
-    variant: str, rows: int, outputs: int, inputs: int, dtype: str, group: int = GROUP
+    variant: str,
+    rows: int,
+    outputs: int,
+    inputs: int,
+    dtype: str,
+    group: int = GROUP,
+    *,
+    has_bias: bool = False,
 ) -> Problem:
-    """y = x W^T. `variant` is one of `OWN` and `PEERS`."""
+    """y = x W^T, plus a bias for our integers. `variant` is one of `OWN` and `PEERS`."""
     weight_bytes = {
         "int8": outputs * inputs + 2 * outputs,
+        "int8 groups": outputs * inputs + 2 * outputs * inputs // group,
         "int4": outputs * inputs // 2 + 2 * outputs * inputs // group,
         "int4 zeros": outputs * inputs // 2 + 3 * outputs * inputs // group,
         "dense": outputs * inputs * size_of(dtype),
@@ -35,32 +44,38 @@ def gemm_problem(
         "fp8": outputs * inputs + 4 * outputs,
         "torch fp8": outputs * inputs + 4 * outputs,
         "torch int4": outputs * inputs // 2 + 4 * outputs * inputs // group,
+        "gemlite int4": outputs * inputs // 2 + 4 * outputs * inputs // group,
+        "humming int4": outputs * inputs // 2 + 2 * outputs * inputs // group,
     }[variant]
 
     def make(tensors: TensorSource) -> Operands:
         x = tensors.normal(rows, inputs, dtype=DTYPES[dtype])
         if variant in OWN:
-            return _own(tensors, x, variant, outputs, group)
+            return _own(tensors, x, variant, outputs, group, has_bias=has_bias)
         return _peer(tensors, x, variant, outputs, group)
 
     return Problem(
         op="gemm",
-        variant=variant if group == GROUP else f"{variant} by {group}",
+        variant=variant + (f" by {group}" if group != GROUP else "") + (" and bias" if has_bias else ""),
         shape={"m": rows, "n": outputs, "k": inputs},
         dtype=dtype,
         bytes=weight_bytes + rows * (inputs + outputs) * size_of(dtype),
         flops=2 * rows * outputs * inputs,
         make=make,
-        needs_cuda=variant in ("fp8", "torch fp8", "torch int4"),
+        needs_cuda=variant in ("fp8", *PEERS[1:]),
+        is_peer=variant in PEERS,
     )
 
 
-def _own(tensors: TensorSource, x: Tensor, variant: str, outputs: int, group: int) -> Operands:
+def _own(
+    tensors: TensorSource, x: Tensor, variant: str, outputs: int, group: int, *, has_bias: bool
+) -> Operands:
     if variant == "dense":
         dense = tensors.normal(outputs, x.shape[1], dtype=x.dtype, scale=x.shape[1] ** -0.5)
         linear = make_linear(dense, None, x.dtype)
         return Operands(lambda: (linear(x),), lambda: (x.float() @ dense.float().t(),))
     weight = random_weight(tensors, variant, outputs, x.shape[1], group)
+    bias = tensors.normal(outputs, dtype=x.dtype) if has_bias else None
 
     def expected() -> tuple[Tensor, ...]:
         rows = x.float()
@@ -68,15 +83,16 @@ def _own(tensors: TensorSource, x: Tensor, variant: str, outputs: int, group: in
             # Its rows are rounded too: another kernel's work, and not this product's error.
             rounded, scales = _to_fp8(x)
             rows = rounded.float() * scales
-        return (rows @ dequantize(weight).t(),)
+        product = rows @ dequantize(weight).t()
+        return (product if bias is None else product + bias.float(),)
 
     if backend_for(x) is not KernelBackend.TRITON:
-        layer = make_linear(weight, None, x.dtype)
+        layer = make_linear(weight, bias, x.dtype)
         return Operands(lambda: (layer(x),), expected)
     out = torch.empty_like(x[:, :1]).repeat(1, outputs)
 
     def run() -> tuple[Tensor, ...]:
-        return (quantized_linear(x, weight, out),)
+        return (quantized_linear(x, weight, out, bias),)
 
     return Operands(run, expected, poisoned=(out,))
 
@@ -87,13 +103,14 @@ def random_weight(
     """Integers drawn at once: quantizing a drawn weight would take longer than all its products."""
     if variant == "fp8":
         return quantize_fp8(tensors.normal(outputs, inputs, dtype=torch.bfloat16, scale=inputs**-0.5))
-    if variant == "int8":
+    if variant.startswith("int8"):
+        groups = 1 if variant == "int8" else -(-inputs // group)
         weight = QuantizedWeight(
             format=WeightFormat.INT8,
             packed=tensors.normal(outputs, inputs, dtype=torch.int8),
-            scales=_scales(tensors, 1, outputs, inputs**-0.5 / 40),
+            scales=_scales(tensors, groups, outputs, inputs**-0.5 / 40),
             zeros=None,
-            group_size=inputs,
+            group_size=inputs if groups == 1 else group,
             shape=(outputs, inputs),
         )
     else:
@@ -122,6 +139,14 @@ def _peer(tensors: TensorSource, x: Tensor, variant: str, outputs: int, group: i
         return Operands(lambda: (torch.mm(x, weight.t()),), lambda: (x.float() @ weight.float().t(),))
     if variant == "torch fp8":
         return _scaled_mm(x, weight)
+    if variant == "torch int4":
+        return _torch_int4(tensors, x, outputs, group)
+    return (_gemlite if variant == "gemlite int4" else _humming)(tensors, x, weight, group)
+
+
+def _torch_int4(tensors: TensorSource, x: Tensor, outputs: int, group: int) -> Operands:
+    """torch's kernel takes its own layout, which only the device's operator makes from integers on that device."""
+    inputs = x.shape[1]
     integers = tensors.integers(0, 256, outputs, inputs // 2, dtype=torch.uint8)
     packed = torch.ops.aten._convert_weight_to_int4pack(integers, 8)
     affine = tensors.normal(inputs // group, outputs, 2, dtype=torch.bfloat16, scale=inputs**-0.5 / 4)
@@ -130,6 +155,34 @@ def _peer(tensors: TensorSource, x: Tensor, variant: str, outputs: int, group: i
         return (torch.ops.aten._weight_int4pack_mm(x, packed, group, affine),)
 
     return Operands(run, lambda: (x.float() @ _from_nibbles(integers, affine, group).t(),))
+
+
+def _gemlite(tensors: TensorSource, x: Tensor, weight: Tensor, group: int) -> Operands:
+    """w = (q - zero) * scale, group by group."""
+    from gemlite import DType, GemLiteLinear
+
+    outputs, inputs = weight.shape
+    integers = tensors.integers(0, 16, outputs, inputs, dtype=torch.uint8)
+    scales = _scales(tensors, outputs * inputs // group, 1, inputs**-0.5 / 4)
+    zeros = tensors.integers(0, 16, outputs * inputs // group, 1, dtype=torch.uint8).to(x.dtype)
+    types = {"input_dtype": DType.BF16, "output_dtype": DType.BF16}
+    layer = GemLiteLinear(4, group_size=group, in_features=inputs, out_features=outputs, **types)
+    layer.pack(integers, scales, zeros, None)
+    dense = (integers.view(-1, group).float() - zeros.float()) * scales.float()
+    return Operands(lambda: (layer(x),), lambda: (x.float() @ dense.view(outputs, inputs).t(),))
+
+
+def _humming(tensors: TensorSource, x: Tensor, weight: Tensor, group: int) -> Operands:
+    """It rounds the weight itself, so that nothing exact is expected of it."""
+    from humming.layer import HummingLayer
+
+    outputs, inputs = weight.shape
+    form = {"dtype": "int4", "weight_scale_group_size": group}
+    layer = HummingLayer(shape_n=outputs, shape_k=inputs, weight_config=form, torch_dtype=x.dtype)
+    layer = layer.to(tensors.device)
+    layer.load_from_unquantized(weight)
+    layer.transform()
+    return Operands(lambda: (layer(x),), lambda: (x.float() @ weight.float().t(),))
 
 
 def _scaled_mm(x: Tensor, weight: Tensor) -> Operands:

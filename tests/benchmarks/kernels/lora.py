@@ -13,45 +13,56 @@ from loraplex.engine.kernels.sgmv import sgmv
 from loraplex.engine.layers.embedding import Embedding
 from loraplex.engine.lora import batch as host
 from loraplex.engine.lora.site import LoraSite, LoraSlice, make_site
+from loraplex.platform.bench.workload import pick_adapters
 
 Site = tuple[int, tuple[int, ...]]
 """Inputs, and outputs of each slice."""
 
 
 def pair_problem(
-    rows: int, adapters: int, rank: int, inputs: int, outputs: int, dtype: str, pages: str
+    rows: int, adapters: int, rank: int, inputs: int, outputs: int, dtype: str, pages: str, zipf: float = 0.0
 ) -> Problem:
-    """y += (x A^T) B for `rows` rows over `adapters` adapters (0: every row is the base model's)."""
+    """y += (x A^T) B for `rows` rows over `adapters` adapters, evenly or with a Zipf exponent."""
     sites = [(inputs, (outputs,))]
     shape = {"rows": rows, "adapters": adapters, "rank": rank, "inputs": inputs, "outputs": outputs}
-    return _problem("lora pair", sites, shape, rows, adapters, rank, dtype, pages)
+    return _problem("lora pair", sites, shape, row_slots(rows, adapters, zipf), rank, dtype, pages, zipf)
 
 
-def layer_problem(model: LayerShape, rows: int, adapters: int, rank: int, dtype: str, pages: str) -> Problem:
+def layer_problem(
+    model: LayerShape, rows: int, adapters: int, rank: int, dtype: str, pages: str, zipf: float = 0.0
+) -> Problem:
     """The four sites of a layer one after another: eight kernels where shrink and expand are two."""
     shape = {"rows": rows, "adapters": adapters, "rank": rank, "hidden": model.hidden}
-    return _problem("lora layer", list(model.sites().values()), shape, rows, adapters, rank, dtype, pages)
+    slots = row_slots(rows, adapters, zipf)
+    return _problem("lora layer", list(model.sites().values()), shape, slots, rank, dtype, pages, zipf)
+
+
+def row_slots(rows: int, adapters: int, zipf: float = 0.0) -> list[int]:
+    """The adapter of each row: in turn, or drawn with this Zipf exponent, the same ones in every run."""
+    return pick_adapters(adapters, rows, "zipf" if zipf else "distinct", zipf, seed=0)
 
 
 def _problem(
     op: str,
     sites: Sequence[Site],
     shape: dict[str, int],
-    rows: int,
-    adapters: int,
+    slots: Sequence[int],
     rank: int,
     dtype: str,
     pages: str,
+    zipf: float,
 ) -> Problem:
-    def make(tensors: TensorSource) -> Operands:
-        return _operands(tensors, sites, rows, adapters, rank, DTYPES[dtype], DTYPES[pages])
+    rows = len(slots)
 
-    weights = adapters * rank * sum(inputs * len(sizes) + sum(sizes) for inputs, sizes in sites)
+    def make(tensors: TensorSource) -> Operands:
+        return _operands(tensors, sites, slots, shape["adapters"], rank, DTYPES[dtype], DTYPES[pages])
+
+    weights = len(set(slots)) * rank * sum(inputs * len(sizes) + sum(sizes) for inputs, sizes in sites)
     # A slice's rows are read and written; x is read once for all slices of a site.
     moved = rows * sum(inputs + 2 * sum(sizes) for inputs, sizes in sites)
     return Problem(
         op=op,
-        variant=f"{pages} pages" if pages != dtype else "pages",
+        variant=(f"{pages} pages" if pages != dtype else "pages") + (f", zipf {zipf:g}" if zipf else ""),
         shape=shape,
         dtype=dtype,
         bytes=weights * size_of(pages) + moved * size_of(dtype),
@@ -63,17 +74,16 @@ def _problem(
 def _operands(
     tensors: TensorSource,
     sites: Sequence[Site],
-    rows: int,
+    slots: Sequence[int],
     adapters: int,
     rank: int,
     dtype: torch.dtype,
     pages: torch.dtype,
 ) -> Operands:
-    row_slots = [row % adapters for row in range(rows)]
-    batch, groups = group_rows(row_slots, tensors.device), host_groups(row_slots, tensors.device)
+    batch, groups = group_rows(slots, tensors.device), host_groups(slots, tensors.device)
     if batch is None:
         raise ValueError("a LoRA problem needs at least one adapter")
-    calls = [SiteCall(tensors, site, adapters, rank, dtype, pages, rows) for site in sites]
+    calls = [SiteCall(tensors, site, adapters, rank, dtype, pages, len(slots)) for site in sites]
 
     def run() -> tuple[Tensor, ...]:
         for call in calls:
@@ -120,9 +130,9 @@ class SiteCall:
         return y
 
 
-def host_groups(row_slots: Sequence[int], device: torch.device) -> host.LoraGroups:
+def host_groups(slots: Sequence[int], device: torch.device) -> host.LoraGroups:
     """For the reference, whatever groups the rows of the kernels."""
-    batch = host.group_rows(row_slots, device)
+    batch = host.group_rows(slots, device)
     if batch is None:
         raise ValueError("a LoRA problem needs at least one adapter")
     return batch.groups
@@ -134,8 +144,8 @@ def embedding_problem(
     """The rows of the embedding and of the adapters that were trained on it."""
 
     def make(tensors: TensorSource) -> Operands:
-        row_slots = [row % adapters for row in range(rows)]
-        batch, groups = group_rows(row_slots, tensors.device), host_groups(row_slots, tensors.device)
+        slots = row_slots(rows, adapters)
+        batch, groups = group_rows(slots, tensors.device), host_groups(slots, tensors.device)
         call = SiteCall(
             tensors, (model.vocab, (model.hidden,)), adapters, rank, DTYPES[dtype], DTYPES[pages], rows=1
         )

@@ -17,7 +17,7 @@ from loraplex.engine.kernels.rms_norm import rms_norm
 from loraplex.engine.kernels.rotary import rotary_write_kv
 from loraplex.engine.kernels.sgmv import shrink
 from loraplex.engine.kernels.silu_mul import silu_mul
-from loraplex.engine.lora.device_batch import DeviceLoraBatch, PendingDelta
+from loraplex.engine.lora.device_batch import DeviceLoraBatch, LoraPath, PendingDelta
 
 READERS = {"rotary": "qkv", "norm": "o", "silu": "gate_up"}
 """What reads, and the projection."""
@@ -35,7 +35,7 @@ def folded_problem(
     def make(tensors: TensorSource) -> Operands:
         row_slots = [row % adapters for row in range(rows)]
         batch = group_rows(row_slots, tensors.device)
-        if not isinstance(batch, DeviceLoraBatch) or not batch.is_folded:
+        if not isinstance(batch, DeviceLoraBatch) or batch.path is not LoraPath.FOLDED:
             raise ValueError("this step's adapters are not added by what reads a projection")
         call = SiteCall(tensors, (inputs, sizes), adapters, rank, DTYPES[dtype], DTYPES[pages], rows)
         read, read_wide = _readers(reader, tensors, model, rows, DTYPES[dtype])

@@ -43,7 +43,10 @@ class Operands:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`shape` in elements, `dtype` of the rows; `variant` names what else distinguishes a call."""
+    """`shape` in elements, `dtype` of the rows; `variant` names what else distinguishes a call.
+
+    `is_peer`: another library's kernel, which is timed beside ours; it is neither compiled nor checked by us.
+    """
 
     op: str
     variant: str
@@ -53,6 +56,7 @@ class Problem:
     flops: int
     make: Callable[[TensorSource], Operands]
     needs_cuda: bool = False
+    is_peer: bool = False
 
     @property
     def name(self) -> str:

@@ -3,6 +3,8 @@
 import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +31,9 @@ from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, Schedu
 from loraplex.engine.engine import Engine
 from loraplex.engine.errors import AdapterLoadFailed, ModelError
 from loraplex.engine.lora.device_batch import make_workspace
-from loraplex.engine.lora.memory.packed_adapter import pack
+from loraplex.engine.lora.memory.packed_adapter import MIN_SCALE_BYTES, pack, page_bytes
 from loraplex.engine.lora.memory.rank_quantization import QuantizedModule, quantize_module
+from loraplex.engine.lora.memory.slab_allocator import SlabAllocator, choose_slab_bytes
 from loraplex.engine.lora.site import make_site
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef
@@ -77,7 +80,7 @@ def formats(plan: MemoryPlan) -> dict[str, tuple[str, int]]:
 
 
 def test_llama_3_8b_in_bfloat16() -> None:
-    plan = plan_memory(LLAMA, config_of(), gpu(141 * GB), Workload(context=512))
+    plan = plan_memory(LLAMA, config_of(max_bytes=512 << 20), gpu(141 * GB), Workload(context=512))
     layer = 4096 * (4096 + 1024 + 1024) + 4096 * 4096 + 3 * 4096 * 14336
     assert formats(plan) == {
         "embeddings": ("bfloat16", 2 * 128256 * 4096),
@@ -97,7 +100,7 @@ def test_llama_3_8b_in_bfloat16() -> None:
 
 
 def test_the_kv_cache_of_a_gpu_gets_what_is_left() -> None:
-    plan = plan_memory(LLAMA, config_of(), gpu(141 * GB), Workload(context=512))
+    plan = plan_memory(LLAMA, config_of(max_bytes=512 << 20), gpu(141 * GB), Workload(context=512))
     left = int(141 * GB * 0.9) - plan.weights_bytes - plan.reserve_bytes - (512 << 20)
     assert plan.kv_bytes == left // (16 * 131_072) * 16 * 131_072
     assert plan.kv_tokens == plan.kv_bytes // 131_072
@@ -125,8 +128,60 @@ def test_hidden_values_of_adapters_have_room(model: ModelConfig, rank: int) -> N
     )
 
 
+@pytest.mark.parametrize("page_dtype", ["auto", "int8"])
+def test_adapters_of_a_gpu_get_a_quarter_of_what_the_model_leaves(page_dtype: str) -> None:
+    """64 adapters of rank 16 on every site of an 8B model on a card of 80 GB, embedding and head among them."""
+    config = config_of(page_dtype=page_dtype)
+    plan = plan_memory(LLAMA, config, gpu(80 * GB))
+    assert plan.budget is not None
+    left = plan.budget - plan.weights_bytes - plan.reserve_bytes
+    assert plan.adapter_budget == left // 4
+    assert left - plan.adapter_budget - plan.kv_bytes < 16 * 131_072 and plan.fits
+    assert plan.adapters[0].resident >= 64 and not any(
+        "adapter_bytes" in text for text in advice(LLAMA, config, plan)
+    )
+    shapes = [*LLAMA.projection_shapes().values()] * LLAMA.num_layers + [(4096, 128_256), (128_256, 4096)]
+    dtype = torch.bfloat16 if page_dtype == "auto" else torch.int8
+    need = Counter(page_bytes(16, width, dtype) for shape in shapes for width in shape)
+    if page_dtype == "int8":
+        need[MIN_SCALE_BYTES] = len(shapes)
+    arena = SlabAllocator(plan.adapter_budget, choose_slab_bytes(need))
+    for _ in range(64):
+        arena.allocate(need)
+
+
+@pytest.mark.parametrize(
+    ("machine", "kv_bytes", "expected"),
+    [
+        (gpu(20 * GB), None, lambda room: 512 << 20),
+        (gpu(80 * GB), 10 * GB, lambda room: room // 4),
+        (gpu(80 * GB), 50 * GB, lambda room: room - 50 * GB),
+        (gpu(80 * GB), 54 * GB, lambda room: 512 << 20),
+        (Machine(is_cuda=True, dtype="bfloat16"), None, lambda room: 512 << 20),
+        (Machine(is_cuda=False, dtype="bfloat16"), None, lambda room: 512 << 20),
+    ],
+)
+def test_adapters_without_a_setting_leave_a_requested_kv_cache_its_size(
+    machine: Machine, kv_bytes: int | None, expected: Callable[[int], int]
+) -> None:
+    config = replace(config_of(), cache=CacheConfig(kv_bytes=kv_bytes))
+    plan = plan_memory(LLAMA, config, machine)
+    assert plan.adapter_budget == expected((plan.budget or 0) - plan.weights_bytes - plan.reserve_bytes)
+
+
+def test_a_setting_for_adapters_wins() -> None:
+    for max_bytes in (0, 1 << 30, 40 * GB):
+        assert plan_memory(LLAMA, config_of(max_bytes=max_bytes), gpu(80 * GB)).adapter_budget == max_bytes
+    too_many = config_of(max_bytes=70 * GB)
+    assert any(
+        "`adapter_bytes` of at most" in text
+        for text in advice(LLAMA, too_many, plan_memory(LLAMA, too_many, gpu(80 * GB)))
+    )
+
+
 def test_what_others_hold_is_not_planned_with() -> None:
-    alone, beside = (plan_memory(LLAMA, config_of(), gpu(80 * GB, free)) for free in (None, 60 * GB))
+    config = config_of(max_bytes=512 << 20)
+    alone, beside = (plan_memory(LLAMA, config, gpu(80 * GB, free)) for free in (None, 60 * GB))
     assert (alone.budget, beside.budget) == (72 * GB, 60 * GB)
     assert alone.kv_bytes - beside.kv_bytes == pytest.approx(12 * GB, abs=4 << 20)
 
@@ -204,7 +259,7 @@ def test_nothing_is_advised_where_all_is_served() -> None:
 
 
 def test_what_does_not_fit_at_once_is_reported() -> None:
-    config = config_of()
+    config = config_of(max_bytes=512 << 20)
     plan = plan_memory(LLAMA, config, gpu(24 * GB))
     assert plan.fits
     texts = advice(LLAMA, config, plan)
@@ -218,13 +273,13 @@ FOUR_LAYERS = normalise_config(LLAMA_3_8B | {"num_hidden_layers": 4, "vocab_size
 @settings(max_examples=50, deadline=None)
 @given(
     memory=st.integers(GB, 8 * GB),
-    adapters=st.sampled_from([0, 512 << 20, 2 << 30]),
+    adapters=st.sampled_from([None, 0, 512 << 20, 2 << 30]),
     kv_bytes=st.sampled_from([None, 8 << 20, 256 << 20, 4 << 30]),
     context=st.sampled_from([None, 100, 8192]),
     scheme=st.sampled_from(["none", "int4"]),
 )
 def test_each_advice_is_enough(
-    memory: int, adapters: int, kv_bytes: int | None, context: int | None, scheme: str
+    memory: int, adapters: int | None, kv_bytes: int | None, context: int | None, scheme: str
 ) -> None:
     config = replace(config_of(scheme, max_bytes=adapters), cache=CacheConfig(kv_bytes=kv_bytes))
     machine, workload = gpu(memory), Workload(context=context)

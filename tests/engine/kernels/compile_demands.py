@@ -9,6 +9,8 @@ from typing import Any
 
 MAX_SHARED_BYTES = 227 << 10
 """What one block may have on sm_90."""
+SHARED_BYTES_OF_TWO = 110 << 10
+"""What one of two blocks of an SM may have."""
 
 Constants = dict[str, Any]
 
@@ -35,17 +37,32 @@ def _weights(c: Constants) -> int:
     return int(c["block_n"] * c["span"] * c["spans"])
 
 
-def demand_of(kernel: str, constants: Constants) -> Demand:
+def _skinny(c: Constants, dtype: str) -> Demand:
+    """Zeros may cost 0.4 instructions. More rows, and groups of fewer inputs than a tile's, cost more."""
+    most, shared = {8: 9.0, 4: 8.0}[c["bits"]], MAX_SHARED_BYTES
+    if c["bits"] == 4 and c["has_zeros"] and c["block_m"] > 16:
+        most = 10.5
+    if dtype == "bfloat16" and c["block_m"] == 16 and c["span"] == 128 and c["groups_per_span"] <= 1:
+        most = {(8, 32): 5.6, (8, 64): 4.7, (4, 32): 4.2, (4, 64): 3.4}[c["bits"], c["block_n"]]
+        most += 0.4 * c["has_zeros"]
+    if c["bits"] == 8:
+        shared = SHARED_BYTES_OF_TWO
+    return Demand("HMMA", 128, _weights, most, most_shared=shared)
+
+
+def _wide(c: Constants) -> Demand:
+    """128 rows wait for the tensor cores, not for memory: one program of 8 warps is enough."""
+    is_small = c["bits"] == 8 and c["block_m"] == 64
+    return Demand("HGMMA", 128, most_shared=SHARED_BYTES_OF_TWO if is_small else MAX_SHARED_BYTES)
+
+
+def demand_of(kernel: str, constants: Constants, dtype: str) -> Demand:
     """Raises `KeyError` for a kernel without a demand: a new one must state its own."""
     if kernel == "skinny_kernel":
-        # Groups of fewer inputs, and zeros, cost more; the fewer outputs of a small tile share less.
-        plain = (
-            constants["block_n"] >= 64 and constants["groups_per_span"] <= 1 and not constants["has_zeros"]
-        )
-        most = {8: 4.4, 4: 3.4}[constants["bits"]] if plain else {8: 9.0, 4: 8.0}[constants["bits"]]
-        return Demand("HMMA", 128, _weights, most)
+        return _skinny(constants, dtype)
+    if kernel == "wide_kernel":
+        return _wide(constants)
     return {
-        "wide_kernel": Demand("HGMMA", 128),
         "decode_kernel": Demand("HMMA", 128, lambda c: int(2 * c["block_n"] * c["size"]), 8.0),
         "merge_kernel": Demand(),
         "prefill_kernel": Demand("HMMA", 128),

@@ -46,7 +46,7 @@ def programs_of_sm(compiled: Compiled, registers: int) -> int:
 
 def result_line(variant: Variant, compiled: Compiled, code: MachineCode) -> dict[str, Any]:
     """The line of one kernel of a variant; `failures` names what is not as demanded."""
-    demand = demand_of(compiled.kernel, compiled.constants)
+    demand = demand_of(compiled.kernel, compiled.constants, variant.problem.dtype)
     per_value = 0.0
     if demand.values is not None:
         per_value = code.loop * 32 * compiled.num_warps / demand.values(compiled.constants)
@@ -98,7 +98,7 @@ class _Compiler:
 
     def __init__(self) -> None:
         self._recorder = LaunchRecorder()
-        self._variants = variants()
+        self._variants = variants(with_rare=True)
 
     def compiled(self, index: int) -> list[Compiled]:
         self._variants[index].problem.make(UnfilledTensors()).run()
@@ -124,9 +124,13 @@ def _compiled(index: int) -> list[Compiled]:
     return _compilers[0].compiled(index)
 
 
-def compiled_lines(processes: int, only: str = "") -> list[dict[str, Any]]:
+def compiled_lines(processes: int, only: str = "", *, with_rare: bool = False) -> list[dict[str, Any]]:
     """Return one line per kernel and variant whose name contains `only`."""
-    chosen = {i: variant for i, variant in enumerate(variants()) if only in variant.problem.name}
+    chosen = {
+        i: variant
+        for i, variant in enumerate(variants(with_rare=True))
+        if only in variant.problem.name and (with_rare or not variant.is_rare)
+    }
     if processes == 1:
         found = [_compiled(index) for index in chosen]
     else:
@@ -173,6 +177,7 @@ def main() -> None:
     parser.add_argument(
         "--triton", type=Path, help="folder of another Triton: pip install --no-deps --target"
     )
+    parser.add_argument("--every", action="store_true", help="what is too much for each change, too")
     parser.add_argument("--only", default="", help="what a variant's name contains, such as gemm/int4")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -181,7 +186,7 @@ def main() -> None:
     # A cache that other runs filled would count their compile times.
     with TemporaryDirectory() as cache:
         os.environ["TRITON_CACHE_DIR"] = cache
-        lines = compiled_lines(arguments.processes, arguments.only)
+        lines = compiled_lines(arguments.processes, arguments.only, with_rare=arguments.every)
     for row in map(json.dumps, lines) if arguments.json else table_of(lines):
         print(row)
     sys.exit(not arguments.json and any(line["failures"] for line in lines))

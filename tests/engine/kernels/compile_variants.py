@@ -14,37 +14,53 @@ from tests.benchmarks.kernels.elementwise import (
     rotary_problem,
     silu_problem,
 )
-from tests.benchmarks.kernels.gemm import gemm_problem, round_rows_problem
+from tests.benchmarks.kernels.gemm import GROUP, gemm_problem, round_rows_problem
 from tests.benchmarks.kernels.lora import embedding_problem, layer_problem, pair_problem
 from tests.benchmarks.kernels.lora_folded import READERS, folded_problem
 from tests.benchmarks.kernels.problem import Problem
 from tests.benchmarks.kernels.shapes import LLAMA_3_8B, LayerShape
 
+from loraplex.engine.quantization.groups import GROUP_SIZES
+
+FORMATS = (
+    ("int8", GROUP),
+    *((name, group) for name in ("int8 groups", "int4", "int4 zeros") for group in GROUP_SIZES),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One call. `aligned` False: rows of odd length, whose loads cannot be wide."""
+    """One call. `aligned` False: rows of odd length, whose loads cannot be wide. `is_rare`: too much for each change."""
 
     problem: Problem
     aligned: bool = True
+    is_rare: bool = False
 
 
-def variants() -> list[Variant]:
+def variants(*, with_rare: bool = False) -> list[Variant]:
     """In an order that spreads the slow ones."""
-    return [*_gemms(), *_attentions(), *_loras(), *_elementwise()]
+    found = [*_gemms(), *_attentions(), *_loras(), *_elementwise()]
+    return [variant for variant in found if with_rare or not variant.is_rare]
 
 
 def _gemms() -> Iterator[Variant]:
-    for bits in ("int8", "int4"):
-        for rows in (1, 16, 32, 64, 256):
-            yield Variant(gemm_problem(bits, rows, 4096, 4096, "bfloat16"))
-        yield Variant(gemm_problem(bits, 16, 28672, 4096, "bfloat16"))
-        yield Variant(gemm_problem(bits, 4, 4096, 4096, "float32"))
-    for rows in (16, 256):
-        yield Variant(gemm_problem("int4 zeros", rows, 4096, 4096, "bfloat16"))
-        yield Variant(gemm_problem("int4", rows, 4096, 4096, "bfloat16", group=32))
-    yield Variant(gemm_problem("int4 zeros", 16, 4096, 4096, "bfloat16", group=64))
-    yield Variant(gemm_problem("int4", 16, 4096, 4096, "float16"))
+    """Every format by every tile; splits come with few outputs, biases and other dtypes by one tile of each kernel."""
+    for name, group in FORMATS:
+        yield Variant(gemm_problem(name, 16, 6144, 4096, "bfloat16", group))
+        for rows, outputs in ((16, 28672), (32, 6144), (64, 28672), (256, 28672)):
+            problem = gemm_problem(name, rows, outputs, 4096, "bfloat16", group)
+            yield Variant(problem, is_rare=group != GROUP or name == "int8 groups")
+    for rows in (1, 16):
+        yield Variant(gemm_problem("int4", rows, 4096, 4096, "bfloat16"))
+    for name in ("int8", "int4", "int4 zeros"):
+        yield Variant(gemm_problem(name, 64, 4096, 4096, "bfloat16"))
+        yield Variant(gemm_problem(name, 16, 2560, 9728, "bfloat16"))
+        yield Variant(gemm_problem(name, 4, 4096, 4096, "float32"))
+        for rows in (16, 256):
+            yield Variant(
+                gemm_problem(name, rows, 6144, 4096, "bfloat16", has_bias=True), is_rare=rows == 256
+            )
+            yield Variant(gemm_problem(name, rows, 6144, 4096, "float16"), is_rare=rows == 256)
 
 
 def _heads(size: int, group: int) -> LayerShape:

@@ -11,7 +11,6 @@ import torch
 from tests.engine.interpreter_runs import INTERPRETING
 from torch import Tensor
 
-from loraplex.engine.kernels.cpu import numba_bridge
 from loraplex.engine.lora.batch import HostLoraBatch, group_rows
 from loraplex.engine.lora.site import A_PAGES, ALIGNMENT, PAGE_RANKS, LoraSite, LoraSlice, make_site
 
@@ -210,6 +209,8 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 @pytest.fixture(params=[1, 2, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """Torch's thread count during the test; skips where the CPU has no compiled kernels."""
+    from loraplex.engine.kernels.cpu import numba_bridge
+
     if not numba_bridge.is_available():
         pytest.skip("this CPU has no compiled body")
     before = torch.get_num_threads()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.kernels.cpu import paged_attention as compiled
-from loraplex.engine.kernels.paged_attention import decode_attention, prefill_attention
+from loraplex.engine.kernels.paged_attention import prefill_attention
 from loraplex.engine.kernels.prefill_chunks import PrefillChunks, one_chunk
 from loraplex.engine.kernels.reference import paged_attention as reference
 
@@ -198,11 +198,11 @@ def test_a_row_of_length_0_is_neither_read_nor_written(body: Any, dtype: torch.d
     empty = [0, 4, 5, len(LENGTHS) - 1]
     for row in empty:
         qkv[row], sequences.tables[row], sequences.lengths[row] = torch.nan, 2**31 - 1, 0
-    result = sequences.decode(body, qkv, None)
-    assert result[empty].isnan().all()
+    out = torch.full_like(expected, 7.0)
+    lengths = torch.tensor(sequences.lengths, dtype=torch.int32)
+    body.decode_attention(qkv, out, sequences.cache, sequences.tables, lengths, sequences.scale, None)
+    assert (out[empty] == 7.0).all()
     decodes = [row for row in range(len(LENGTHS)) if row not in empty]
-    assert torch.equal(result[decodes], expected[decodes])
-    nothing = torch.zeros(3, dtype=torch.int32)
-    out = torch.full((3, 6 * 64), torch.nan, dtype=dtype)
-    decode_attention(qkv[:3], out, sequences.cache, sequences.tables[:3], nothing, sequences.scale, None)
-    assert out.isnan().all()
+    assert torch.equal(out[decodes], expected[decodes])
+    body.decode_attention(qkv, out.zero_(), sequences.cache, sequences.tables, 0 * lengths, 1.0, None)
+    assert not out.any()

@@ -44,18 +44,20 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
 def _in_host_memory(
     sites: Sequence[LoraSite],
     pages: PageFormat,
-    config: LoraConfig,
+    *,
+    max_bytes: int,
     max_slots: int,
+    max_rank: int,
     device: torch.device,
     allocate_blob: Callable[[int], Tensor],
 ) -> DeviceAdapterMemory:
     return DeviceAdapterMemory(
         sites,
         pages,
-        max_bytes=config.max_bytes,
+        max_bytes=max_bytes,
         max_slots=max_slots,
-        max_rank=config.max_rank,
-        device=device,
+        max_rank=max_rank,
+        device=torch.device("cpu"),
         allocate_blob=allocate_blob,
         stream=ImmediateStream(),
         start_copy=PageCopier(ImmediateStream()).copy,
@@ -127,8 +129,10 @@ def gathered(pool: AdapterPool, site: LoraSite, digest: str) -> tuple[Tensor, Te
 def test_swaps_bring_every_byte_and_ask_the_device_for_none(device: torch.device) -> None:
     layers = sites(3, SMALL, device)
     source = Source(3, SMALL)
-    config = LoraConfig(max_bytes=1 << 20, host_max_bytes=1 << 30, max_rank=64)
-    pool = pool_factory.open_pool(layers, source, config, max_slots=8, dtype=torch.bfloat16, device=device)
+    config = LoraConfig(host_max_bytes=1 << 30, max_rank=64)
+    pool = pool_factory.open_pool(
+        layers, source, config, max_bytes=1 << 20, max_slots=8, dtype=torch.bfloat16, device=device
+    )
     try:
         digests = [f"{seed}-{rank}" for seed, rank in enumerate((8, 16, 24, 40, 3, 64))]
         for digest in digests:
@@ -148,6 +152,28 @@ def test_swaps_bring_every_byte_and_ask_the_device_for_none(device: torch.device
         pool.close()
 
 
+@pytest.mark.parametrize("max_bytes", [0, 1 << 20])
+def test_an_engine_without_adapters_takes_no_host_memory(
+    max_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pinning 4 GiB takes seconds, and no other process can have them."""
+    monkeypatch.setattr(pool_factory, "open_memory", _in_host_memory)
+    config = LoraConfig(host_max_bytes=1 << 20, max_rank=64)
+    layers = sites(1, SMALL, torch.device("cpu"))
+    accelerator = torch.device("meta")
+    pool = pool_factory.open_pool(
+        layers,
+        Source(1, SMALL),
+        config,
+        max_bytes=max_bytes,
+        max_slots=8,
+        dtype=torch.bfloat16,
+        device=accelerator,
+    )
+    pool.close()
+    assert pool.max_host_bytes == max_bytes
+
+
 @pytest.mark.gpu
 def test_an_84_mb_adapter_swaps_at_the_rate_of_a_pinned_copy_and_stops_no_row() -> None:
     """Must show: 80 % of the pinned copy, at most 5 ms, p99 of steps beside swaps at most 1.1 of those without."""
@@ -156,11 +182,12 @@ def test_an_84_mb_adapter_swaps_at_the_rate_of_a_pinned_copy_and_stops_no_row() 
     device = torch.device("cuda")
     # q, k, v (k twice), o (as q): 84 MB in 32 layers.
     widths = LARGE | {"v": LARGE["k"], "o": LARGE["q"]}
-    config = LoraConfig(max_bytes=600 << 20, host_max_bytes=4 << 30, max_rank=64)
+    config = LoraConfig(host_max_bytes=4 << 30, max_rank=64)
     pool = pool_factory.open_pool(
         sites(32, widths, device),
         Source(32, widths),
         config,
+        max_bytes=600 << 20,
         max_slots=4,
         dtype=torch.bfloat16,
         device=device,

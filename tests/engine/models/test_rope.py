@@ -10,6 +10,7 @@ import torch
 
 from loraplex.engine.checkpoints.config_reader import load_model_config, normalise_config
 from loraplex.engine.errors import ModelError
+from loraplex.engine.models import rope as rope_module
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.rope import rope_tables
 
@@ -54,6 +55,26 @@ def test_older_spelling_is_read() -> None:
     old = llama_values() | {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 4.0}}
     new = llama({"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4})
     assert torch.equal(rope_tables(normalise_config(old), 64)[1], rope_tables(new, 64)[1])
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        {"rope_theta": 5e5, "rope_scaling": None},
+        {"rope_theta": 500_000},
+    ],
+)
+def test_plain_rope_needs_no_transformers(spelling: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = normalise_config(llama_values() | spelling)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            rope_module, "_transformers_configuration", lambda config: pytest.fail("it was loaded")
+        )
+        plain = rope_tables(config, 64)
+    monkeypatch.setattr(rope_module, "_plain_rope", lambda values: None)
+    for ours, theirs in zip(plain, rope_tables(config, 64), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize(

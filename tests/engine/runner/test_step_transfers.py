@@ -16,7 +16,8 @@ from loraplex.engine.batch.host_transfers import HostTransfers, Results
 from loraplex.engine.batch.sequence import Sequence as Row
 from loraplex.engine.batch.step_plan import UNKNOWN_TOKEN, PlannedRow, StepPlan
 from loraplex.engine.messages import EngineRequest
-from loraplex.engine.runner.cuda_graphs.static_inputs import StaticInputs, StaticShape
+from loraplex.engine.runner.cuda_graphs.buckets import Buckets, StepShape
+from loraplex.engine.runner.cuda_graphs.static_inputs import StaticBlocks, StaticInputs
 from loraplex.engine.sampling import sampler as sampler_module
 from loraplex.engine.sampling.sampler import Sampler
 from loraplex.engine.sampling.sampling_batch import SampledRows
@@ -153,13 +154,15 @@ def test_rows_are_rebuilt_when_a_mask_or_an_ending_changes() -> None:
     assert not SampledRows(short, VOCAB).is_of(short), "it may end after its next token"
 
 
-def decode_rows(count: int) -> BatchRows:
-    """Rows of one token each, every other one not known yet."""
-    rows = [row(index) for index in range(count)]
+def step_rows(decodes: int, chunks: Sequence[int] = ()) -> BatchRows:
+    """Rows of one token each, every other one not known yet; then chunks of so many tokens, the ends of prompts."""
     planned = [
-        PlannedRow(s, 3 + i, (UNKNOWN_TOKEN if i % 2 else i,), (2 * i, 2 * i + 1), None, True)
-        for i, s in enumerate(rows)
+        PlannedRow(row(i), 3 + i, (UNKNOWN_TOKEN if i % 2 else i,), (2 * i, 2 * i + 1), None, True)
+        for i in range(decodes)
     ]
+    for i, count in enumerate(chunks, decodes):
+        table = (2 * i, 2 * i + 1)
+        planned.append(PlannedRow(row(i), 0, tuple(range(count)), table, None, True))
     return BatchRows(StepPlan(tuple(planned)), 4, {})
 
 
@@ -169,11 +172,20 @@ def before(rows: BatchRows, device: torch.device) -> UnknownTokens:
     return UnknownTokens(places, torch.arange(100, 100 + len(sequences), device=device))
 
 
-def test_the_inputs_of_a_step_travel_at_once() -> None:
-    rows = decode_rows(5)
-    inputs = StaticInputs(StaticShape(8, 6, 4, 20), META, HostTransfers(META))
+def static_inputs(device: torch.device, packs: bool | None = None) -> StaticInputs:
+    return StaticInputs(Buckets(8, 16), StaticBlocks(6, 4, 20), device, HostTransfers(device, packs))
+
+
+DECODES = StepShape(8, 8, 0, None)
+MIXED = StepShape(16, 16, 8, 8)
+
+
+@pytest.mark.parametrize("chunks", [[], [3, 1]])
+def test_the_inputs_of_a_step_travel_at_once(chunks: list[int]) -> None:
+    rows = step_rows(5, chunks)
+    inputs = static_inputs(META)
     for launch in (
-        lambda: inputs.fill(rows, 8, before(rows, META)),
+        lambda: inputs.fill(rows, MIXED if chunks else DECODES, before(rows, META)),
         lambda: rows.batch(META, HostTransfers(META), before(rows, META)),
     ):
         with Watch() as watch, ListWatch() as lists:
@@ -184,35 +196,59 @@ def test_the_inputs_of_a_step_travel_at_once() -> None:
 @pytest.mark.parametrize("packs", [False, True])
 def test_padding_is_of_no_row_and_unknown_tokens_are_those_of_the_step_before(packs: bool) -> None:
     cpu = torch.device("cpu")
-    rows = decode_rows(5)
-    inputs = StaticInputs(StaticShape(8, 6, 4, 20), cpu, HostTransfers(cpu, packs))
+    rows = step_rows(5)
+    inputs = static_inputs(cpu, packs)
     for buffer in inputs.buffers:
         buffer.fill_(-9)
-    inputs.fill(rows, 8, before(rows, cpu))
-    assert inputs.token_ids.tolist() == [0, 101, 2, 100, 4, 0, 0, 0]
-    assert inputs.positions.tolist() == [3, 4, 5, 6, 7, 0, 0, 0]
-    assert inputs.lengths.tolist() == [4, 5, 6, 7, 8, 1, 1, 1]
-    assert inputs.slots.tolist()[4:] == [9 * 4 + 3, 80, 80, 80]
-    assert inputs.row_slots.tolist() == [-1] * 8
-    assert inputs.tables[4:].tolist() == [[8, 9, *[-9] * 4], *[[20, 20, *[-9] * 4]] * 3]
-    batch = inputs.batch(8, None)
-    assert batch.num_decodes == batch.num_sampled == 8 and batch.sampled_tokens is None
+    assert inputs.fill(rows, DECODES, before(rows, cpu)).tolist() == [*range(5)]
+    assert inputs.token_ids.tolist() == [0, 101, 2, 100, 4, 0, 0, 0, *[-9] * 8]
+    assert inputs.positions.tolist()[:8] == [3, 4, 5, 6, 7, 0, 0, 0]
+    assert inputs.lengths.tolist()[:8] == [4, 5, 6, 7, 8, 0, 0, 0], "padding is no decode"
+    assert inputs.slots.tolist()[4:8] == [9 * 4 + 3, 80, 80, 80]
+    assert inputs.row_slots.tolist()[:8] == [-1] * 8
+    assert inputs.tables[4:].tolist() == [[8, 9, *[-9] * 4], *[[-9] * 6] * 11]
+    batch = inputs.batch(DECODES, None, None)
+    assert batch.num_decodes == batch.num_sampled == 8
+    assert batch.sampled_tokens is None and batch.chunks is None
     eager = rows.batch(cpu, HostTransfers(cpu, packs), before(rows, cpu))
     for name in ("token_ids", "positions", "slots", "decode_lengths"):
         assert getattr(eager, name).tolist() == getattr(batch, name)[:5].tolist()
 
 
+@pytest.mark.parametrize("packs", [False, True])
+def test_chunks_of_a_captured_step_are_those_of_the_eager_one(packs: bool) -> None:
+    cpu = torch.device("cpu")
+    rows = step_rows(5, [3, 1])
+    inputs = static_inputs(cpu, packs)
+    for buffer in inputs.buffers:
+        buffer.fill_(-9)
+    inputs.fill(rows, MIXED, before(rows, cpu))
+    batch = inputs.batch(MIXED, None, None)
+    eager = rows.batch(cpu, HostTransfers(cpu, packs), before(rows, cpu))
+    found, expected = batch.chunks, eager.chunks
+    assert found is not None and expected is not None
+    assert found.begins.tolist() == [5, 8, *[0] * 6] and found.ends.tolist() == [8, 9, *[0] * 6]
+    for name in ("begins", "ends", "lengths", "tile_chunks", "tile_begins"):
+        count = len(getattr(expected, name))
+        assert getattr(found, name)[:count].tolist() == getattr(expected, name).tolist()
+    assert found.tile_chunks.tolist()[2:] == [-1] * (len(found.tile_chunks) - 2)
+    assert found.tables[:2, :2].tolist() == expected.tables.tolist() == [[10, 11], [12, 13]]
+    assert batch.decode_lengths.tolist() == [4, 5, 6, 7, 8, *[0] * 11]
+    assert batch.sampled_tokens is not None and eager.sampled_tokens is not None
+    assert batch.sampled_tokens.tolist() == [*eager.sampled_tokens.tolist(), 0] == [0, 1, 2, 3, 4, 7, 8, 0]
+
+
 def test_a_row_without_a_token_goes_on_with_one_that_there_is() -> None:
     """Its embedding is read all the same: a negative index would end a GPU's context, and every row with it."""
     cpu = torch.device("cpu")
-    rows = decode_rows(2)
+    rows = step_rows(2)
     failed = UnknownTokens({sequence: 0 for _, sequence in rows.unknown}, torch.tensor([-2]))
-    inputs = StaticInputs(StaticShape(2, 6, 4, 20), cpu, HostTransfers(cpu))
-    inputs.fill(rows, 2, failed)
-    assert inputs.token_ids.tolist() == [0, 0]
+    inputs = static_inputs(cpu)
+    inputs.fill(rows, DECODES, failed)
+    assert inputs.token_ids.tolist()[:2] == [0, 0]
     assert rows.batch(cpu, HostTransfers(cpu), failed).token_ids.tolist() == [0, 0]
 
 
 def test_a_token_that_no_step_samples_is_an_error() -> None:
     with pytest.raises(ValueError, match="no step before"):
-        decode_rows(2).batch(META, HostTransfers(META))
+        step_rows(2).batch(META, HostTransfers(META))

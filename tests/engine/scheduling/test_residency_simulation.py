@@ -131,13 +131,14 @@ class Server:
         self.pool = _pool(self.clock, resident)
         config = SchedulerConfig(
             max_num_seqs=ROWS,
-            max_num_batched_tokens=2048,
             max_adapters_per_step=min(ROWS, resident),
             max_adapter_wait_s=MAX_WAIT_S,
             max_waiting=4096,
         )
         cache = PrefixCache(BlockPool(ROWS * 16), 16, model_digest="m", cache_dtype="bfloat16", enabled=False)
-        self.scheduler = Scheduler(config, cache, self.pool, FairShare(), self.clock, 256, {1})
+        self.scheduler = Scheduler(
+            config, cache, self.pool, FairShare(), self.clock, 256, {1}, max_tokens=2048
+        )
         self.random = random.Random(5)
         self.pick = pick
         self.clients, self.tenants = clients, tenants

@@ -30,9 +30,9 @@ def test_migrate_twice(empty_database_url: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("DATABASE_URL", empty_database_url)
     for _ in range(2):
         result = CliRunner().invoke(migrate.app, ["--json"])
-        newest = json.dumps({"revision": newest_revision(empty_database_url)})
+        newest = json.dumps({"revision": newest_revision()})
         assert (result.exit_code, result.stdout) == (0, f"{newest}\n"), result.output
-    assert current_revision(empty_database_url) == newest_revision(empty_database_url)
+    assert current_revision(empty_database_url) == newest_revision()
 
 
 async def test_an_unreachable_database(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ async def test_the_embedded_database_is_migrated_and_shared(
         assert stores.embedded_database and stores.redis_url.startswith("unix://")
         async with open_database(tmp_path) as database:
             await database.ping()
-        assert current_revision(stores.database_url) == newest_revision(stores.database_url)
+        assert current_revision(stores.database_url) == newest_revision()
     async with EmbeddedServices(tmp_path) as services:
         assert services.owned
 

@@ -56,7 +56,7 @@ def test_configured(database_url: str, valkey_url: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("DATABASE_URL", database_url)
     monkeypatch.setenv("REDIS_URL", valkey_url)
     _, checks = run()
-    assert checks["postgresql"] == ("ok", f"PostgreSQL 18, schema {newest_revision(database_url)}")
+    assert checks["postgresql"] == ("ok", f"PostgreSQL 18, schema {newest_revision()}")
     assert checks["valkey"][0] == "ok"
 
 

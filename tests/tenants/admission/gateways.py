@@ -31,7 +31,7 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.ledger.journal.journal import Journal
-from loraplex.tenants.ledger.usage_ledger import UsageLedger
+from loraplex.tenants.ledger.usage_ledger import Fence, UsageLedger
 from loraplex.tenants.models import Quota
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.periods import periods_of
@@ -238,11 +238,9 @@ def usage(reservation: Reservation, completion: int = 5, cached: int = 0) -> Set
     )
 
 
-async def snapshot_of(
-    ledger: UsageLedger, tenant: TenantWithGateways, above: int = 0
-) -> tuple[int, CounterSnapshot]:
-    """The next epoch and a snapshot, which a fence allows."""
-    taken = await ledger.take_snapshot(tenant.tenant_id, above)
+async def snapshot_of(ledger: UsageLedger, fence: Fence) -> tuple[int, CounterSnapshot]:
+    """The epoch behind a fence and its snapshot; the fence must allow it."""
+    taken = await ledger.take_snapshot(fence)
     assert taken is not None
     return taken
 

@@ -1,7 +1,7 @@
 """Limits under random rebuilds of two gateways: fences, journals that are shipped late, ends that the counters know early,
 snapshots delivered late or never, counters that are lost. The ledger and the journals are models, the counters are real.
 
-Each of five rules that is left out is found: `MUTATIONS`.
+Each of six rules that is left out is found: `MUTATIONS`.
 """
 
 import asyncio
@@ -48,17 +48,25 @@ SETTINGS = settings(
 
 @dataclass
 class ModelLedger:
-    """PostgreSQL: the tenant's epoch and fence, its open requests, and those with a record."""
+    """PostgreSQL: the tenant's epoch and fence, its open requests, and those with a record. `fences` has the epoch up to which
+    each fence outdates counters, the first fence first.
+    """
 
     epoch: int = 0
-    fenced_epoch: int = 0
-    fence: int = 0
+    fences: list[int] = field(default_factory=list)
     open: dict[UUID, ModelRequest] = field(default_factory=dict)
     ended: dict[UUID, ModelRequest] = field(default_factory=dict)
 
     def raise_fence(self) -> None:
-        self.fence += 1
-        self.fenced_epoch = self.epoch
+        self.fences.append(self.epoch)
+
+    @property
+    def fence(self) -> int:
+        return len(self.fences)
+
+    @property
+    def fenced_epoch(self) -> int:
+        return self.fences[-1] if self.fences else 0
 
     def snapshot(self, tenant: LimitedTenant) -> CounterSnapshot:
         model = CounterModel({**self.open, **self.ended})
@@ -94,8 +102,8 @@ class ModelJournal:
     def see(self, ledger: ModelLedger) -> None:
         self.fenced_epoch, self.seen, self.to_ship = ledger.fenced_epoch, ledger.fence, self.written
 
-    def has_confirmed(self, ledger: ModelLedger) -> bool:
-        return self.seen >= ledger.fence and self.written - len(self.records) >= self.to_ship
+    def has_confirmed(self, fence: int) -> bool:
+        return self.seen >= fence and self.written - len(self.records) >= self.to_ship
 
 
 class EpochMachine(RuleBasedStateMachine):
@@ -170,7 +178,7 @@ class EpochMachine(RuleBasedStateMachine):
 
     @rule(seen=st.tuples(st.booleans(), st.booleans()), shipped=st.tuples(st.booleans(), st.booleans()))
     def raise_fence(self, seen: tuple[bool, bool], shipped: tuple[bool, bool]) -> None:
-        """And take the next epoch at once, if every gateway has confirmed the fence."""
+        """And take the next epoch at once, if every gateway has confirmed a fence of this epoch."""
         self.ledger.raise_fence()
         for each, sees, ships in zip(self.gateways, seen, shipped, strict=True):
             if sees:
@@ -203,11 +211,22 @@ class EpochMachine(RuleBasedStateMachine):
 
     @rule(gateway=st.integers(0, 1), tokens=st.sampled_from([20, 30, 60]))
     def admit_behind_a_fence(self, gateway: int, tokens: int) -> None:
-        """A fence is seen while the journal is written, and confirmed by all."""
+        """A fence is seen while the journal is written, and confirmed by all. The next counters admit what they may."""
         self.ledger.raise_fence()
         self.ask(self.gateways[gateway], self.tenant.request(tokens), overtaken=True)
         if self.ledger.epoch <= self.ledger.fenced_epoch:
             self.rebuild_fenced()
+            self.admit(gateway, tokens, times=8, overtaken=False)
+
+    @rule(gateway=st.integers(0, 1), tokens=st.sampled_from([20, 30, 60]))
+    def overtake_a_rebuild(self, gateway: int, tokens: int) -> None:
+        """Another rebuild takes an epoch whose counters admit, and no gateway has seen the fence behind it."""
+        self.rebuild()
+        self.admit(gateway, tokens, times=1, overtaken=False)
+        self.ledger.raise_fence()
+        if self.may_take():
+            self.take(late=False)
+            self.admit(gateway, tokens, times=8, overtaken=False)
 
     @precondition(lambda self: self.may_take())
     @rule(
@@ -337,7 +356,7 @@ class EpochMachine(RuleBasedStateMachine):
         for each in self.gateways:
             if each.seen < self.ledger.fence:
                 each.see(self.ledger)
-            if not each.has_confirmed(self.ledger):
+            if not each.has_confirmed(self.ledger.fence):
                 self.ship_of(each, each.to_ship - (each.written - len(each.records)))
         self.take(late=False)
 
@@ -376,10 +395,18 @@ class EpochMachine(RuleBasedStateMachine):
             self.rebuild()
 
     def may_take(self) -> bool:
+        """Whether one of the rebuilds that wait behind a fence of their own goes on."""
         if self.ledger.epoch == 0:
             return True
-        fenced = self.ledger.epoch <= self.ledger.fenced_epoch
-        return fenced and all(each.has_confirmed(self.ledger) for each in self.gateways)
+        fences = enumerate(self.ledger.fences, start=1)
+        return any(self.is_behind(outdated) and self.is_confirmed(fence) for fence, outdated in fences)
+
+    def is_behind(self, outdated: int) -> bool:
+        """Whether a fence that outdates counters up to this epoch allows to take the next one."""
+        return self.ledger.epoch <= outdated
+
+    def is_confirmed(self, fence: int) -> bool:
+        return all(each.has_confirmed(fence) for each in self.gateways)
 
     def deliver(self, taken: tuple[int, CounterSnapshot]) -> None:
         self.run(self.counters.rebuild(self.tenant.tenant_id, *taken))
@@ -420,11 +447,16 @@ def test_no_limit_is_exceeded_whatever_comes_between_the_steps(
 
 MUTATIONS: dict[str, tuple[type, str, Any]] = {
     "no fence": (EpochMachine, "may_take", lambda self: True),
-    "not confirmed": (ModelJournal, "has_confirmed", lambda self, ledger: True),
+    "behind the fence of another rebuild": (
+        EpochMachine,
+        "is_behind",
+        lambda self, outdated: self.ledger.epoch <= self.ledger.fenced_epoch,
+    ),
+    "not confirmed": (ModelJournal, "has_confirmed", lambda self, fence: True),
     "confirmed before shipped": (
         ModelJournal,
         "has_confirmed",
-        lambda self, ledger: self.seen >= ledger.fence,
+        lambda self, fence: self.seen >= fence,
     ),
     "an early end under any epoch is done": (
         EpochMachine,

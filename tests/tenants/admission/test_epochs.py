@@ -21,6 +21,7 @@ from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import PolicyStale
 from loraplex.tenants.ledger.statements import NEXT_EPOCH
+from loraplex.tenants.ledger.usage_ledger import Fence
 from loraplex.tenants.quotas.reservation import Reservation
 from loraplex.tenants.valkey import tenant_key
 
@@ -64,9 +65,10 @@ async def test_usage_waits_for_a_rebuild_and_belongs_to_its_epoch(
     async with tenant.gateway() as gateway:
         reservation = await gateway.admit(tenant.request())
         await tenant.shipped()
-        await gateway.maintenance.ledger.raise_fence(tenant.tenant_id)
+        fence = await gateway.maintenance.ledger.raise_fence(tenant.tenant_id)
         async with database.as_writer() as rebuilding:
-            await rebuilding.execute(NEXT_EPOCH, {"tenant_id": tenant.tenant_id, "above": 0})
+            parameters = {"tenant_id": tenant.tenant_id, "fenced_epoch": fence.fenced_epoch}
+            await rebuilding.execute(NEXT_EPOCH, parameters)
             settling = asyncio.create_task(gateway.maintenance.ledger.settle(reservation, usage(reservation)))
             await asyncio.wait({settling}, timeout=0.2)
             assert not settling.done()
@@ -80,15 +82,51 @@ async def test_no_epoch_is_taken_before_a_fence(database: Database, valkey_url: 
     tenant = await make_tenant_with_gateways(database, valkey_url)
     async with tenant.gateway() as gateway:
         ledger = gateway.maintenance.ledger
-        assert (await snapshot_of(ledger, tenant))[0] == 1
-        assert await ledger.take_snapshot(tenant.tenant_id) is None
-        await ledger.raise_fence(tenant.tenant_id, outdates=False)
-        assert await ledger.take_snapshot(tenant.tenant_id) is None
-        await ledger.raise_fence(tenant.tenant_id)
-        assert await ledger.take_snapshot(tenant.tenant_id, above=7) is None
-        assert (await snapshot_of(ledger, tenant))[0] == 2
-        await ledger.raise_fence(tenant.tenant_id, above=7)
-        assert (await snapshot_of(ledger, tenant, above=7))[0] == 8
+        first = await ledger.raise_fence(tenant.tenant_id)
+        assert (await snapshot_of(ledger, first))[0] == 1
+        assert await ledger.take_snapshot(first) is None
+        outdates_nothing = await ledger.raise_fence(tenant.tenant_id, outdates=False)
+        assert await ledger.take_snapshot(outdates_nothing) is None
+        second = await ledger.raise_fence(tenant.tenant_id)
+        assert await ledger.take_snapshot(first) is None, "the second fence may not be confirmed"
+        assert (await snapshot_of(ledger, second))[0] == 2
+        beyond = await ledger.raise_fence(tenant.tenant_id, above=7)
+        assert (await snapshot_of(ledger, beyond))[0] == 8
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+async def test_a_rebuild_whose_fence_was_overtaken_waits_for_another_one(
+    database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch, epoch: int
+) -> None:
+    """Another rebuild came between its fence and its snapshot, and the fence behind that one is not confirmed yet."""
+    tenant = await make_tenant_with_gateways(database, valkey_url, concurrent_requests=1)
+    may_ship, admitted = asyncio.Event(), list[Reservation]()
+    async with tenant.gateway() as slow, tenant.gateway() as other, tenant.gateway() as late:
+        for _ in range(epoch):
+            await other.cancel(await other.admit(tenant.request()))
+        reserve, take_snapshot = slow.maintenance.ledger.reserve, late.maintenance.ledger.take_snapshot
+
+        async def wait_and_reserve(*arguments: Any) -> Any:
+            await may_ship.wait()
+            return await reserve(*arguments)
+
+        async def overtaken(fence: Fence) -> Any:
+            if admitted:
+                return await take_snapshot(fence)
+            await rebuild_counters(tenant, other)
+            monkeypatch.setattr(slow.maintenance.ledger, "reserve", wait_and_reserve)
+            admitted.append(await slow.admit(tenant.request()))
+            await other.maintenance.ledger.raise_fence(tenant.tenant_id)
+            try:
+                return await take_snapshot(fence)
+            finally:
+                may_ship.set()
+
+        monkeypatch.setattr(late.maintenance.ledger, "take_snapshot", overtaken)
+        assert await late.maintenance.settlements._counter_rebuild.rebuild(tenant.tenant_id) == epoch + 2
+        assert (await used(other, tenant.tenant_id))["concurrent_requests"].used == 1
+        await slow.settle(admitted[0], usage(admitted[0]))
+        assert await check_ledger(tenant, slow) == (15, 1)
 
 
 async def test_a_snapshot_read_before_the_usage_brings_nothing_back(
@@ -98,8 +136,8 @@ async def test_a_snapshot_read_before_the_usage_brings_nothing_back(
     async with tenant.gateway() as gateway, tenant.gateway() as rebuilding:
         reservation = await gateway.admit(tenant.request())
         ledger, counters = rebuilding.maintenance.ledger, rebuilding.maintenance.counters
-        await rebuilding.maintenance.fences.raise_fence(tenant.tenant_id)
-        epoch, snapshot = await snapshot_of(ledger, tenant)
+        fence = await rebuilding.maintenance.fences.raise_fence(tenant.tenant_id)
+        epoch, snapshot = await snapshot_of(ledger, fence)
         assert len(snapshot.reservations) == 1
         await gateway.settle(reservation, usage(reservation))
         await tenant.shipped()

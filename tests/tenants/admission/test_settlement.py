@@ -390,8 +390,8 @@ async def test_a_rebuild_in_progress_that_misses_a_request_without_counters(
         await gateway.cancel(await gateway.admit(tenant.request()))
         if not admitted_before:
             await tenant.flush()
-        await rebuilding.maintenance.fences.raise_fence(tenant.tenant_id)
-        epoch, snapshot = await snapshot_of(rebuilding.maintenance.ledger, tenant)
+        fence = await rebuilding.maintenance.fences.raise_fence(tenant.tenant_id)
+        epoch, snapshot = await snapshot_of(rebuilding.maintenance.ledger, fence)
         for _ in range(3):
             gateway.maintenance.breaker.failed()
         reservation = await gateway.admit(tenant.request())

@@ -12,7 +12,7 @@ from loraplex.engine.kernels.rotary import rotary_write_kv
 from loraplex.engine.kernels.silu_mul import silu_mul
 from loraplex.engine.kernels.triton import rms_norm as triton_rms_norm
 from loraplex.engine.layers.lora_linear import LoraLinear
-from loraplex.engine.lora.device_batch import DeviceLoraBatch
+from loraplex.engine.lora.device_batch import DeviceLoraBatch, LoraPath
 
 pytest.importorskip("triton")
 
@@ -53,7 +53,7 @@ class Operands:
         generator = torch.Generator().manual_seed(7)
         self.base = torch.randn(len(ROWS), sum(sizes), generator=generator).to(device)
         batch = group_rows(ROWS, device)
-        assert isinstance(batch, DeviceLoraBatch) and batch.is_folded
+        assert isinstance(batch, DeviceLoraBatch) and batch.path is LoraPath.FOLDED
         layer = LoraLinear(lambda _: self.base.clone(), self.problem.site)  # type: ignore[arg-type]
         self.whole = layer(self.problem.x, batch)
         part, delta = layer.deferred(self.problem.x, batch)

@@ -8,9 +8,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loraplex.engine.batch.forward_batch import AdapterPath
 from loraplex.engine.kernels import dispatch
 from loraplex.engine.kernels.group_rows import every_path, group_on_device
-from loraplex.engine.lora.device_batch import DECODE_ROWS, PREFILL_ROWS, chunk_bound
+from loraplex.engine.lora.batch import LoraBatch
+from loraplex.engine.lora.device_batch import (
+    DECODE_ROWS,
+    FEW_ADAPTERS,
+    PREFILL_ROWS,
+    DeviceLoraBatch,
+    LoraPath,
+    chunk_bound,
+)
+from loraplex.engine.runner.cuda_graphs.adapter_kinds import AdapterKind, AdapterKinds
+from loraplex.engine.runner.cuda_graphs.static_groups import StaticGroups
 
 pytest.importorskip("triton")
 
@@ -35,17 +46,15 @@ def members_of(rows: list[int], slot: int) -> list[int]:
         st.lists(st.integers(-1, 2000), min_size=1, max_size=70),
         st.lists(st.just(3), min_size=1, max_size=100),
     ),
-    st.booleans(),
+    st.sampled_from([LoraPath.FOLDED, LoraPath.MIXED]),
     st.integers(0, 3),
 )
-def test_chunks_are_the_rows_of_each_slot_in_order(rows: list[int], is_decode: bool, spare: int) -> None:
+def test_chunks_are_the_rows_of_each_slot_in_order(rows: list[int], path: LoraPath, spare: int) -> None:
     adapters = len(set(rows) - {-1}) + spare
     row_slots = torch.tensor(rows, dtype=torch.int32, device=device())
-    batch = group_on_device(row_slots, adapters, is_decode=is_decode)
-    most = DECODE_ROWS if is_decode else PREFILL_ROWS
-    assert batch.chunk_rows == most
-    order, slots = batch.chunks.order.tolist(), batch.chunks.slots.tolist()
-    starts, ends = batch.chunks.starts.tolist(), batch.chunks.ends.tolist()
+    batch = group_on_device(row_slots, path, adapters)
+    most = {LoraPath.FOLDED: DECODE_ROWS, LoraPath.MIXED: PREFILL_ROWS}[path]
+    order, starts, ends, slots = (each.tolist() for each in batch.chunk_lists)
     keys = sorted(set(rows) - {-1}) + [-1] * (-1 in rows)
     expected = [
         (slot, members[i : i + most])
@@ -68,11 +77,69 @@ def test_the_bound_holds_for_any_rows(rows: list[int], most: int) -> None:
     assert needed <= chunk_bound(len(rows), len(set(rows) - {-1}), most)
 
 
+def groups_of(batch: LoraBatch | None) -> list[tuple[int, list[int]]]:
+    """(slot, rows) of every chunk with an adapter, in the order of its programs."""
+    if batch is None:
+        return []
+    assert isinstance(batch, DeviceLoraBatch)
+    if batch.chunks is None:
+        return [(slot, [row]) for row, slot in enumerate(batch.row_slots.tolist()) if slot >= 0]
+    order, starts, ends, slots = (each.tolist() for each in batch.chunk_lists)
+    chunks = zip(slots, starts, ends, strict=True)
+    return [(slot, order[start:end]) for slot, start, end in chunks if slot >= 0 and end > start]
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[list[int], int, list[int]]:
+    """Slots of the rows of a step, how many of them decode, and the rows that are sampled. Each chunk is of one adapter."""
+    slots = st.integers(-1, draw(st.sampled_from([0, 5, 40])))
+    decodes = draw(st.lists(slots, max_size=40))
+    chunks = draw(st.lists(st.tuples(slots, st.integers(2, 40)), max_size=4))
+    rows = decodes + [slot for slot, count in chunks for _ in range(count)]
+    sampled = draw(st.lists(st.integers(0, max(0, len(rows) - 1)), max_size=12, unique=True))
+    return rows, len(decodes), sorted(sampled) if rows else []
+
+
+@settings(max_examples=60)
+@given(steps(), st.booleans(), st.integers(0, 20))
+def test_a_captured_step_groups_rows_as_an_eager_one(
+    step: tuple[list[int], int, list[int]], deterministic: bool, padding: int
+) -> None:
+    rows, decodes, sampled = step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON)
+        adapters = len(set(rows) - {-1})
+        kind = AdapterKinds(FEW_ADAPTERS, is_one=deterministic).of(adapters)
+        path = AdapterPath(deterministic)
+        eager = path.group(rows, device(), decodes)
+        eager_sampled = path.group([rows[row] for row in sampled], device(), len(sampled), rows)
+        if kind is AdapterKind.BASE:
+            assert eager is None and eager_sampled is None
+            return
+        grouping = StaticGroups(path, max_adapters=41)
+        padded = torch.tensor(rows + [-1] * padding, dtype=torch.int32, device=device())
+        captured = grouping(padded, kind, decodes < len(rows))
+        index = torch.tensor(sampled + [0] * padding, dtype=torch.int64, device=device())
+        captured_sampled = grouping(padded.index_select(0, index), kind, False)
+    assert isinstance(eager, DeviceLoraBatch) and isinstance(captured, DeviceLoraBatch)
+    assert captured.path is eager.path and groups_of(captured) == groups_of(eager)
+    if eager_sampled is not None:
+        assert isinstance(eager_sampled, DeviceLoraBatch) and isinstance(captured_sampled, DeviceLoraBatch)
+        assert captured_sampled.path is eager_sampled.path
+    real = [
+        (slot, [row for row in members if row < len(sampled)])
+        for slot, members in groups_of(captured_sampled)
+    ]
+    assert sorted(row for _, members in real for row in members) == [
+        place for place, row in enumerate(sampled) if rows[row] >= 0
+    ]
+    assert all(rows[sampled[row]] == slot for slot, members in real for row in members)
+
+
 def test_every_path_is_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON)
     paths = every_path(device())
-    kinds = [(path.is_folded, path.by_row, path.chunk_rows) for path in paths]
-    assert kinds == [(True, False, DECODE_ROWS), (False, True, DECODE_ROWS), (False, False, PREFILL_ROWS)]
-    assert all(path.is_static and path.chunks.slots.tolist() == [0] for path in paths)
-    (path,) = every_path(device(), deterministic=True)
-    assert (path.is_folded, path.by_row, path.chunk_rows) == (False, False, DECODE_ROWS)
+    assert [batch.path for batch in paths] == [LoraPath.FOLDED, LoraPath.BY_ROW, LoraPath.MIXED]
+    assert all(batch.is_static and groups_of(batch) == [(0, [0])] for batch in paths)
+    (batch,) = every_path(device(), deterministic=True)
+    assert batch.path is LoraPath.DETERMINISTIC and groups_of(batch) == [(0, [0])]

@@ -194,7 +194,7 @@ def test_any_number_of_programs_gives_the_same_bits(
         assert torch.equal(sequences.decode(body, qkv, None), expected), programs
 
 
-def test_padding_of_a_batch_and_a_narrow_view_of_wide_tables(device: torch.device, body: Any) -> None:
+def test_a_narrow_view_of_wide_tables(device: torch.device, body: Any) -> None:
     sequences = Sequences([30, 17, 1], (6, 2, 64), torch.float32, device)
     qkv = sequences.queries(3)
     expected = sequences.decode(reference, qkv, None)
@@ -202,10 +202,24 @@ def test_padding_of_a_batch_and_a_narrow_view_of_wide_tables(device: torch.devic
     wide[:, :2] = sequences.tables[:, :2]
     sequences.tables = wide[:, :2]
     check(sequences.decode(body, qkv, None), expected)
-    sequences.lengths[1] = 0
-    result = sequences.decode(body, qkv, None)
-    check(result[[0, 2]], expected[[0, 2]])
-    assert not result[1].any()
+
+
+@pytest.mark.parametrize("window", [None, 130])
+@pytest.mark.parametrize("empty", [[0], [3, 4], [0, 1, 3], [0, 1, 2, 3, 4]], ids=str)
+def test_a_row_of_length_0_is_neither_read_nor_written(
+    empty: list[int], window: int | None, kernel_dtype: torch.dtype, device: torch.device, body: Any
+) -> None:
+    """Nor by a merge of its splits, of which there are none: partial sums that nothing wrote are NaN."""
+    sequences = Sequences(LENGTHS, (6, 2, 64), kernel_dtype, device)
+    qkv = sequences.queries(len(LENGTHS))
+    expected = sequences.decode(body, qkv, window)
+    qkv[empty], sequences.tables[empty], sequences.lengths[empty] = torch.nan, 2**31 - 1, 0
+    out = torch.full_like(expected, 7.0)
+    operands = qkv, out, sequences.cache, sequences.tables, sequences.lengths, sequences.scale, window
+    body.decode_attention(*operands)
+    decodes = [row for row in range(len(LENGTHS)) if row not in empty]
+    assert (out[empty] == 7.0).all()
+    assert torch.equal(out[decodes], expected[decodes])
 
 
 @pytest.mark.parametrize("window", [None, 40])
@@ -359,7 +373,7 @@ def test_blocks_far_into_a_large_pool(kernel_dtype: torch.dtype, device: torch.d
 @pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
 @pytest.mark.interpreted(__file__, seconds=75)
 def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
-    assert interpreter_runs.passed(request.node) >= 118
+    assert interpreter_runs.passed(request.node) >= 98
 
 
 COMPILE = r"""

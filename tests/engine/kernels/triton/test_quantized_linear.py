@@ -32,7 +32,17 @@ MAX_SHARED_BYTES = 227 << 10
 ROWS = (1, 2, 5, 16, 64, 129)
 SHAPES = ((48, 640), (33, 200), (1, 31))
 """[outputs, inputs]: more tiles than one turn takes, tiles cut off on both sides, less than one tile."""
-FORMATS = ("int8", "int8/128", "int8/32", "int4/128", "int4/64", "int4/32", "int4/128 zeros", "int4/32 zeros")
+FORMATS = (
+    "int8",
+    "int8/128",
+    "int8/32",
+    "int4/128",
+    "int4/64",
+    "int4/32",
+    "int4/128 zeros",
+    "int4/64 zeros",
+    "int4/32 zeros",
+)
 ROUNDING = {torch.float32: 2e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 """Relative to |x| |w|: y's rounding, and at prefill that of the scaled weights."""
 
@@ -103,7 +113,7 @@ def test_every_tile_computes_the_same(name: str, device: torch.device) -> None:
 
     weight = weight_of(name, (70, 640), device)
     x = rows_of(40, 640, torch.float16, device)
-    for tile in (*SKINNY_TILES, *WIDE_TILES):
+    for tile in (*SKINNY_TILES[weight.bits], *WIDE_TILES):
         out = torch.full((40, 70), torch.nan, dtype=x.dtype, device=device)
         launch(x, weight, out, tile)
         check(out, x, weight)
@@ -139,21 +149,22 @@ def test_bias_is_added(rows: int, device: torch.device) -> None:
     check((out.double() - bias.double()).to(torch.float32), x, weight, rounding=4e-3)
 
 
-def tile_of(rows: int, outputs: int, dtype: torch.dtype = torch.bfloat16, zeros: bool = False) -> Tile:
-    weight = quantize_int4(torch.ones(1, 32), 32, symmetric=not zeros)
+def tile_of(rows: int, outputs: int, dtype: torch.dtype = torch.bfloat16, bits: int = 4) -> Tile:
+    weight = quantize_int4(torch.ones(1, 32), 32) if bits == 4 else quantize_int8(torch.ones(1, 32))
     return tile_for(torch.empty(rows, 32, dtype=dtype), replace(weight, shape=(outputs, 32)))
 
 
-def test_tiles_follow_rows_and_outputs() -> None:
-    few, many, more_rows = SKINNY_TILES
+@pytest.mark.parametrize("bits", [4, 8])
+def test_tiles_follow_rows_and_outputs(bits: int) -> None:
+    few, many, more_rows = SKINNY_TILES[bits]
     wide, wider = WIDE_TILES
-    assert tile_of(1, 4096) == tile_of(16, 4096) == tile_of(16, 28672, zeros=True) == few
-    assert tile_of(1, 33792) == tile_of(16, 33792) == many
-    assert tile_of(17, 4096) == tile_of(32, 28672) == more_rows
-    assert tile_of(33, 4096) == tile_of(64, 28672) == tile_of(17, 4096, zeros=True) == wide
-    assert tile_of(65, 4096) == tile_of(512, 4096) == wide
-    assert tile_of(65, 28672) == tile_of(640, 4096) == wider
-    assert tile_of(65, 4096, torch.float32) == FLOAT32_TILE
+    assert tile_of(1, 4096, bits=bits) == tile_of(16, 4096, bits=bits) == few
+    assert tile_of(1, 33792, bits=bits) == tile_of(16, 33792, bits=bits) == many
+    assert tile_of(17, 4096, bits=bits) == tile_of(32, 28672, bits=bits) == more_rows
+    assert tile_of(33, 4096, bits=bits) == tile_of(64, 28672, bits=bits) == wide
+    assert tile_of(65, 4096, bits=bits) == tile_of(512, 4096, bits=bits) == wide
+    assert tile_of(65, 28672, bits=bits) == tile_of(640, 4096, bits=bits) == wider
+    assert tile_of(65, 4096, torch.float32, bits) == FLOAT32_TILE
 
 
 def test_splits_follow_the_weights_shape() -> None:
@@ -223,7 +234,7 @@ def test_nan_stays_in_its_row(name: str, device: torch.device) -> None:
 @pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
 @pytest.mark.interpreted(__file__, seconds=40)
 def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
-    assert interpreter_runs.passed(request.node) == 65
+    assert interpreter_runs.passed(request.node) == 73
 
 
 @pytest.mark.parametrize("source", ["_NIBBLES_TO_BF16", "_BYTES_ABOVE_2_23"])

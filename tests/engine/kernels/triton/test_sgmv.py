@@ -21,7 +21,7 @@ from loraplex.engine.kernels.sgmv import sgmv
 from loraplex.engine.layers.embedding import Embedding
 from loraplex.engine.layers.lora_linear import LoraLinear
 from loraplex.engine.lora.batch import LoraBatch
-from loraplex.engine.lora.device_batch import DeviceLoraBatch, make_workspace
+from loraplex.engine.lora.device_batch import ChunkBuffers, DeviceLoraBatch, LoraPath, make_workspace
 
 pytest.importorskip("triton")
 
@@ -39,20 +39,18 @@ def device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.devic
     return device
 
 
-@pytest.fixture(params=["tile", "row", "prefill"])
+@pytest.fixture(params=[LoraPath.FOLDED, LoraPath.BY_ROW, LoraPath.MIXED], ids=["tile", "row", "prefill"])
 def grouped(
     request: pytest.FixtureRequest, shape: Any, device: torch.device
 ) -> Callable[[Any], DeviceLoraBatch]:
     """A problem's rows, grouped for one of the paths."""
     path = request.param
-    is_long = len(shape.rows) > 16
-    if device.type == "cpu" and is_long is not (path == "prefill") and (is_long or path == "prefill"):
+    if device.type == "cpu" and (len(shape.rows) > 16) is not (path is LoraPath.MIXED):
         pytest.skip("chunks of 32 rows are for many rows, and rows one by one for few")
 
     def group(problem: Any) -> DeviceLoraBatch:
-        batch = group_rows(problem.shape.rows, device, 0 if path == "prefill" else None)
-        assert isinstance(batch, DeviceLoraBatch)
-        return replace(batch, by_row=path == "row")
+        row_slots = torch.tensor(problem.shape.rows, dtype=torch.int32, device=device)
+        return group_on_device(row_slots, path, len(set(problem.shape.rows) - {-1}))
 
     return group
 
@@ -64,6 +62,12 @@ def run(problem: Any, batch: LoraBatch | None) -> torch.Tensor:
     return result
 
 
+def fill_chunks(row_slots: torch.Tensor, chunk_rows: int, chunks: ChunkBuffers) -> None:
+    from loraplex.engine.kernels.triton import group_rows
+
+    group_rows.group_rows(row_slots, chunk_rows, chunks)
+
+
 def as_bits(row: torch.Tensor) -> torch.Tensor:
     return row.view(torch.int16)
 
@@ -73,7 +77,7 @@ def test_equals_a_loop_over_rows(
 ) -> None:
     problem = problem_of(shape, kernel_dtype, device).scatter()
     batch = grouped(problem)
-    if device.type == "cpu" and batch.by_row and kernel_dtype is torch.float32:
+    if device.type == "cpu" and batch.path is LoraPath.BY_ROW and kernel_dtype is torch.float32:
         pytest.skip("its spans are twice as many as those of shorter types")
     problem.check(run(problem, batch))
 
@@ -160,19 +164,42 @@ def test_one_set_of_buffers_serves_any_rows(
         pytest.skip("more adapters than the step was captured for")
     static = torch.full((len(shape.rows),), max(shape.ranks), dtype=torch.int32, device=device)
     workspace = make_workspace([problem.site], len(shape.rows), device)
-    settings: dict[str, Any] = {"is_decode": True, "is_static": True, "workspace": workspace}
-    first = group_on_device(static, adapters, **settings)
-    assert first.by_row is (adapters > 8) and first.acts_at(problem.site)
+    path = LoraPath.of(adapters, is_mixed=False, deterministic=False)
+    batch = group_on_device(static, path, adapters, is_static=True, workspace=workspace)
+    assert batch.path is (LoraPath.FOLDED if adapters == 8 else LoraPath.BY_ROW)
+    assert batch.acts_at(problem.site)
     for rows in (shape.rows[::-1], (-1,) * len(shape.rows), shape.rows):
         static.copy_(torch.tensor(rows, dtype=torch.int32))
-        again = group_on_device(static, adapters, buffers=first.chunks, **settings)
-        assert again.num_chunks == first.num_chunks
+        if batch.chunks is not None:
+            fill_chunks(static, path.chunk_rows, batch.chunks)
         workspace.hidden.fill_(torch.nan)
-        result = run(problem, first)
+        result = run(problem, batch)
         if rows == shape.rows:
             problem.check(result)
         elif set(rows) == {-1}:
             assert torch.equal(result.view(torch.int32), problem.y.view(torch.int32))
+
+
+def test_rows_of_one_adapter_do_not_wait_for_one_another(
+    problem_of: Any, shape_of: Any, device: torch.device
+) -> None:
+    """In steps of many adapters each row has programs of its own, so that a much used adapter costs no more than another.
+    Its results have the bits that they have alone.
+    """
+    rows = (3, 0, 0, -1, 0, 0, 1, 0)
+    problem = problem_of(
+        shape_of(37, (20, 9), {0: (8, 17), 1: (0, 3), 3: (5, 5)}, rows), torch.float16, device
+    )
+    row_slots = torch.tensor(rows, dtype=torch.int32, device=device)
+    batch = group_on_device(row_slots, LoraPath.BY_ROW, 3)
+    assert (batch.chunks, batch.num_chunks) == (None, len(rows))
+    together = run(problem, batch)
+    problem.check(together)
+    for row, slot in enumerate(rows):
+        only = torch.full_like(row_slots, -1)
+        only[row] = slot
+        alone = run(problem, group_on_device(only, LoraPath.BY_ROW, 1))
+        assert torch.equal(as_bits(alone[row]), as_bits(together[row])), f"row {row}"
 
 
 class RecordingBranch:

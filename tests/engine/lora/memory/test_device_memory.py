@@ -180,11 +180,11 @@ def test_an_adapter_over_the_bound_of_error_is_refused() -> None:
         pool.pack(adapter("a", {DOWN[0]: 4}))
 
 
-def test_fresh_pages_of_a_layer_go_in_few_copies() -> None:
-    """Eight matrices of three page sizes, side by side in the blob and in the empty arena: one copy per size."""
+def test_fresh_pages_go_in_few_copies() -> None:
+    """Eight matrices of four page sizes, side by side in the blob and in the empty arena: one copy per size."""
     pool = memory(sites(), PageFormat(torch.float32), max_bytes=1 << 22)
     placement = install(pool, 0, adapter("a", dict.fromkeys(WIDTHS, 16)))
     assert placement.copy is not None
-    (spans,) = placement.copy.layers()
+    (spans,) = placement.copy.batches()
     assert len(placement.packed.pages) == 8 and len(spans) == 4
     assert sum(nbytes for _, _, nbytes in spans) == placement.packed.blob.nbytes

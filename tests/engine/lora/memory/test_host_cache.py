@@ -16,7 +16,7 @@ def blob(nbytes: int) -> PackedAdapter:
 
 
 def packed(blob: torch.Tensor) -> PackedAdapter:
-    return PackedAdapter("d", blob, (), {}, table_rows({}, (), 1), (), {}, 0, None)
+    return PackedAdapter("d", blob, (), {}, table_rows({}, (), 1), {}, 0, None)
 
 
 def key(name: str) -> tuple[bytes, str]:

@@ -1,6 +1,8 @@
-"""Copies on a side stream: paced by layers, after previously launched work; an adapter has arrived with its last byte."""
+"""Copies on a side stream: paced, after previously launched work; an adapter has arrived with its last byte."""
 
+import random
 import threading
+from bisect import bisect_right
 from collections.abc import Iterable
 
 import pytest
@@ -8,10 +10,12 @@ import torch
 from tests.engine.lora.driven_pool import CPU, DrivenPool, Source, paged, ref
 from torch import Tensor
 
+from loraplex.engine.lora.memory import page_copy
+from loraplex.engine.lora.memory.base import Placement
 from loraplex.engine.lora.memory.device_memory import DeviceAdapterMemory
 from loraplex.engine.lora.memory.host_cache import HostCache
 from loraplex.engine.lora.memory.page_copy import (
-    LAYERS_IN_FLIGHT,
+    BATCHES_IN_FLIGHT,
     CopyThread,
     ImmediateStream,
     Mark,
@@ -97,7 +101,8 @@ def adapter() -> LoraWeights:
     return LoraWeights("a", modules)
 
 
-def test_few_layers_are_in_flight_at_once_and_the_last_one_arrives() -> None:
+def test_few_batches_are_in_flight_at_once_and_the_last_one_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_copy, "BATCH_BYTES", 512)
     stream = Stream()
     pool, started = made(stream)
     placement = pool.place(0, pool.pack(adapter()))
@@ -106,8 +111,8 @@ def test_few_layers_are_in_flight_at_once_and_the_last_one_arrives() -> None:
         pool.install(placement)
     PageCopier(stream).copy(started[0])
     assert stream.log[1] == "follow", "not before the kernels that may still read these pages"
-    assert stream.log.count("mark") == LAYERS
-    assert stream.most_in_flight == LAYERS_IN_FLIGHT and stream.waits == LAYERS - LAYERS_IN_FLIGHT
+    assert stream.log.count("mark") == LAYERS, "as many batches of two pages"
+    assert stream.most_in_flight == BATCHES_IN_FLIGHT and stream.waits == LAYERS - BATCHES_IN_FLIGHT
     for mark in stream.marks[:-1]:
         mark.reached = True
     assert not pool.is_there(placement)
@@ -160,3 +165,76 @@ def test_a_device_that_cannot_copy_breaks_the_engine_not_the_thread() -> None:
     copies.close()
     with pytest.raises(RuntimeError, match="could not be copied"):
         pool.is_there(placement)
+
+
+PROJECTIONS = {
+    ("q_proj", "k_proj", "v_proj"): (4096, (4096, 1024, 1024)),
+    ("o_proj",): (4096, (4096,)),
+    ("gate_proj", "up_proj"): (4096, (14336, 14336)),
+    ("down_proj",): (14336, (4096,)),
+}
+"""Of Llama 3 8B, which has 32 layers."""
+VOCABULARY = 128_256
+
+
+def sites_of_8b() -> list[LoraSite]:
+    layers = [
+        make_site(tuple(f"layers.{layer}.{name}" for name in names), inputs, outputs, 16, CPU, 32)
+        for layer in range(32)
+        for names, (inputs, outputs) in PROJECTIONS.items()
+    ]
+    return [*layers, make_site(("lm_head",), 4096, (VOCABULARY,), 16, CPU, 32)]
+
+
+def weights_of_8b(rank: int) -> LoraWeights:
+    a = torch.zeros(rank, max(inputs for inputs, _ in PROJECTIONS.values()), dtype=torch.bfloat16)
+    modules = {
+        f"layers.{layer}.{name}": LoraModule(a[:, :inputs], a[:, :outputs].t())
+        for layer in range(32)
+        for names, (inputs, widths) in PROJECTIONS.items()
+        for name, outputs in zip(names, widths, strict=True)
+    }
+    return LoraWeights(f"rank {rank}", modules)
+
+
+def test_an_adapter_of_an_8b_model_comes_in_about_thirty_copies() -> None:
+    """Into the empty arena, and after swaps among adapters of another rank. Pages stay where kernels find them."""
+    pool = DeviceAdapterMemory(
+        sites_of_8b(),
+        PageFormat(torch.bfloat16),
+        max_bytes=1 << 29,
+        max_slots=16,
+        max_rank=32,
+        device=CPU,
+        allocate_blob=HostCache(0).blob,
+        stream=ImmediateStream(),
+        start_copy=lambda copy: None,
+    )
+    packed = [pool.pack(weights_of_8b(rank)) for rank in (16, 8)]
+    choose = random.Random(1)
+    resident: list[Placement] = []
+    counts: list[int] = []
+    for swap in range(60):
+        wanted = packed[choose.choice([0, 0, 1]) if swap else 0]
+        while not pool.fits(wanted):
+            pool.remove(resident.pop(choose.randrange(len(resident))))
+        slot = min(set(range(16)) - {placement.slot for placement in resident})
+        placement = pool.place(slot, wanted)
+        resident.append(placement)
+        copy = placement.copy
+        assert copy is not None
+        spans = [span for batch in copy.batches() for span in batch]
+        if wanted is packed[0]:
+            counts.append(len(spans))
+        assert max(nbytes for _, _, nbytes in spans) <= page_copy.BATCH_BYTES
+        assert_each_page_goes_to_its_place(copy, spans)
+    assert counts[0] <= 25 and sum(counts) <= 30 * len(counts) and max(counts) <= 60
+
+
+def assert_each_page_goes_to_its_place(copy: PageCopy, spans: list[Span]) -> None:
+    assert sum(nbytes for _, _, nbytes in spans) == copy.packed.blob.nbytes
+    assert [source for source, _, _ in spans] == sorted(source for source, _, _ in spans)
+    starts = [source for source, _, _ in spans]
+    for page, start in zip(copy.packed.pages, copy.starts, strict=True):
+        source, target, _ = spans[bisect_right(starts, page.start) - 1]
+        assert target + page.start - source == start

@@ -1,18 +1,16 @@
 """The arena's pages read by the Triton kernels through the tables, interpreted in a process of its own."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
 from tests.engine.lora.memory.test_device_memory import CPU, DOWN, QKV, adapter, install, memory, sites
 
 from loraplex.engine.kernels import dispatch
-from loraplex.engine.kernels.group_rows import group_rows as group_on_device
+from loraplex.engine.kernels.group_rows import group_on_device
 from loraplex.engine.kernels.reference import sgmv as reference
 from loraplex.engine.kernels.sgmv import sgmv
 from loraplex.engine.lora.batch import HostLoraBatch, group_rows
-from loraplex.engine.lora.device_batch import DeviceLoraBatch
+from loraplex.engine.lora.device_batch import LoraPath
 from loraplex.engine.lora.memory.page_format import PageFormat
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 
@@ -42,11 +40,10 @@ def test_kernels_find_every_page_by_the_table(
     assert isinstance(batch, HostLoraBatch)
     reference.sgmv(x, expected, places[0], batch.groups)
     monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON)
-    on_device = group_on_device(rows, CPU)
-    assert isinstance(on_device, DeviceLoraBatch)
-    for by_row in (False, True):
+    row_slots = torch.tensor(rows, dtype=torch.int32)
+    for path in (LoraPath.FOLDED, LoraPath.BY_ROW):
         y = torch.zeros(5, 160).half()
-        sgmv(x, y, places[0], replace(on_device, by_row=by_row))
+        sgmv(x, y, places[0], group_on_device(row_slots, path, 2))
         torch.testing.assert_close(y, expected, rtol=5e-3, atol=2e-2)
         assert not y[1].any() and not y[4].any() and y[2].any()
 

@@ -152,7 +152,7 @@ async def build_counters(database_url: str, valkey_url: str, tenant: UsingTenant
     """As the first admission of the tenant does."""
     database, client = Database(database_url), open_valkey(valkey_url)
     ledger, counters = UsageLedger(database), Counters(client)
-    taken = await ledger.take_snapshot(tenant.id)
+    taken = await ledger.take_snapshot(await ledger.raise_fence(tenant.id))
     assert taken is not None
     epoch, snapshot = taken
     await counters.rebuild(tenant.id, epoch, snapshot)

@@ -1,0 +1,276 @@
+"""The target table: which cases answer which row, what is required, what is aimed at, and what was found.
+
+Invariant: every row has an outcome and, where it was not measured, the reason. Dry lines answer nothing.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tests.benchmarks.gpu.cases import DTYPE, ZIPF
+from tests.benchmarks.kernels.attention import decode_problem
+from tests.benchmarks.kernels.gemm import gemm_problem
+from tests.benchmarks.kernels.lora import layer_problem, pair_problem
+from tests.benchmarks.kernels.shapes import LLAMA_3_8B
+
+MODEL = LLAMA_3_8B.name
+SKINNY_ROWS = (1, 16)
+ONE_ADAPTER_ROWS = (1, 32)
+INT4 = "int4 zeros"
+"""The served scheme: with zero points."""
+NO_LINE = "no line: its stage was not run"
+Outcome = Literal["ok", "MISS", "failed", "not run"]
+Combine = Callable[[Sequence[float]], float]
+
+
+class Lines:
+    """The lines of one or more runs by case; those of the last run of a case count."""
+
+    def __init__(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        real = [line for line in lines if not line["dry"]]
+        self._timed = {line["case"]: line for line in real if line["stage"] == "time" and line["ok"]}
+        checked = {line["case"]: line for line in real if line["stage"] == "check" and line["ok"] is not None}
+        self._checked = list(checked.values())
+        self._missed = {line["case"]: line for line in real if not line["ok"]}
+
+    def value(self, case: str, name: str) -> float | None:
+        """A figure of a timed case."""
+        line = self._timed.get(case)
+        return None if line is None or line[name] is None else float(line[name])
+
+    def missing(self, cases: Iterable[str]) -> tuple[Outcome, str]:
+        """Whether one of the cases failed or none was run, and why."""
+        found = [self._missed[case] for case in cases if case in self._missed]
+        failed = [line for line in found if line["ok"] is False]
+        for line in failed or found:
+            return "failed" if failed else "not run", f"{line['case']}: {line['error']}"
+        return "not run", NO_LINE
+
+    @property
+    def checks(self) -> list[Mapping[str, Any]]:
+        """Of each case the last check."""
+        return self._checked
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of the report."""
+
+    name: str
+    required: str
+    outcome: Outcome
+    found: str
+
+    def text(self) -> str:
+        return f"{self.outcome:<7} {self.name:<46} {self.required:<28} {self.found}"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`combine` makes the row's figure of the field `name` of its cases; `job` is the job that measures them, if one does."""
+
+    name: str
+    kind: Literal["at most", "at least"]
+    required: float
+    aim: float | None
+    unit: str
+    cases: Sequence[str]
+    field: str = "value"
+    combine: Combine = max
+    job: str = ""
+
+    def row(self, lines: Lines) -> Row:
+        """What the lines say of it."""
+        aim = "" if self.aim is None else f" ({self.aim:g})"
+        required = f"{self.kind} {self.required:g}{aim} {self.unit}"
+        values = [lines.value(case, self.field) for case in self.cases]
+        known = [value for value in values if value is not None]
+        if len(known) < len(values):
+            absent = [case for case, value in zip(self.cases, values, strict=True) if value is None]
+            outcome, reason = lines.missing([*absent, self.job])
+            return Row(self.name, required, outcome, reason)
+        figure = self.combine(known)
+        reached = figure <= self.required if self.kind == "at most" else figure >= self.required
+        return Row(self.name, required, "ok" if reached else "MISS", f"measured {figure:.3g} {self.unit}")
+
+
+def rows(lines: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """One per row of the table."""
+    known = Lines(lines)
+    return [_checks(known), *(target.row(known) for target in targets())]
+
+
+def _checks(lines: Lines) -> Row:
+    wrong = [line for line in lines.checks if not line["ok"]]
+    name, required = "every kernel against float32", "no wrong case"
+    if not lines.checks:
+        return Row(name, required, "not run", NO_LINE)
+    worst = max((line["rel_err"] or 0.0 for line in lines.checks), default=0.0)
+    found = f"{len(lines.checks)} cases, {len(wrong)} wrong, largest error {worst:.1e}"
+    return Row(name, required, "MISS" if wrong else "ok", found)
+
+
+def targets() -> list[Target]:
+    """In the order of the table."""
+    return [
+        *_kernels(),
+        *_lora_steps(),
+        *_base_steps(),
+        *_gemms(),
+        *_attentions(),
+        *_serving(),
+    ]
+
+
+def tpot_case(scheme: str, rows: int, load: str, model: str = MODEL) -> str:
+    """Case of a time per output token, in milliseconds; `load` base, all-base, one, distinct, zipf."""
+    return f"tpot/{model}/{scheme}/b{rows}/{load}"
+
+
+def over_base_case(scheme: str, rows: int, load: str, model: str = MODEL) -> str:
+    """Case of the same over that of the base model, both from turns of one run."""
+    return f"over base/{model}/{scheme}/b{rows}/{load}"
+
+
+def share_case(scheme: str, model: str = MODEL) -> str:
+    """Case of the share of memcpy bandwidth that a lone row's steps stream weights at, in percent."""
+    return f"share of copy/{model}/{scheme}/b1"
+
+
+def _percent_over(values: Sequence[float]) -> float:
+    return (max(values) - 1) * 100
+
+
+def _difference(values: Sequence[float]) -> float:
+    return values[0] - values[1]
+
+
+def _quotient(values: Sequence[float]) -> float:
+    return values[0] / values[1]
+
+
+def _worst_pair(values: Sequence[float]) -> float:
+    """The largest quotient of two values that follow each other."""
+    return max(values[i] / values[i + 1] for i in range(0, len(values), 2))
+
+
+def _kernels() -> list[Target]:
+    width = LLAMA_3_8B.hidden
+    pair = pair_problem(64, 64, 16, width, width, DTYPE, DTYPE).name
+    skewed = pair_problem(64, 64, 16, width, width, DTYPE, DTYPE, ZIPF).name
+    layer, quantized = (layer_problem(LLAMA_3_8B, 64, 64, 16, DTYPE, pages).name for pages in (DTYPE, "int8"))
+    return [
+        Target("shrink+expand pair, 64 adapters", "at most", 10, 8, "us", [pair], "us_p50"),
+        Target("the same, rows by Zipf 1.1", "at most", 10, 8, "us", [skewed], "us_p50"),
+        Target("LoRA kernels of a layer, bf16 pages", "at most", 80, None, "us", [layer], "us_p50"),
+        Target("LoRA kernels of a layer, 8-bit pages", "at most", 60, None, "us", [quantized], "us_p50"),
+    ]
+
+
+def _lora_steps() -> list[Target]:
+    found = []
+    for scheme in ("none", "int4"):
+        cases = [over_base_case(scheme, rows, "all-base") for rows in (1, 64)]
+        found.append(_step(f"all-base batch, {scheme}", 1, None, "%", cases, _percent_over, scheme))
+    for scheme, required, aim in (("none", 10.0, 8.0), ("int4", 20.0, 12.0)):
+        cases = [over_base_case(scheme, rows, "one") for rows in ONE_ADAPTER_ROWS]
+        name = f"one adapter, batch 1-32, {scheme}"
+        found.append(_step(name, required, aim, "%", cases, _percent_over, scheme))
+    for scheme, load, required, added in (
+        ("none", "distinct", 1.5, 2.6),
+        ("int4", "distinct", 1.8, 2.6),
+        ("int4", "distinct 8-bit", 1.5, 1.9),
+    ):
+        name, over = f"64 {load}, {scheme}", over_base_case(scheme, 64, load)
+        skewed = over_base_case(scheme, 64, load.replace("distinct", "zipf"))
+        both = [tpot_case(scheme, 64, load), tpot_case(scheme, 64, "base")]
+        found += [
+            _step(name, required, None, "x", [over], max, scheme),
+            _step(f"{name}, added", added, None, "ms", both, _difference, scheme),
+            _step(f"{name}, Zipf 1.1 over even rows", 1.0, None, "x", [skewed, over], _quotient, scheme),
+        ]
+    return found
+
+
+def _step(
+    name: str,
+    required: float,
+    aim: float | None,
+    unit: str,
+    cases: Sequence[str],
+    combine: Combine,
+    scheme: str,
+) -> Target:
+    return Target(name, "at most", required, aim, unit, cases, combine=combine, job=f"tpot {scheme}")
+
+
+def _base_steps() -> list[Target]:
+    found = []
+    for scheme, required, aim in (("none", 75, 80), ("int8", 60, 63), ("int4", 45, 55)):
+        name, cases = f"base decode, batch 1, {scheme}", [share_case(scheme)]
+        job = f"tpot {scheme}"
+        found.append(Target(name, "at least", required, aim, "% of copy", cases, job=job))
+    for scheme, most in (("none", 6.8), ("int4", 4.8)):
+        cases = [tpot_case(scheme, 64, "base")]
+        found.append(_step(f"base decode, batch 64, {scheme}", most, None, "ms", cases, max, scheme))
+    return found
+
+
+def _gemms() -> list[Target]:
+    shapes = LLAMA_3_8B.products()
+
+    def names(variant: str, rows: Sequence[int], products: Iterable[str]) -> list[str]:
+        return [gemm_problem(variant, m, *shapes[name], DTYPE).name for m in rows for name in products]
+
+    found = []
+    for name, rows, products, required in (
+        ("gate_up, M 1-16", SKINNY_ROWS, ("gate_up",), 60),
+        ("4096x4096, M 1-16", SKINNY_ROWS, ("o",), 40),
+        ("M 64", (64,), ("o", "gate_up"), 45),
+    ):
+        cases, title = names(INT4, rows, products), f"int4 GEMM, {name}"
+        found.append(Target(title, "at least", required, None, "% of bound", cases, "pct_copy", min))
+    own, peers = (names(variant, (1, 16, 64), shapes) for variant in (INT4, "torch mm"))
+    both = [case for pair in zip(own, peers, strict=True) for case in pair]
+    name = "int4 GEMM over torch bf16, M <= 64"
+    return [*found, Target(name, "at most", 1, None, "x", both, "us_p50", _worst_pair)]
+
+
+def _attentions() -> list[Target]:
+    def case(context: int, kv: str) -> str:
+        return decode_problem(LLAMA_3_8B, 64, context, DTYPE, kv).name
+
+    long, short, small = case(8192, DTYPE), case(512, DTYPE), case(8192, "fp8")
+    name = "fp8 KV over bf16 KV at 8k"
+    return [
+        Target("paged decode at 8k", "at least", 80, None, "% of copy", [long], "pct_copy"),
+        Target("paged decode at 512", "at least", 55, None, "% of copy", [short], "pct_copy"),
+        Target(name, "at least", 1.4, None, "x faster", [long, small], "us_p50", _quotient),
+    ]
+
+
+def _serving() -> list[Target]:
+    mixed, json = "mixed traffic 512 in / 128 out over decode", "JSON rows, fast-forward on, over free rows"
+    return [
+        Target(mixed, "at least", 0.85, None, "x", ["mixed/rate over decode"], job="mixed"),
+        Target(json, "at least", 0.95, 1, "x", ["json/rate over free"], job="json"),
+        Target("swap of an 84 MB adapter", "at most", 5, None, "ms", ["swap/ms"], job="swap"),
+        Target("swap, share of the pinned copy", "at least", 80, None, "%", ["swap/share"], job="swap"),
+        Target("p99 between tokens beside swaps", "at most", 1.1, None, "x", ["swap/p99 itl"], job="swap"),
+        Target(
+            "1,000 registered, 64 resident, Zipf 1.1",
+            *("at least", 0.9, None, "x", ["zipf/rate over resident"]),
+            job="zipf",
+        ),
+        Target("transformers + PEFT", "at least", 10, 20, "x", ["peft/rate over peft"], job="peft"),
+        Target(
+            "error of log-probabilities over transformers'",
+            *("at most", 1.5, None, "x", ["logits/error over transformers"]),
+            job="logits",
+        ),
+        Target(
+            "replayed over plain steps, not deterministic",
+            *("at least", 99, None, "% equal tokens", ["graphs/equal tokens"]),
+            job="graphs",
+        ),
+    ]
