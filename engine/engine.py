@@ -1,5 +1,6 @@
 """`Engine`: scheduler, adapter pool and runner, driven one step at a time by one thread. Deterministic, does no I/O."""
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -103,7 +104,9 @@ class Engine:
             deterministic=config.deterministic,
             clock=clock,
         )
-        self._masks = BitmaskFiller(model.config.vocab_size, config.grammar.mask_timeout_s)
+        self._masks = BitmaskFiller(
+            model.config.vocab_size, config.grammar.mask_timeout_s, free_cores=free_cores(model.device)
+        )
         self._compilation: GrammarCompilation | None = None
         if mask_factory is not None:
             self._compilation = GrammarCompilation(mask_factory, config.grammar.compile_threads)
@@ -343,6 +346,11 @@ class Engine:
 def _ticket(sequence: Sequence) -> int:
     """Return a number that identifies the request of a sequence; all its choices share it, and it is never reused."""
     return sequence.order - sequence.choice
+
+
+def free_cores(device: torch.device) -> int:
+    """Return the cores beside those that compute steps: torch's threads, or next to a GPU the threads of steps and of text."""
+    return len(os.sched_getaffinity(0)) - (torch.get_num_threads() if device.type == "cpu" else 2)
 
 
 def overlaps(setting: str, device: torch.device) -> bool:

@@ -395,9 +395,14 @@ def engine_environment() -> dict[str, str]:
 
     OpenMP threads are bound to one core each. Unbound threads may share a core while another process uses the other one;
     then they spin at every barrier (measured on 2 busy cores: a step takes 10 to 30 times as long). Large allocations use
-    huge pages, because address translation of 4 KiB pages costs a fifth of a decode step.
+    huge pages, because address translation of 4 KiB pages costs a fifth of a decode step. A thread that waits for another spins for
+    some 50 us and then sleeps: spinning on would keep a busy process on the core of the thread that is waited for.
     """
-    tuned = {"OMP_PROC_BIND": "true", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    tuned = {
+        "OMP_PROC_BIND": "true",
+        "GOMP_SPINCOUNT": "3000",
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    }
     return tuned | foreign_environment()
 
 

@@ -52,6 +52,25 @@ class LaunchedStep:
         """The sequences that will get a token."""
         return self._rows
 
+    def begin_known_masks(self, before: Collection[Sequence]) -> None:
+        """Start filling the masks of rows that wait for no token of the step before, which samples `before`.
+
+        The step thread advances the grammars of `before` meanwhile, so masks of their families are not started yet.
+        """
+        if self._masks is None:
+            return
+        advancing = {sequence.token_mask.family for sequence in before if sequence.token_mask is not None}
+        self._masks.begin(
+            [
+                row.sequence
+                for row in self.plan.rows
+                if row.samples
+                and not row.sequence.num_unknown
+                and row.sequence.token_mask is not None
+                and row.sequence.token_mask.family not in advancing
+            ]
+        )
+
     def begin_masks(self, rows: Iterable[PlannedRow]) -> None:
         """Start filling the masks of these rows, all that will be sampled."""
         self._begun = [row.sequence for row in rows if row.sequence.token_mask is not None]

@@ -61,6 +61,8 @@ class ModelRunner:
         handle = LaunchedStep(plan, self._sampler, self._masks, self._mask_transfers)
         if rows is not None:
             handle.begin_masks(rows)
+        elif self._last is not None:
+            handle.begin_known_masks(self._last.sampled_sequences)
         unknown = None if self._last is None else self._last.tokens
         handle.computed(self._logits(BatchRows(plan, self._block_size, self._pool.slots()), unknown))
         self._last = handle

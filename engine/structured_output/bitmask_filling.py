@@ -23,6 +23,13 @@ from loraplex.engine.threads import join_all
 SLOW_S = 0.005
 """Processor time. A row whose masks take this long queues with the other slow rows."""
 
+MIN_THREADS = 2
+"""The second thread of a queue takes the masks behind a slow one, also where no core is free."""
+
+MAX_SHARED = 4
+"""Most threads that share the masks of a step. A usual mask takes the interpreter for a third of its time: two threads fill 64 in
+0.65 of the time of one, and four in half of it at best."""
+
 SLOW_NICENESS = 10
 """Slow masks give way to the forward pass, which needs every core at once: they delay their own rows alone."""
 
@@ -48,16 +55,29 @@ class BitmaskFiller:
         timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
         work_clock: Callable[[], float] = time.thread_time,
+        free_cores: int = 0,
     ) -> None:
-        """`work_clock` distinguishes slow masks from masks that a busy machine interrupted; it is read on their threads."""
+        """`work_clock` distinguishes slow masks from masks that a busy machine interrupted; it is read on their threads.
+
+        `free_cores`: of this machine, beside those that compute the steps.
+        """
         self._words = (vocab_size + 31) // 32
         self._timeout_s = timeout_s
         self._clock = clock
         self._arrived = threading.Condition()
         cores = os.sched_getaffinity(0)
+        shared = min(max(free_cores, 1), MAX_SHARED)
         self._first, self._quick, self._slow = (
-            BitmaskThreads(self._arrived, cores, clock, work_clock, niceness)
-            for niceness in (0, 0, SLOW_NICENESS)
+            BitmaskThreads(
+                self._arrived,
+                cores,
+                clock,
+                work_clock,
+                at_once=at_once,
+                most=max(at_once, MIN_THREADS),
+                niceness=niceness,
+            )
+            for at_once, niceness in ((shared, 0), (shared, 0), (1, SLOW_NICENESS))
         )
         self._countdown = Countdown(0)
         self._jobs: dict[Sequence, BitmaskJob] = {}
@@ -73,19 +93,22 @@ class BitmaskFiller:
         return bool(self._jobs or self._postponed)
 
     def begin(self, sequences: Collection[Sequence]) -> None:
-        """Start filling the masks of these sequences, except those that are being filled already."""
+        """Start filling the masks of these sequences, except those that are being filled already.
+
+        May be called several times before `collect`, which waits for all of them.
+        """
         used = {self._jobs[sequence].mask.family for sequence in sequences if sequence in self._jobs}
         taken = used | self._pending_families()
         missing = [sequence for sequence in sequences if sequence not in self._jobs]
         fresh = [sequence for sequence in missing if _family(sequence) not in taken]
         self._postponed.difference_update(fresh)
         self._postponed.update(sequence for sequence in missing if _family(sequence) in taken)
-        self._countdown = Countdown(0)
         stuck = self._stuck_families()
         jobs = [self._new_job(sequence, stuck) for sequence in fresh]
         self._jobs.update(zip(fresh, jobs, strict=True))
         jobs = [job for job in jobs if job.error is None]
-        self._countdown.remaining = sum(job.countdown is self._countdown for job in jobs)
+        with self._arrived:
+            self._countdown.remaining += sum(job.countdown is self._countdown for job in jobs)
         for threads in (self._quick, self._first, self._slow):
             threads.put([job for job in jobs if job.threads is threads])
 
@@ -94,7 +117,7 @@ class BitmaskFiller:
 
         Waits at most `timeout_s`, and not at all for masks of rows that were slow before.
         """
-        countdown = self._countdown
+        countdown, self._countdown = self._countdown, Countdown(0)
         with self._arrived:
             self._arrived.wait_for(lambda: not countdown.remaining, timeout_s)
         masks = Masks()

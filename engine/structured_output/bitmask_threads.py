@@ -16,8 +16,8 @@ from loraplex.engine.structured_output.tenant_queue import TenantQueue
 from loraplex.engine.threads import lower_priority, start_side_thread
 from loraplex.engine.token_mask import TokenMask
 
-MAX_THREADS = 2
-"""The second thread starts only when a mask delays those behind it. With more, slow masks look the same as a busy machine."""
+JOBS_PER_THREAD = 4
+"""Masks that make another thread worth waking. Usual ones take 30 us each, and waking it takes the interpreter."""
 
 _logger = logging.getLogger(__name__)
 
@@ -57,8 +57,14 @@ class BitmaskThreads:
         cores: set[int],
         clock: Callable[[], float],
         work_clock: Callable[[], float],
+        *,
+        at_once: int,
+        most: int,
         niceness: int = 0,
     ) -> None:
+        """`at_once`: threads that share the jobs of one step. Up to `most` start where a mask delays those behind it."""
+        self._at_once = at_once
+        self._most = most
         self._niceness = niceness
         self._arrived = arrived
         self._cores = cores
@@ -70,18 +76,22 @@ class BitmaskThreads:
         self._threads: dict[int, threading.Thread] = {}
 
     def put(self, fills: Collection[BitmaskJob]) -> None:
-        """Queue these jobs. One call for all: a thread woken for the first would take the interpreter from the rest."""
+        """Queue these jobs and let as many threads as they are worth share them.
+
+        Threads are woken once all jobs wait: one woken for the first would take the interpreter from the rest.
+        """
         with self._lock:
             for fill in fills:
                 self._waiting.put(fill.namespace, fill)
-        if fills and self._threads:
-            self._calls.put(True)
-        elif fills:
-            self._start_thread()
+        for number in range(min(-(-len(fills) // JOBS_PER_THREAD), self._at_once)):
+            if number < len(self._threads):
+                self._calls.put(True)
+            else:
+                self._start_thread()
 
     def relieve(self) -> None:
         """Let a new or an idle thread take the jobs that wait behind a slow mask, now or in the next step."""
-        if len(self._threads) < MAX_THREADS:
+        if len(self._threads) < self._most:
             self._start_thread()
         else:
             self._calls.put(True)

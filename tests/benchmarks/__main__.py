@@ -18,6 +18,7 @@ from tests.benchmarks.chunked_prefill import ChunkedPrefillShape, measure_chunke
 from tests.benchmarks.console import measure_console
 from tests.benchmarks.gateway import GatewayShape, measure_gateway
 from tests.benchmarks.journal import JournalShape, measure_journal
+from tests.benchmarks.kernels.shapes import LAYER_SHAPES
 from tests.benchmarks.ledger import LedgerLoad, measure_ledger
 from tests.benchmarks.ledger_rows import LedgerShape
 from tests.benchmarks.noisy_neighbours import NoisyNeighboursShape, measure_noisy_neighbours
@@ -112,6 +113,29 @@ def quantization(
     run_bench(work, out, as_json)
 
 
+@app.command()
+def decode(
+    model: Model = None,
+    dtype: Dtype = "bfloat16",
+    quantization: Annotated[list[str] | None, typer.Option(help="none, int8 or int4; repeatable.")] = None,
+    rows: Annotated[list[int] | None, typer.Option(min=1, help="Of a decode step; repeatable.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Counted steps of each round.")] = 64,
+    repeats: Repeats = 3,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Decode steps on a CPU against reading the weights, alone and beside a busy process."""
+
+    async def work() -> Report:
+        from tests.benchmarks.decode import DecodeJob, measure_in_subprocess
+
+        formats = quantization or ["none", "int8"]
+        job = DecodeJob(resolve_model(model), dtype, formats, rows or [1, 16], steps, repeats)
+        return measure_in_subprocess(job)
+
+    run_bench(work, out, as_json)
+
+
 @app.command("grammar-masks")
 def grammar_masks(
     model: Model = None,
@@ -129,6 +153,27 @@ def grammar_masks(
         shape = MaskShape(rows=mask_rows, steps=steps, large=vocabulary)
         return measure_in_subprocess(MaskJob(resolve_model(model), shape))
 
+    run_bench(work, out, as_json)
+
+
+@app.command()
+def steps(
+    shape: Annotated[str, typer.Option(help=f"Widths of {', '.join(LAYER_SHAPES)}.")] = "llama-3-8b",
+    step_rows: Annotated[int, typer.Option("--rows", min=8, help="Decoding rows.")] = 64,
+    tokens: Annotated[int, typer.Option(min=128, max=2048, help="Tokens of a mixed step.")] = 1024,
+    repeats: Repeats = 20,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Launches and host time of a GPU's steps, launched kernel by kernel and replayed; needs no GPU."""
+
+    async def work() -> Report:
+        from tests.benchmarks.steps import StepsShape, measure_steps
+
+        return measure_steps(StepsShape(shape, step_rows, tokens, repeats))
+
+    if shape not in LAYER_SHAPES:
+        raise typer.BadParameter(f"must be one of {', '.join(LAYER_SHAPES)}", param_hint="--shape")
     run_bench(work, out, as_json)
 
 

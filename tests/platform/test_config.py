@@ -164,6 +164,7 @@ def test_an_engine_gets_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = engine_environment()
     assert "canary" not in "".join(environment.values())
     assert environment["OMP_PROC_BIND"] == "close" and environment["PATH"]
+    assert environment["GOMP_SPINCOUNT"] == "3000"
 
 
 def test_trusted_proxies_are_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

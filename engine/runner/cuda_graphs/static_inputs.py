@@ -103,7 +103,7 @@ class StaticInputs:
             written += self._written_chunks(rows, shape)
         lists = _int64(rows.sampled), _int64(places), _int64(sources)
         *staged, sampled, at, source = self._transfers.stage([*(values for _, values in written), *lists])
-        torch._foreach_copy_([target for target, _ in written], staged)
+        _copy_all([target for target, _ in written], staged)
         if unknown is not None and places:
             self.token_ids.index_copy_(0, at, unknown.token_ids.index_select(0, source).clamp_min(0))
         return sampled
@@ -152,6 +152,17 @@ class StaticInputs:
 
     def _zeros(self, *size: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.zeros(*size, dtype=dtype, device=self._device)
+
+
+def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy in one launch for each type, and one for each target with gaps between its rows."""
+    pairs = [*zip(targets, sources, strict=True)]
+    for dtype in (torch.int64, torch.int32):
+        dense = [pair for pair in pairs if pair[0].dtype is dtype and pair[0].is_contiguous()]
+        torch._foreach_copy_([target for target, _ in dense], [source for _, source in dense])
+    for target, source in pairs:
+        if not target.is_contiguous():
+            target.copy_(source)
 
 
 def _written_tables(buffer: Tensor, tables: Sequence[tuple[int, ...]]) -> Written:

@@ -6,7 +6,7 @@ Invariant: a case's name is its problem's, so that lines of different stages and
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.benchmarks.kernels.attention import decode_problem, prefill_problem, sdpa_problem
+from tests.benchmarks.kernels.attention import decode_problem, prefill_problem, prefills_problem, sdpa_problem
 from tests.benchmarks.kernels.elementwise import (
     bitmask_problem,
     cutoff_problem,
@@ -82,7 +82,10 @@ def _dry() -> list[Case]:
             *(folded_problem(reader, TINY, 3, 2, 8, dtype, dtype) for reader in READERS),
         ],
         "gemm": [gemm_problem(variant, 2, 32, 128, dtype) for variant in ("int8", "int4 zeros", "torch mm")],
-        "attention": [decode_problem(TINY, 2, 20, dtype, dtype), prefill_problem(TINY, 5, 20, dtype, dtype)],
+        "attention": [
+            decode_problem(TINY, 2, 20, dtype, dtype),
+            prefills_problem(TINY, [(5, 20), (3, 3)], dtype, dtype),
+        ],
         "elementwise": [
             norm_problem(TINY, 2, dtype),
             rotary_problem(TINY, 2, dtype, dtype, qk_norm=True),
@@ -114,7 +117,7 @@ def _loras(model: LayerShape) -> Iterator[Case]:
     yield Case("lora", embedding_problem(model, 64, 16, 16, DTYPE, DTYPE), 2)
     for rank in (8, 64, 256):
         yield Case("lora", pair_problem(64, 64, rank, width, width, DTYPE, DTYPE), 2)
-    yield Case("lora", pair_problem(512, 2, 16, width, width, DTYPE, DTYPE), 2)
+    yield Case("lora", layer_problem(model, 512, 2, 16, DTYPE, DTYPE, decodes=64), 2)
 
 
 def _gemms(model: LayerShape) -> Iterator[Case]:
@@ -138,6 +141,8 @@ def _attentions(model: LayerShape) -> Iterator[Case]:
             yield Case("attention", decode_problem(model, 64, context, DTYPE, kv), 1)
     for rows, context in ((1, 8192), (1, 512), (16, 2048)):
         yield Case("attention", decode_problem(model, rows, context, DTYPE, DTYPE), 2)
+    ragged = [(300, 300), (100, 1100), (7, 2055), (512, 512), (105, 105)]
+    yield Case("attention", prefills_problem(model, ragged, DTYPE, DTYPE), 1)
     for chunk, length in ((512, 512), (512, 8192), (2048, 2048)):
         yield Case("attention", prefill_problem(model, chunk, length, DTYPE, DTYPE), 2)
 

@@ -14,6 +14,15 @@ from loraplex.grammar.tree import JsonValue
 
 END_TOKEN = 1
 """As in the configuration of the random model."""
+ADDRESS = {
+    "type": "object",
+    "properties": {
+        "street": {"type": "string", "maxLength": 24},
+        "postcode": {"type": "string", "pattern": "^[0-9]{5}$"},
+    },
+    "required": ["street", "postcode"],
+    "additionalProperties": False,
+}
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -21,17 +30,9 @@ SCHEMA = {
         "age": {"type": "integer", "minimum": 0, "maximum": 150},
         "role": {"enum": ["admin", "editor", "viewer", "guest"]},
         "active": {"type": "boolean"},
-        "address": {
-            "type": "object",
-            "properties": {
-                "street": {"type": "string", "maxLength": 24},
-                "postcode": {"type": "string", "pattern": "^[0-9]{5}$"},
-            },
-            "required": ["street", "postcode"],
-            "additionalProperties": False,
-        },
+        "addresses": {"type": "array", "items": ADDRESS, "minItems": 3, "maxItems": 3},
     },
-    "required": ["name", "age", "role", "active", "address"],
+    "required": ["name", "age", "role", "active", "addresses"],
     "additionalProperties": False,
 }
 

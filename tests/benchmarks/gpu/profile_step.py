@@ -13,6 +13,7 @@ from tests.benchmarks.gpu.engine_rows import (
     Rows,
     begin,
     end,
+    release,
     running_engine,
     token_seconds,
 )
@@ -44,6 +45,7 @@ def profile_steps(size: Size, device: torch.device, out: Path) -> Iterator[Line]
                 yield from _profiled(engine, name, device, out / f"trace-{scheme}-{adapters}.json.gz")
                 end(engine, rows)
         del model, engine
+        release(device)
 
 
 def _profiled(engine: Engine, name: str, device: torch.device, trace: Path) -> Iterator[Line]:

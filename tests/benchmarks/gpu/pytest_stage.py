@@ -17,7 +17,8 @@ from tests.benchmarks.gpu.worker import Results, device_of
 ROOT = Path(__file__).parents[3]
 INI = Path(__file__).with_name("gpu_tests.ini")
 FILES = (
-    "tests/engine/kernels/test_fp8_linear.py",
+    "tests/engine/test_engine_on_cuda.py",
+    "tests/engine/lora/test_cuda_pool.py",
     *(
         f"tests/engine/kernels/triton/test_{name}.py"
         for name in (
@@ -29,10 +30,9 @@ FILES = (
             "sgmv",
         )
     ),
-    "tests/engine/lora/test_cuda_pool.py",
-    "tests/engine/test_engine_on_cuda.py",
+    "tests/engine/kernels/test_fp8_linear.py",
 )
-"""Where tests marked `gpu` are."""
+"""Where tests marked `gpu` are, the most telling first."""
 TEST_LIMIT_S = 180.0
 OPTIONS = ("-c", str(INI), f"--rootdir={ROOT}", "-m", "gpu", "-p", "no:cacheprovider")
 

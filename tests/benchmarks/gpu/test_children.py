@@ -14,7 +14,7 @@ from tests.benchmarks.gpu.children import MAX_RESTARTS, Supervisor, forking_cont
 from tests.benchmarks.gpu.worker import Results
 
 CPU = torch.device("cpu")
-SHORT_S = 8.0
+SHORT_S = 1.0
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ from statistics import median
 
 import torch
 from tests.benchmarks.gpu.engine_rows import (
-    IDLE_S,
     AliasedSource,
     EngineOptions,
     Rows,
@@ -18,6 +17,7 @@ from tests.benchmarks.gpu.engine_rows import (
     end,
     output_rate,
     random_prompts,
+    release,
     request,
     running_engine,
     serve,
@@ -38,6 +38,8 @@ from loraplex.platform.bench.report import BenchFailed
 from loraplex.platform.bench.workload import arrival_offsets, pick_adapters
 
 SWAP_LIMIT_S = 60.0
+LOOK_S = 0.00005
+"""Between two looks at a swap that takes some milliseconds."""
 
 
 def swaps(size: Size, device: torch.device) -> Iterator[Line]:
@@ -73,7 +75,7 @@ def _swap_seconds(engine: Engine, ref: AdapterRef) -> float:
     while engine.adapters.state(ref) is not AdapterState.RESIDENT:
         if time.perf_counter() - began > SWAP_LIMIT_S:
             raise BenchFailed(f"an adapter did not come within {SWAP_LIMIT_S:g} s")
-        time.sleep(IDLE_S)
+        time.sleep(LOOK_S)
         engine.adapters.poll()
     return time.perf_counter() - began
 
@@ -136,7 +138,7 @@ def open_traffic(engine: Engine, rows: Rows, requests_per_s: float, seconds: flo
         engine.abort(f"open {index}")
     while engine.has_unfinished:
         stepped(engine)
-    return tokens / seconds, median(outstanding) <= rows.count
+    return tokens / seconds, median(outstanding or [open_requests]) <= rows.count
 
 
 def json_rows(size: Size, device: torch.device) -> Iterator[Line]:
@@ -155,15 +157,15 @@ def json_rows(size: Size, device: torch.device) -> Iterator[Line]:
         rates, ratios = [], []
         # The first round compiles the schema and captures nothing new: it does not count.
         for _ in range(size.rounds // 2 + 1):
-            held = serve(engine, with_schemas, rows.count)
-            lengths = [held.tokens[f"json {i}"] for i in range(len(prompts))]
+            constrained = serve(engine, with_schemas, rows.count)
+            lengths = [constrained.tokens[f"json {i}"] for i in range(len(prompts))]
             free = serve(
                 engine,
                 [request(f"free {i}", prompt, lengths[i]) for i, prompt in enumerate(prompts)],
                 rows.count,
             )
-            rates.append(held.rate)
-            ratios.append(held.rate / free.rate)
+            rates.append(constrained.rate)
+            ratios.append(constrained.rate / free.rate)
     shape = {"rows": rows.count, "prompt": size.prompt, "tokens": sum(lengths)}
     yield line("json/rate", median(rates[1:] or rates), "tokens/s", **shape)
     yield line("json/rate over free", median(ratios[1:] or ratios), "x", **shape)
@@ -180,8 +182,7 @@ def peft(size: Size, device: torch.device) -> Iterator[Line]:
         output_rate(engine, rows, picks)
         own = output_rate(engine, rows, picks * 2)
     del model, engine
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    release(device)
     peers = peft_rates(size.shape, rows, RANK, device)
     shape = {"rows": rows.count, "adapters": rows.adapters, "prompt": rows.prompt, "tokens": rows.tokens}
     yield line("peft/ours", own, "tokens/s", **shape)

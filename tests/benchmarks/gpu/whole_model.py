@@ -14,6 +14,7 @@ from tests.benchmarks.gpu.engine_rows import (
     EngineOptions,
     Rows,
     random_prompts,
+    release,
     request,
     running_engine,
     stepped,
@@ -71,6 +72,8 @@ def _answers(
     with running_engine(model, source, rows, EngineOptions(cuda_graphs=cuda_graphs)) as engine:
         prompts = random_prompts(engine, rows.count, rows.prompt)
         found = _run(engine, rows, prompts)
+    del engine, model
+    release(device)
     return found, prompts
 
 
@@ -101,6 +104,8 @@ def _reference(
             found = peer(torch.tensor([text], device=device)).logits[0, len(prompt) - 1 :].float()
             tokens = torch.tensor([[token for token, _ in step.top[:TOP]] for step in answer], device=device)
             values.append(found.log_softmax(-1).gather(1, tokens).cpu())
+    del peer, found
+    release(device)
     return torch.cat(values)
 
 
@@ -123,5 +128,3 @@ def _peer(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> Iterat
     peer.model.rotary_emb = type(peer.model.rotary_emb)(config).to(device)
     yield peer.eval()
     del peer, state
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

@@ -1,12 +1,14 @@
 """Paged attention: the decodes of a step, and one prefill chunk."""
 
+from collections.abc import Sequence
+
 import torch
 from tests.benchmarks.kernels.problem import DTYPES, Operands, Problem, TensorSource, size_of, widened
 from tests.benchmarks.kernels.shapes import LayerShape
 from torch import Tensor
 
 from loraplex.engine.kernels.paged_attention import decode_attention, prefill_attention
-from loraplex.engine.kernels.prefill_chunks import one_chunk
+from loraplex.engine.kernels.prefill_chunks import PrefillChunks, tiles_of
 from loraplex.engine.kernels.reference import paged_attention as reference
 
 BLOCK = 16
@@ -94,42 +96,70 @@ def prefill_problem(
     model: LayerShape, chunk: int, length: int, dtype: str, kv_dtype: str, window: int | None = None
 ) -> Problem:
     """The last `chunk` of `length` tokens of one sequence."""
+    return prefills_problem(model, [(chunk, length)], dtype, kv_dtype, window)
+
+
+def prefills_problem(
+    model: LayerShape, chunks: Sequence[tuple[int, int]], dtype: str, kv_dtype: str, window: int | None = None
+) -> Problem:
+    """A step's prefill chunks in one launch: of each sequence (rows, tokens with them)."""
+    rows = sum(chunk for chunk, _ in chunks)
+    longest = max(length for _, length in chunks)
 
     def make(tensors: TensorSource) -> Operands:
-        blocks = -(-length // BLOCK)
-        cache = _cache(tensors, model, blocks, kv_dtype)
-        table = tensors.permutation(blocks, torch.int32)
-        chunks = one_chunk(chunk, length, table)
-        qkv = tensors.normal(chunk, model.q_size + 2 * model.kv_size, dtype=DTYPES[dtype])
+        columns = -(-longest // BLOCK)
+        cache = _cache(tensors, model, len(chunks) * columns, kv_dtype)
+        tables = tensors.permutation(len(chunks) * columns, torch.int32).view(len(chunks), columns)
+        step = _step_of(chunks, tables)
+        qkv = tensors.normal(rows, model.q_size + 2 * model.kv_size, dtype=DTYPES[dtype])
         out = torch.empty_like(qkv[:, : model.q_size].contiguous())
         scale = model.head_dim**-0.5
 
         def run() -> tuple[Tensor, ...]:
-            prefill_attention(qkv, out, cache, chunks, scale, window)
+            prefill_attention(qkv, out, cache, step, scale, window)
             return (out,)
 
         def expected() -> tuple[Tensor, ...]:
             wide = widened(out)
-            reference.prefill_attention(qkv.float(), wide, cache.float(), chunks, scale, window)
+            reference.prefill_attention(qkv.float(), wide, cache.float(), step, scale, window)
             return (wide,)
 
         return Operands(run, expected, poisoned=(out,))
 
-    seen = chunk * (length - chunk) + chunk * (chunk + 1) // 2
+    seen = sum(chunk * (length - chunk) + chunk * (chunk + 1) // 2 for chunk, length in chunks)
+    tokens = sum(length for _, length in chunks)
     return Problem(
         op="attention prefill",
-        variant=_variant(kv_dtype, window),
+        variant=_variant(kv_dtype, window) + (f", {len(chunks)} chunks" if len(chunks) > 1 else ""),
         shape={
-            "chunk": chunk,
-            "length": length,
+            "chunk": rows,
+            "length": tokens,
             "heads": model.heads,
             "kv": model.kv_heads,
             "d": model.head_dim,
         },
         dtype=dtype,
-        bytes=length * 2 * model.kv_size * size_of(kv_dtype) + 2 * chunk * model.q_size * size_of(dtype),
+        bytes=tokens * 2 * model.kv_size * size_of(kv_dtype) + 2 * rows * model.q_size * size_of(dtype),
         flops=4 * seen * model.q_size,
         make=make,
+    )
+
+
+def _step_of(chunks: Sequence[tuple[int, int]], tables: Tensor) -> PrefillChunks:
+    ends = [sum(rows for rows, _ in chunks[: index + 1]) for index in range(len(chunks))]
+    begins = [0, *ends[:-1]]
+    tile_chunks, tile_begins = tiles_of(begins, ends)
+
+    def like_tables(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=tables.device).as_subclass(type(tables))
+
+    return PrefillChunks(
+        begins=like_tables(begins),
+        ends=like_tables(ends),
+        lengths=like_tables([length for _, length in chunks]),
+        tables=tables,
+        tile_chunks=like_tables(tile_chunks),
+        tile_begins=like_tables(tile_begins),
     )
 
 

@@ -134,14 +134,14 @@ def _scales(tensors: TensorSource, groups: int, outputs: int, scale: float) -> T
 
 def _peer(tensors: TensorSource, x: Tensor, variant: str, outputs: int, group: int) -> Operands:
     inputs = x.shape[1]
+    if variant == "torch int4":
+        return _torch_int4(tensors, x, outputs, group)
+    if variant == "gemlite int4":
+        return _gemlite(tensors, x, outputs, group)
     weight = tensors.normal(outputs, inputs, dtype=x.dtype, scale=inputs**-0.5)
     if variant == "torch mm":
         return Operands(lambda: (torch.mm(x, weight.t()),), lambda: (x.float() @ weight.float().t(),))
-    if variant == "torch fp8":
-        return _scaled_mm(x, weight)
-    if variant == "torch int4":
-        return _torch_int4(tensors, x, outputs, group)
-    return (_gemlite if variant == "gemlite int4" else _humming)(tensors, x, weight, group)
+    return _scaled_mm(x, weight) if variant == "torch fp8" else _humming(x, weight, group)
 
 
 def _torch_int4(tensors: TensorSource, x: Tensor, outputs: int, group: int) -> Operands:
@@ -157,11 +157,11 @@ def _torch_int4(tensors: TensorSource, x: Tensor, outputs: int, group: int) -> O
     return Operands(run, lambda: (x.float() @ _from_nibbles(integers, affine, group).t(),))
 
 
-def _gemlite(tensors: TensorSource, x: Tensor, weight: Tensor, group: int) -> Operands:
+def _gemlite(tensors: TensorSource, x: Tensor, outputs: int, group: int) -> Operands:
     """w = (q - zero) * scale, group by group."""
     from gemlite import DType, GemLiteLinear
 
-    outputs, inputs = weight.shape
+    inputs = x.shape[1]
     integers = tensors.integers(0, 16, outputs, inputs, dtype=torch.uint8)
     scales = _scales(tensors, outputs * inputs // group, 1, inputs**-0.5 / 4)
     zeros = tensors.integers(0, 16, outputs * inputs // group, 1, dtype=torch.uint8).to(x.dtype)
@@ -172,14 +172,14 @@ def _gemlite(tensors: TensorSource, x: Tensor, weight: Tensor, group: int) -> Op
     return Operands(lambda: (layer(x),), lambda: (x.float() @ dense.view(outputs, inputs).t(),))
 
 
-def _humming(tensors: TensorSource, x: Tensor, weight: Tensor, group: int) -> Operands:
+def _humming(x: Tensor, weight: Tensor, group: int) -> Operands:
     """It rounds the weight itself, so that nothing exact is expected of it."""
     from humming.layer import HummingLayer
 
     outputs, inputs = weight.shape
     form = {"dtype": "int4", "weight_scale_group_size": group}
     layer = HummingLayer(shape_n=outputs, shape_k=inputs, weight_config=form, torch_dtype=x.dtype)
-    layer = layer.to(tensors.device)
+    layer = layer.to(x.device)
     layer.load_from_unquantized(weight)
     layer.transform()
     return Operands(lambda: (layer(x),), lambda: (x.float() @ weight.float().t(),))

@@ -25,16 +25,29 @@ def pair_problem(
     """y += (x A^T) B for `rows` rows over `adapters` adapters, evenly or with a Zipf exponent."""
     sites = [(inputs, (outputs,))]
     shape = {"rows": rows, "adapters": adapters, "rank": rank, "inputs": inputs, "outputs": outputs}
-    return _problem("lora pair", sites, shape, row_slots(rows, adapters, zipf), rank, dtype, pages, zipf)
+    slots = row_slots(rows, adapters, zipf)
+    return _problem("lora pair", sites, shape, slots, rank, dtype, pages, zipf, rows)
 
 
 def layer_problem(
-    model: LayerShape, rows: int, adapters: int, rank: int, dtype: str, pages: str, zipf: float = 0.0
+    model: LayerShape,
+    rows: int,
+    adapters: int,
+    rank: int,
+    dtype: str,
+    pages: str,
+    zipf: float = 0.0,
+    decodes: int | None = None,
 ) -> Problem:
-    """The four sites of a layer one after another: eight kernels where shrink and expand are two."""
+    """The four sites of a layer one after another: eight kernels where shrink and expand are two. Rows from `decodes` on
+    belong to prompts.
+    """
     shape = {"rows": rows, "adapters": adapters, "rank": rank, "hidden": model.hidden}
     slots = row_slots(rows, adapters, zipf)
-    return _problem("lora layer", list(model.sites().values()), shape, slots, rank, dtype, pages, zipf)
+    sites = list(model.sites().values())
+    return _problem(
+        "lora layer", sites, shape, slots, rank, dtype, pages, zipf, rows if decodes is None else decodes
+    )
 
 
 def row_slots(rows: int, adapters: int, zipf: float = 0.0) -> list[int]:
@@ -51,18 +64,24 @@ def _problem(
     dtype: str,
     pages: str,
     zipf: float,
+    decodes: int,
 ) -> Problem:
     rows = len(slots)
+    variant = f"{pages} pages" if pages != dtype else "pages"
+    variant += f", zipf {zipf:g}" if zipf else ""
+    variant += f", {decodes} decode" if decodes < rows else ""
 
     def make(tensors: TensorSource) -> Operands:
-        return _operands(tensors, sites, slots, shape["adapters"], rank, DTYPES[dtype], DTYPES[pages])
+        return _operands(
+            tensors, sites, slots, shape["adapters"], rank, DTYPES[dtype], DTYPES[pages], decodes
+        )
 
     weights = len(set(slots)) * rank * sum(inputs * len(sizes) + sum(sizes) for inputs, sizes in sites)
     # A slice's rows are read and written; x is read once for all slices of a site.
     moved = rows * sum(inputs + 2 * sum(sizes) for inputs, sizes in sites)
     return Problem(
         op=op,
-        variant=(f"{pages} pages" if pages != dtype else "pages") + (f", zipf {zipf:g}" if zipf else ""),
+        variant=variant,
         shape=shape,
         dtype=dtype,
         bytes=weights * size_of(pages) + moved * size_of(dtype),
@@ -79,8 +98,9 @@ def _operands(
     rank: int,
     dtype: torch.dtype,
     pages: torch.dtype,
+    decodes: int,
 ) -> Operands:
-    batch, groups = group_rows(slots, tensors.device), host_groups(slots, tensors.device)
+    batch, groups = group_rows(slots, tensors.device, decodes), host_groups(slots, tensors.device)
     if batch is None:
         raise ValueError("a LoRA problem needs at least one adapter")
     calls = [SiteCall(tensors, site, adapters, rank, dtype, pages, len(slots)) for site in sites]

@@ -84,8 +84,8 @@ def _loras() -> Iterator[Variant]:
     yield Variant(pair_problem(3, 2, 5, 1001, 999, "bfloat16", "bfloat16"), aligned=False)
     yield Variant(pair_problem(64, 64, 16, 4096, 4096, "float32", "float32"))
     for pages in ("bfloat16", "int8", "fp8"):
-        for rows, adapters in ((64, 64), (16, 1), (512, 2)):
-            yield Variant(layer_problem(LLAMA_3_8B, rows, adapters, 16, "bfloat16", pages))
+        for rows, adapters, decodes in ((64, 64, 64), (16, 1, 16), (512, 2, 64)):
+            yield Variant(layer_problem(LLAMA_3_8B, rows, adapters, 16, "bfloat16", pages, decodes=decodes))
     yield Variant(pair_problem(9, 9, 5, 1001, 999, "bfloat16", "int8"), aligned=False)
     for reader in READERS:
         yield Variant(folded_problem(reader, LLAMA_3_8B, 16, 1, 16, "bfloat16", "bfloat16"))

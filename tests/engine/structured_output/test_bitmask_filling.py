@@ -13,8 +13,14 @@ from loraplex.engine.batch.sequence import Sequence, SequenceStatus
 from loraplex.engine.errors import GrammarFailed, GrammarTooSlow
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.structured_output.bitmask_filling import SLOW_S, BitmaskFiller, Masks
-from loraplex.engine.structured_output.bitmask_threads import MAX_THREADS
+from loraplex.engine.structured_output.bitmask_filling import (
+    MAX_SHARED,
+    MIN_THREADS,
+    SLOW_S,
+    BitmaskFiller,
+    Masks,
+)
+from loraplex.engine.structured_output.bitmask_threads import JOBS_PER_THREAD
 
 if TYPE_CHECKING:
     from tests.engine.conftest import ScriptedMask
@@ -301,7 +307,7 @@ def test_a_row_is_quick_again_after_several_quick_masks(clock: Clock) -> None:
 def test_a_stuck_mask_ends_its_row_and_its_thread_is_left_alone(
     clocked: BitmaskFiller, clock: Clock, scripted_mask: "MaskType"
 ) -> None:
-    blocked = [Blocked() for _ in range(MAX_THREADS + 1)]
+    blocked = [Blocked() for _ in range(MIN_THREADS + 1)]
     stuck = [row(mask) for mask in blocked]
     fine = row(scripted_mask([(6,)]))
     clocked.begin([*stuck, fine])
@@ -348,7 +354,7 @@ def test_a_sleeping_thread_takes_what_waits_behind_a_stuck_mask(
     filler: BitmaskFiller, scripted_mask: "MaskType"
 ) -> None:
     """All threads there may be have been started before, and are asleep."""
-    gates = [row(Blocked()) for _ in range(MAX_THREADS)]
+    gates = [row(Blocked()) for _ in range(MIN_THREADS)]
     for sequence in gates:
         collect(filler, [sequence], 0.01)
     for sequence in gates:
@@ -361,3 +367,107 @@ def test_a_sleeping_thread_takes_what_waits_behind_a_stuck_mask(
     while not filler.collect([behind], 0.01).rows:
         assert time.monotonic() < deadline
     stuck.gate.set()
+
+
+class Together:
+    """Masks that are filled only once `threads` of them are being filled at the same time."""
+
+    def __init__(self, threads: int) -> None:
+        self._barrier = threading.Barrier(threads)
+
+    def row(self, tenant: bytes) -> Sequence:
+        return row(Waiting(self._barrier), tenant)
+
+
+class Waiting:
+    """One of `Together`."""
+
+    def __init__(self, barrier: threading.Barrier) -> None:
+        self._barrier = barrier
+        self.family = self
+
+    def fill(self, bitmask: torch.Tensor, row: int) -> None:
+        self._barrier.wait(LONG_S)
+        bitmask[row] = -1
+
+
+@pytest.mark.parametrize(("free_cores", "threads"), [(3, 3), (64, MAX_SHARED)])
+def test_free_cores_share_the_masks_of_a_step(free_cores: int, threads: int) -> None:
+    filler = BitmaskFiller(VOCAB, timeout_s=LONG_S, work_clock=ticking(), free_cores=free_cores)
+    for _ in range(3):
+        together = Together(threads)
+        rows = [together.row(b"%d" % (number % 5)) for number in range(threads * JOBS_PER_THREAD)]
+        for _ in range(2):
+            masks = collect(filler, rows)
+            assert masks.rows.keys() == set(rows) and not masks.errors
+            filler.give_back(masks)
+    assert threading.active_count() <= 1 + 2 * threads + 2
+    filler.close()
+
+
+def test_without_a_free_core_one_thread_fills_the_masks_of_a_step() -> None:
+    """A CPU computes with all of its cores: a second thread would take one from the forward pass."""
+    filler = BitmaskFiller(VOCAB, timeout_s=LONG_S, work_clock=ticking(), free_cores=0)
+    filled: list[int] = []
+
+    class Noted:
+        def __init__(self) -> None:
+            self.family = self
+
+        def fill(self, bitmask: torch.Tensor, row: int) -> None:
+            filled.append(threading.get_ident())
+
+    rows = [row(Noted()) for _ in range(64)]
+    for _ in range(3):
+        assert not collect(filler, rows).errors
+    filler.close()
+    assert len(set(filled[:64])) == 1 and len(set(filled[64:])) == 1, "first masks have a thread of their own"
+
+
+def test_a_few_masks_wake_one_thread() -> None:
+    filler = BitmaskFiller(VOCAB, timeout_s=LONG_S, work_clock=ticking(), free_cores=8)
+    before = threading.active_count()
+    filled: list[str] = []
+    collect(filler, [row(Recorded(str(number), filled)) for number in range(JOBS_PER_THREAD)])
+    assert threading.active_count() == before + 1
+    filler.close()
+
+
+def test_closing_ends_every_thread_while_masks_wait() -> None:
+    filler = BitmaskFiller(VOCAB, timeout_s=LONG_S, work_clock=ticking(), free_cores=4)
+    before = threading.active_count()
+    blocked = [Blocked() for _ in range(8 * JOBS_PER_THREAD)]
+    filler.begin([row(mask) for mask in blocked])
+    for mask in blocked:
+        mask.gate.set()
+    filler.close()
+    assert threading.active_count() == before
+
+
+def test_masks_that_began_earlier_in_a_step_are_waited_for(
+    filler: BitmaskFiller, scripted_mask: "MaskType"
+) -> None:
+    early, later = row(slow := Blocked()), row(scripted_mask([(6,)]))
+    filler.begin([early])
+    assert slow.began.wait(LONG_S)
+    filler.begin([early, later])
+    threading.Timer(0.05, slow.gate.set).start()
+    masks = filler.collect([early, later], LONG_S)
+    assert masks.rows.keys() == {early, later} and filler.num_late == 0
+
+
+def test_a_row_that_ended_after_its_mask_began_delays_no_later_step(
+    filler: BitmaskFiller, scripted_mask: "MaskType"
+) -> None:
+    ended, fine = row(slow := Blocked()), row(scripted_mask([(6,)]))
+    filler.begin([ended])
+    ended.status = SequenceStatus.FINISHED
+    filler.begin([fine])
+    while not filler.collect([fine], 0.01).rows:
+        assert not ended.mask_seconds, "no step asks for it"
+    began = time.monotonic()
+    assert tokens(collect(filler, [fine]).rows[fine]) == [6]
+    assert time.monotonic() - began < LONG_S / 2
+    slow.gate.set()
+    poll(filler)
+    assert not filler.has_late
