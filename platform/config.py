@@ -25,7 +25,7 @@ from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, Schedu
 from loraplex.platform.startup_errors import SettingsError
 from loraplex.tenants.api_keys.networks import parse_network
 from loraplex.tenants.billing.pricing import MAX_PRICE, Price
-from loraplex.tenants.database import DefaultLimits
+from loraplex.tenants.default_limits import DefaultLimits
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.outbox.receiver_urls import MAX_URL_LENGTH, parse_receiver_url
 from loraplex.tenants.outbox.signature import is_secret

@@ -5,7 +5,6 @@ role bound by row-level security; the connecting user's own rights are never use
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -23,6 +22,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from loraplex.tenants.circuit_breaker import CircuitBreaker
+from loraplex.tenants.default_limits import STANDARD_LIMITS, DefaultLimits
 from loraplex.tenants.errors import DatabaseUnavailable, InvalidField, RoleUnsafe
 from loraplex.tenants.single_flight import SingleFlight
 
@@ -47,20 +47,6 @@ Result = TypeVar("Result")
 LOG = structlog.get_logger("loraplex.database")
 
 _DEFAULT_LIMITS: Final = "default_limits"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DefaultLimits:
-    """The installation's defaults: the limits of a tenant whose own are null. `max_adapter_bytes` in bytes."""
-
-    max_adapters: int = 10_000
-    max_adapter_bytes: int = 16 << 30
-    max_keys: int = 10_000
-
-    def in_force(self, name: str, own: int | None) -> int:
-        """The limit `name` of a tenant whose own limit is `own`."""
-        default: int = getattr(self, name)
-        return default if own is None else own
 
 
 def default_limits(session: AsyncSession) -> DefaultLimits:
@@ -89,7 +75,7 @@ class Database:
     """
 
     def __init__(
-        self, url: str, *, pool_size: int = POOL_SIZE, limits: DefaultLimits = DefaultLimits()
+        self, url: str, *, pool_size: int = POOL_SIZE, limits: DefaultLimits = STANDARD_LIMITS
     ) -> None:
         self.url = url
         self.breaker = CircuitBreaker()

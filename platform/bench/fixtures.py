@@ -34,7 +34,8 @@ from loraplex.platform.services.api_keys import OperatorKeys
 from loraplex.platform.services.push import FolderPush, PushRequest
 from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.api_keys.scopes import INFERENCE
-from loraplex.tenants.database import Database, DefaultLimits
+from loraplex.tenants.database import Database
+from loraplex.tenants.default_limits import DefaultLimits
 
 ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 B_DEVIATION = 0.02

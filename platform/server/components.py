@@ -1,7 +1,7 @@
 """Opens the components of a gateway from its settings: admission, compile checks, value validation, the version lifecycle."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -81,9 +81,11 @@ async def open_compile_checks(
     info: EngineInfo,
     tokenizer_json: str,
     recorder: CompileCheckRecorder,
+    engine_ready: Callable[[], Awaitable[object]],
 ) -> AsyncIterator[CompileChecks]:
     """Open compile checks for the engine's model. Their process starts in the background; checks wait for it.
 
+    It needs seconds of a core, so it starts after `engine_ready`, or with the first check.
     `tokenizer_json` is the tokenizer of the engine, because some models have no such file.
     """
     if not info.eos_token_ids:
@@ -94,7 +96,7 @@ async def open_compile_checks(
         await asyncio.to_thread(file.write_text, tokenizer_json, "utf-8")
         limits, end_token_ids = compile_check_limits(settings), tuple(info.eos_token_ids)
         task = compile_check_task(limits, str(file), info.vocab_size, end_token_ids, foreign_environment())
-        async with _starting(pool, task):
+        async with _starting(_start_after(engine_ready, pool, task)):
             yield RecordedCompileChecks(CompileCache(pool, task, limits), recorder)
 
 
@@ -112,20 +114,25 @@ async def open_worker_pool() -> AsyncIterator[WorkerPool]:
 async def open_request_analysis(pool: WorkerPool, setup: AnalysisSetup) -> AsyncIterator[RequestAnalysis]:
     """Open the request analysis of a gateway. Its process starts in the background; requests that need it wait for it."""
     task = request_analysis_task(setup, foreign_environment())
-    async with _starting(pool, task):
+    async with _starting(pool.start(task)):
         yield RequestAnalyzer(pool, task)
 
 
 @asynccontextmanager
-async def _starting(pool: WorkerPool, task: TaskSpec[Any]) -> AsyncIterator[None]:
-    """Start a process of the task in the background of the block."""
-    starting = asyncio.create_task(pool.start(task))
+async def _starting(start: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run the start of a process in the background of the block."""
+    starting = asyncio.create_task(start)
     try:
         yield
     finally:
         starting.cancel()
         # A failed start has been logged.
         await asyncio.gather(starting, return_exceptions=True)
+
+
+async def _start_after(ready: Callable[[], Awaitable[object]], pool: WorkerPool, task: TaskSpec[Any]) -> None:
+    await ready()
+    await pool.start(task)
 
 
 def value_validation(pool: WorkerPool) -> ValueValidation:

@@ -219,7 +219,7 @@ async def _open_dependencies(
     blobs, metrics, admissions = resources.blobs, resources.metrics, resources.admissions
     limits = _limits(settings)
     pool = await stack.enter_async_context(open_worker_pool())
-    text = await _open_text_components(settings, info, limits, metrics, pool, stack)
+    text = await _open_text_components(settings, info, engines, limits, metrics, pool, stack)
     configured = settings.secret.get_secret_value() if settings.secret else None
     secret = server_secret(configured, settings.data_dir)
     namespace_of = partial(_namespace_of, secret)
@@ -281,6 +281,7 @@ def _run_in_background(work: Coroutine[Any, Any, None], stack: AsyncExitStack) -
 async def _open_text_components(
     settings: Settings,
     info: EngineInfo,
+    engines: EnginePool,
     limits: ServingConfig,
     metrics: Metrics,
     pool: WorkerPool,
@@ -289,7 +290,9 @@ async def _open_text_components(
     tokenizer = await asyncio.to_thread(load_tokenizer, info.model_path)
     prompts = PromptRenderer(tokenizer)
     setup = AnalysisSetup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
-    compile_checks = open_compile_checks(pool, settings, info, tokenizer.backend_tokenizer.to_str(), metrics)
+    compile_checks = open_compile_checks(
+        pool, settings, info, tokenizer.backend_tokenizer.to_str(), metrics, engines.wait_ready
+    )
     return TextComponents(
         prompts=prompts,
         token_text=TokenText(tokenizer),

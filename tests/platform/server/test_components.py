@@ -99,9 +99,14 @@ def test_the_queue_timeout_allows_for_the_longest_check(deadline_s: float) -> No
     assert limits.queue_timeout_s > limits.deadline_s + limits.hang_grace_s
 
 
+async def never() -> None:
+    """The engine does not become ready: the first check starts the process."""
+    await asyncio.Event().wait()
+
+
 async def test_a_model_without_an_end_token_has_no_grammars() -> None:
     recorder = Recorder()
-    async with open_compile_checks(WorkerPool(), Settings(), DEFAULT_INFO, "{}", recorder) as checks:
+    async with open_compile_checks(WorkerPool(), Settings(), DEFAULT_INFO, "{}", recorder, never) as checks:
         with pytest.raises(UnsupportedParameter, match="no end token") as refused:
             await checks.check(TENANT, SPEC, param="tools")
     assert refused.value.param == "tools"
@@ -119,7 +124,7 @@ async def test_a_real_process_checks_grammars_and_ends_with_the_gateway(chat_tok
     assert good is not None and bad is not None
     async with (
         open_worker_pool() as pool,
-        open_compile_checks(pool, Settings(), info, tokenizer_json, recorder) as checks,
+        open_compile_checks(pool, Settings(), info, tokenizer_json, recorder, never) as checks,
     ):
         await checks.check(TENANT, good, param="structured_outputs.regex")
         with pytest.raises(GrammarInvalid) as refused:

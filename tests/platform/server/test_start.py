@@ -30,7 +30,17 @@ NEVER: Final = {
     *("torch", "triton", "numba", "transformers", "xgrammar", "llguidance"),
     *("alembic", "boto3", "aioboto3", "pandas", "scipy"),
 }
-AFTER_THE_ENGINE: Final = {"fastapi", "uvicorn", "httpx", "jinja2", "redis", "psycopg", "tokenizers", "numpy"}
+AFTER_THE_ENGINE: Final = {
+    "fastapi",
+    "uvicorn",
+    "httpx",
+    "jinja2",
+    "redis",
+    "sqlalchemy",
+    "psycopg",
+    "tokenizers",
+    "numpy",
+}
 
 
 @pytest.mark.parametrize(

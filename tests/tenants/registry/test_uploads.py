@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy import text
 from tests.tenants.registry_records import add, make_tenant
 
-from loraplex.tenants.database import Database, DefaultLimits
+from loraplex.tenants.database import Database
+from loraplex.tenants.default_limits import DefaultLimits
 from loraplex.tenants.errors import (
     AdapterNotFound,
     CountReached,

@@ -7,7 +7,8 @@ from structlog.testing import capture_logs
 from tests.platform.api.tenant.managed_tenant import ManagedTenant, managed
 
 from loraplex.platform.server.resources import warn_of_shadowed_adapters
-from loraplex.tenants.database import Database, DefaultLimits
+from loraplex.tenants.database import Database
+from loraplex.tenants.default_limits import DefaultLimits
 
 
 async def test_the_lifecycle_of_an_adapter(tenant: ManagedTenant) -> None:
