@@ -1,9 +1,11 @@
 """Decode attention over block tables (PagedAttention, Kwon et al. 2023) in Triton, its keys split (Flash-Decoding, Dao
-2023).
+2023) and merged by the program that ends last.
 
 Invariant: a row's own length alone decides where its keys are split, and partial sums are merged in one fixed order, so a
-row's result does not depend on its batch. Which program computes a split does depend on it, without effect.
+row's result does not depend on its batch. Which program computes a split or merges does depend on it, without effect.
 """
+
+from functools import cache
 
 import torch
 import triton
@@ -12,8 +14,13 @@ import triton.language as tl
 from loraplex.engine.kernels.triton.attention_tile import LOG2_E, NUM_WARPS, attend, padded, tile_tokens
 from loraplex.engine.kernels.triton.launch_plans import launch_kernel
 
-SPLIT_TOKENS = 512
-"""Fewest keys of a split: 256 KiB of K and V at 128 wide heads in bf16. Shorter rows need no merge."""
+SPLIT_TOKENS = 128
+"""Fewest keys of a split: 64 KiB of K and V at 128 wide heads in bf16. Shorter rows are not split."""
+FEW_SPLITS = 8
+"""Splits of a row whose splits grow with it, from `SPLIT_TOKENS` to `LONG_SPLIT_TOKENS` keys. A lone row of 1,024 tokens has
+64 with 8 KV heads, which half of an H100's SMs compute; partial sums of 8 cost 6 % of the bytes of a batch."""
+LONG_SPLIT_TOKENS = 512
+"""Keys of a split of a long row, whose partial sums are 1.5 % of the bytes."""
 MAX_SPLITS = 32
 """Most splits of a row. With 8 KV heads that is 256 splits for one row, two for each SM of an H100; longer rows get longer
 splits instead."""
@@ -24,6 +31,12 @@ DECODE_ROWS = 16
 """Query heads of a tile: the fewest a tensor core takes, and as many as one KV head has in most models."""
 MIN_ROWS = 64
 """Fewest rows that a kernel is compiled for: smaller batches share one variant."""
+MERGE_VALUES = 2048
+"""Partial sums that a program merges at once, 16 a thread."""
+MAX_REGISTERS = {1: 168, 2: 128}
+"""Of a thread, by the bytes of a cached value: what lets 3 programs share an SM, or 4. Wider heads than `WIDE_HEAD` and
+float32 take what they need. Left alone, the compiler takes 205 with 8 bits, and 2 programs are left."""
+WIDE_HEAD = 128
 DECODE_STAGES = 7
 """A tile's address comes from the block table, and that load takes stages too: 2n + 1 of them keep n tiles in flight."""
 
@@ -32,17 +45,62 @@ DECODE_STAGES = 7
 def splits_of(  # type: ignore[no-untyped-def]
     length,
     window: tl.constexpr,
-    split_tokens: tl.constexpr,
-    max_splits: tl.constexpr,
     block_n: tl.constexpr,
+    split_tokens: tl.constexpr,
+    few_splits: tl.constexpr,
+    long_tokens: tl.constexpr,
+    max_splits: tl.constexpr,
 ):
     """First visible key of a row of `length` tokens, keys of each of its splits, and their number."""
     first = length * 0
     if window > 0:
         first = tl.maximum(length - window, 0)
-    share = tl.cdiv(tl.cdiv(length - first, max_splits), block_n) * block_n
-    tokens = tl.maximum(share, split_tokens)
-    return first, tokens, tl.cdiv(length - first, tokens)
+    visible = length - first
+    share = tl.maximum(tl.minimum(tl.cdiv(visible, few_splits), long_tokens), tl.cdiv(visible, max_splits))
+    tokens = tl.maximum(tl.cdiv(share, block_n) * block_n, split_tokens)
+    return first, tokens, tl.cdiv(visible, tokens)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def merge_splits(  # type: ignore[no-untyped-def]
+    partials,
+    weights,
+    part,  # of the row's first split
+    row_splits,
+    heads,  # of the model
+    first_head,
+    group,  # heads from `first_head` on
+    size: tl.constexpr,
+    block_h: tl.constexpr,
+    block_d: tl.constexpr,
+    block_s: tl.constexpr,
+):
+    """Weighted mean of the sums of all splits, [block_h, block_d]: `block_s` at a time, in their order."""
+    member = tl.arange(0, block_h)
+    columns = tl.arange(0, block_d)
+    total = tl.zeros((block_h, block_d), dtype=tl.float32)
+    weight = tl.zeros((block_h,), dtype=tl.float32)
+    greatest = tl.full((block_h,), -3.0e38, dtype=tl.float32)
+    for begin in tl.range(0, row_splits, block_s, num_stages=1):
+        split = begin + tl.arange(0, block_s)
+        mask = (split < row_splits)[:, None] & (member < group)[None, :]
+        cells = (part + split)[:, None] * heads + (first_head + member)[None, :]
+        # Past the first cache: other programs wrote these.
+        score = tl.load(weights + cells * 2 + 1, mask=mask, other=float("-inf"), cache_modifier=".cg")
+        part_weight = tl.load(weights + cells * 2, mask=mask, other=0.0, cache_modifier=".cg")
+        sums = tl.load(
+            partials + cells[:, :, None] * size + columns[None, None, :],
+            mask=mask[:, :, None] & (columns < size)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        higher = tl.maximum(greatest, tl.max(score, 0))
+        share = tl.exp2(score - higher[None, :])
+        shrink = tl.exp2(greatest - higher)
+        total = total * shrink[:, None] + tl.sum(sums * share[:, :, None], 0)
+        weight = weight * shrink + tl.sum(part_weight * share, 0)
+        greatest = higher
+    return total / weight[:, None]
 
 
 @triton.jit(do_not_specialize=["rows", "table_stride", "splits"])  # type: ignore[untyped-decorator]
@@ -54,6 +112,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     lengths,
     partials,  # [rows, splits, heads, size] fp32, not normalised
     weights,  # [rows, splits, heads, 2] fp32: sum of the weights, greatest score
+    arrivals,  # [rows * tiles of heads]: splits that have ended, 0 before and after a launch
     scale,
     value_scale,  # of a cache of 8 bits
     query_stride,
@@ -72,7 +131,11 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     block_n: tl.constexpr,
     block_d: tl.constexpr,
     block_rows: tl.constexpr,
+    block_h: tl.constexpr,
+    block_s: tl.constexpr,
     split_tokens: tl.constexpr,
+    few_splits: tl.constexpr,
+    long_tokens: tl.constexpr,
     max_splits: tl.constexpr,
 ) -> None:
     """Compute every n-th split of all rows, for `block_m` query heads of one KV head each (the first, second, ... group).
@@ -81,19 +144,21 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     """
     head_tiles: tl.constexpr = (group + block_m - 1) // block_m
     every = tl.arange(0, block_rows)
-    _, _, counts = splits_of(
-        tl.load(lengths + every, mask=every < rows, other=0), window, split_tokens, max_splits, block_n
-    )
-    ends = tl.cumsum(tl.where(every < rows, counts, 0), 0)
+    all_lengths = tl.load(lengths + every, mask=every < rows, other=0)
+    _, _, counts = splits_of(all_lengths, window, block_n, split_tokens, few_splits, long_tokens, max_splits)
+    ends = tl.cumsum(counts, 0)
     tiles = kv_heads * head_tiles
     for item in range(tl.program_id(0), tl.max(ends, 0) * tiles, tl.num_programs(0)):
         is_before = ends <= item // tiles
         row = tl.sum(is_before.to(tl.int32), 0)
         split = item // tiles - tl.max(tl.where(is_before, ends, 0), 0)
         length = tl.load(lengths + row)
-        first, tokens, row_splits = splits_of(length, window, split_tokens, max_splits, block_n)
+        first, tokens, row_splits = splits_of(
+            length, window, block_n, split_tokens, few_splits, long_tokens, max_splits
+        )
         kv_head = item % tiles // head_tiles
-        member = item % head_tiles * block_m + tl.arange(0, block_m)
+        first_member = item % head_tiles * block_m
+        member = first_member + tl.arange(0, block_m)
         head = kv_head * group + member
         columns = tl.arange(0, block_d)
         mask = (member < group)[:, None] & (columns < size)[None, :]
@@ -124,46 +189,34 @@ def decode_kernel(  # type: ignore[no-untyped-def]
             result = (total / weight[:, None]).to(out.dtype.element_ty)
             tl.store(out + wide_row * out_stride + place, result, mask=mask)
         else:
-            part = (wide_row * splits + split) * kv_heads * group
+            heads = kv_heads * group
+            part = (wide_row * splits + split) * heads
             tl.store(partials + part * size + place, total, mask=mask)
             tl.store(weights + (part + head) * 2, weight, mask=member < group)
             tl.store(weights + (part + head) * 2 + 1, greatest, mask=member < group)
-
-
-@triton.jit(do_not_specialize=["splits"])  # type: ignore[untyped-decorator]
-def merge_kernel(  # type: ignore[no-untyped-def]
-    out,
-    lengths,
-    partials,
-    weights,
-    out_stride,
-    heads,
-    splits,
-    window: tl.constexpr,
-    size: tl.constexpr,
-    block_n: tl.constexpr,
-    block_d: tl.constexpr,
-    split_tokens: tl.constexpr,
-    max_splits: tl.constexpr,
-) -> None:
-    """Merge one head of one row. The tile always has `max_splits` partials, so that their order is always the same."""
-    head = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    _, _, row_splits = splits_of(tl.load(lengths + row), window, split_tokens, max_splits, block_n)
-    if row_splits <= 1:
-        return
-    split = tl.arange(0, max_splits)
-    is_split = split < row_splits
-    part = (row * splits + split) * heads + head
-    greatest = tl.load(weights + part * 2 + 1, mask=is_split, other=float("-inf"))
-    share = tl.exp2(greatest - tl.max(greatest, 0))
-    weight = tl.sum(share * tl.load(weights + part * 2, mask=is_split, other=0.0), 0)
-    columns = tl.arange(0, block_d)
-    mask = is_split[:, None] & (columns < size)[None, :]
-    partial = tl.load(partials + part[:, None] * size + columns[None, :], mask=mask, other=0.0)
-    result = tl.sum(partial * share[:, None], 0) / weight
-    place = out + row * out_stride + head * size + columns
-    tl.store(place, result.to(out.dtype.element_ty), mask=columns < size)
+            # Every thread's sums are written before one thread of this program says so, and that releases them.
+            tl.debug_barrier()
+            arrival = arrivals + row * tiles + item % tiles
+            if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == row_splits - 1:
+                tl.store(arrival, 0)
+                first_head = kv_head * group + first_member
+                merged = merge_splits(
+                    partials,
+                    weights,
+                    wide_row * splits,
+                    row_splits,
+                    heads,
+                    first_head,
+                    group - first_member,
+                    size,
+                    block_h,
+                    block_d,
+                    block_s,
+                )
+                h = tl.arange(0, block_h)
+                target = out + wide_row * out_stride + (first_head + h)[:, None] * size + columns[None, :]
+                is_value = (first_member + h < group)[:, None] & (columns < size)[None, :]
+                tl.store(target, merged.to(out.dtype.element_ty), mask=is_value)
 
 
 def decode_attention(
@@ -179,37 +232,27 @@ def decode_attention(
     """See `reference.decode_attention`; the places of a token's K and V are contiguous.
 
     Reads no value back from the device, so that a graph can capture it: the grid follows from the shape of `block_tables`.
-    No length may need more columns than that shape has. A graph of short rows is captured with a narrow view of wide
-    tables, and has no merge when that view covers no more than one split.
+    No length may need more columns than that shape has. Launches on one device must follow one another.
     """
     rows, columns = block_tables.shape
     _, block_size, _, kv_heads, size = kv_cache.shape
     heads = out.shape[1] // size
+    group = heads // kv_heads
+    tiles = kv_heads * triton.cdiv(group, DECODE_ROWS)
     splits = most_splits(columns * block_size, window)
     kept = (rows, splits, heads) if splits > 1 else (0, 0, 0)
-    partials = torch.empty(*kept, size, dtype=torch.float32, device=out.device)
-    weights = torch.empty(*kept, 2, dtype=torch.float32, device=out.device)
-    cut = {
-        "window": window or 0,
-        "size": size,
-        "block_n": tile_tokens(size, kv_cache.element_size()),
-        "block_d": padded(size),
-        "split_tokens": SPLIT_TOKENS,
-        "max_splits": MAX_SPLITS,
-        "enable_fp_fusion": True,
-    }
-    group = heads // kv_heads
-    items = rows * splits * kv_heads * triton.cdiv(group, DECODE_ROWS)
+    block_d, block_h = padded(size), min(DECODE_ROWS, triton.next_power_of_2(group))
     launch_kernel(
         decode_kernel,
-        (min(items, MAX_PROGRAMS),),
+        (min(rows * splits * tiles, MAX_PROGRAMS),),
         qkv,
         out,
         kv_cache,
         block_tables,
         lengths,
-        partials,
-        weights,
+        torch.empty(*kept, size, dtype=torch.float32, device=out.device),
+        torch.empty(*kept, 2, dtype=torch.float32, device=out.device),
+        _arrivals(triton.next_power_of_2(rows * tiles), out.device),
         scale * kv_scales[0] * LOG2_E,
         kv_scales[1],
         qkv.stride(0),
@@ -221,36 +264,46 @@ def decode_attention(
         rows,
         splits,
         group=group,
+        window=window or 0,
         block_size=block_size,
+        size=size,
         block_m=DECODE_ROWS,
+        block_n=tile_tokens(size, kv_cache.element_size()),
+        block_d=block_d,
         block_rows=compiled_rows(rows),
+        block_h=block_h,
+        block_s=min(MAX_SPLITS, max(1, MERGE_VALUES // (block_h * block_d))),
+        split_tokens=SPLIT_TOKENS,
+        few_splits=FEW_SPLITS,
+        long_tokens=LONG_SPLIT_TOKENS,
+        max_splits=MAX_SPLITS,
         num_warps=NUM_WARPS,
         num_stages=DECODE_STAGES,
-        **cut,
+        maxnreg=max_registers(size, kv_cache.element_size()),
+        enable_fp_fusion=True,
     )
-    if splits > 1:
-        launch_kernel(
-            merge_kernel,
-            (heads, rows),
-            out,
-            lengths,
-            partials,
-            weights,
-            out.stride(0),
-            heads,
-            splits,
-            num_warps=NUM_WARPS,
-            **cut,
-        )
 
 
 def most_splits(tokens: int, window: int | None) -> int:
     """Return the most splits of a row whose block table has room for `tokens`."""
-    splits: int = triton.cdiv(min(tokens, window or tokens), SPLIT_TOKENS)
-    return min(splits, MAX_SPLITS)
+    visible = min(tokens, window or tokens)
+    few = min(triton.cdiv(visible, SPLIT_TOKENS), FEW_SPLITS)
+    long = min(triton.cdiv(visible, LONG_SPLIT_TOKENS), MAX_SPLITS)
+    return int(max(few, long))
 
 
 def compiled_rows(rows: int) -> int:
     """Return the number of rows that the kernel is compiled for."""
     power: int = triton.next_power_of_2(rows)
     return max(MIN_ROWS, power)
+
+
+def max_registers(size: int, element_bytes: int) -> int | None:
+    """Return the registers of a thread; None for what it needs. Depends on the model alone."""
+    return MAX_REGISTERS.get(element_bytes) if size <= WIDE_HEAD else None
+
+
+@cache
+def _arrivals(count: int, device: torch.device) -> torch.Tensor:
+    """Return counters that are 0 between launches. They stay at their address, as captured graphs expect."""
+    return torch.zeros(count, dtype=torch.int32, device=device)

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from loraplex.engine.kernels.triton.attention_tile import TILE_BYTES
+from loraplex.engine.kernels.triton.decode_attention import WIDE_HEAD
+
 MAX_SHARED_BYTES = 227 << 10
 """What one block may have on sm_90."""
 SHARED_BYTES_OF_TWO = 110 << 10
@@ -21,7 +24,8 @@ class Demand:
 
     `values` are the stored ones that one turn of its main loop takes, `most` the instructions a value may cost. An H200
     issues 15.6 for a bf16 value, 7.8 for one of 8 bits, 4.1 for one of 4 while its memory delivers one. `at_once`: all
-    loads are on their way before any is waited for. `programs`: how many an SM must have room for.
+    loads are on their way before any is waited for. `programs`: how many an SM must have room for. `most_stack`: bytes of registers that may
+    wait outside the main loop for its end.
     """
 
     matrix: str | None = None
@@ -31,10 +35,24 @@ class Demand:
     at_once: bool = False
     most_shared: int = MAX_SHARED_BYTES
     programs: int = 1
+    most_stack: int = 0
 
 
 def _weights(c: Constants) -> int:
     return int(c["block_n"] * c["span"] * c["spans"])
+
+
+def _keys_and_values(c: Constants) -> int:
+    return int(2 * c["block_n"] * c["size"])
+
+
+def _decode_demand(c: Constants) -> Demand:
+    if c["size"] > WIDE_HEAD:
+        return Demand("HMMA", 128, _keys_and_values, 8.0, programs=2)
+    # 8 bits have twice as many keys in a tile as bf16.
+    if c["block_n"] * c["block_d"] == TILE_BYTES:
+        return Demand("HMMA", 128, _keys_and_values, 7.0, programs=3, most_stack=32)
+    return Demand("HMMA", 128, _keys_and_values, 8.0, programs=4)
 
 
 def _skinny(c: Constants, dtype: str) -> Demand:
@@ -62,10 +80,10 @@ def demand_of(kernel: str, constants: Constants, dtype: str) -> Demand:
         return _skinny(constants, dtype)
     if kernel == "wide_kernel":
         return _wide(constants)
+    if kernel == "decode_kernel":
+        return _decode_demand(constants)
     return {
-        "decode_kernel": Demand("HMMA", 128, lambda c: int(2 * c["block_n"] * c["size"]), 8.0),
-        "merge_kernel": Demand(),
-        "prefill_kernel": Demand("HMMA", 128),
+        "prefill_kernel": Demand("HMMA", 128, programs=2),
         "shrink_tile_kernel": Demand("HMMA", 128),
         "shrink_row_kernel": Demand(None, 128, lambda c: int(c["split_k"] * c["block_r"]), 7.0, True),
         "expand_tile_kernel": Demand("HMMA", 128),

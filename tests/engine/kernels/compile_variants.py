@@ -74,6 +74,7 @@ def _attentions() -> Iterator[Variant]:
         yield Variant(prefill_problem(_heads(size, group), 512, 8192, "bfloat16", "bfloat16", window))
     yield Variant(decode_problem(_heads(128, 4), 1, 300, "bfloat16", "bfloat16"))
     yield Variant(decode_problem(_heads(128, 4), 64, 8192, "bfloat16", "fp8"))
+    yield Variant(decode_problem(_heads(64, 8), 64, 8192, "bfloat16", "fp8"))
     yield Variant(prefill_problem(_heads(128, 4), 512, 8192, "bfloat16", "fp8"))
     yield Variant(decode_problem(_heads(128, 4), 64, 8192, "float32", "float32"))
     yield Variant(prefill_problem(_heads(128, 4), 512, 8192, "float16", "float16"))

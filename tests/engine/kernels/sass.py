@@ -28,13 +28,14 @@ class MachineCode:
     """`load_bits`: of the widest load from global memory.
 
     `loop`: instructions of the longest innermost loop, of those that multiply matrices if any do; 0 without one.
-    `matrix`: the tensor core's instruction, if any. `local`: loads and stores of spilled registers.
+    `matrix`: the tensor core's instruction, if any. `local`: loads and stores of spilled registers, `loop_local` those in `loop`.
     `late_loads`: the widest ones behind the first barrier.
     """
 
     registers: int
     stack: int
     local: int
+    loop_local: int
     load_bits: int
     matrix: str | None
     loop: int
@@ -90,7 +91,8 @@ def _described(cubin: bytes, instructions: list[str], begin: int) -> MachineCode
     return MachineCode(
         registers=_number("REG", usage),
         stack=_number("STACK", usage),
-        local=sum(" STL" in f" {line}" or " LDL" in f" {line}" for line in instructions),
+        local=_spills(instructions),
+        loop_local=_spills(main),
         load_bits=_widest(instructions),
         matrix=matrix[1] if matrix else None,
         loop=len(main),
@@ -124,6 +126,10 @@ def _late_loads(instructions: list[str]) -> int:
     barriers = [place for place, line in enumerate(instructions) if "BAR." in line]
     behind = instructions[barriers[0] :] if barriers else []
     return sum("LDG.E.128" in line for line in behind)
+
+
+def _spills(instructions: list[str]) -> int:
+    return sum(" STL" in f" {line}" or " LDL" in f" {line}" for line in instructions)
 
 
 def _widest(instructions: list[str]) -> int:

@@ -246,7 +246,7 @@ def test_without_a_warm_up_the_same_steps_compile(
     warm = set(on_hopper.launched)
     traffic.play()
     cold = [name for name, _ in on_hopper.launched - warm]
-    assert {"bitmask_kernel", "cutoff_kernel", "prefill_kernel", "merge_kernel"} <= set(cold)
+    assert {"bitmask_kernel", "cutoff_kernel", "prefill_kernel", "decode_kernel"} <= set(cold)
     assert cold.count("decode_kernel") > 1, "more rows than the least that a kernel is compiled for"
     assert cold.count("wide_kernel") > 1 and cold.count("skinny_kernel") > 1, "rows choose tiles"
 
