@@ -301,7 +301,7 @@ def test_no_length_has_more_splits_than_its_bound(device: torch.device) -> None:
     policy = (decode.SPLIT_TOKENS, decode.FEW_SPLITS, decode.LONG_SPLIT_TOKENS, decode.MAX_SPLITS)
     splits_kernel[count // 1024,](out, count, *policy)
     tokens, splits = out.tolist()
-    bounds = [decode.most_splits(length) for length in range(count)]
+    bounds = [decode.most_splits(length, None) for length in range(count)]
     assert bounds == sorted(bounds) and splits[0] == 0
     for length in range(1, count):
         assert tokens[length] % 32 == 0 and tokens[length] >= 128
