@@ -79,17 +79,6 @@ def every_path_of(
     return tuple(group_on_device(row_slots, path, 1) for path in _paths(deterministic))
 
 
-def every_path(device: torch.device, *, deterministic: bool = False) -> tuple[DeviceLoraBatch, ...]:
-    """Return one row with an adapter for each set of kernels that may compute a step's adapters, prompts last.
-
-    All sites act on it. Empty on a device without such kernels.
-    """
-    if backend_on(device) is not KernelBackend.TRITON:
-        return ()
-    row_slots = torch.zeros(1, dtype=torch.int32, device=device)
-    return tuple(group_on_device(row_slots, path, 1, is_static=True) for path in _paths(deterministic))
-
-
 def _paths(deterministic: bool) -> tuple[LoraPath, ...]:
     if deterministic:
         return (LoraPath.DETERMINISTIC,)

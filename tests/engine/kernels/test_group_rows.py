@@ -2,7 +2,7 @@
 
 import torch
 
-from loraplex.engine.kernels.group_rows import every_path, group_rows
+from loraplex.engine.kernels.group_rows import group_rows
 from loraplex.engine.lora.batch import HostLoraBatch
 
 CPU = torch.device("cpu")
@@ -17,7 +17,3 @@ def test_a_cpus_rows_are_grouped_on_the_host() -> None:
 
 def test_a_step_without_adapters_has_none() -> None:
     assert group_rows([-1, -1], CPU) is None
-
-
-def test_a_cpu_backend_needs_no_device_paths() -> None:
-    assert every_path(CPU) == ()

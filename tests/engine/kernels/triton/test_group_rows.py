@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from loraplex.engine.batch.forward_batch import AdapterPath
 from loraplex.engine.kernels import dispatch
-from loraplex.engine.kernels.group_rows import every_path, group_on_device
+from loraplex.engine.kernels.group_rows import group_on_device
 from loraplex.engine.lora.batch import LoraBatch
 from loraplex.engine.lora.device_batch import (
     DECODE_ROWS,
@@ -134,12 +134,3 @@ def test_a_captured_step_groups_rows_as_an_eager_one(
         place for place, row in enumerate(sampled) if rows[row] >= 0
     ]
     assert all(rows[sampled[row]] == slot for slot, members in real for row in members)
-
-
-def test_every_path_is_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON)
-    paths = every_path(device())
-    assert [batch.path for batch in paths] == [LoraPath.FOLDED, LoraPath.BY_ROW, LoraPath.MIXED]
-    assert all(batch.is_static and groups_of(batch) == [(0, [0])] for batch in paths)
-    (batch,) = every_path(device(), deterministic=True)
-    assert batch.path is LoraPath.DETERMINISTIC and groups_of(batch) == [(0, [0])]
