@@ -109,7 +109,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """Every Triton kernel is bound as for an H200 and not run; new tensors are zeros, and masks are applied by torch."""
     triton = pytest.importorskip("triton")
-    from loraplex.engine.kernels.triton import logit_masks
+    from loraplex.engine.kernels.triton import launch_plans, logit_masks
 
     recorder, apply_bitmask = Recorder(), logit_masks.apply_bitmask
 
@@ -118,6 +118,12 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> Recorder:
         reference.apply_bitmask(*operands)
 
     monkeypatch.setattr(logit_masks, "apply_bitmask", applied)
+
+    def bound(_: Any, __: Any, kernel: Any, grid: Any, operands: Any, constants: dict[str, Any]) -> None:
+        kernel[grid](*operands, **constants)
+
+    # A plan needs a compiled kernel, and none is compiled.
+    monkeypatch.setattr(launch_plans, "_launch", bound)
     monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON)
     monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", recorder.triton)
     monkeypatch.setattr(torch, "empty", torch.zeros)
