@@ -27,8 +27,8 @@ MIN_THREADS = 2
 """The second thread of a queue takes the masks behind a slow one, also where no core is free."""
 
 MAX_SHARED = 4
-"""Most threads that share the masks of a step. A usual mask takes the interpreter for a third of its time: two threads fill 64 in
-0.65 of the time of one, and four in half of it at best."""
+"""Most threads that share the masks of a step. Measured on two busy cores, with a bare pool of threads, 64 usual masks: two threads
+took 0.65 of the time of one at the 10th percentile (1.79 -> 1.17 ms with xgrammar, 2.03 -> 1.34 ms with llguidance)."""
 
 SLOW_NICENESS = 10
 """Slow masks give way to the forward pass, which needs every core at once: they delay their own rows alone."""

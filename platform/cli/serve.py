@@ -9,7 +9,7 @@ import uvloop
 from rich.console import Console
 
 from loraplex.platform.config import Settings, load_settings
-from loraplex.platform.processes.gc_tuning import pause_gc
+from loraplex.platform.processes.gc_tuning import paused_gc
 from loraplex.platform.processes.logs import configure_logs
 from loraplex.platform.startup_errors import StartError
 
@@ -53,7 +53,6 @@ def serve_command(
         "role": role,
         "engine": tuple(engine) if engine else None,
     }
-    pause_gc()
     try:
         settings = load_settings(flags, config)
         configure_logs(settings.log_level)
@@ -67,7 +66,8 @@ def serve_command(
 
 def _run(settings: Settings, demo: bool) -> None:
     """Run the server. A signal during the start cancels it, which is a normal end."""
-    from loraplex.platform.server.serve import serve
+    with paused_gc():
+        from loraplex.platform.server.serve import serve
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:

@@ -18,7 +18,7 @@ from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.platform.engines import spawn_messages
 from loraplex.platform.engines.server import EngineServer
 from loraplex.platform.engines.spawn_messages import Broken, Described, Ready, Report, SpawnRequest, Stage
-from loraplex.platform.processes.gc_tuning import freeze_gc, pause_gc
+from loraplex.platform.processes.gc_tuning import freeze_gc, paused_gc
 from loraplex.platform.processes.logs import configure_logs
 from loraplex.platform.processes.parent_death import die_at_end_of_input, die_with_parent
 
@@ -46,7 +46,6 @@ def main() -> None:
     die_with_parent(spawn.parent_pid)
     die_at_end_of_input(sys.stdin.fileno())
     configure_logs(spawn.log_level)
-    pause_gc()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         opener = prepare_engine(spawn, report)
@@ -62,7 +61,8 @@ def prepare_engine(spawn: SpawnRequest, report: Reporter) -> EngineOpener:
         report(Described(spawn.fake.info))
         return partial(_scripted, spawn.fake)
     cores = os.sched_getaffinity(0)
-    from loraplex.platform.engines.build import load_engine, running
+    with paused_gc():
+        from loraplex.platform.engines.build import load_engine, running
 
     # Importing torch binds this thread to one core, which threads started later would inherit.
     os.sched_setaffinity(0, cores)

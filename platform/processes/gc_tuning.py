@@ -5,15 +5,25 @@ imports of a start nearly nothing is garbage, and collections took a fifth of th
 """
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
-def pause_gc() -> None:
-    """Stop collections until `freeze_gc`. For the entry point of a process."""
+@contextmanager
+def paused_gc() -> Iterator[None]:
+    """Import in this block without collections, which begin after it, however it ends. They exclude what was imported.
+
+    For imports alone: a model that loads, or a start that waits for one, may leave tensors to a collection.
+    """
     gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def freeze_gc() -> None:
-    """Collect once, exclude start-up objects from later collections, and let these begin. Call once, before serving."""
+    """Run `gc.collect()` and `gc.freeze()`, which exclude start-up objects from later collections. Call once, before serving."""
     gc.collect()
     gc.freeze()
-    gc.enable()

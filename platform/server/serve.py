@@ -14,7 +14,7 @@ import structlog
 from loraplex.platform.config import PLAIN_HTTP, Settings
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.startup import open_lone_engine, start_engines
-from loraplex.platform.processes.gc_tuning import freeze_gc
+from loraplex.platform.processes.gc_tuning import freeze_gc, paused_gc
 from loraplex.platform.server.listening import bind
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.progress import shown_progress
@@ -88,7 +88,8 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
             on_stage = stack.enter_context(shown_progress())
             engines = start_engines(settings, model, stack, on_stage)
             # On a thread, since the loop has to start the engine meanwhile and to hear signals.
-            await asyncio.to_thread(import_module, "loraplex.platform.server.serve_gateway")
+            with paused_gc():
+                await asyncio.to_thread(import_module, "loraplex.platform.server.serve_gateway")
             from loraplex.platform.server.serve_gateway import Listeners, serve_gateway
 
             listeners = Listeners(listener, metrics_socket)

@@ -19,6 +19,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.ccallback import CFunc
+from numba.core.dispatcher import Dispatcher
 from numba.core.typing import Signature
 from numba.extending import intrinsic
 
@@ -245,6 +246,18 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
         super().__init__(function)
         stamp = sources_digest(Path(__file__).parent)
         self._cache_file = IndexDataCacheFile(self.cache_path, self._impl.filename_base, stamp)
+
+    def _index_key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
+        # numba's key has the pickle of the enclosed functions, which is another one in every process.
+        return signature, codegen.magic_tuple(), enclosed_constants(self._py_func)
+
+
+def enclosed_constants(function: Any) -> tuple[Any, ...]:
+    """Return what a kernel is compiled with besides its source: the values it encloses, and those of enclosed functions."""
+    values = (cell.cell_contents for cell in function.__closure__ or ())
+    return tuple(
+        enclosed_constants(value.py_func) if isinstance(value, Dispatcher) else value for value in values
+    )
 
 
 class ParallelKernel:

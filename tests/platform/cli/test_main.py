@@ -1,5 +1,6 @@
 """The command line: quick help without torch, clear errors, exit codes."""
 
+import gc
 import socket
 import subprocess
 import sys
@@ -70,6 +71,7 @@ def test_wrong_settings_exit_2_and_are_named(
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(main, ["serve", "--port", "0", *arguments])
     assert done.exit_code == 2, done.stderr
+    assert gc.isenabled(), "a caller in this process goes on"
     assert not (tmp_path / ".loraplex").exists()
     assert "Traceback" not in done.stderr
     for word in words:

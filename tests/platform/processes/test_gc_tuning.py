@@ -1,13 +1,19 @@
-"""Collections pause during a start; its objects are excluded from those that follow."""
+"""Collections pause during the imports of a start, however these end; its objects are excluded from those that follow."""
 
 import subprocess
 import sys
 
 CODE = """
 import gc
-from loraplex.platform.processes.gc_tuning import freeze_gc, pause_gc
-pause_gc()
-assert not gc.isenabled()
+from loraplex.platform.processes.gc_tuning import freeze_gc, paused_gc
+try:
+    with paused_gc():
+        assert not gc.isenabled()
+        imported = []
+        raise ImportError
+except ImportError:
+    assert gc.isenabled()
+assert not any(each is imported for each in gc.get_objects())
 created = [[] for _ in range(1000)]
 freeze_gc()
 frozen = gc.get_freeze_count()

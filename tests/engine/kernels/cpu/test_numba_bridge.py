@@ -1,14 +1,16 @@
-"""Compiled regions with fewer threads than requested, and machine code that is older than its sources."""
+"""Compiled regions with fewer threads than requested, and machine code that is older than its sources or made again."""
 
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from loraplex.engine.kernels.cpu import integer_tile, numba_bridge
+from loraplex.engine.kernels.cpu import bfloat16_linear, integer_linear, integer_tile, numba_bridge
+from loraplex.engine.kernels.cpu.numba_bridge import enclosed_constants
 
 pytestmark = pytest.mark.skipif(not numba_bridge.is_available(), reason="this CPU has no compiled body")
 
@@ -59,6 +61,24 @@ def test_machine_code_is_as_new_as_every_module_it_is_made_of(tmp_path: Path) ->
     assert bias in tile.read_text()
     tile.write_text(tile.read_text().replace(bias, "bias = code.constant(FLOATS, 1000.0)"))
     assert product(tmp_path) == 1064
+
+
+@pytest.mark.parametrize(
+    ("kernel", "variant", "other"),
+    [
+        (bfloat16_linear._kernel, (0,), (1,)),
+        (integer_linear._kernel, (1, 0, 0, 0), (1, 0, 1, 0)),
+    ],
+    ids=["bfloat16", "integer"],
+)
+def test_a_kernel_is_compiled_once_for_all_processes(
+    kernel: Any, variant: tuple[int, ...], other: tuple[int, ...]
+) -> None:
+    """Functions are made again, as in another process, so only what they enclose can find their machine code."""
+    make = kernel.__wrapped__
+    made = make(*variant)._compiled
+    assert make(*variant)._compiled.cache_hits == 1
+    assert enclosed_constants(made._pyfunc) != enclosed_constants(make(*other)._compiled._pyfunc)
 
 
 def product(path: Path) -> float:
