@@ -49,6 +49,11 @@ class Case:
         return self.problem.name
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether kernels of ours run in it: an fp8 product is torch's, and its operands must have values."""
+        return not self.problem.is_peer and (self.problem.op, self.problem.variant) != ("gemm", "fp8")
+
+    @property
     def seconds(self) -> float:
         """Estimate of checking and timing it on a GPU."""
         return OVERHEAD_S + self.problem.bytes / BYTES_PER_SECOND

@@ -24,6 +24,8 @@ PRELOADED_DRY = tuple(
 )
 START_S = 60.0
 """A process may take so long until its first case: the imports, and CUDA's beginnings."""
+END_S = 10.0
+"""And so long to end: one that waits inside a driver may not end at all."""
 MAX_RESTARTS = 12
 Line = dict[str, Any]
 
@@ -70,8 +72,18 @@ def start(
 
 
 def lines_of(children: Sequence[Child], until: float = float("inf")) -> Iterator[Line]:
-    """What they send, as it comes; for one that dies or is late, a line about what it was at. None lives past `until`."""
+    """What they send, as it comes; for one that dies or is late, a line about what it was at. None lives past `until`,
+    nor past the reading of its lines.
+    """
     alive = list(children)
+    try:
+        yield from _lines_of(alive, until)
+    finally:
+        for child in alive:
+            child.process.kill()
+
+
+def _lines_of(alive: list[Child], until: float) -> Iterator[Line]:
     while alive:
         due = min(until, *(child.deadline for child in alive))
         ready = wait([child.connection for child in alive], timeout=max(0.0, due - time.monotonic()))
@@ -90,13 +102,16 @@ def lines_of(children: Sequence[Child], until: float = float("inf")) -> Iterator
             elif time.monotonic() > min(until, child.deadline):
                 child.process.kill()
                 alive.remove(child)
-                child.process.join()
+                child.process.join(END_S)
                 late = "no time was left" if time.monotonic() > until else "it took longer than its limit"
                 yield _failure(child, f"killed: {late}")
 
 
 def _ended(child: Child) -> Iterator[Line]:
-    child.process.join()
+    child.process.join(END_S)
+    if child.process.exitcode is None:
+        child.process.kill()
+        child.process.join(END_S)
     if child.process.exitcode not in (0, LOST_DEVICE_EXIT):
         yield _failure(child, f"the process ended with {child.process.exitcode}")
 

@@ -6,12 +6,14 @@ Invariant: every case that was asked for has a line: measured, failed, or not ru
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.gpu.cases import PEERS_OPERATION, TIERS, Case, kernel_cases
 from tests.benchmarks.gpu.children import Supervisor, lines_of, not_run, start
+from tests.benchmarks.gpu.faults import Fault, described
 from tests.benchmarks.gpu.record import Recorder
 from tests.benchmarks.gpu.worker import run_build, run_kernels, run_probe
 
@@ -56,30 +58,35 @@ class Run:
         self.supervisor = Supervisor(self.context, self.deadline)
 
     def all_stages(self) -> None:
-        """Run what was asked for, then count the processes that ended early."""
-        asked = self.choice.stages
-        if "probe" in asked:
-            self._follow(run_probe, limits={"probe": PROBE_LIMIT_S})
-        if "build" in asked:
-            self._build()
-        self._check_and_time()
-        if "tests" in asked:
-            self._tests()
-        for stage in MODEL_STAGES:
-            if stage in asked:
-                self._models(stage)
-        if "profile" in asked:
-            self._models("profile")
-        if "sweep" in asked:
-            self._sweeps()
-        if "peers" in asked:
-            self._kernels([PEERS_OPERATION], ["time"], 1)
-            self._kernels([PEERS_OPERATION], ["time"], 2)
+        """Run what was asked for, then count the processes that ended early. A stage that raises costs no other."""
+        for stages, work in self._works():
+            if not stages.isdisjoint(self.choice.stages):
+                try:
+                    work()
+                except Exception as error:  # noqa: BLE001 - written down as the stage's result
+                    name = ", ".join(sorted(stages))
+                    failed = {"ok": False, "error": described(error, Fault.FAILED)}
+                    self.recorder.add({"stage": "run", "case": name} | failed)
         restarts = {"value": float(self.supervisor.restarts), "unit": "processes"}
         self.recorder.add({"stage": "run", "case": "restarts", "ok": True} | restarts)
 
+    def _works(self) -> Iterator[tuple[set[str], Callable[[], None]]]:
+        """Which stages each piece of work is."""
+        yield {"probe"}, lambda: self._follow(run_probe, limits={"probe": PROBE_LIMIT_S})
+        yield {"build"}, self._build
+        yield {"check", "time"}, self._check_and_time
+        yield {"tests"}, self._tests
+        for stage in (*MODEL_STAGES, "profile"):
+            yield {stage}, partial(self._models, stage)
+        yield {"sweep"}, self._sweeps
+        yield {"peers"}, self._peers
+
+    def _peers(self) -> None:
+        for tier in TIERS:
+            self._kernels([PEERS_OPERATION], ["time"], tier)
+
     def _build(self) -> None:
-        names = [case.name for case in self._cases() if not case.problem.is_peer]
+        names = [case.name for case in self._cases() if case.is_compiled]
         processes = 1 if self.is_dry else len(os.sched_getaffinity(0))
         until = self.deadline - (1 - BUILD_SHARE) * self.supervisor.left
         limits = dict.fromkeys(names, BUILD_LIMIT_S)
@@ -92,7 +99,7 @@ class Run:
 
     def _check_and_time(self) -> None:
         stages = [stage for stage in ("check", "time") if stage in self.choice.stages]
-        for tier in TIERS if stages else ():
+        for tier in TIERS:
             # What is interpreted cannot break its device.
             for together in (
                 [self.choice.operations] if self.is_dry else [[name] for name in self.choice.operations]

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -103,3 +103,14 @@ def test_nothing_lives_past_the_deadline() -> None:
     lines, _ = supervised("hangs", "a", seconds=2.0)
     assert lines["a"]["error"] == "not run: no time was left"
     assert not any(line["ok"] for line in lines.values())
+
+
+def test_no_process_outlives_the_reading_of_its_lines() -> None:
+    child = start(
+        forking_context(is_dry=False), work, ["a", "hangs"], limits=dict.fromkeys(("a", "hangs"), 600.0)
+    )
+    lines = lines_of([child])
+    assert isinstance(lines, Generator) and next(lines)["case"] == "a"
+    lines.close()
+    child.process.join(60.0)
+    assert child.process.exitcode is not None

@@ -46,7 +46,7 @@ def swaps(size: Size, device: torch.device) -> Iterator[Line]:
     """How long an adapter takes that left the device, and adapters that come while rows run."""
     model, source = _model(size, device)
     steps = 8 * size.steps * size.rounds
-    rows = Rows(size.rows[-2], 0, size.context, 3 * steps)
+    rows = Rows(size.rows[-2], 0, size.context, 2 * steps + size.most_rows)
     refs = [adapter_ref(index) for index in range(16)]
     options = EngineOptions(adapter_bytes=4 * source.nbytes, host_bytes=2 * len(refs) * source.nbytes)
     with running_engine(model, source, rows, options) as engine:
