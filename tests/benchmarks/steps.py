@@ -23,6 +23,7 @@ from loraplex.engine.batch.host_transfers import HostTransfers, Results
 from loraplex.engine.batch.sequence import Sequence as Row
 from loraplex.engine.batch.step_plan import PlannedRow, StepPlan
 from loraplex.engine.kernels import dispatch
+from loraplex.engine.kernels.triton import launch_plans
 from loraplex.engine.kv_cache.tensors import allocate_kv_cache
 from loraplex.engine.lora.device_batch import FEW_ADAPTERS, make_workspace
 from loraplex.engine.messages import AdapterRef, EngineRequest
@@ -84,8 +85,16 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def launch(self, *_: Any, **__: Any) -> None:
-        """In place of a Triton kernel's launch, or of a graph's."""
+        """In place of a compiled kernel's launch, or of a graph's."""
         self.count += 1
+
+    def compile(self, *_: Any, **__: Any) -> "Launches":
+        """In place of a kernel's first launch, which compiles it: returns what launches it from then on."""
+        self.count += 1
+        return self
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return self.launch
 
 
 class DroppedResults(HostTransfers):
@@ -193,7 +202,8 @@ def counted_launches() -> Iterator[Launches]:
     launches = Launches()
     with (
         patch.object(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON),
-        patch.object(JITFunction, "run", launches.launch),
+        patch.object(JITFunction, "run", launches.compile),
+        patch.object(launch_plans, "_plans", {}),
     ):
         yield launches
 

@@ -52,10 +52,12 @@ def never_begins(connection: Connection, names: Sequence[str]) -> None:
     raise SystemExit(3)
 
 
-def supervised(*names: str, target: Any = work, seconds: float = 300.0) -> tuple[dict[str, Any], Supervisor]:
+def supervised(
+    *names: str, target: Any = work, seconds: float = 300.0, hang_s: float = SHORT_S
+) -> tuple[dict[str, Any], Supervisor]:
     """The last line of each case."""
     supervisor = Supervisor(forking_context(is_dry=False), time.monotonic() + seconds)
-    limits = {name: SHORT_S if name.startswith("hangs") else 120.0 for name in names}
+    limits = {name: hang_s if name.startswith("hangs") else 120.0 for name in names}
     return {line["case"]: line for line in supervisor.run(target, limits=limits)}, supervisor
 
 
@@ -100,7 +102,7 @@ def test_a_process_that_never_begins_is_not_tried_again() -> None:
 
 
 def test_nothing_lives_past_the_deadline() -> None:
-    lines, _ = supervised("hangs", "a", seconds=2.0)
+    lines, _ = supervised("hangs", "a", seconds=2.0, hang_s=120.0)
     assert lines["a"]["error"] == "not run: no time was left"
     assert not any(line["ok"] for line in lines.values())
 
