@@ -8,6 +8,8 @@ from functools import cache
 from typing import Any
 
 from tests.benchmarks.kernels.problem import Problem
+from tests.engine.kernels.compile_demands import demand_of
+from tests.engine.kernels.compile_rung import memory_failures
 from tests.engine.kernels.launch_recorder import LaunchRecorder, UnfilledTensors
 from tests.engine.kernels.sass import machine_code
 
@@ -22,7 +24,9 @@ def build(problem: Problem) -> Iterator[dict[str, Any]]:
     recorder = _recorder()
     problem.make(UnfilledTensors()).run()
     for launch in recorder.take():
-        code = machine_code(launch.binary.asm["cubin"])
+        code, shared = machine_code(launch.binary.asm["cubin"]), int(launch.binary.metadata.shared)
+        demand = demand_of(launch.kernel, launch.constants, problem.dtype)
+        failures = [*memory_failures(demand, code.document() | {"shared": shared})]
         yield {
             "stage": "build",
             "op": problem.op,
@@ -30,10 +34,10 @@ def build(problem: Problem) -> Iterator[dict[str, Any]]:
             "shape": dict(problem.shape),
             "dtype": problem.dtype,
             "case": problem.name,
-            "ok": code.stack == 0 and code.local == 0,
+            "ok": not failures,
             "regs": code.registers,
             "stack": code.stack,
-            "shared": int(launch.binary.metadata.shared),
+            "shared": shared,
             "compile_s": round(launch.seconds, 3),
-            "error": None if code.stack == 0 and code.local == 0 else "registers are spilled",
+            "error": "; ".join(failures) or None,
         }

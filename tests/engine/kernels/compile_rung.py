@@ -8,7 +8,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from multiprocessing import get_context
@@ -61,7 +61,7 @@ def result_line(variant: Variant, compiled: Compiled, code: MachineCode) -> dict
         "most": demand.most,
         **code.document(),
     }
-    failures = [*_memory_failures(demand, line)]
+    failures = [*memory_failures(demand, line)]
     if variant.aligned:
         failures += _aligned_failures(demand, line)
     if variant.problem.dtype != "float32" and code.matrix != demand.matrix:
@@ -71,7 +71,8 @@ def result_line(variant: Variant, compiled: Compiled, code: MachineCode) -> dict
     return line | {"failures": failures}
 
 
-def _memory_failures(demand: Demand, line: dict[str, Any]) -> Iterator[str]:
+def memory_failures(demand: Demand, line: Mapping[str, Any]) -> Iterator[str]:
+    """Name what of registers and shared memory is not as demanded; `line` as of `result_line`."""
     spills = line["loop_local"] if demand.most_stack else line["local"]
     if line["stack"] > demand.most_stack or spills:
         yield f"{line['stack']} bytes of stack, {line['local']} loads and stores of spilled registers"
