@@ -53,13 +53,10 @@ def prefill_attention(
         reference.prefill_attention(qkv, out, kv_cache, chunks, scale, window, kv_scales)
 
 
-def decode_tiling(rows: int, tokens: int, window: int | None, device: torch.device) -> Hashable:
-    """Return what the kernels of `decode_attention` are compiled for, by the rows and the tokens that a table has room for.
-
-    Equal values mean the same machine code.
-    """
+def decode_tiling(rows: int, device: torch.device) -> Hashable:
+    """Return what the kernel of `decode_attention` is compiled for; equal values mean the same machine code."""
     if backend_on(device) is not KernelBackend.TRITON:
         return None
     from loraplex.engine.kernels.triton import decode_attention as triton
 
-    return triton.compiled_rows(rows), triton.most_splits(tokens, window) > 1
+    return triton.compiled_rows(rows)

@@ -73,7 +73,6 @@ class Decoder:
         self._head = LoraLinear(self._base_linear(state.take_weight("lm_head"), None), head_site)
         bases = (projection.base for projection in (*self.projections.values(), self._head))
         self._layouts = tuple({base.layout: base for base in bases}.values())
-        self._windows = tuple(dict.fromkeys(config.sliding_window))
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv_cache: list[Tensor]) -> Tensor:
@@ -92,14 +91,11 @@ class Decoder:
             hidden, delta = layer.mlp(normal, batch.lora)
         return self._logits(self._whole(hidden, delta), residual, batch)
 
-    def tiling(self, rows: int, tokens: int) -> Hashable:
-        """Return what depends on the number of rows, and on the tokens that a block table has room for, in a step's kernels.
-
-        Steps of equal values run the same machine code.
-        """
+    def tiling(self, rows: int) -> Hashable:
+        """Return what depends on the number of rows in a step's kernels. Steps of equal values run the same machine code."""
         return (
             tuple(base.tiling(rows, self.dtype) for base in self._layouts),
-            tuple(decode_tiling(rows, tokens, window, self.device) for window in self._windows),
+            decode_tiling(rows, self.device),
         )
 
     def _normal(

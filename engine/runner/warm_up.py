@@ -78,31 +78,24 @@ class WarmUp:
 
     def _steps(self) -> Iterator[list[PlannedRow]]:
         """Every tiling of decodes and of chunks, then every path of adapters."""
-        limits, columns = self._limits, len(self._table(self._limits.model_len))
-        for count in first_of_each(lambda count: self._tiling(count, 1), limits.tokens):
-            yield self._decodes(count, 1)
+        limits = self._limits
+        for count in first_of_each(self._decoder.tiling, limits.tokens):
+            yield self._decodes(count)
             yield self._chunks(max(count, SOME_ROWS))
-        # Tables of one block came first. The splits of the keys do not depend on the rows, nor their tiles on the splits.
-        for blocks in first_of_each(lambda count: self._tiling(1, count), columns)[1:]:
-            yield self._decodes(1, blocks)
         if limits.adapter_slots and backend_on(self._decoder.device) is KernelBackend.TRITON:
             yield self._adapted(1)
             yield [*self._adapted(1), *self._chunks(SOME_ROWS, _adapter(0))]
             yield self._adapted(min(FEW_ADAPTERS + 1, limits.adapter_slots))
 
-    def _tiling(self, rows: int, columns: int) -> Hashable:
-        return self._decoder.tiling(rows, columns * self._block_size)
-
     def _adapted(self, adapters: int) -> list[PlannedRow]:
         """Return decodes of so many adapters."""
-        rows = self._decodes(max(SOME_ROWS, adapters), 1)
+        rows = self._decodes(max(SOME_ROWS, adapters))
         return [replace(row, adapter=_adapter(index % adapters)) for index, row in enumerate(rows)]
 
-    def _decodes(self, count: int, blocks: int) -> list[PlannedRow]:
+    def _decodes(self, count: int) -> list[PlannedRow]:
         """Return `count` first tokens without a prompt; no more are sampled than in the largest step."""
-        table = (0,) * blocks
         return [
-            PlannedRow(_sequence(0), 0, (0,), table, None, samples=row < self._limits.rows)
+            PlannedRow(_sequence(0), 0, (0,), (0,), None, samples=row < self._limits.rows)
             for row in range(count)
         ]
 
