@@ -77,7 +77,7 @@ class EngineConfig:
     `memory_utilization`: the planned share of a GPU's memory, including what other processes use. `cuda_graphs` "auto"
     replays steps on CUDA, "off" never. With `deterministic` a row's response has the same bits in every batch: every
     projection multiplies a fixed number of rows, and adapters have one kind of kernel. Only a preempted row may differ in
-    the last bits: it recomputes its own tokens as a chunk.
+    the last bits: it recomputes its own tokens as a chunk. A step that takes longer than `step_warning_s` is logged.
     """
 
     model: str
@@ -88,6 +88,7 @@ class EngineConfig:
     memory_utilization: float = 0.9
     cuda_graphs: str = "auto"
     deterministic: bool = False
+    step_warning_s: float = 10.0
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
     lora: LoraConfig = LoraConfig()

@@ -41,6 +41,7 @@ from loraplex.engine.sampling.sampler import Sampler
 from loraplex.engine.scheduling.fairness import FairShare, Policy
 from loraplex.engine.scheduling.scheduler import Scheduler
 from loraplex.engine.scheduling.step_statistics import StepStatistics
+from loraplex.engine.step_watch import StepWatch
 from loraplex.engine.structured_output.bitmask_filling import BitmaskFiller
 from loraplex.engine.structured_output.grammar_compilation import GrammarCompilation
 from loraplex.engine.token_mask import TokenMask, TokenMaskFactory
@@ -119,6 +120,7 @@ class Engine:
         self._in_flight: IsolatedStep | None = None
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._corrupted = self._aborted = 0
+        self.step_watch = StepWatch(config.step_warning_s, clock)
         self._steps = StepStatistics(clock, self.scheduler.unstarted_by_namespace)
 
     def info(self) -> EngineInfo:
@@ -183,6 +185,7 @@ class Engine:
         That is the same step or, with overlap, the previous one: the device computes while the host processes results. An
         exception of the computation fails its rows. Raises it if the engine cannot go on, and exceptions of the scheduling.
         """
+        self.step_watch.begin()
         self.adapters.poll()
         self._take_masks()
         began = self._clock()
@@ -206,6 +209,7 @@ class Engine:
         self.numeric_check.advance()
         failures = self._failures()
         self._steps.seconds += ran * (self._clock() - began)
+        self.step_watch.end()
         return StepResult(outputs, failures, ran)
 
     def stats(self) -> EngineStats:
@@ -271,6 +275,7 @@ class Engine:
     def _launch(self, plan: StepPlan, rows: list[PlannedRow] | None) -> IsolatedStep:
         """Launch a plan. `rows` are the rows to sample; None while a step in flight may still end some of them."""
         self._steps.count(plan)
+        self.step_watch.launch(plan)
         return self._isolation.launch(plan, rows)
 
     def _complete_step(self, handle: IsolatedStep) -> list[StepOutput]:

@@ -4,8 +4,9 @@ EngineError
 ├── InvalidRequest          a request the engine can never run: names the field
 │   ├── PromptTooLong       prompt (+ max_tokens) exceeds the model length or the KV pool
 │   └── UnsupportedFeature  a field whose feature is not built into this engine
-├── EngineOverloaded        the bounded waiting queue is full, and this tenant has the most in it
+├── EngineOverloaded        the bounded waiting queue is full, and this tenant has the most in it; or it was waited in too long
 ├── EngineUnavailable       the engine process is down, restarting or draining
+│   ├── ServerShuttingDown  the gateway drains: it refuses the request, or its time to finish is over
 │   └── EngineLost          the engine process ended while it had the request
 │       └── EngineLostTwice the request was submitted once more, and that engine was lost, too
 ├── RequestTimeout          a deadline of the request passed
@@ -60,6 +61,10 @@ class EngineOverloaded(EngineError):
 
 class EngineUnavailable(EngineError):
     code = "engine_unavailable"
+
+
+class ServerShuttingDown(EngineUnavailable):
+    code = "server_shutting_down"
 
 
 class EngineLost(EngineUnavailable):

@@ -81,7 +81,8 @@ class FakeScript(msgspec.Struct, frozen=True, kw_only=True):
     until `max_tokens`. `digest` "echo" reports the requested adapter; any other value is reported as is. `cached_tokens` is
     capped at the prompt's length, as is `prefilled_tokens`: the computed ones of a prompt that is aborted before `Started`.
     `queue_s`, `prefill_s`, `grammar_s`, `adapter_s` and `causes` are what `Started` reports, whatever passed.
-    `stats` overrides numbers of `stats()` by field name. `probe` is the report of a probe, with the digest of the probed
+    `stats` overrides numbers of `stats()` by field name, and names the newest `adapter_slots` adapters as those on the device;
+    one that was not there before counts as a load. `probe` is the report of a probe, with the digest of the probed
     adapter.
     """
 
@@ -100,6 +101,7 @@ class FakeScript(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None = "echo"
     faults: tuple[Fault, ...] = ()
     stats: EngineStats = EngineStats()
+    adapter_slots: int = 0
     probe: ProbeReport = ProbeReport(digest="", modules=1, effect=1.0, bound=0.01, generated_tokens=8)
 
 
@@ -127,6 +129,8 @@ class FakeEngine:
         self._live: dict[str, asyncio.Event] = {}
         self._adapters: dict[str, str] = {}
         self._namespaces: dict[str, bytes] = {}
+        self._resident: dict[tuple[bytes, str], None] = {}
+        self._loads = 0
         self._strikes = [0] * len(self.script.faults)
         self._draining = False
         self._hung = False
@@ -191,6 +195,9 @@ class FakeEngine:
             self.script.stats,
             running=self.script.stats.running + self.running,
             running_adapters=sorted(set(self._adapters.values())),
+            resident_adapters=[digest for _, digest in self._resident] or self.script.stats.resident_adapters,
+            device_adapters=list(self._resident) or self.script.stats.device_adapters,
+            adapter_loads=self.script.stats.adapter_loads + self._loads,
             prompt_tokens=self._prompt_tokens,
             cached_prompt_tokens=self._cached_tokens,
             generation_tokens=self._tokens,
@@ -224,6 +231,7 @@ class FakeEngine:
         self._namespaces[request.request_id] = request.namespace
         if request.adapter is not None:
             self._adapters[request.request_id] = request.adapter.digest
+            self._use(request.adapter)
         finished = False
         try:
             yield aborted
@@ -236,6 +244,15 @@ class FakeEngine:
             self._adapters.pop(request.request_id, None)
             del self._namespaces[request.request_id]
             self.aborts += not finished
+
+    def _use(self, adapter: AdapterRef) -> None:
+        if self.script.adapter_slots == 0:
+            return
+        self._loads += adapter.key not in self._resident
+        self._resident.pop(adapter.key, None)
+        self._resident[adapter.key] = None
+        while len(self._resident) > self.script.adapter_slots:
+            del self._resident[next(iter(self._resident))]
 
     async def _play(self, request: EngineRequest, aborted: asyncio.Event) -> AsyncIterator[Event]:
         choices = [_Choice(self.script, request, index) for index in range(request.sampling.n)]

@@ -107,6 +107,7 @@ class LocalEngine:
         self._output_thread = threading.Thread(target=self._run_outputs, name="engine-outputs", daemon=True)
         self._output_thread.start()
         self._steps = (steps or StepThread()).submit(self._run_steps)
+        self._watching = asyncio.create_task(self._watch_steps())
 
     def info(self) -> EngineInfo:
         return self._info
@@ -166,8 +167,12 @@ class LocalEngine:
         """Return the latest snapshot, at most `STATS_INTERVAL_S` older than the last step."""
         if self._ended is not None:
             raise EngineUnavailable(self._ended)
-        age = time.monotonic() - self._heartbeat
-        return msgspec.structs.replace(self._stats, heartbeat_age_s=age, draining=self._draining)
+        return msgspec.structs.replace(
+            self._stats,
+            heartbeat_age_s=time.monotonic() - self._heartbeat,
+            slow_steps=self._engine.step_watch.num_slow,
+            draining=self._draining,
+        )
 
     async def drain(self) -> None:
         self._draining = True
@@ -177,8 +182,18 @@ class LocalEngine:
         """End the threads. Running requests fail, and later requests are refused. Idempotent."""
         self._inbox.put(None)
         await asyncio.wrap_future(self._steps)
+        self._watching.cancel()
         await asyncio.to_thread(self._output_thread.join)
         self._engine.close()
+
+    async def _watch_steps(self) -> None:
+        """Log each slow step while it runs."""
+        watch = self._engine.step_watch
+        while True:
+            await asyncio.sleep(min(1.0, watch.limit_s / 4))
+            slow = watch.check()
+            if slow is not None:
+                self._log.warning("a step is slow", seconds=slow.seconds, step=slow.step, stacks=slow.stacks)
 
     def _refusal(self, request: EngineRequest) -> Failed | None:
         if self._ended is not None:

@@ -204,7 +204,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     `step_tokens_histogram[i]` counts steps of at most `STEP_TOKEN_BOUNDS[i]` tokens and more than the previous bound; one
     more count at the end is for steps above all bounds. `late_masks` counts rows that skipped a step because their
-    grammar's mask was not ready in time; `forced_tokens` those that a grammar left no choice about. `quarantined_adapters`
+    grammar's mask was not ready in time; `forced_tokens` those that a grammar left no choice about. `slow_steps` counts steps
+    that took longer than `EngineConfig.step_warning_s`. `quarantined_adapters`
     are keys (`AdapterRef.key`) of the newest adapters refused here. `device_adapters` are the keys of `resident_adapters`, and
     `host_adapters` of those in host memory, which may be on the device as well. `adapter_read_rate` and `adapter_copy_rate` are
     the bytes per second of loads, measured lately: into host memory, and from there to the device. `adapter_page_error` is the
@@ -252,6 +253,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     step_tokens: int = 0
     step_tokens_histogram: list[int] = []
     step_seconds: float = 0.0
+    slow_steps: int = 0
     tenant_steps: list[TenantSteps] = []
     waiting_for_grammar: int = 0
     grammar_compilations: int = 0

@@ -4,18 +4,21 @@ Invariant: every block is exactly one of free, cached (unreferenced, content kep
 `num_free + num_cached + num_referenced == total`. Every operation is O(1).
 """
 
-from collections import OrderedDict
+import time
+from collections.abc import Callable
+
+from loraplex.engine.kv_cache.cached_blocks import CachedBlocks
 
 
 class BlockPool:
-    """Blocks `0 ... total - 1`, all usable. The pool does not know their content."""
+    """Blocks `0 ... total - 1`, all usable. The pool does not know their content, only whose a cached one is."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         if total < 1:
             raise ValueError(f"a block pool needs at least 1 block, not {total}")
         self._references = [0] * total
         self._free = list(range(total - 1, -1, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached = CachedBlocks(clock)
 
     @property
     def total(self) -> int:
@@ -58,32 +61,35 @@ class BlockPool:
         if self._references[block] == 0:
             if block not in self._cached:
                 raise ValueError(f"block {block} is free and holds nothing to share")
-            del self._cached[block]
+            self._cached.reuse(block)
         self._references[block] += 1
 
-    def release(self, block: int, keep: bool) -> None:
-        """Drop a reference; the last one leaves the block cached (`keep`) or free."""
+    def release(self, block: int, owner: bytes | None) -> None:
+        """Drop a reference; the last one leaves the block cached for the tenant `owner`, or free if that is None."""
         if self._references[block] == 0:
             raise ValueError(f"block {block} is not referenced")
         self._references[block] -= 1
         if self._references[block]:
             return
-        if keep:
-            self._cached[block] = None
-        else:
+        if owner is None:
             self._free.append(block)
+        else:
+            self._cached.add(block, owner)
 
-    def evict_oldest(self) -> int:
-        """Free the cached block released longest ago and return it. Raises `ValueError` when none is cached."""
+    def evict(self, requester: bytes) -> int:
+        """Free a cached block for a tenant's request and return it; see `CachedBlocks.next_victim`.
+
+        Raises `ValueError` when none is cached.
+        """
         if not self._cached:
             raise ValueError("no block is cached")
-        block, _ = self._cached.popitem(last=False)
-        self._free.append(block)
+        block = self._cached.next_victim(requester)
+        self.free_cached(block)
         return block
 
     def free_cached(self, block: int) -> None:
         """Free one cached block at once, whatever its age."""
         if block not in self._cached:
             raise ValueError(f"block {block} is not cached")
-        del self._cached[block]
+        self._cached.remove(block)
         self._free.append(block)

@@ -38,7 +38,7 @@ class SequenceBlocks:
 
     def grow(self, sequence: Sequence) -> bool:
         """Add a block at the end of the table; False when the pool has none."""
-        fresh = self._cache.allocate(1)
+        fresh = self._cache.allocate(1, sequence.request.namespace)
         if fresh is None:
             return False
         sequence.block_table += fresh
@@ -115,7 +115,8 @@ class SequenceBlocks:
         table = sequence.block_table
         matched = [] if table else cache.match(chain, sequence.token_ids)
         missing = self.blocks_for(len(sequence.token_ids)) - len(table) - len(matched)
-        fresh = cache.allocate(missing) if cache.pool.num_available >= missing + spare else None
+        enough = cache.pool.num_available >= missing + spare
+        fresh = cache.allocate(missing, sequence.request.namespace) if enough else None
         if fresh is None:
             cache.release(matched)
             return False

@@ -64,13 +64,13 @@ class PrefixCache:
             found.append(block)
         return found
 
-    def allocate(self, count: int) -> list[int] | None:
-        """Return `count` private blocks, evicting the oldest cached ones as needed; None when there are too few."""
+    def allocate(self, count: int, namespace: bytes) -> list[int] | None:
+        """Return `count` private blocks for a tenant, evicting cached ones as needed; None when there are too few."""
         pool = self.pool
         if pool.num_available < count:
             return None
         while pool.num_free < count:
-            self._drop(pool.evict_oldest())
+            self._drop(pool.evict(namespace))
         return [pool.take() for _ in range(count)]
 
     def register(self, chain: HashChain, index: int, block: int, token_ids: Sequence[int]) -> int:
@@ -89,7 +89,7 @@ class PrefixCache:
             return block
         if known != block:
             self.pool.retain(known)
-            self.pool.release(block, keep=False)
+            self.pool.release(block, owner=None)
         return known
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -100,7 +100,7 @@ class PrefixCache:
     def release(self, blocks: Sequence[int]) -> None:
         """Give back one sequence's blocks, the deepest first, so that eviction cuts chains from their end."""
         for block in reversed(blocks):
-            self.pool.release(block, keep=block in self._digests)
+            self.pool.release(block, owner=self._namespaces.get(block))
 
     def forget(self, blocks: Iterable[int]) -> None:
         """Make blocks unfindable, for instance because their content may hold NaN."""

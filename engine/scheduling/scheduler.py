@@ -251,9 +251,11 @@ class Scheduler:
                 self._time_out(request, kind)
 
     def _time_out(self, request: RequestChoices, kind: DeadlineKind) -> None:
-        if kind == "queue_timeout_s" and request.admitted:
-            return
-        self.fail(request.live[0], RequestTimeout(f"the request's `{kind}` has passed"))
+        if kind == "total_timeout_s":
+            self.fail(request.live[0], RequestTimeout(f"the request's `{kind}` has passed"))
+        elif not request.admitted:
+            reason = f"no place in the batch was free within the request's `{kind}`; try again later"
+            self.fail(request.live[0], EngineOverloaded(reason))
 
     def _wake(self) -> None:
         for sequence, error in self._queue.wake(self._batch.num_free):

@@ -22,7 +22,7 @@ def make_cache(num_blocks: int = 16, enabled: bool = True, key: bytes | None = N
 
 def fill(cache: PrefixCache, chain: HashChain, tokens: list[int]) -> list[int]:
     """Compute and publish the full blocks of `tokens`, then give them back."""
-    blocks = cache.allocate(len(tokens) // SIZE)
+    blocks = cache.allocate(len(tokens) // SIZE, chain.namespace)
     assert blocks is not None
     table = [cache.register(chain, index, block, tokens) for index, block in enumerate(blocks)]
     cache.release(table)
@@ -91,21 +91,30 @@ def test_eviction_cuts_the_oldest_chain_from_its_end() -> None:
     old, young = list(range(12)), list(range(100, 112))
     fill(cache, cache.chain(b"a"), old)
     fill(cache, cache.chain(b"a"), young)
-    assert cache.allocate(1) is not None
+    assert cache.allocate(1, b"a") is not None
     assert len(cache.match(cache.chain(b"a"), [*old, 1])) == 2
     assert len(cache.match(cache.chain(b"a"), [*young, 1])) == 3
 
 
+def test_a_tenant_that_floods_the_cache_evicts_itself() -> None:
+    cache = make_cache(num_blocks=8)
+    quiet = list(range(12))
+    kept = fill(cache, cache.chain(b"quiet"), quiet)
+    for start in range(100, 1000, 8):
+        fill(cache, cache.chain(b"flood"), list(range(start, start + 8)))
+    assert cache.match(cache.chain(b"quiet"), [*quiet, 1]) == kept
+
+
 def test_allocation_is_all_or_nothing() -> None:
     cache = make_cache(num_blocks=4)
-    assert cache.allocate(5) is None
+    assert cache.allocate(5, b"a") is None
     assert cache.pool.num_free == 4
 
 
 def test_equal_blocks_computed_twice_become_one() -> None:
     cache = make_cache()
     tokens = list(range(4))
-    first, second = cache.allocate(1), cache.allocate(1)
+    first, second = cache.allocate(1, b"a"), cache.allocate(1, b"a")
     assert first is not None and second is not None
     assert cache.register(cache.chain(b"a"), 0, first[0], tokens) == first[0]
     assert cache.register(cache.chain(b"a"), 0, second[0], tokens) == first[0]
@@ -162,7 +171,7 @@ class CacheMachine(RuleBasedStateMachine):
         for index, block in enumerate(matched):
             assert self.content[block] == (tenant, tuple(tokens[: (index + 1) * SIZE]))
         assert len(matched) * SIZE < len(tokens)
-        fresh = self.cache.allocate(-(-len(tokens) // SIZE) - len(matched))
+        fresh = self.cache.allocate(-(-len(tokens) // SIZE) - len(matched), tenant)
         if fresh is None:
             self.cache.release(matched)
             return

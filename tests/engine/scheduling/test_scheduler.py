@@ -240,7 +240,7 @@ def test_deadlines(simulation: "SimulationType") -> None:
     run.run()
     run.check_idle()
     assert [(s, type(e), str(e).split("`")[1]) for s, e in run.failures] == [
-        (queued, RequestTimeout, "queue_timeout_s"),
+        (queued, EngineOverloaded, "queue_timeout_s"),
         (running, RequestTimeout, "total_timeout_s"),
     ]
     assert patient.finish_reason == "length"

@@ -4,10 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loraplex.engine.errors import (
-    GrammarFailed,
-    RequestTimeout,
-)
+from loraplex.engine.errors import EngineOverloaded, GrammarFailed
 
 if TYPE_CHECKING:
     from tests.engine.conftest import ScriptedMask, Simulation
@@ -139,7 +136,7 @@ def test_a_request_times_out_while_its_grammar_is_compiled(simulation: "Simulati
     run.submit(prompt(5), grammar=b"{}", request_id="gone")
     run.scheduler.abort("gone")
     run.run()
-    assert [(s.request_id, type(e)) for s, e in run.failures] == [("late", RequestTimeout)]
+    assert [(s.request_id, type(e)) for s, e in run.failures] == [("late", EngineOverloaded)]
     run.check_idle()
 
 

@@ -9,7 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loraplex.engine.batch.sequence import Sequence, SequenceStatus
-from loraplex.engine.errors import AdapterLoadFailed, GrammarFailed, NonFiniteLogits, RequestTimeout
+from loraplex.engine.errors import (
+    AdapterLoadFailed,
+    EngineOverloaded,
+    GrammarFailed,
+    NonFiniteLogits,
+    RequestTimeout,
+)
 from loraplex.engine.scheduling.fairness import FairShare, FirstComeFirstServed
 
 if TYPE_CHECKING:
@@ -138,6 +144,7 @@ def test_everything_ends_and_is_given_back(
     assert all(s.status is SequenceStatus.FINISHED and s.finish_reason for s in run.sequences)
     assert {type(e) for _, e in run.failures} <= {
         AdapterLoadFailed,
+        EngineOverloaded,
         GrammarFailed,
         NonFiniteLogits,
         RequestTimeout,
