@@ -69,6 +69,24 @@ def tenant_key(tenant_id: UUID, *parts: str) -> str:
     return ":".join(("loraplex", f"{{{tenant_id}}}", *parts))
 
 
+async def forget_all_tenants(client: Valkey) -> int:
+    """Delete every key of every tenant, each tenant's in one step; return the number of tenants. Raises `ValkeyUnavailable`.
+
+    This is a loss of all counters, not an erasure: what is written meanwhile may stay. The state goes with any key of its
+    tenant, because counters that are missing below a living state would be zeros.
+    """
+    names: dict[bytes, set[bytes]] = {}
+    try:
+        async for name in client.scan_iter(match="loraplex:{*}:*", count=SCAN_COUNT):
+            tenant = name[: name.index(b"}") + 1]
+            names.setdefault(tenant, {tenant + b":state"}).add(name)
+        for keys in names.values():
+            await client.unlink(*keys)
+    except FAILURES as error:
+        raise ValkeyUnavailable(f"Valkey did not answer: {error}") from error
+    return len(names)
+
+
 async def erase_tenant(client: Valkey, tenant_id: UUID) -> int:
     """Delete every key of a tenant and return their number. Keys written meanwhile may stay. Raises `ValkeyUnavailable`."""
     erased, names = 0, []

@@ -37,7 +37,7 @@ from loraplex.tenants.counters.counter_replies import (
     PolicyOutdated,
 )
 from loraplex.tenants.counters.counters import Counters
-from loraplex.tenants.counters.deadline import GRACE_SECONDS, deadline
+from loraplex.tenants.counters.deadline import GRACE_SECONDS, Deadline
 from loraplex.tenants.errors import (
     DatabaseUnavailable,
     InvalidField,
@@ -226,7 +226,7 @@ class Reserver:
     def _deadline(self, last: float) -> AbstractAsyncContextManager[None]:
         now = asyncio.get_running_loop().time()
         # An event loop that was blocked beyond `last` still waits a moment: the delay was not Valkey's.
-        return deadline(max(min(now + self.settings.valkey_s, last), now + GRACE_SECONDS))
+        return Deadline(max(min(now + self.settings.valkey_s, last), now + GRACE_SECONDS))
 
     def _admitted(self, request: ReservationRequest, reply: Admitted) -> Reservation:
         price = self._price(request, reply.at)

@@ -11,9 +11,11 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any, Literal
 
+from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
-from loraplex.tenants.counters.deadline import deadline
+from loraplex.tenants.counters.deadline import Deadline
+from loraplex.tenants.counters.pipelined_commands import PipelinedCommands
 from loraplex.tenants.errors import ValkeyUnavailable
 from loraplex.tenants.valkey import FAILURES, Valkey
 
@@ -53,6 +55,8 @@ class ScriptRunner:
 
     def __init__(self, client: Valkey, deadline_s: float) -> None:
         self._client = client
+        # A cluster's client finds the node of each command.
+        self._pipelined = PipelinedCommands(client) if isinstance(client, Redis) else None
         self._deadline_s = deadline_s
         self._slots = asyncio.Semaphore(MAX_COMMANDS)
         self.fallbacks = 0
@@ -62,16 +66,22 @@ class ScriptRunner:
         """Run a script. Raises `ValkeyUnavailable`; then it may or may not have run."""
         async with self._slots:
             try:
-                async with deadline(asyncio.get_running_loop().time() + self._deadline_s):
-                    return await self._send(script, state_key, arguments)
+                return await self._send(script, state_key, arguments)
             except TimeoutError as error:
                 raise ValkeyUnavailable(f"Valkey did not answer within {self._deadline_s:g} s") from error
             except FAILURES as error:
                 raise ValkeyUnavailable(f"Valkey did not answer: {error}") from error
 
     async def _send(self, script: Script, state_key: str, arguments: Sequence[str | int]) -> Any:
+        due = asyncio.get_running_loop().time() + self._deadline_s
         try:
-            return await self._client.execute_command("EVALSHA", script.sha1, 1, state_key, *arguments)
+            return await self._command(due, ("EVALSHA", script.sha1, 1, state_key, *arguments))
         except NoScriptError:
             self.fallbacks += 1
-            return await self._client.execute_command("EVAL", script.text, 1, state_key, *arguments)
+            return await self._command(due, ("EVAL", script.text, 1, state_key, *arguments))
+
+    async def _command(self, due: float, arguments: Sequence[str | int]) -> Any:
+        if self._pipelined is not None:
+            return await self._pipelined.run(due, arguments)
+        async with Deadline(due):
+            return await self._client.execute_command(*arguments)

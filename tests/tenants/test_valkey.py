@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from loraplex.tenants.errors import InvalidField, ValkeyUnavailable
-from loraplex.tenants.valkey import erase_tenant, open_valkey, ping, tenant_key
+from loraplex.tenants.valkey import erase_tenant, forget_all_tenants, open_valkey, ping, tenant_key
 
 
 async def test_ping(valkey_url: str) -> None:
@@ -55,3 +55,20 @@ async def test_all_keys_of_a_tenant_are_erased_and_no_others(valkey_url: str) ->
     closed = open_valkey("unix:///nowhere/none.sock")
     with pytest.raises(ValkeyUnavailable):
         await erase_tenant(closed, mine)
+
+
+async def test_all_tenants_are_forgotten_and_nothing_of_other_programs(valkey_url: str) -> None:
+    client, tenants = open_valkey(valkey_url), [uuid4() for _ in range(3)]
+    for tenant in tenants:
+        for name in ("state", "1:open", "denials"):
+            await client.set(tenant_key(tenant, name), b"x")
+    others = {b"loraplex", b"loraplex:drill", b"other:{1}:state"}
+    for other in others:
+        await client.set(other, b"x")
+    assert await forget_all_tenants(client) == 3
+    assert {name async for name in client.scan_iter()} == others
+    assert await forget_all_tenants(client) == 0
+    await client.aclose()
+    closed = open_valkey("unix:///nowhere/none.sock")
+    with pytest.raises(ValkeyUnavailable):
+        await forget_all_tenants(closed)

@@ -9,9 +9,9 @@ local lease, totals = tonumber(ARGV[4]), tonumber(ARGV[5])
 local FIRST, TOTAL_WIDTH, RESERVATION_WIDTH = 6, 4, 8
 local reservations = FIRST + totals * TOTAL_WIDTH
 
-local newest_epoch = tonumber(epoch or redis.call('HGET', state_key, 'forgotten'))
+local newest_epoch = tonumber(stored[1] or redis.call('HGET', state_key, 'forgotten'))
 if newest_epoch and newest_epoch >= tonumber(ARGV[1]) then
-  return tonumber(epoch) or 0
+  return tonumber(stored[1]) or 0
 end
 
 -- The reservations of the snapshot that have ended in the counters: their buckets have paid.
@@ -48,7 +48,7 @@ epoch = ARGV[1]
 -- The policy may have been published while the snapshot was read.
 local newest = math.max(policy or 0, tonumber(ARGV[2]))
 redis.call('HSET', state_key, 'epoch', epoch, 'policy', newest, 'clock', integer(now))
-redis.call('HSET', state_key, 'empty_at', integer(empty_at), 'buckets', buckets)
+redis.call('HSET', state_key, 'empty_at', integer(empty_at), 'buckets', buckets, 'layout', LAYOUT)
 redis.call('HDEL', state_key, 'forgotten')
 redis.call('EXPIRE', state_key, STATE_LIFE)
 

@@ -8,10 +8,20 @@ local STATE_LIFE = 7 * DAY
 local LIFE = 8 * DAY
 local PERIOD_LIFE = { d = 10 * DAY, m = 40 * DAY }
 
+-- What the keys and fields mean. Older scripts must ignore what is added under one layout; a change that they would misread needs
+-- the next one (admission/README.md, "Gateways of two releases"). Any layout keeps the state's epoch, policy, clock and layout.
+local LAYOUT = 1
+
 local state_key = KEYS[1]
 local prefix = string.sub(state_key, 1, -6)
-local stored = redis.call('HMGET', state_key, 'epoch', 'policy', 'clock', 'empty_at', 'buckets')
-local epoch = stored[1]
+local stored = redis.call('HMGET', state_key, 'epoch', 'policy', 'clock', 'empty_at', 'buckets', 'layout')
+-- The first releases stored none.
+local layout = tonumber(stored[6]) or 1
+if layout > LAYOUT then
+  return redis.error_reply('NEWER a gateway of a newer release counts for this tenant')
+end
+-- Counters of an older layout are missing: a rebuild replaces them by counters of this one.
+local epoch = layout == LAYOUT and stored[1]
 local policy = tonumber(stored[2])
 -- Untouched buckets have been filling since then, in microseconds.
 local empty_at = tonumber(stored[4])

@@ -16,8 +16,10 @@ from tests.tenants.admission.gateways import (
 from loraplex.tenants.admission.fences import ship_everywhere
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, QuotaUnavailable
+from loraplex.tenants.ledger import shipping
 
 QUICK = replace(SETTINGS, fence_s=0.5)
+LASTING = replace(SETTINGS, fence_s=60.0)
 
 
 async def unavailable(*_: Any) -> Any:
@@ -51,6 +53,8 @@ async def test_open_requests_are_in_the_ledger_once_every_gateway_has_shipped(
 async def test_counters_are_not_rebuilt_without_what_another_gateway_has_not_shipped(
     database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # No fence waits for the next batch in the background.
+    monkeypatch.setattr(shipping, "PAUSE_S", 3600.0)
     tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=60)
     async with tenant.gateway() as slow, tenant.gateway(QUICK) as other:
         await other.cancel(await other.admit(tenant.request()))
@@ -61,6 +65,7 @@ async def test_counters_are_not_rebuilt_without_what_another_gateway_has_not_shi
         with pytest.raises(QuotaUnavailable):
             await other.admit(tenant.request())
         monkeypatch.setattr(slow.maintenance.ledger, "reserve", reserve)
+        monkeypatch.setattr(other.maintenance.fences, "_settings", LASTING)
         await other.maintenance.settlements._counter_rebuild.rebuild(tenant.tenant_id)
         assert (await used(other, tenant.tenant_id))["tokens_per_day"].reserved == 30
         await slow.settle(reservation, usage(reservation))

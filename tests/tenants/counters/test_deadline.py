@@ -6,7 +6,7 @@ import socket
 import pytest
 from tests.tenants.artificial_time import run, running_loop
 
-from loraplex.tenants.counters.deadline import GRACE_SECONDS, LATE_SECONDS, deadline
+from loraplex.tenants.counters.deadline import GRACE_SECONDS, LATE_SECONDS, Deadline
 
 
 async def held_up(*, answered: bool) -> bytes:
@@ -22,14 +22,14 @@ async def held_up(*, answered: bool) -> bytes:
 
     loop.call_later(0.01, hold_up)
     with mine, other:
-        async with deadline(loop.time() + 0.05):
+        async with Deadline(loop.time() + 0.05):
             return await loop.sock_recv(mine, 1)
 
 
 def test_a_block_ends_at_its_deadline() -> None:
     async def scenario() -> float:
         with pytest.raises(TimeoutError):
-            async with deadline(running_loop().time() + 0.05):
+            async with Deadline(running_loop().time() + 0.05):
                 await asyncio.Event().wait()
         return running_loop().time()
 
@@ -52,7 +52,7 @@ def test_a_late_loop_waits_no_longer_than_a_moment() -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_a_block_that_ends_is_left_alone(late: bool) -> None:
     async def scenario() -> None:
-        async with deadline(running_loop().time() + 0.05):
+        async with Deadline(running_loop().time() + 0.05):
             await asyncio.sleep(0.04)
         if late:
             running_loop().now += 0.01 + 2 * LATE_SECONDS
@@ -63,7 +63,7 @@ def test_a_block_that_ends_is_left_alone(late: bool) -> None:
 
 def test_a_cancelled_caller_gets_no_timeout() -> None:
     async def wait() -> None:
-        async with deadline(running_loop().time() + 0.05):
+        async with Deadline(running_loop().time() + 0.05):
             await asyncio.Event().wait()
 
     async def scenario() -> None:

@@ -15,6 +15,11 @@ from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.valkey import COMMAND_SECONDS, open_valkey
 
 
+async def test_the_server_is_the_one_that_the_test_names(client: Redis, counter_server: str) -> None:
+    facts = await client.info("server")
+    assert ("valkey_version" in facts) == (counter_server == "valkey")
+
+
 async def test_scripts_are_sent_again_to_a_server_that_forgot_them(client: Redis, counters: Counters) -> None:
     tenant = LimitedTenant(tenant=QuotaLimits(concurrent_requests=1))
     await client.script_flush()
