@@ -104,8 +104,9 @@ class InvoiceLine:
 
     @property
     def key(self) -> LineKey:
-        """The key of a usage or adjustment line."""
-        assert self.token_class is not None
+        """The key of a usage or adjustment line. Raises `ValueError` for another one."""
+        if self.token_class is None:
+            raise ValueError(f"a line {self.kind} has no token class")
         return LineKey(self.month, self.adapter_id, self.price_version_id, self.token_class)
 
 

@@ -112,7 +112,8 @@ class InvoiceRows:
 
     @property
     def _finalized_at(self) -> datetime:
-        assert self.invoice.finalized_at is not None
+        if self.invoice.finalized_at is None:
+            raise ValueError(f"invoice {self.invoice.id} is a draft")
         return self.invoice.finalized_at
 
     async def _sums(self, month: Month) -> list[UsageSum]:
@@ -125,7 +126,8 @@ class InvoiceRows:
         for each in await self.session.scalars(query.order_by(PriceVersion.id)):
             price = Price(prompt=each.prompt, cached_prompt=each.cached_prompt, completion=each.completion)
             since = each.effective.lower
-            assert since is not None
+            if since is None:
+                raise ValueError(f"price version {each.id} has no begin")
             self.prices[each.id] = PricePeriod(price, since, each.effective.upper)
 
     def _charges(self, sums: Sequence[UsageSum]) -> dict[LineKey, Charge]:

@@ -6,7 +6,9 @@ twice is stored once. No request waits for shipping.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 import psycopg
@@ -19,6 +21,8 @@ from loraplex.tenants.ledger.journal.records import Admitted, Ended, JournalReco
 from loraplex.tenants.ledger.usage_ledger import LedgerWrite, UsageLedger
 
 MAX_RECORDS = 500
+PAUSE_S: Final = 0.1
+"""Between two batches in the background: most requests end meanwhile, and are shipped once, with many others."""
 REJECTED = (psycopg.DataError, psycopg.IntegrityError)
 LOG = structlog.get_logger("loraplex.shipping")
 
@@ -56,7 +60,7 @@ class Shipping:
         self._shipped = 0
         self._one_batch = asyncio.Lock()
         self._running: asyncio.Task[None] | None = None
-        self._is_closing = False
+        self._closing = asyncio.Event()
         self._has_failed = False
 
     def begin(self) -> None:
@@ -68,7 +72,7 @@ class Shipping:
 
     def retry(self) -> None:
         """As `begin`, also after a failure."""
-        if self._running is None and not self._is_closing:
+        if self._running is None and not self._closing.is_set():
             self._running = asyncio.create_task(self._run())
 
     async def ship(self) -> None:
@@ -76,21 +80,22 @@ class Shipping:
         until = self._journal.position
         while self._shipped < until:
             async with self._one_batch:
-                if self._is_closing:
+                if self._closing.is_set():
                     raise DatabaseUnavailable("the server is stopping")
                 if self._shipped < until:
                     await self._ship_batch(until)
 
     async def close(self) -> None:
         """Wait for the batch in progress; what is behind it is not shipped."""
-        self._is_closing = True
+        self._closing.set()
         if self._running is not None:
             await asyncio.wait({self._running})
 
     async def _run(self) -> None:
         try:
-            while self._shipped < self._journal.position and not self._is_closing:
+            while self._shipped < self._journal.position and not self._closing.is_set():
                 await self.ship()
+                await self._pause()
             self._has_failed = False
         except (StoreUnavailable, psycopg.Error) as error:
             if not self._has_failed:
@@ -98,6 +103,11 @@ class Shipping:
             self._has_failed = True
         finally:
             self._running = None
+
+    async def _pause(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PAUSE_S):
+                await self._closing.wait()
 
     async def _ship_batch(self, until: int) -> None:
         """Ship the oldest records. Of one request, only the newest record counts."""

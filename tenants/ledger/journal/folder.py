@@ -12,6 +12,8 @@ from uuid import UUID
 
 from loraplex.tenants.errors import JournalUnavailable
 
+JOURNAL_FOLDER: Final = "journal"
+"""The folder of a data directory."""
 SUFFIX: Final = ".sqlite"
 UNREADABLE: Final = ".unreadable"
 # A journal's write-ahead log is beside it.
