@@ -1,25 +1,24 @@
-"""An `EngineClient` over several engines. Rendezvous hashing gives each adapter a home engine; its requests go to the next one
-when the home has more than its share of requests (bounded loads, Mirrokni et al., SODA 2018).
+"""An `EngineClient` over several engines; `placement.rank` chooses the engine of each request. Invariant: an engine that has its
+share of the open requests gets no more while another one has not.
 """
 
 import asyncio
-import hashlib
-import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import Final, Protocol
 
 from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import AdapterQuarantined, EngineUnavailable
 from loraplex.engine.messages import AdapterRef, EngineInfo, EngineRequest, EngineStats, Event, ProbeReport
+from loraplex.platform.engines.placement import PlacementRequest, ReplicaState, rank, replica_state
 from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.startup_errors import EngineStartFailed
 
-SPILL_FACTOR = 1.25
+NO_STATS: Final = EngineStats()
 
 
-class ManagedEngine(EngineClient, Protocol):
-    """An engine client that also reports the engine's state. `RemoteEngine` implements it.
+class ObservedEngine(Protocol):
+    """The state of an engine, for probes, metrics and people.
 
     `last_stats` is None while the engine does not respond; `known_stats` are its newest ones all the same, of `known_at`.
     `restarts` and `failure`, why the engine does not run now, are known of an engine that this process supervises. `deaths`
@@ -52,21 +51,39 @@ class ManagedEngine(EngineClient, Protocol):
 
     def silent_for(self) -> float: ...
 
+    def info(self) -> EngineInfo: ...
+
+
+class ManagedEngine(EngineClient, ObservedEngine, Protocol):
+    """An engine client that also reports the engine's state. `RemoteEngine` implements it."""
+
     def fail_open(self, reason: str) -> None: ...
 
 
 class EnginePool:
     """Distributes requests over `engines`; with a single engine it passes every call through.
 
-    `poison_memory` is the memory to which the engines report their deaths.
+    `poison_memory` is the memory to which the engines report their deaths. `observed` lists the engines for observers, where
+    one client stands for several.
     """
 
-    def __init__(self, engines: Sequence[ManagedEngine], poison_memory: PoisonMemory | None = None) -> None:
+    def __init__(
+        self,
+        engines: Sequence[ManagedEngine],
+        poison_memory: PoisonMemory | None = None,
+        observed: Callable[[], Mapping[int, ObservedEngine]] | None = None,
+    ) -> None:
         if not engines:
             raise ValueError("a pool needs at least one engine")
         self.engines = tuple(engines)
         self.poison_memory = poison_memory or PoisonMemory()
+        self._observed = observed
         self._owners: dict[str, ManagedEngine] = {}
+        self._states: dict[str, tuple[EngineStats, ReplicaState]] = {}
+
+    def observed(self) -> Mapping[int, ObservedEngine]:
+        """The engines by their number, which stays with an engine while it is known."""
+        return dict(enumerate(self.engines)) if self._observed is None else self._observed()
 
     def info(self) -> EngineInfo:
         """The `EngineInfo` of the first engine that is ready. Raises `EngineUnavailable` while none is."""
@@ -103,17 +120,25 @@ class EnginePool:
         return self.home(request.namespace, request.adapter)
 
     def home(self, namespace: bytes, adapter: AdapterRef | None) -> ManagedEngine:
-        """Choose the engine of an adapter, or of a tenant for the base model.
+        """Choose the engine of an adapter, or of a tenant for the base model; see `rank`.
 
-        It is the first engine of the ranking that takes requests and has no more than its share of them.
+        It takes requests, and has less than its share of them.
         """
-        alive = [engine for engine in self.engines if _takes_requests(engine)]
+        alive = [(str(i), engine) for i, engine in enumerate(self.engines) if _takes_requests(engine)]
         if len(alive) <= 1:
-            return alive[0] if alive else self.engines[0]
-        ranked = sorted(alive, key=lambda engine: _rank(namespace, adapter, self.engines.index(engine)))
-        total = sum(engine.open_requests for engine in alive)
-        share = math.ceil(SPILL_FACTOR * (total + 1) / len(alive))
-        return next((engine for engine in ranked if engine.open_requests < share), ranked[0])
+            return alive[0][1] if alive else self.engines[0]
+        states = [self._state(replica_id, engine) for replica_id, engine in alive]
+        key = None if adapter is None else adapter.key
+        return self.engines[int(rank(states, PlacementRequest(namespace=namespace, adapter=key))[0])]
+
+    def _state(self, replica_id: str, engine: ManagedEngine) -> ReplicaState:
+        """Its state with its load of now; what its statistics say is read once, since they name each adapter in memory."""
+        stats = engine.last_stats or NO_STATS
+        known = self._states.get(replica_id)
+        if known is None or known[0] is not stats:
+            known = self._states[replica_id] = (stats, replica_state(replica_id, stats, 0))
+        known[1].open_requests = engine.open_requests
+        return known[1]
 
     async def abort(self, request_id: str) -> None:
         """See `EngineClient.abort`; an id that this pool does not know is aborted on every engine."""
@@ -163,7 +188,7 @@ class EnginePool:
         await asyncio.gather(*(engine.drain() for engine in self.engines))
 
     def fail_open(self, reason: str) -> None:
-        """End every open request with `Failed(engine_unavailable)`."""
+        """End every open request with `Failed(server_shutting_down)`."""
         for engine in self.engines:
             engine.fail_open(reason)
 
@@ -176,10 +201,3 @@ class EnginePool:
 def _takes_requests(engine: ManagedEngine) -> bool:
     stats = engine.last_stats
     return engine.connected and not (stats is not None and stats.draining)
-
-
-def _rank(namespace: bytes, adapter: AdapterRef | None, index: int) -> bytes:
-    """Rendezvous weight. Requests of one adapter (of one tenant, for the base model) rank the engines in the same order."""
-    digest = b"" if adapter is None else adapter.digest.encode()
-    key = b"%d|%d|" % (index, len(namespace)) + namespace + digest
-    return hashlib.blake2b(key, digest_size=8).digest()

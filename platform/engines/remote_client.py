@@ -17,7 +17,13 @@ import structlog
 import zmq
 import zmq.asyncio
 
-from loraplex.engine.errors import EngineLost, EngineUnavailable, InvalidRequest, RequestTimeout
+from loraplex.engine.errors import (
+    EngineLost,
+    EngineUnavailable,
+    InvalidRequest,
+    RequestTimeout,
+    ServerShuttingDown,
+)
 from loraplex.engine.messages import (
     AdapterRef,
     EngineInfo,
@@ -36,6 +42,8 @@ STATS_TIMEOUT_S = 1.0
 PROBE_TIMEOUT_S = 300.0
 DRAIN_POLL_S = 0.02
 HELLO_INTERVAL_S = 0.1
+RECONNECT_S = 2 * wire.PING_INTERVAL_S
+"""How long requests wait for an engine that was lost a moment ago: a gateway that was paused has it back within that time."""
 
 OnDeath: TypeAlias = Callable[[Collection[Work]], None]
 """Receives the requests and probes that were open on an engine process when it died."""
@@ -80,6 +88,7 @@ class RemoteEngine:
         self._number = 0
         self._clock = LoopClock(wire.PING_INTERVAL_S, time.monotonic())
         self._heard_at = 0.0
+        self._reconnect_until = 0.0
         self._draining = False
         self._tasks: list[asyncio.Task[None]] = []
         self._log = structlog.get_logger("loraplex.remote_engine").bind(engine=address)
@@ -134,6 +143,7 @@ class RemoteEngine:
     async def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
         """See `EngineClient.submit`."""
         request_id = request.request_id
+        await self._reconnected()
         refusal = self._refusal(request)
         if refusal is not None:
             yield refusal
@@ -142,7 +152,7 @@ class RemoteEngine:
         self._open[request_id] = request
         try:
             if not self._send(wire.Submit(request)):
-                stream.put(_unavailable(request_id, "the engine's queue is full"))
+                stream.put(unavailable(request_id, "the engine's queue is full"))
             while not stream.drained():
                 yield await stream.get()
         finally:
@@ -201,10 +211,10 @@ class RemoteEngine:
             await asyncio.sleep(DRAIN_POLL_S)
 
     def fail_open(self, reason: str) -> None:
-        """Abort every open request; it ends with `Failed(engine_unavailable)` once the engine has acknowledged that."""
+        """Abort every open request; it ends with `Failed(server_shutting_down)` once the engine has acknowledged that."""
         for request_id, stream in self._streams.items():
             if not stream.ended:
-                stream.fail(_unavailable(request_id, reason))
+                stream.fail(shutting_down(request_id, reason))
                 self._request_abort(request_id)
 
     def lose(self, reason: str) -> None:
@@ -214,14 +224,22 @@ class RemoteEngine:
     def _refusal(self, request: EngineRequest) -> Failed | None:
         request_id = request.request_id
         if self._draining:
-            return _unavailable(request_id, "the server is shutting down")
+            return shutting_down(request_id, "the server is shutting down")
         if not self.connected:
-            return _unavailable(request_id, "the engine is starting or restarting")
+            return unavailable(request_id, "the engine is starting or restarting")
         if request_id in self._streams or request_id in self._aborts:
             return Failed(request_id, InvalidRequest.code, "`request_id` is in use", "request_id")
         if request_id in self._lost:
-            return _unavailable(request_id, "the engine was silent and may still run the request")
+            return unavailable(request_id, "the engine was silent and may still run the request")
         return None
+
+    async def _reconnected(self) -> None:
+        """Wait for the engine if it was lost within the last `RECONNECT_S`."""
+        left_s = self._reconnect_until - time.monotonic()
+        if not self.connected and left_s > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._ready.wait()
 
     async def _tick(self) -> None:
         """Connect, send `Hello` until `Welcome` arrives, then ping, repeat unacknowledged messages and detect silence."""
@@ -369,6 +387,7 @@ class RemoteEngine:
     def _reset(self, reason: str) -> None:
         if self.connected:
             self._lost = {}
+            self._reconnect_until = time.monotonic() + RECONNECT_S
         self._ready.clear()
         self._disconnect()
         self._heard_at = self._clock.time
@@ -396,5 +415,11 @@ class RemoteEngine:
         return asyncio.ensure_future(sent).exception() is None
 
 
-def _unavailable(request_id: str, message: str) -> Failed:
+def unavailable(request_id: str, message: str) -> Failed:
+    """The end of a request that no engine can take now."""
     return Failed(request_id, EngineUnavailable.code, message)
+
+
+def shutting_down(request_id: str, message: str) -> Failed:
+    """The end of a request of a gateway that shuts down."""
+    return Failed(request_id, ServerShuttingDown.code, message)

@@ -6,6 +6,7 @@ Invariant: every running request belongs to a live peer; a peer silent for `PEER
 import asyncio
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 from uuid import uuid4
 
 import msgspec
@@ -21,6 +22,9 @@ from loraplex.platform.engines.loop_clock import LoopClock
 
 MAX_UNSENT_EVENTS = 100_000
 ABORT_GRACE_S = 5.0
+LINGER_S = 2.0
+"""For the last events of a drain: a peer's queue may be full when the last request has ended, or not yet written."""
+FLUSH_POLL_S = 0.01
 MAX_PROBES_PER_PEER = 8
 MALFORMED_LOG_INTERVAL_S = 10.0
 
@@ -72,14 +76,15 @@ class EngineServer:
         self._spawn(self._watch_peers())
 
     async def close(self) -> None:
-        """Abort running requests and stop listening."""
+        """Abort running requests and stop listening. Events that were queued before still reach peers that read."""
+        await self._flush_all()
         for peer in list(self._peers.values()):
             self._drop(peer, "the engine shuts down")
         for task in list(self._background):
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        self._socket.close(linger=0)
-        self._context.term()
+        self._socket.close(linger=round(1000 * LINGER_S))
+        await asyncio.to_thread(self._context.term)
         self._path.unlink(missing_ok=True)
 
     async def _receive(self) -> None:
@@ -161,6 +166,15 @@ class EngineServer:
             peer.unsent = []
         elif len(peer.unsent) > MAX_UNSENT_EVENTS:
             self._drop(peer, "the gateway does not read its events")
+
+    async def _flush_all(self) -> None:
+        """Send what is queued for all peers, as far as they read it within `LINGER_S`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while any(peer.unsent for peer in self._peers.values()):
+                    for peer in list(self._peers.values()):
+                        self._flush(peer)
+                    await asyncio.sleep(FLUSH_POLL_S)
 
     async def _abort(self, peer: Peer, request_id: str) -> None:
         """End a request of this peer and acknowledge. Requests of other peers are not found here."""

@@ -61,7 +61,7 @@ def start_engines(
     """
     if model is None:
         return _start_attaching(settings, stack, on_stage)
-    address, memory = _own_address(settings.data_dir, stack), PoisonMemory()
+    address, memory = own_address(settings.data_dir, stack), PoisonMemory()
     process = _process(settings, model, address, on_stage, RestartPolicy(), memory.record_death)
     ready = asyncio.create_task(process.start())
     stack.push_async_callback(process.stop)
@@ -133,7 +133,7 @@ async def _end(start: "asyncio.Task[None]") -> None:
     await asyncio.gather(start, return_exceptions=True)
 
 
-def _own_address(data_dir: Path, stack: AsyncExitStack) -> str:
+def own_address(data_dir: Path, stack: AsyncExitStack) -> str:
     """A socket below the data directory, or in a private temporary folder where that path is too long."""
     folder, name = data_dir / RUN_FOLDER, SOCKET_NAME.format(pid=os.getpid())
     if len(os.fsencode(folder / name)) > wire.MAX_SOCKET_PATH:

@@ -53,6 +53,19 @@ def test_a_loaded_home_spills() -> None:
     assert pool.pick(request("t")) is not home
 
 
+def test_an_engine_that_has_the_adapter_is_preferred_until_another_report_says_otherwise() -> None:
+    engines = [Managed() for _ in range(3)]
+    pool = EnginePool(engines)
+    engine_request = request("t", "a" * 64)
+    assert engine_request.adapter is not None
+    home = pool.pick(engine_request)
+    other = next(engine for engine in engines if engine is not home)
+    other.last_stats = EngineStats(max_running=8, device_adapters=[engine_request.adapter.key])
+    assert pool.pick(engine_request) is other
+    other.last_stats = EngineStats(max_running=8)
+    assert pool.pick(engine_request) is home
+
+
 async def test_an_adapter_is_probed_where_its_requests_go() -> None:
     engines = [Managed() for _ in range(3)]
     pool = EnginePool(engines)
@@ -132,3 +145,9 @@ async def test_every_engine_forgets_a_tenant_and_a_failure_is_raised() -> None:
     with pytest.raises(EngineUnavailable):
         await EnginePool([well[0], Lost(), well[1]]).forget(b"n")
     assert [engine.forgotten for engine in well] == [[b"n"] * 2] * 2
+
+
+def test_observers_see_each_engine_behind_a_client_that_stands_for_several() -> None:
+    client, first, third = Managed(), Managed(), Managed()
+    assert EnginePool([client]).observed() == {0: client}
+    assert EnginePool([client], observed=lambda: {0: first, 2: third}).observed() == {0: first, 2: third}

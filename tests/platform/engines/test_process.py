@@ -256,7 +256,7 @@ async def test_stop_lets_the_child_drain(tmp_path: Path) -> None:
         await engine.client.drain()
         assert isinstance((await task)[-1], Finished)
         (refused,) = await collect(engine, request("late"))
-        assert isinstance(refused, Failed) and refused.code == "engine_unavailable"
+        assert isinstance(refused, Failed) and refused.code == "server_shutting_down"
 
 
 PARENT = """

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-import pickle
+import pickle  # noqa: TID251  # as an attack
 import stat
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from loraplex.engine.messages import (
     Started,
     Usage,
 )
-from loraplex.platform.engines import wire
+from loraplex.platform.engines import remote_client, wire
 from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import RemoteEngine
 from loraplex.platform.engines.server import EngineServer
@@ -192,6 +192,21 @@ async def test_a_cancellation_beside_the_reply_is_not_swallowed(address: str) ->
             await asking
 
 
+async def test_a_request_waits_for_an_engine_that_was_lost_a_moment_ago(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that was paused is unknown to its engine, and requests that queued up meanwhile come before its next `Hello`."""
+    async with serving(FakeEngine(), address), connected(address) as client:
+        client.lose("the gateway was paused")
+        assert isinstance((await collect(client, request()))[-1], Finished)
+    monkeypatch.setattr(remote_client, "RECONNECT_S", 0.1)
+    async with serving(FakeEngine(), address) as server, connected(address) as client:
+        await server.close()
+        client.lose("the engine has ended")
+        (refused,) = await collect(client, request())
+        assert isinstance(refused, Failed) and refused.code == "engine_unavailable"
+
+
 async def test_a_probe_travels_and_is_lost_with_its_engine(address: str) -> None:
     adapter = AdapterRef(namespace=bytes(32), digest="d" * 64, blob_path="/blobs/d")
     fake = FakeEngine(FakeScript(probe=ProbeReport(digest="", max_error={"q_proj": 0.25}, bound=0.5)))
@@ -220,6 +235,28 @@ async def test_a_probe_travels_and_is_lost_with_its_engine(address: str) -> None
             await client.probe(adapter)
         assert server.malformed == 0
         hangs.set()
+
+
+async def test_the_last_events_of_a_drain_arrive(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the gateway's queue was full when the last request ended."""
+    engine, send, is_full = FakeEngine(), EngineServer._send, True
+
+    def send_unless_full(server: EngineServer, identity: bytes, message: wire.ToGateway) -> bool:
+        return not (is_full and isinstance(message, wire.Events)) and send(server, identity, message)
+
+    monkeypatch.setattr(EngineServer, "_send", send_unless_full)
+    server = EngineServer(engine, address)
+    await server.start()
+    async with connected(address) as client:
+        stream = asyncio.create_task(collect(client, request()))
+        await until(lambda: bool(engine.requests))
+        await engine.drain()
+        closing = asyncio.create_task(server.close())
+        await asyncio.sleep(0)
+        is_full = False
+        async with asyncio.timeout(60):
+            assert isinstance((await stream)[-1], Finished)
+            await closing
 
 
 async def test_malformed_bytes_do_not_affect_other_peers(address: str) -> None:
@@ -286,7 +323,7 @@ async def test_drain_refuses_new_and_waits_for_old(address: str) -> None:
         drained = asyncio.create_task(client.drain())
         await asyncio.sleep(0)
         (refused,) = await collect(client, request("late"))
-        assert isinstance(refused, Failed) and refused.code == "engine_unavailable"
+        assert isinstance(refused, Failed) and refused.code == "server_shutting_down"
         await asyncio.wait_for(drained, 60)
         assert isinstance((await task)[-1], Finished)
 
@@ -300,7 +337,7 @@ async def test_requests_that_a_drain_ends_report_what_was_computed(address: str)
         async with asyncio.timeout(60):
             (failed,) = await task
         usage = {choice: Usage(1, 0, 0) for choice in range(2)}
-        assert failed == Failed("r", "engine_unavailable", "the server is shutting down", usage=usage)
+        assert failed == Failed("r", "server_shutting_down", "the server is shutting down", usage=usage)
         assert client.open_requests == 0
 
 

@@ -16,7 +16,7 @@ from loraplex.engine.messages import AdapterRef, EngineRequest, Failed
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.config import load_settings
 from loraplex.platform.engines import wire
-from loraplex.platform.engines.startup import _own_address, start_engines
+from loraplex.platform.engines.startup import own_address, start_engines
 
 
 def ended_process() -> int:
@@ -33,14 +33,14 @@ async def test_stale_sockets_go_and_live_ones_stay(tmp_path: Path) -> None:
     for file in (stale, live, run / "other"):
         file.touch()
     async with AsyncExitStack() as stack:
-        address = _own_address(tmp_path, stack)
+        address = own_address(tmp_path, stack)
     assert wire.socket_path(address).parent == run
     assert sorted(file.name for file in run.iterdir()) == sorted([live.name, "other"])
 
 
 async def test_a_deep_data_directory(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        path = wire.socket_path(_own_address(tmp_path / ("deep" * 30), stack))
+        path = wire.socket_path(own_address(tmp_path / ("deep" * 30), stack))
         assert path.parent.stat().st_mode & 0o777 == 0o700
     assert not path.parent.exists()
 
