@@ -1,0 +1,1 @@
+"""Engine replicas on Ray Serve, and the client that gateways have of them."""

@@ -1,0 +1,282 @@
+"""What `test_ray_serve.py` checks, on one Ray cluster: `python -m tests.platform.ray.serve_checks FOLDER` prints facts as JSON lines.
+
+Invariant: a check leaves the replicas as it found them, ready and without requests.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from tests.platform.ray.cluster import (
+    Gateway,
+    cluster,
+    deploy,
+    engine_processes,
+    gateway,
+    request,
+)
+from tests.platform.ray.namespace import raise_loopback
+
+from loraplex.engine.errors import EngineError
+from loraplex.engine.fake_engine import FakeEngine, FakeScript, Fault
+from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Started
+
+REPLICAS: Final = 2
+ADAPTERS: Final = 24
+SLOTS: Final = 16
+SCRIPT: Final = FakeScript(
+    token_interval_s=0.005,
+    adapter_slots=SLOTS,
+    faults=(Fault(kind="crash", request_id="poison", after_tokens=4),),
+)
+LONG: Final = 3000
+ROWS: Final = 4
+"""Of a replica's batch after the rolling update."""
+
+
+async def streams(ray: Gateway) -> dict[str, Any]:
+    """The events of a request are those of the fake engine itself, however they were batched."""
+    engine_request = request("same", 40, prompt_token_ids=list(range(200)), adapter=ray.adapter(1))
+    expected = [event async for event in FakeEngine(SCRIPT).submit(engine_request)]
+    seen = await ray.collect(engine_request)
+    deltas = [event for event in seen if isinstance(event, Delta)]
+    return {
+        "equal": joined(seen) == joined(expected),
+        "started": isinstance(seen[0], Started),
+        "deltas": len(deltas),
+        "first_tokens": len(deltas[0].token_ids),
+    }
+
+
+async def abort(ray: Gateway) -> dict[str, Any]:
+    """An abort reaches the replica and ends the stream with the usage; closing the iterator aborts as well."""
+    aborted = asyncio.create_task(ray.collect(request("aborted", LONG)))
+    await asyncio.sleep(0.2)
+    await ray.engine.abort("aborted")
+    last = (await aborted)[-1]
+    closed = ray.engine.submit(request("closed", LONG))
+    await anext(closed)
+    await closed.aclose()  # type: ignore[attr-defined]
+    await ray.engine.abort("unknown")
+    await until(lambda: running(ray) == 0 and aborts(ray) == 2)
+    return {
+        "reason": last.reason if isinstance(last, Finished) else type(last).__name__,
+        "usage": last.usage.completion_tokens if isinstance(last, Finished) else -1,
+        "aborts": aborts(ray),
+    }
+
+
+async def forget(ray: Gateway) -> dict[str, Any]:
+    """Forgetting a tenant fails the requests of that tenant on every replica, and of no other."""
+    theirs = [
+        asyncio.create_task(ray.collect(request(f"theirs-{n}", LONG, namespace=b"t" * 32))) for n in range(8)
+    ]
+    other = asyncio.create_task(ray.collect(request("other", 400)))
+    await until(lambda: running(ray) == 9)
+    await ray.engine.forget(b"t" * 32)
+    return {
+        "codes": sorted({code(await each) for each in theirs}),
+        "other": code(await other),
+    }
+
+
+async def hits(ray: Gateway) -> dict[str, Any]:
+    """Adapter hits of the router on Zipf traffic over more adapters than one replica has slots for; and those of random."""
+    order = zipf(400, ADAPTERS, Random(7))
+    loads = sum(view.last_stats.adapter_loads for view in connected(ray))
+    limit = asyncio.Semaphore(12)
+
+    async def send(number: int, adapter: int) -> str:
+        async with limit:
+            return code(await ray.collect(request(f"hit-{number}", 8, adapter=ray.adapter(100 + adapter))))
+
+    codes = await asyncio.gather(*(send(*each) for each in enumerate(order)))
+    await asyncio.sleep(1.5)  # for the newest statistics
+    loaded = sum(view.last_stats.adapter_loads for view in connected(ray)) - loads
+    return {
+        "codes": dict(Counter(codes)),
+        "rate": 1 - loaded / len(order),
+        "random_rate": random_hits(order, Random(7)),
+    }
+
+
+async def engine_killed(ray: Gateway) -> dict[str, Any]:
+    """A request that kills its engine is lost, others go on elsewhere, and the death is reported with what was open."""
+    places, before = sorted(ray.replicas.views), len(ray.deaths)
+    poison = await ray.collect(request("poison", 100))
+    after = [code(await ray.collect(request(f"after-{n}", 4))) for n in range(8)]
+    await until(lambda: len(ray.deaths) > before)
+    await ray.until_ready(REPLICAS)
+    return {
+        "poison": code(poison),
+        "after": after,
+        "dead": [work.request_id for work in ray.deaths[-1] if isinstance(work, EngineRequest)],
+        "engine_deaths": ray.engine.deaths,
+        "same_places": places == sorted(ray.replicas.views),
+    }
+
+
+async def replica_killed(ray: Gateway) -> dict[str, Any]:
+    """SIGKILL of a replica under streams: only its own are lost, its engine ends with it, and Serve replaces it."""
+    open_streams = [asyncio.create_task(ray.collect(request(f"kill-{n}", 400))) for n in range(16)]
+    await until(lambda: running(ray) == 16)
+    victim, process = next(iter(engine_processes().items()))
+    before = len(ray.deaths)
+    os.kill(victim, signal.SIGKILL)
+    codes = Counter([code(await each) for each in open_streams])
+    after = [code(await ray.collect(request(f"next-{n}", 4))) for n in range(8)]
+    await until(lambda: len(ray.deaths) > before)
+    recovery_s = await ray.until_ready(REPLICAS)
+    return {
+        "codes": dict(codes),
+        "after": after,
+        "dead": len(ray.deaths[-1]),
+        "engine_alive": process.is_running(),
+        "recovery_s": round(recovery_s, 1),
+        "places": sorted(ray.replicas.views),
+    }
+
+
+async def rolling_update(ray: Gateway, folder: Path) -> dict[str, Any]:
+    """Another version of the deployment replaces every replica while streams run and begin; none fails."""
+    before = {view.replica_id for view in ray.replicas.views.values()}
+    stop, codes = asyncio.Event(), []
+
+    async def keep_sending(sender: int) -> None:
+        number = 0
+        while not stop.is_set():
+            codes.append(code(await ray.collect(request(f"roll-{sender}-{number}", 100))))
+            number += 1
+
+    deaths = len(ray.deaths)
+    senders = [asyncio.create_task(keep_sending(sender)) for sender in range(8)]
+    await asyncio.sleep(0.3)
+    await asyncio.to_thread(deploy, folder, SCRIPT, REPLICAS, {"max_num_seqs": ROWS})
+    await until(lambda: not before & {view.replica_id for view in ray.replicas.views.values()})
+    await ray.until_ready(REPLICAS)
+    stop.set()
+    await asyncio.gather(*senders)
+    return {"codes": dict(Counter(codes)), "deaths": len(ray.deaths) - deaths}
+
+
+async def full(ray: Gateway) -> dict[str, Any]:
+    """Where every replica is full, requests wait at the gateway: until one is free, an abort, or their time is over."""
+    places = 2 * ROWS * REPLICAS
+    taken = [asyncio.create_task(ray.collect(request(f"full-{n}", LONG))) for n in range(places)]
+    await until(lambda: running(ray) == places)
+    waiting = asyncio.create_task(ray.collect(request("waiting", 4)))
+    aborted = asyncio.create_task(ray.collect(request("given-up", 4)))
+    timed_out = code(await ray.collect(request("late", 4, queue_timeout_s=0.3)))
+    waited = not waiting.done()
+    await ray.engine.abort("given-up")
+    for number in range(places):
+        await ray.engine.abort(f"full-{number}")
+    return {
+        "late": timed_out,
+        "aborted": code(await aborted),
+        "waited": waited,
+        "then": code(await waiting),
+        "taken": sorted({code(await each) for each in taken}),
+    }
+
+
+def joined(events: Sequence[Event]) -> list[Any]:
+    """The events with all deltas of a choice as one."""
+    tokens = [token for event in events if isinstance(event, Delta) for token in event.token_ids]
+    text = "".join(event.text for event in events if isinstance(event, Delta))
+    return [tokens, text, *(event for event in events if not isinstance(event, Delta))]
+
+
+def code(events: Sequence[Event]) -> str:
+    last = events[-1] if events else None
+    if isinstance(last, Failed):
+        return last.code
+    return last.reason if isinstance(last, Finished) else "none"
+
+
+def connected(ray: Gateway) -> list[Any]:
+    return [view for view in ray.replicas.views.values() if view.connected]
+
+
+def aborts(ray: Gateway) -> int:
+    return sum(view.last_stats.aborted_requests for view in connected(ray))
+
+
+def running(ray: Gateway) -> int:
+    return sum(view.open_requests for view in ray.replicas.views.values())
+
+
+async def until(is_so: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not is_so():
+            await asyncio.sleep(0.02)
+
+
+def zipf(count: int, adapters: int, random: Random) -> list[int]:
+    weights = [1 / (rank + 1) for rank in range(adapters)]
+    return random.choices(range(adapters), weights, k=count)
+
+
+def random_hits(order: Sequence[int], random: Random) -> float:
+    """The hit rate of choosing replicas at random, with the same slots."""
+    slots: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(REPLICAS)]
+    hit = 0
+    for adapter in order:
+        resident = random.choice(slots)
+        hit += adapter in resident
+        resident[adapter] = None
+        resident.move_to_end(adapter)
+        if len(resident) > SLOTS:
+            resident.popitem(last=False)
+    return hit / len(order)
+
+
+async def run_all(folder: Path) -> None:
+    async with gateway(folder) as ray:
+        await ray.until_ready(REPLICAS)
+        checks: list[Callable[[Gateway], Awaitable[dict[str, Any]]]] = [
+            streams,
+            abort,
+            forget,
+            hits,
+            engine_killed,
+            replica_killed,
+            partial(rolling_update, folder=folder),
+            full,
+        ]
+        for check in checks:
+            name = check.func.__name__ if isinstance(check, partial) else check.__name__
+            await report(name, check, ray)
+
+
+async def report(name: str, check: Callable[[Gateway], Awaitable[dict[str, Any]]], ray: Gateway) -> None:
+    began = time.monotonic()
+    try:
+        facts = await check(ray)
+    except (TimeoutError, EngineError) as error:
+        facts = {"error": repr(error)}
+    seconds = round(time.monotonic() - began, 1)
+    print(json.dumps({"check": name, "seconds": seconds, **facts}), flush=True)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    raise_loopback()
+    began = time.monotonic()
+    with cluster():
+        deploy(folder, SCRIPT, REPLICAS)
+        print(json.dumps({"check": "start", "seconds": round(time.monotonic() - began, 1)}), flush=True)
+        asyncio.run(run_all(folder))
+
+
+if __name__ == "__main__":
+    main()
