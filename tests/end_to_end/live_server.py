@@ -172,7 +172,7 @@ def _environment(settings: Mapping[str, str]) -> dict[str, str]:
         for key, value in os.environ.items()
         if not key.startswith("LORAPLEX_") and key not in ("DATABASE_URL", "REDIS_URL")
     }
-    own = {"kv_cache_bytes": str(KV_CACHE_BYTES), **settings}
+    own = {"kv_cache_bytes": str(KV_CACHE_BYTES), "drain_grace_s": "0", **settings}
     return inherited | {f"LORAPLEX_{key.upper()}": value for key, value in own.items()}
 
 

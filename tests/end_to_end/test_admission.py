@@ -154,7 +154,7 @@ async def hammer(run: Run, seed: int) -> None:
         asked = CompletionRequest(MODEL, prompt, draw.randrange(4, 25), draw.choice(run.keys), leaves)
         record = await stream_completion(draw.choice(run.gateways).url, asked)
         run.left += record.cancelled
-        if record.chunks:
+        if record.status == 200 and record.chunks:
             api_key_id = run.subjects[run.keys.index(asked.api_key) + 1].api_key_id
             run.places.append((api_key_id, record.chunks[0][0], record.chunks[-1][0] - SLACK_S))
         run.answered += record.error is None
@@ -222,7 +222,7 @@ async def kill_at_work(run: Run) -> None:
         answering = asyncio.create_task(stream_completion(gone.url, asked, record))
         while not record.chunks and not answering.done():
             await asyncio.sleep(0.005)
-        if record.chunks:
+        if record.status == 200 and record.chunks:
             break
     os.kill(gone.pid, signal.SIGKILL)
     run.killed_at = datetime.now().astimezone()

@@ -1,0 +1,220 @@
+"""Runs a drill: traffic of its own tenant, a fault, the wait for recovery, and the comparison of what it cost.
+
+Invariant: whatever ends it, the fault is taken back and the tenant ended, by this process or by its watchdog.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import psutil
+import psycopg
+
+from loraplex.platform.drills.drill_tenant import DrillTenant, create_drill_tenant
+from loraplex.platform.drills.errors import DrillImpossible
+from loraplex.platform.drills.faults.fault import Fault, Observed
+from loraplex.platform.drills.ledger_drift import LedgerDrift, measure_drift
+from loraplex.platform.drills.quota_check import check_quotas
+from loraplex.platform.drills.report import DrillReport, Promise
+from loraplex.platform.drills.traffic import MAX_OPEN, TIMEOUT_S, Traffic, recovery_s
+from loraplex.platform.drills.undo import EndTenant, Undo
+from loraplex.platform.drills.watchdog import DrillWatchdog
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import StoreUnavailable, TenantsError
+
+WARM_UP: Final = 5
+"""Requests that must be answered before the fault."""
+WARM_UP_S: Final = 60.0
+STEADY_S: Final = 1.0
+"""Recovered is what had no error for so long."""
+SHIPPED_S: Final = 120.0
+SPARE_S: Final = 120.0
+POLL_S: Final = 0.1
+FAILURES: Final = (psutil.Error, psycopg.Error, TenantsError, OSError)
+"""What a fault or its undo raises where the system does not let it."""
+MOST_PROMPT_TOKENS: Final = 100
+"""More than the prompt of a drill's request has in any vocabulary."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillLoad:
+    """Requests of a drill: `rate_per_s`, each of `max_tokens` tokens. After the fault it waits at most `recover_s` seconds."""
+
+    rate_per_s: float = 4.0
+    max_tokens: int = 16
+    recover_s: float = 120.0
+
+
+async def run_drill(fault: Fault, load: DrillLoad, progress: Progress) -> DrillReport:
+    """Run the drill of a fault that was checked. Raises `DrillImpossible`, `NameTaken` while another one runs, and what the
+    stores raise before the fault.
+    """
+    longest_s = _longest_s(fault, load)
+    database = Database(fault.installation.database_url, pool_size=2)
+    try:
+        async with (
+            DrillWatchdog(longest_s) as watchdog,
+            _tenant(database, fault, load, longest_s, watchdog) as tenant,
+        ):
+            model = await fault.installation.base_model(tenant.api_key)
+            progress(f"sending {load.rate_per_s:g} requests per second to {model}")
+            traffic = Traffic(
+                fault.installation.base_urls, tenant.api_key, model, load.rate_per_s, load.max_tokens
+            )
+            async with traffic:
+                await _warm_up(traffic)
+                await watchdog.ready()
+                began_s, ended_s = await _suffer(fault, watchdog, traffic, progress)
+                progress("waiting until no request fails")
+                await _recover(traffic, ended_s, load.recover_s)
+            progress("comparing the ledger and the quota counters with what clients know")
+            drift = await _measure(database, tenant, traffic)
+            quotas = await check_quotas(
+                database, fault.installation.redis_url, tenant.tenant_id, _released_s(fault)
+            )
+            return await _report(fault, traffic, Observed(traffic.outcomes, began_s, ended_s, drift), quotas)
+    finally:
+        await database.close()
+
+
+async def _measure(database: Database, tenant: DrillTenant, traffic: Traffic) -> LedgerDrift | None:
+    """None if the ledger cannot be read, which breaks a promise."""
+    try:
+        return await measure_drift(database, tenant.tenant_id, traffic.outcomes, SHIPPED_S)
+    except StoreUnavailable:
+        return None
+
+
+def _longest_s(fault: Fault, load: DrillLoad) -> float:
+    """Beyond every wait of a drill: then the watchdog acts, whatever the drill does."""
+    waits_s = WARM_UP_S + fault.seconds + load.recover_s + TIMEOUT_S + SHIPPED_S + _released_s(fault)
+    return waits_s + SPARE_S
+
+
+def _released_s(fault: Fault) -> float:
+    """Until the reservations of a killed gateway are free: a lease, and the time in which others look for such."""
+    return 2 * fault.installation.settings.admission_lease_s + 30.0
+
+
+@asynccontextmanager
+async def _tenant(
+    database: Database, fault: Fault, load: DrillLoad, longest_s: float, watchdog: DrillWatchdog
+) -> AsyncIterator[DrillTenant]:
+    """The drill's tenant as long as the block runs; its limits are above what the load can use."""
+    tokens = math.ceil(longest_s * load.rate_per_s) * (MOST_PROMPT_TOKENS + load.max_tokens)
+    tenant = await create_drill_tenant(
+        database, concurrent_requests=MAX_OPEN, tokens=tokens, life_s=longest_s
+    )
+    end = EndTenant(fault.installation.database_url, tenant.tenant_id)
+    async with _undone(end, watchdog):
+        yield tenant
+
+
+@asynccontextmanager
+async def _undone(undo: Undo | None, watchdog: DrillWatchdog) -> AsyncIterator[None]:
+    """Undo at the end of the block. Where that fails, the watchdog goes on trying, and `DrillImpossible` is raised."""
+    if undo is None:
+        yield
+        return
+    number = watchdog.add(undo)
+    try:
+        yield
+    finally:
+        try:
+            await undo.run()
+        except FAILURES as error:
+            reason = f"the drill's watchdog goes on with {type(undo).__name__}, which failed: {error}"
+            raise DrillImpossible(reason) from error
+        watchdog.drop(number)
+
+
+async def _warm_up(traffic: Traffic) -> None:
+    """Wait until the gateways know the key and requests are answered. Raises `DrillImpossible`."""
+    deadline = time.monotonic() + WARM_UP_S
+    while sum(each.complete for each in traffic.outcomes) < WARM_UP:
+        if traffic.errors or time.monotonic() > deadline:
+            errors = dict(traffic.errors) or f"too few responses within {WARM_UP_S:g} s"
+            raise DrillImpossible(f"requests are not served even without a fault: {errors}")
+        await asyncio.sleep(POLL_S)
+
+
+async def _suffer(
+    fault: Fault, watchdog: DrillWatchdog, traffic: Traffic, progress: Progress
+) -> tuple[float, float]:
+    """Make the fault and take it back; return when it began and ended. Raises `DrillImpossible`."""
+    async with _undone(fault.undo(), watchdog):
+        progress(f"{fault.name}: the fault begins")
+        began_s = time.monotonic()
+        try:
+            await fault.begin()
+        except FAILURES as error:
+            raise DrillImpossible(f"the fault could not be made: {error}") from error
+        await fault.last(traffic.outcomes)
+    ended_s = time.monotonic()
+    progress(f"{fault.name}: the fault is over after {ended_s - began_s:.1f} s")
+    return began_s, ended_s
+
+
+async def _recover(traffic: Traffic, ended_s: float, limit_s: float) -> None:
+    """Wait until a request that began after the fault is answered and none has failed for a while, at most `limit_s`."""
+    while (now := time.monotonic()) < ended_s + limit_s:
+        is_served = any(each.complete and each.started_s > ended_s for each in traffic.outcomes)
+        failed = max((each.ended_s for each in traffic.outcomes if not each.complete), default=ended_s)
+        if is_served and now - max(failed, ended_s) > STEADY_S:
+            return
+        await asyncio.sleep(POLL_S)
+
+
+async def _report(fault: Fault, traffic: Traffic, observed: Observed, quotas: Promise) -> DrillReport:
+    report = DrillReport(
+        fault=fault.name,
+        fault_s=observed.ended_s - observed.began_s,
+        requests=len(observed.outcomes),
+        completed=sum(each.complete for each in observed.outcomes),
+        errors=dict(traffic.errors),
+        recovery_s=recovery_s(observed.outcomes, observed.began_s),
+        drift=observed.drift,
+        notes=fault.notes,
+    )
+    unexpected = {code: count for code, count in traffic.errors.items() if code not in fault.allowed_errors}
+    allowed = ", ".join(sorted(fault.allowed_errors)) or "none"
+    report.promises += [
+        Promise(f"clients get no errors but: {allowed}", not unexpected, str(unexpected or "no other")),
+        Promise("requests are served again", report.recovery_s is not None, _seconds(report.recovery_s)),
+        *_of_ledger(observed.drift, charges_all=fault.charges_all),
+        quotas,
+        *await fault.promises(observed),
+    ]
+    if observed.drift is not None and not observed.drift.amount_pico:
+        report.notes.append("requests have no price here: tokens were compared, amounts of money are zero")
+    return report
+
+
+def _seconds(value: float | None) -> str:
+    return "not yet" if value is None else f"after {value:.2f} s"
+
+
+def _of_ledger(drift: LedgerDrift | None, *, charges_all: bool) -> list[Promise]:
+    if drift is None:
+        return [Promise("the ledger can be read afterwards", False, f"not within {SHIPPED_S:g} s")]
+    found = f"{drift.drift_pico} pico-units, {drift.drift_tokens} tokens"
+    lost = (
+        f"{drift.missing} lost, {drift.duplicated} twice, {drift.unexpected} of no request, {drift.open} open"
+    )
+    exact = not (drift.drift_pico or drift.drift_tokens)
+    once = not (drift.missing or drift.duplicated or drift.unexpected or drift.open)
+    promises = [
+        Promise("the ledger has what responses say: drift 0", exact, found),
+        Promise("each response has one row, and nothing stays open", once, lost),
+    ]
+    if charges_all:
+        all_charged = drift.unbilled_tokens == 0
+        found = f"{drift.unbilled_tokens} tokens received but not charged"
+        promises.append(Promise("a response that broke off is charged as delivered", all_charged, found))
+    return promises

@@ -1,0 +1,51 @@
+"""The tenant whose requests a drill sends: made for one drill, bounded in its load, and ended with it.
+
+Invariant: its name is taken as long as it lives, so an installation has at most one drill at a time.
+"""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+from loraplex.platform.services import api_keys, tenants
+from loraplex.platform.services.actors import command_actor
+from loraplex.platform.services.api_keys import OperatorKeys
+from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.api_keys.keys import KeyChange
+from loraplex.tenants.api_keys.scopes import INFERENCE
+from loraplex.tenants.database import Database
+
+TENANT_NAME: Final = "loraplex-drill"
+
+
+@dataclass(frozen=True, slots=True)
+class DrillTenant:
+    """The tenant of a running drill. Its key may request the base model only."""
+
+    tenant_id: UUID
+    api_key: str = field(repr=False)
+
+
+async def create_drill_tenant(
+    database: Database, *, concurrent_requests: int, tokens: int, life_s: float
+) -> DrillTenant:
+    """Create the tenant with limits on its sequences in progress and on its tokens per day. Its key ends after `life_s` seconds.
+
+    Raises `NameTaken` while another drill has one, and `DatabaseUnavailable`.
+    """
+    limits = {"concurrent_requests": concurrent_requests, "tokens_per_day": tokens}
+    async with unit_of_work(database, command_actor(), None, None) as uow:
+        tenant = await tenants.create_without_key(
+            uow, TENANT_NAME, tier="standard", weight=1.0, limits=limits
+        )
+        keys = OperatorKeys(uow, tenant.id)
+        bounds: KeyChange = {"expires_at": datetime.now(UTC) + timedelta(seconds=life_s)}
+        issued = await api_keys.create(uow, keys, "drill", [INFERENCE], bounds)
+    return DrillTenant(tenant.id, issued.plaintext)
+
+
+async def end_drill_tenant(database: Database, tenant_id: UUID) -> None:
+    """Delete the tenant: its key stops working, and the numbers of its usage stay. Raises `DatabaseUnavailable`."""
+    async with unit_of_work(database, command_actor(), None, None) as uow:
+        await tenants.delete(uow, tenant_id)

@@ -1,0 +1,1 @@
+"""The faults of drills, one module for each kind."""

@@ -1,0 +1,135 @@
+"""Each drill once against one running installation, which survives it: nothing is lost, nothing is charged twice, quotas stay exact."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+from tests.end_to_end.drilled_installation import DrillPlan, DrillRun
+from tests.end_to_end.lost_stores import scripted
+from tests.platform.server.serve_process import stores
+
+from loraplex.platform.drills.drill import WARM_UP
+from loraplex.platform.processes.child_process import module_command
+
+__all__ = ["stores"]
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 600
+
+LOAD = ["--rate", "10", "--max-tokens", "12"]
+DRILLS = {
+    "redis-flush": ["redis-flush", "--seconds", "1", *LOAD],
+    "db-outage": ["db-outage", "--seconds", "2", *LOAD],
+    "disk-full": ["disk-full", "--seconds", "2", *LOAD],
+    "engine-hang": ["engine-hang", *LOAD],
+    "engine-kill": ["engine-kill", *LOAD],
+    "gateway-kill": ["gateway-kill", *LOAD],
+}
+LONG = ("engine-kill", "gateway-kill")
+"""They start a process once more, and take half of the time: with `--long` only."""
+PRICES = {"price_prompt": "1500001", "price_cached_prompt": "150007", "price_completion": "6000011"}
+TMPFS_MIB = 160
+"""Beyond the 64 MiB below which a journal admits nothing."""
+NAMESPACE = ["unshare", "--mount", "--propagation", "private"]
+
+
+def may_mount() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    probe = [*NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def plan_of(
+    folder: Path, model: Path, stores: dict[str, str], *, mounts: bool, without: Sequence[str]
+) -> DrillPlan:
+    (folder / "script.json").write_bytes(msgspec.json.encode(scripted(token_interval_s=0.02)))
+    settings = {
+        **PRICES,
+        **stores,
+        "model": str(model),
+        "fake_engine": str(folder / "script.json"),
+        "log_level": "warning",
+        "engine_unresponsive_s": "2",
+        "admission_heartbeat_s": "1",
+        "admission_lease_s": "4",
+        # A busy machine lets Valkey wait too, which is not what is tested.
+        "valkey_timeout_s": "1",
+    }
+    skipped = [*without, *(() if mounts else ("disk-full",))]
+    drills = [arguments for name, arguments in DRILLS.items() if name not in skipped]
+    return DrillPlan(
+        data_dir=str(folder / "data"),
+        port=free_port(),
+        settings=settings,
+        tmpfs_mib=TMPFS_MIB if mounts else None,
+        drills=drills,
+    )
+
+
+def run_plan(plan: DrillPlan, errors: Path) -> list[DrillRun]:
+    command = module_command("tests.end_to_end.drilled_installation")
+    with errors.open("w") as log:
+        ended = subprocess.run(
+            command if plan.tmpfs_mib is None else [*NAMESPACE, *command],
+            input=msgspec.json.encode(plan) + b"\n",
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": f"{ROOT / '.src'}{os.pathsep}{ROOT}"},
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    assert ended.returncode == 0, errors.read_text()
+    return [msgspec.json.decode(line, type=DrillRun) for line in ended.stdout.splitlines()]
+
+
+def check_report(report: dict[str, Any]) -> None:
+    drift = report["drift"]
+    assert drift["drift_pico"] == drift["drift_tokens"] == 0
+    assert drift["amount_pico"] > 0 and drift["rows"] >= report["completed"] >= WARM_UP
+    assert not [promise for promise in report["promises"] if not promise["kept"]]
+    assert report["survived"]
+
+
+def test_an_installation_survives_every_drill(
+    tmp_path: Path, demo_model: Path, stores: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    """Errors are those that each fault may cause, and after it nothing of the drill is left."""
+    without = () if request.config.getoption("--long") else LONG
+    plan = plan_of(tmp_path, demo_model, stores, mounts=may_mount(), without=without)
+    if plan.tmpfs_mib is None:
+        print("\ndisk-full is left out: this user may not mount a small file system")
+    runs = run_plan(plan, tmp_path / "stderr")
+    assert len(runs) == len(plan.drills)
+    for drill, run in zip(plan.drills, runs, strict=True):
+        assert run.output, f"{drill}: {run.errors} {(tmp_path / 'stderr').read_text()}"
+        report = json.loads(run.output)
+        print(
+            f"\n{drill[0]}: {run.seconds:.1f} s, {report['requests']} requests, errors {report['errors']}, recovered after "
+            f"{report['recovery_s']:.2f} s, {report['drift']}"
+        )
+        check_report(report)
+        assert run.exit_code == 0
+        assert not [name for name in run.files if name.startswith("drill")]
+        if drill[0] in ("disk-full", "gateway-kill"):
+            assert report["errors"]
+    with psycopg.connect(stores["database_url"], options="-c role=app_operator") as connection:
+        left = connection.execute("SELECT name FROM tenants WHERE deleted_at IS NULL").fetchall()
+        audited = connection.execute("SELECT DISTINCT action FROM audit_entries").fetchall()
+    assert left == []
+    assert {"tenant.create", "key.create", "quotas.change", "tenant.delete"} <= {row[0] for row in audited}
