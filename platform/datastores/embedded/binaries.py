@@ -35,6 +35,10 @@ class PostgresBinaries:
     def dump(self) -> Path:
         return self.root / "bin" / "pg_dump"
 
+    @property
+    def restore(self) -> Path:
+        return self.root / "bin" / "pg_restore"
+
 
 def wheel_folder(package: str) -> Path:
     """The folder of an installed wheel, found without importing it (importing runs its code)."""

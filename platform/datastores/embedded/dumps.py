@@ -3,7 +3,6 @@
 Invariant: a dump has its final name only once it is complete and on the disk; the newest `MAX_DUMPS` are kept.
 """
 
-import os
 import subprocess
 import time
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from loraplex.platform.datastores.embedded.binaries import find_postgres
 from loraplex.platform.datastores.embedded.errors import DumpFailed
 from loraplex.platform.datastores.embedded.postgres import cluster_major, superuser_url
 from loraplex.platform.datastores.embedded.servers import SERVICES_FOLDER
+from loraplex.platform.datastores.postgres_tools import TOOL_SECONDS, failure_reason, run_pg_dump
 
 LOG = structlog.get_logger("loraplex.embedded")
 
@@ -25,7 +25,6 @@ DUMPS_FOLDER: Final = "dumps"
 SUFFIX: Final = ".dump"
 UNFINISHED: Final = ".unfinished"
 MAX_DUMPS: Final = 3
-DUMP_SECONDS: Final = 3600.0
 
 
 def dump_database(data_dir: Path, url: str, revision: str) -> Path:
@@ -40,7 +39,7 @@ def dump_database(data_dir: Path, url: str, revision: str) -> Path:
         _remove_abandoned(folder)
         _dump_to(target, data_dir / SERVICES_FOLDER, url)
     except (OSError, subprocess.SubprocessError) as error:
-        raise DumpFailed(f"the database could not be dumped to {folder}: {_reason(error)}") from error
+        raise DumpFailed(f"the database could not be dumped to {folder}: {failure_reason(error)}") from error
     for old in sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)[:-MAX_DUMPS]:
         old.unlink(missing_ok=True)
     LOG.info("the database was dumped before its migration", file=str(target), revision=revision)
@@ -60,35 +59,11 @@ def _dump_to(target: Path, services: Path, url: str) -> None:
 def _remove_abandoned(folder: Path) -> None:
     """Remove what killed processes left: a start that is killed again and again would fill the disk."""
     for left in folder.glob(f"*{UNFINISHED}"):
-        if time.time() - left.stat().st_mtime > DUMP_SECONDS:
+        if time.time() - left.stat().st_mtime > TOOL_SECONDS:
             left.unlink(missing_ok=True)
 
 
 def _run_pg_dump(services: Path, url: str, file: Path) -> None:
     """Row-level security binds the server's role, so the superuser dumps."""
     program = find_postgres(cluster_major(services / "postgres")).dump
-    address = make_url(superuser_url(services, url))
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as output:
-        subprocess.run(
-            [str(program), "--format=custom", "--no-password"],
-            env={
-                "PGHOST": str(address.query["host"]),
-                "PGUSER": str(address.username),
-                "PGPASSWORD": str(address.password),
-                "PGDATABASE": str(address.database),
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.PIPE,
-            timeout=DUMP_SECONDS,
-            check=True,
-        )
-        os.fsync(output.fileno())
-
-
-def _reason(error: OSError | subprocess.SubprocessError) -> str:
-    if isinstance(error, subprocess.CalledProcessError):
-        lines = error.stderr.decode(errors="replace").strip().splitlines()
-        return lines[0] if lines else f"pg_dump ended with status {error.returncode}"
-    return str(error)
+    run_pg_dump(program, make_url(superuser_url(services, url)), file)

@@ -4,7 +4,7 @@ Invariant: the role owns its database and nothing else, and may take the roles o
 through the local socket only: to prepare the role at every start, and to dump the database before a migration.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from psycopg import Connection, sql
@@ -49,9 +49,7 @@ def prepare_database(connect: Connect, password: str) -> None:
 
 
 def _prepare_roles(connection: Connection, password: str) -> None:
-    for role in (SERVER_ROLE, *ROLES):
-        if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone() is None:
-            connection.execute(sql.SQL("CREATE ROLE {} NOLOGIN {}").format(sql.Identifier(role), ORDINARY))
+    _create_missing(connection, (SERVER_ROLE,))
     # Only the verifier is sent, so no log contains the password.
     verifier = connection.pgconn.encrypt_password(password.encode(), SERVER_ROLE.encode(), b"scram-sha-256")
     connection.execute(
@@ -59,5 +57,17 @@ def _prepare_roles(connection: Connection, password: str) -> None:
             sql.Identifier(SERVER_ROLE), ORDINARY, sql.Literal(verifier.decode())
         )
     )
+    prepare_row_roles(connection, SERVER_ROLE)
+
+
+def prepare_row_roles(connection: Connection, server_role: str) -> None:
+    """Create the roles of row-level security where they are missing, and let the server's role take them. Repeatable."""
+    _create_missing(connection, ROLES)
     granted = sql.SQL(", ").join(map(sql.Identifier, ROLES))
-    connection.execute(sql.SQL("GRANT {} TO {}").format(granted, sql.Identifier(SERVER_ROLE)))
+    connection.execute(sql.SQL("GRANT {} TO {}").format(granted, sql.Identifier(server_role)))
+
+
+def _create_missing(connection: Connection, roles: Sequence[str]) -> None:
+    for role in roles:
+        if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone() is None:
+            connection.execute(sql.SQL("CREATE ROLE {} NOLOGIN {}").format(sql.Identifier(role), ORDINARY))

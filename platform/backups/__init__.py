@@ -1,0 +1,1 @@
+"""Backup of an installation and its restore."""
