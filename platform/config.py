@@ -4,6 +4,7 @@ Invariant: only this module reads the environment.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -32,10 +33,12 @@ from loraplex.tenants.outbox.signature import is_secret
 
 DEFAULT_CONFIG_FILE = Path("loraplex.toml")
 ENGINE_ADDRESS_PREFIX = "ipc://"
+RAY_ADDRESS_PREFIX = "ray://"
+RAY_APPLICATION = re.compile(re.escape(RAY_ADDRESS_PREFIX) + "[A-Za-z0-9_.-]{1,100}")
 GIB = 1 << 30
 PLAIN_HTTP = (
-    "`host` is reachable from other machines, and API keys cross the network unencrypted: put a proxy with TLS in front and "
-    "name it in `trusted_proxies`"
+    "`host` is reachable from other machines, and API keys cross the network unencrypted: set `tls_certificate` and `tls_key`, "
+    "or put a proxy with TLS in front and name it in `trusted_proxies`"
 )
 LEASE_HEARTBEATS = 3
 BODIES_BUFFERED = 4
@@ -64,6 +67,8 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8000, ge=0, le=65_535)
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
+    tls_certificate: Path | None = None
+    tls_key: Path | None = Field(default=None, validate_default=True)
     console: bool = True
     public_url: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+$")
     smtp_url: SecretStr | None = None
@@ -143,7 +148,9 @@ class Settings(BaseSettings):
     reader_stall_s: float = Field(default=60.0, gt=0, le=3600)
     queue_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
     total_timeout_s: float = Field(default=1800.0, gt=0, le=86_400)
+    drain_grace_s: float = Field(default=5.0, ge=0, le=600)
     drain_s: float = Field(default=30.0, ge=0, le=3600)
+    engine_step_warning_s: float = Field(default=10.0, gt=0, le=3600)
     engine_start_timeout_s: float = Field(default=1800.0, gt=0, le=86_400)
     engine_hang_timeout_s: float = Field(default=120.0, gt=0, le=3600)
     ready_stall_s: float = Field(default=20.0, gt=0, le=3600)
@@ -167,13 +174,22 @@ class Settings(BaseSettings):
 
     @field_validator("engine")
     @classmethod
-    def _engines_are_local_sockets(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _engines_are_sockets_or_one_application(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(value) == 1 and RAY_APPLICATION.fullmatch(value[0]):
+            return value
         for address in value:
             path = address.removeprefix(ENGINE_ADDRESS_PREFIX)
             if path == address or not path.startswith("/"):
                 raise ValueError(
-                    f"{address} is not a unix socket; allowed: {ENGINE_ADDRESS_PREFIX}/absolute/path"
+                    f"{address} is not a unix socket; allowed: {ENGINE_ADDRESS_PREFIX}/absolute/path, or one {RAY_ADDRESS_PREFIX}APP"
                 )
+        return value
+
+    @field_validator("tls_key")
+    @classmethod
+    def _a_certificate_has_a_key(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if "tls_certificate" in info.data and (value is None) != (info.data["tls_certificate"] is None):
+            raise ValueError("must be given exactly if `tls_certificate` is")
         return value
 
     @field_validator("smtp_url")
@@ -295,15 +311,27 @@ class Settings(BaseSettings):
 
     @property
     def exposes_plain_http(self) -> bool:
-        """Whether API keys cross a network unencrypted: clients reach `host` from other machines, and no proxy is configured.
+        """Whether API keys cross a network unencrypted: clients reach `host` from other machines, and nothing ends TLS.
 
-        A configured proxy is taken to end TLS.
+        A configured proxy is taken to do so.
         """
         try:
             loopback = ip_address(self.host).is_loopback
         except ValueError:
             loopback = self.host == "localhost"
-        return self.role != "engine" and not loopback and not self.trusted_proxies
+        is_encrypted = self.tls_certificate is not None or bool(self.trusted_proxies)
+        return self.role != "engine" and not loopback and not is_encrypted
+
+    @property
+    def scheme(self) -> str:
+        """`https` with a certificate of its own, `http` without."""
+        return "http" if self.tls_certificate is None else "https"
+
+    @property
+    def ray_application(self) -> str | None:
+        """The Serve application whose replicas are the engines; None for engines on sockets."""
+        is_ray = bool(self.engine) and self.engine[0].startswith(RAY_ADDRESS_PREFIX)
+        return self.engine[0].removeprefix(RAY_ADDRESS_PREFIX) if is_ray else None
 
     @property
     def readiness_grace_s(self) -> float:
@@ -332,6 +360,7 @@ class Settings(BaseSettings):
             memory_utilization=self.memory_utilization,
             cuda_graphs=self.cuda_graphs,
             deterministic=self.deterministic,
+            step_warning_s=self.engine_step_warning_s,
             scheduler=SchedulerConfig(
                 max_num_seqs=self.max_num_seqs,
                 max_num_batched_tokens=self.max_num_batched_tokens,
@@ -379,9 +408,14 @@ def foreign_environment() -> dict[str, str]:
     Python processes below it import no module from their working directory: not from the folder that `-P` leaves out, and
     from no relative folder in `PYTHONPATH`, of which an empty entry is the working directory.
     """
-    prefixes = ("LORAPLEX_", "DATABASE_URL", "REDIS_URL", "PYTHONPATH")
+    prefixes = ("LORAPLEX_", "DATABASE_URL", "REDIS_URL", "RAY_AUTH_TOKEN", "PYTHONPATH")
     kept = {name: value for name, value in os.environ.items() if not name.upper().startswith(prefixes)}
     return kept | code_environment() | {"PYTHONSAFEPATH": "1"}
+
+
+def ray_requires_tokens() -> bool:
+    """Whether Ray here, which reads the variable itself, neither takes nor sends anything without a token."""
+    return os.environ.get("RAY_AUTH_MODE") == "token"
 
 
 def code_environment() -> dict[str, str]:

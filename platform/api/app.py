@@ -13,6 +13,7 @@ from loraplex.adapters.errors import AdaptersError
 from loraplex.engine.errors import EngineError
 from loraplex.grammar.errors import GrammarError
 from loraplex.platform.api.body_budget import BodyBudget
+from loraplex.platform.api.direct_routes import DirectRoutes
 from loraplex.platform.api.docs import docs_router
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.openapi import Application
@@ -53,7 +54,8 @@ def create_app(
     )
     dependencies.admission_controller.on_policy_outdated = authenticator.forget
     app.state.body_budget = BodyBudget(dependencies.config.max_buffered_body_bytes)
-    app.include_router(inference_router(dependencies, authenticator))
+    inference, direct = inference_router(dependencies, authenticator)
+    app.include_router(inference)
     endpoint = ManagementEndpoint(dependencies)
     app.include_router(tenant_router(dependencies, endpoint, authenticator))
     app.include_router(operator_router(dependencies, endpoint, authenticator))
@@ -63,6 +65,7 @@ def create_app(
     for error in (GatewayError, EngineError, AdaptersError, GrammarError, TenantsError):
         app.add_exception_handler(error, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_middleware(DirectRoutes, routes=direct)
     app.add_middleware(ErrorBoundary, respond=_on_error)
     app.add_middleware(ObservedRequests, observers=observers)
     app.add_middleware(RequestIds)

@@ -5,8 +5,9 @@ client left, its usage is in the journal before the last byte is sent.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
+from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -102,21 +103,44 @@ class EventStream(Response):
             raise ClientGone(f"The client took nothing for {self._stall_s:g} s.") from None
 
 
-async def unless_disconnected(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, T]) -> T:
+class UnlessDisconnected:
+    """A context whose block is cancelled when the client leaves; then `ClientGone` is raised in place of what the block raises."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._left = False
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._watching = asyncio.create_task(_disconnected(self._receive))
+        self._watching.add_done_callback(self._leave)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watching.cancel()
+        # A watching task that has just ended still calls `_leave`: what is behind the block must not be cancelled.
+        task, self._task = self._task, None
+        if self._left and task is not None:
+            task.uncancel()
+            if error is not None:
+                raise ClientGone("The client closed the connection.") from None
+
+    def _leave(self, watching: "asyncio.Task[None]") -> None:
+        if watching.cancelled() or self._task is None:
+            return
+        # An error of the connection means that its client is gone, too.
+        watching.exception()
+        self._left = True
+        self._task.cancel()
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`. When the client leaves, cancel `work` and raise `ClientGone`."""
-    task = asyncio.create_task(work)
-    left = asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone("The client closed the connection.")
-        return task.result()
-    finally:
-        task.cancel()
-        left.cancel()
-        await asyncio.gather(task, left, return_exceptions=True)
+    async with UnlessDisconnected(receive):
+        return await work
 
 
-async def _disconnected(receive: Callable[[], Awaitable[Any]]) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         continue

@@ -24,7 +24,7 @@ _FIELD = b"data: "
 class CompletionRequest:
     """One request. The client disconnects after `cancel_after` chunks; None: never. `prompt` is text or token ids.
 
-    With `chat` the prompt is a text and becomes the message of a user.
+    With `chat` the prompt is a text and becomes the message of a user. `request_id` is sent as `x-request-id`.
     """
 
     model: str
@@ -34,6 +34,8 @@ class CompletionRequest:
     cancel_after: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     chat: bool = False
+    request_id: str | None = None
+    stream: bool = True
 
     @property
     def path(self) -> str:
@@ -44,23 +46,28 @@ class CompletionRequest:
         prompt = (
             {"messages": [{"role": "user", "content": self.prompt}]} if self.chat else {"prompt": self.prompt}
         )
-        fields = {
+        fields: dict[str, Any] = {
             "model": self.model,
             **prompt,
             "max_tokens": self.output_len,
             "temperature": 0,
             "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream": self.stream,
         }
+        if self.stream:
+            fields["stream_options"] = {"include_usage": True}
         return msgspec.json.encode(fields | dict(self.options))
 
 
 @dataclass(slots=True)
 class StreamRecord:
-    """The received chunks with their times in seconds of `time.perf_counter`. `ended`: the response is over."""
+    """The received chunks with their times in seconds of `time.perf_counter`. `ended`: the response is over.
+
+    `status` is that of HTTP, 0 before the response began.
+    """
 
     request: CompletionRequest
+    status: int = 0
     sent_at: float = 0.0
     ended_at: float = 0.0
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
@@ -110,12 +117,12 @@ async def _exchange(base_url: str, request: CompletionRequest, record: StreamRec
             if not data:
                 raise EOFError("the server closed the connection within its response")
             parser.feed_data(data)
+            record.status = parser.get_status_code()
     finally:
         writer.close()
-    if (status := parser.get_status_code()) != 200:
+    if record.status != 200:
         text = b"".join(chunk for _, chunk in record.chunks)
-        record.error = f"HTTP {status}: {text[:500].decode(errors='replace')}"
-        record.chunks.clear()
+        record.error = f"HTTP {record.status}: {text[:500].decode(errors='replace')}"
 
 
 def _head(host: str, path: str, request: CompletionRequest) -> bytes:
@@ -128,6 +135,8 @@ def _head(host: str, path: str, request: CompletionRequest) -> bytes:
         f"Content-Length: {len(body)}",
         "Connection: close",
     ]
+    if request.request_id is not None:
+        lines.append(f"x-request-id: {request.request_id}")
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
@@ -135,7 +144,8 @@ def _head(host: str, path: str, request: CompletionRequest) -> bytes:
 class Completion:
     """A decoded stream. `token_times` are the times at which text arrived, in seconds since sending.
 
-    `tokens` holds the token strings if the request asked for log-probabilities, `tops` the alternatives of each.
+    `tokens` holds the token strings if the request asked for log-probabilities, `tops` the alternatives of each. `error_code`
+    is the code of the error object that the server sent.
     """
 
     text: str
@@ -149,6 +159,7 @@ class Completion:
     tokens: tuple[str, ...] = ()
     tops: tuple[Mapping[str, float], ...] = ()
     finish_reason: str | None = None
+    error_code: str | None = None
 
     @property
     def time_to_first_token(self) -> float:
@@ -159,20 +170,20 @@ class Completion:
 
 
 def decode(record: StreamRecord) -> Completion:
-    """Decode the events of a stream into one completion."""
+    """Decode the events of a stream, or the document of a response that is none, into one completion."""
     texts: list[str] = []
     times: list[float] = []
     tokens: list[str] = []
     tops: list[Mapping[str, float]] = []
     usage: Mapping[str, Any] = {}
-    error, done, reason = record.error, False, None
-    for at, event in _events(record.chunks):
+    error, done, reason, code = record.error, False, None, None
+    for at, event in _documents(record):
         if event == b"[DONE]":
             done = True
             continue
         document = msgspec.json.decode(event)
         if "error" in document:
-            error = str(document["error"].get("message"))
+            error, code = error or str(document["error"].get("message")), document["error"].get("code")
         usage = document.get("usage") or usage
         for choice in document.get("choices", ()):
             reason = choice.get("finish_reason") or reason
@@ -194,6 +205,7 @@ def decode(record: StreamRecord) -> Completion:
         tokens=tuple(tokens),
         tops=tuple(tops),
         finish_reason=reason,
+        error_code=code,
     )
 
 
@@ -201,10 +213,23 @@ def _text_of(choice: Mapping[str, Any]) -> str:
     """The text of a completion, or the content and tool-call text of a chat delta."""
     if "text" in choice:
         return str(choice["text"])
-    delta = choice["delta"]
+    delta = choice.get("delta") or choice.get("message") or {}
     functions = [call["function"] for call in delta.get("tool_calls") or ()]
     calls = [text for each in functions for text in (each.get("name"), each.get("arguments"))]
     return "".join(filter(None, [delta.get("content"), *calls]))
+
+
+def _documents(record: StreamRecord) -> list[tuple[float, bytes]]:
+    """The JSON documents of a response with the times of their ends; `[DONE]` ends those of a complete one.
+
+    The body of a refusal may be no JSON: a proxy's is a page.
+    """
+    if record.request.stream and record.status in (0, 200):
+        return _events(record.chunks)
+    body = b"".join(chunk for _, chunk in record.chunks)
+    if not record.ended or not body.startswith(b"{"):
+        return []
+    return [(record.ended_at, body), (record.ended_at, b"[DONE]")]
 
 
 def _events(chunks: Sequence[tuple[float, bytes]]) -> list[tuple[float, bytes]]:

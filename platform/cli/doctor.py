@@ -33,6 +33,8 @@ from loraplex.platform.datastores.embedded.errors import EmbeddedError
 from loraplex.platform.datastores.embedded.identity import choose_identity
 from loraplex.platform.datastores.migrations import current_revision, newest_revision
 from loraplex.platform.server.adapter_validation import AdapterValidation
+from loraplex.platform.server.certificate import read_certificate
+from loraplex.platform.startup_errors import SettingsError
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.database import parse_database_url
 from loraplex.tenants.errors import TenantsError
@@ -126,7 +128,11 @@ def check_data_dir(settings: Settings) -> Check:
 def check_network(settings: Settings) -> Check:
     if settings.exposes_plain_http:
         return Check("network", "warning", f"{settings.host}: {PLAIN_HTTP}")
-    return Check("network", "ok", f"{settings.host}, port {settings.port}")
+    try:
+        read_certificate(settings)
+    except SettingsError as error:
+        return Check("network", "failed", str(error))
+    return Check("network", "ok", f"{settings.host}, port {settings.port}, {settings.scheme}")
 
 
 def check_postgres(settings: Settings) -> Check:

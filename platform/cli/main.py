@@ -40,7 +40,22 @@ COMMANDS: Final = {
     ),
     "usage": ("loraplex.platform.cli.billing.usage", "app", "Export the usage ledger, and compare its sums."),
     "migrate": ("loraplex.platform.cli.migrate", "app", "Bring the database to the newest schema."),
+    "backup": (
+        "loraplex.platform.cli.backup",
+        "backup_command",
+        "Back up database, journals and adapters while servers run.",
+    ),
+    "restore": (
+        "loraplex.platform.cli.backup",
+        "restore_command",
+        "Restore a backup into a new installation.",
+    ),
     "bench": ("loraplex.platform.cli.bench", "app", "Measure speed: load generator and benchmarks."),
+    "drill": (
+        "loraplex.platform.cli.drill",
+        "app",
+        "Make a fault on purpose in a running installation, and report what it cost.",
+    ),
     "grammar": (
         "loraplex.platform.cli.grammar",
         "app",

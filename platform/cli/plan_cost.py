@@ -72,13 +72,12 @@ def parse_price(text: str) -> int:
 
 def measured(tokens_per_second: float | None, result: Path | None) -> Throughput:
     """The throughput of a result file of `loraplex bench serve`, or a given one. Raises `SettingsError`."""
-    if (tokens_per_second is None) == (result is None):
+    if result is not None and tokens_per_second is None:
+        return _read(result)
+    if result is not None or tokens_per_second is None:
         raise SettingsError(
             "--price-per-hour: needs a measured throughput: --bench-result FILE or --tokens-per-second N"
         )
-    if result is not None:
-        return _read(result)
-    assert tokens_per_second is not None
     if not 0 < tokens_per_second <= MAX_TOKENS_PER_SECOND:
         raise SettingsError(
             f"--tokens-per-second: {tokens_per_second:g}; allowed is a number above 0 and at most {MAX_TOKENS_PER_SECOND:g}"

@@ -35,7 +35,9 @@ def serve_command(
     data_dir: Annotated[Path | None, typer.Option(help="Default ./.loraplex.")] = None,
     config: Annotated[Path | None, typer.Option(help="Default ./loraplex.toml, if it exists.")] = None,
     role: Annotated[str | None, typer.Option(help="all, engine or gateway.")] = None,
-    engine: Annotated[list[str] | None, typer.Option(help="ipc:///path of an engine's socket.")] = None,
+    engine: Annotated[
+        list[str] | None, typer.Option(help="ipc:///path of an engine's socket, or ray://APP.")
+    ] = None,
 ) -> None:
     """Serve one base model and its tenants' adapters behind the OpenAI API."""
     flags = {

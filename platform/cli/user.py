@@ -145,7 +145,7 @@ def close_sign_up(data_dir: DataDir = None) -> None:
 
 def print_link(token: str, data_dir: Path | None, as_json: bool, *, operator: bool = False) -> None:
     settings = load_settings({"data_dir": data_dir})
-    root = settings.public_url or root_url(settings.host, settings.port)
+    root = settings.public_url or root_url(settings.host, settings.port, settings.scheme)
     address = link_address(root, token, operator=operator)
     typer.echo(json.dumps({"url": address}) if as_json else address)
 

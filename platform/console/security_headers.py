@@ -18,19 +18,25 @@ HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
 }
+HTTPS_HEADERS: Final = {**HEADERS, "strict-transport-security": "max-age=31536000"}
 
 
 class SecurityHeaders:
-    """ASGI middleware: adds `HEADERS` where a response has none of its own, and forbids to store what names no cache."""
+    """ASGI middleware: adds `HEADERS` where a response has none of its own, and forbids to store what names no cache.
+
+    Where this server itself ends TLS, browsers are asked to use nothing else; behind a proxy that is the proxy's choice.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        added = HTTPS_HEADERS if scope.get("scheme") == "https" else HEADERS
+
         async def send_secured(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in {**HEADERS, "cache-control": "no-store"}.items():
+                for name, value in {**added, "cache-control": "no-store"}.items():
                     headers.setdefault(name, value)
             await send(message)
 

@@ -10,10 +10,10 @@ QUESTION = "What is the capital of Italy?"
 MAX_TOKENS = 64
 
 
-def root_url(host: str, port: int) -> str:
+def root_url(host: str, port: int, scheme: str = "http") -> str:
     """The address of a server that listens on `host`; a wildcard address is reached through loopback."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+    return f"{scheme}://[{reachable}]:{port}" if ":" in reachable else f"{scheme}://{reachable}:{port}"
 
 
 def curl_snippet(base_url: str, api_key: str, model: str) -> str:

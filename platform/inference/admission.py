@@ -6,6 +6,8 @@ when the client leaves.
 """
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -31,7 +33,8 @@ class RequestContext:
 
     `renew_caller` and `confirm_caller` authenticate the caller again without the cache and raise as the first
     authentication; `renew_caller` also removes the tenant's keys from the cache. `record`: what metrics and traces learn of the
-    request. `is_recorded`: the request is, or will be, in the usage ledger.
+    request. `is_recorded`: the request is, or will be, in the usage ledger. `deadline`: when the client gives it up, in the
+    time of `time.monotonic`.
     """
 
     caller: Caller
@@ -42,6 +45,12 @@ class RequestContext:
     renewals: int = 0
     record: RequestRecord = field(default_factory=RequestRecord)
     is_recorded: bool = False
+    deadline: float | None = None
+
+    def shortened(self, limit_s: float | None) -> float | None:
+        """A time limit in seconds from now, or what is left until the deadline, if that is less."""
+        left_s = math.inf if self.deadline is None else self.deadline - time.monotonic()
+        return limit_s if left_s >= (math.inf if limit_s is None else limit_s) else left_s
 
     async def renew(self) -> None:
         """Authenticate the caller again without the cache, because its policy is outdated.

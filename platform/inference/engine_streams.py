@@ -41,6 +41,8 @@ class EngineStreams:
     async def close(self) -> None:
         """Abort the running requests and count their events to the end, for at most `ABORT_S` seconds. May be repeated."""
         self._closing = True
+        if not self._open:
+            return
         try:
             async with asyncio.timeout(ABORT_S):
                 aborts = (self._engine.abort(self._requests[prompt].request_id) for prompt in self._open)

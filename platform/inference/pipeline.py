@@ -229,7 +229,7 @@ class InferencePipeline:
                 grammar=grammar,
                 cache_salt=salt,
                 queue_timeout_s=limits.queue_timeout_s,
-                total_timeout_s=limits.total_timeout_s,
+                total_timeout_s=context.shortened(limits.total_timeout_s),
             )
             for index, (ids, sampling) in enumerate(zip(prepared.prompts, samplings, strict=True))
         ]
@@ -250,6 +250,7 @@ class InferencePipeline:
         if model.digest is None:
             return None
         path = await self._dependencies.adapter_path(caller.tenant_id, model.digest)
+        self._dependencies.recorder.record_adapter(model.digest, model.name)
         return AdapterRef(namespace=namespace, digest=model.digest, blob_path=path)
 
     def _max_tokens(self, ids: list[int], values: GenerationBody, name: str) -> int:

@@ -14,7 +14,8 @@ from prometheus_client.registry import Collector
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.messages import STEP_TOKEN_BOUNDS, EngineStats
 from loraplex.platform.engines.poison_memory import KINDS
-from loraplex.platform.engines.pool import EnginePool, ManagedEngine
+from loraplex.platform.engines.pool import EnginePool, ObservedEngine
+from loraplex.platform.observability.adapter_names import AdapterNames
 
 LABELS: Final = ["model_name", "engine"]
 
@@ -45,6 +46,7 @@ COUNTERS: Final = (
     ),
     ("loraplex_engine_steps", "steps", "Steps of the engine."),
     ("loraplex_engine_step_seconds", "step_seconds", "Seconds spent in steps."),
+    ("loraplex_engine_slow_steps", "slow_steps", "Steps that took longer than engine_step_warning_s."),
 )
 SPLIT_COUNTERS: Final = (
     (
@@ -88,7 +90,9 @@ GAUGES: Final = (
 class EngineCollector(Collector):
     """Reads the newest snapshot of every engine and never waits for an engine."""
 
-    def __init__(self, model_name: str, engines: EnginePool, *, adapter_names: bool = False) -> None:
+    def __init__(
+        self, model_name: str, engines: EnginePool, adapter_names: AdapterNames | None = None
+    ) -> None:
         self._model_name = model_name
         self._engines = engines
         self._adapter_names = adapter_names
@@ -98,7 +102,7 @@ class EngineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """All families, each with one sample per engine."""
         snapshots = [
-            (str(i), engine.last_stats or EngineStats()) for i, engine in enumerate(self._engines.engines)
+            (str(i), engine.last_stats or EngineStats()) for i, engine in self._engines.observed().items()
         ]
         yield from self._counters(snapshots)
         yield from self._split_counters(snapshots)
@@ -108,8 +112,8 @@ class EngineCollector(Collector):
         yield self._step_tokens(snapshots)
         yield self._cache_config()
         yield from self._adapters(snapshots)
-        if self._adapter_names:
-            yield self._lora_info(snapshots)
+        if self._adapter_names is not None:
+            yield self._lora_info(snapshots, self._adapter_names)
 
     def _counters(self, snapshots: list[tuple[str, EngineStats]]) -> Iterable[Metric]:
         for name, field, text in COUNTERS:
@@ -176,7 +180,7 @@ class EngineCollector(Collector):
             "Engine processes that were lost and replaced by another.",
             labels=LABELS,
         )
-        for index, engine in enumerate(self._engines.engines):
+        for index, engine in self._engines.observed().items():
             labels = [self._model_name, str(index)]
             deaths.add_metric(labels, engine.deaths)
             up.add_metric(labels, engine.connected)
@@ -209,7 +213,7 @@ class EngineCollector(Collector):
     def _cache_config(self) -> Metric:
         names = ["block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"]
         family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=[*LABELS, *names])
-        for index, engine in enumerate(self._engines.engines):
+        for index, engine in self._engines.observed().items():
             values = _cache_values(engine)
             if values is not None:
                 family.add_metric([self._model_name, str(index), *values], 1)
@@ -227,20 +231,22 @@ class EngineCollector(Collector):
             waiting.add_metric([self._model_name, engine], len(stats.waiting_adapters))
         yield from (running, waiting)
 
-    def _lora_info(self, snapshots: list[tuple[str, EngineStats]]) -> Metric:
-        """One sample per engine, whose labels list adapters that are resident now. The value is the time of the update."""
-        names = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
+    def _lora_info(self, snapshots: list[tuple[str, EngineStats]], known: AdapterNames) -> Metric:
+        """One sample per engine, whose labels list adapters by their model names. The value is the time of the update.
+
+        Any rows of a batch may have adapters of their own, so `max_lora` is the number of rows.
+        """
+        labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
         family = GaugeMetricFamily(
-            "vllm:lora_requests_info", "Adapters running and waiting.", labels=[*LABELS, *names]
+            "vllm:lora_requests_info", "Adapters running and waiting.", labels=[*LABELS, *labels]
         )
         for engine, stats in snapshots:
-            resident = set(stats.resident_adapters)
+            most = max(stats.max_running, len(stats.resident_adapters))
             running, waiting = (
-                ",".join(each for each in names if each in resident)
-                for names in (stats.running_adapters, stats.waiting_adapters)
+                ",".join(dict.fromkeys(name for digest in digests for name in known.of(digest)))
+                for digests in (stats.running_adapters, stats.waiting_adapters)
             )
-            labels = [self._model_name, engine, str(len(resident)), running, waiting]
-            family.add_metric(labels, time.time())
+            family.add_metric([self._model_name, engine, str(most), running, waiting], time.time())
         return family
 
     def _total(self, engine: str, field: str, stats: EngineStats) -> float:
@@ -254,7 +260,7 @@ class EngineCollector(Collector):
         return self._base.get(key, 0.0) + value
 
 
-def _cache_values(engine: ManagedEngine) -> list[str] | None:
+def _cache_values(engine: ObservedEngine) -> list[str] | None:
     try:
         info = engine.info()
     except EngineUnavailable:

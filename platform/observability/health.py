@@ -16,7 +16,7 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from loraplex.engine.messages import EngineStats
-from loraplex.platform.engines.pool import EnginePool, ManagedEngine
+from loraplex.platform.engines.pool import EnginePool, ObservedEngine
 from loraplex.platform.observability.metrics import Metrics
 from loraplex.tenants.single_flight import SingleFlight
 
@@ -48,6 +48,7 @@ class Outage:
 class Health:
     """Readiness of this gateway. An engine with work that completes no step for `stall_s` is not ready.
 
+    `draining`: it shuts down, and is not ready; from `refusing` on, it takes no new request.
     `down`: since when each dependency that is away has been, by `clock`; `outages` has the same for people.
     """
 
@@ -58,6 +59,7 @@ class Health:
     clock: Callable[[], float] = time.monotonic
     pings: SingleFlight[None] = field(default_factory=SingleFlight[None])
     draining: bool = False
+    refusing: bool = False
     down: dict[str, float] = field(default_factory=dict)
     outages: dict[str, Outage] = field(default_factory=dict)
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -66,7 +68,7 @@ class Health:
         """Why this gateway cannot answer; empty when it can."""
         reasons = ["the server is shutting down"] if self.draining else []
         reasons += filter(None, map(self._missing, sorted(self.down)))
-        troubles = [self._trouble(engine) for engine in self.engines.engines]
+        troubles = [self._trouble(engine) for engine in self.engines.observed().values()]
         if all(troubles):
             reasons += [trouble for trouble in troubles if trouble]
         return reasons
@@ -111,7 +113,7 @@ class Health:
             return None
         return f"{name} has been down for more than {grace_s:g} s"
 
-    def _trouble(self, engine: ManagedEngine) -> str | None:
+    def _trouble(self, engine: ObservedEngine) -> str | None:
         stats = engine.last_stats or EngineStats()
         if engine.failure is not None:
             return engine.failure

@@ -17,6 +17,7 @@ from prometheus_client import (
 )
 
 from loraplex.platform.engines.pool import EnginePool
+from loraplex.platform.observability.adapter_names import AdapterNames
 from loraplex.platform.observability.admission_metrics import AdmissionMetrics
 from loraplex.platform.observability.billing_metrics import BillingMetrics
 from loraplex.platform.observability.engine_metrics import EngineCollector
@@ -48,7 +49,7 @@ LABELS = ("model_name", "engine")
 class Metrics:
     """The metrics of `/metrics`, and a `RequestRecorder`. Requests have the engine label "0", as in a single vLLM server.
 
-    `adapter_names`: also export vLLM's series whose labels name adapters.
+    `adapter_names`: also export vLLM's series whose labels name adapters, as requests name them.
     """
 
     def __init__(
@@ -72,7 +73,8 @@ class Metrics:
         self.http = HttpMetrics(self.registry)
         self.usage = UsageMetrics(self.registry)
         ProcessCollector(registry=self.registry)
-        self.registry.register(EngineCollector(model_name, engines, adapter_names=adapter_names))
+        self._adapter_names = AdapterNames() if adapter_names else None
+        self.registry.register(EngineCollector(model_name, engines, self._adapter_names))
 
     def record(self, stats: RequestStats) -> None:
         """Count one ended request."""
@@ -91,6 +93,11 @@ class Metrics:
             self._observe_engine(stats, stats.queue_s, stats.prefill_s)
         if stats.first_token is not None and stats.last_token is not None:
             self._observe_tokens(stats, stats.first_token, stats.last_token)
+
+    def record_adapter(self, digest: str, name: str) -> None:
+        """See `RequestRecorder`."""
+        if self._adapter_names is not None:
+            self._adapter_names.record(digest, name)
 
     def record_compile_check(self, result: str, seconds: float) -> None:
         """Count one compile check of a grammar; see `CompileCheckRecorder`."""

@@ -7,11 +7,11 @@ import re
 from typing import Final
 from uuid import uuid4
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER: Final = "x-request-id"
-_HARMLESS: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_RAW_HEADER: Final = HEADER.encode()
+_HARMLESS: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestIds:
@@ -24,14 +24,18 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        requested = Headers(scope=scope).get(HEADER, "")
-        request_id = requested if _HARMLESS.fullmatch(requested) else uuid4().hex
+        requested = next((value for name, value in scope["headers"] if name == _RAW_HEADER), b"")
+        request_id = requested.decode() if _HARMLESS.fullmatch(requested) else uuid4().hex
         headers: dict[str, str] = {HEADER: request_id}
         scope.setdefault("state", {}).update(request_id=request_id, response_headers=headers)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(headers)
+                added = {
+                    name.lower().encode("latin-1"): text.encode("latin-1") for name, text in headers.items()
+                }
+                kept = (each for each in message.get("headers", ()) if each[0] not in added)
+                message = {**message, "headers": [*kept, *added.items()]}
             await send(message)
 
         await self._app(scope, receive, send_with_id)

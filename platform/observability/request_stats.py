@@ -175,6 +175,8 @@ def _milliseconds(seconds: float) -> int:
 
 
 class RequestRecorder(Protocol):
-    """Receives every request that reached the engine, once."""
+    """Receives every request that reached the engine, once, and before it the name by which it asks for an adapter."""
 
     def record(self, stats: RequestStats) -> None: ...
+
+    def record_adapter(self, digest: str, name: str) -> None: ...

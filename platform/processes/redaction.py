@@ -17,17 +17,28 @@ SENSITIVE: Final = frozenset(
 )
 """Names of fields that would have a credential or content."""
 _PATTERNS: Final = (
+    # A pattern is searched only in lines that have its first part, in lower case: most have none of them.
     # No pattern begins at a word boundary: on a terminal a colour, which ends with a letter, may stand before it.
     # API keys keep their public id, webhook secrets nothing.
     (
+        "lpx_",
         re.compile(r"(lpx_(?:live|test|op)_[0-9A-Za-z]{1,16})_[0-9A-Za-z]+(?:_[0-9A-Za-z]+)?"),
         rf"\1_{REDACTED}",
     ),
-    (re.compile(r"whsec_[0-9A-Za-z+/=_-]+"), f"whsec_{REDACTED}"),
-    (re.compile(r"(bearer)\s+[0-9A-Za-z._~+/=-]{8,}", re.IGNORECASE), rf"\1 {REDACTED}"),
-    (re.compile(r"(\w://)[^\s/@]+@"), rf"\1{REDACTED}@"),
-    (re.compile(r"((?:__Host-)?loraplex(?:-operator)?)=[0-9A-Za-z._~+/=-]{8,}"), rf"\1={REDACTED}"),
+    ("whsec_", re.compile(r"whsec_[0-9A-Za-z+/=_-]+"), f"whsec_{REDACTED}"),
     (
+        "bearer",
+        re.compile(r"(bearer)\s+[0-9A-Za-z._~+/=-]{8,}", re.IGNORECASE),
+        rf"\1 {REDACTED}",
+    ),
+    ("://", re.compile(r"(\w://)[^\s/@]+@"), rf"\1{REDACTED}@"),
+    (
+        "loraplex",
+        re.compile(r"((?:__Host-)?loraplex(?:-operator)?)=[0-9A-Za-z._~+/=-]{8,}"),
+        rf"\1={REDACTED}",
+    ),
+    (
+        "=",
         re.compile(
             r"([?&](?:access_token|client_secret|code|id_token|password|secret|state|token)=)[^&\s\"'\\]+"
         ),
@@ -38,8 +49,10 @@ _PATTERNS: Final = (
 
 def redact(line: str) -> str:
     """Replace every credential in a rendered line."""
-    for pattern, replacement in _PATTERNS:
-        line = pattern.sub(replacement, line)
+    lowered = line.lower()
+    for part, pattern, replacement in _PATTERNS:
+        if part in lowered:
+            line = pattern.sub(replacement, line)
     return line
 
 

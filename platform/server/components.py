@@ -54,12 +54,12 @@ from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissio
 from loraplex.tenants.admission.recovery import ship_left_behind
 from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.database import Database
+from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
 from loraplex.tenants.ledger.journal.journal import Journal
 
 # Share of the deadline. A check that used up its processor time failed because of its grammar, not of a busy machine.
 CPU_SHARE: Final = 0.8
 QUEUE_TIMEOUT_DEADLINES: Final = 3
-JOURNAL_FOLDER: Final = "journal"
 MIN_QUEUE_TIMEOUT_S: Final = 30.0
 
 
@@ -181,7 +181,7 @@ async def open_lifecycle(
 
 def refused_by_engines(engines: EnginePool) -> list[AdapterKey]:
     """List the adapters that some engine has quarantined, by its newest statistics."""
-    snapshots = (engine.last_stats for engine in engines.engines)
+    snapshots = (engine.last_stats for engine in engines.observed().values())
     return [key for stats in snapshots if stats is not None for key in stats.quarantined_adapters]
 
 

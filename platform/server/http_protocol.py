@@ -39,16 +39,27 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     A client that takes none of an answer for `stall_s`, or a long one at less than `MIN_READ_BYTES_PER_S`, loses its
     connection. An answer before the end of its request's body ends the connection: for `LINGER_S` up to `LINGER_BYTES` are
-    discarded, because a reset would take the answer from the client (RFC 9112, 9.6).
+    discarded, because a reset would take the answer from the client (RFC 9112, 9.6). While `is_draining`, every answer ends
+    its connection, so that clients go elsewhere before the server closes them. `place`: the connection's, where it is counted
+    already.
     """
 
-    def __init__(self, *arguments: Any, limiter: ConnectionLimiter, stall_s: float, **named: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        limiter: ConnectionLimiter,
+        stall_s: float,
+        is_draining: Callable[[], bool],
+        place: Place | None = None,
+        **named: Any,
+    ) -> None:
         super().__init__(*arguments, **named)
         self._application: ASGIApp = self.app
-        self.app = self._closing_after_early_answer
+        self.app = self._closing_when_due
         self._limiter = limiter
         self._stall_s = stall_s
-        self._place: Place | None = None
+        self._is_draining = is_draining
+        self._place = place
         self._head_bytes = 0
         self._unparsed_bytes = 0
         self._parsed_something = False
@@ -61,7 +72,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        self._place = self._limiter.acquire(self.client[0] if self.client else "", self._give_way)
+        if self._place is None:
+            self._place = self._limiter.acquire(self.client[0] if self.client else "", self._give_way)
+        else:
+            self._place.give_way = self._give_way
         if self._place is None:
             transport.write(REFUSAL)
             transport.close()
@@ -147,12 +161,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.cycle is not None and self.cycle.response_complete:
             self._bound_unsent()
 
-    async def _closing_after_early_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _closing_when_due(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_and_mark(message: Message) -> None:
             # While this answer waits for its client, a pipelined request may become `self.cycle`.
             cycle = self.cycle
-            is_early = message["type"] == "http.response.start" and cycle.scope is scope and cycle.more_body
-            if is_early:
+            starts = message["type"] == "http.response.start"
+            is_early = starts and cycle.scope is scope and cycle.more_body
+            if is_early or (starts and self._is_draining()):
                 message = {**message, "headers": [*message.get("headers", ()), CLOSE_HEADER]}
             await send(message)
             if is_early:
@@ -184,7 +199,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _linger(self) -> None:
         self._lingering = True
         self._unset_keepalive_if_required()
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            # TLS cannot close one direction: there the length of the answer tells its end.
+            self.transport.write_eof()
         self._linger_timer.start(LINGER_S)
 
     def _discard(self, size: int) -> None:

@@ -11,10 +11,11 @@ from importlib import import_module
 
 import structlog
 
-from loraplex.platform.config import PLAIN_HTTP, Settings
+from loraplex.platform.config import PLAIN_HTTP, Settings, ray_requires_tokens
 from loraplex.platform.engines import wire
-from loraplex.platform.engines.startup import open_lone_engine, start_engines
+from loraplex.platform.engines.startup import OnStage, StartingEngines, open_lone_engine, start_engines
 from loraplex.platform.processes.gc_tuning import freeze_gc, paused_gc
+from loraplex.platform.server.certificate import read_certificate
 from loraplex.platform.server.listening import bind
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.progress import shown_progress
@@ -36,8 +37,16 @@ async def serve(settings: Settings, demo: bool) -> None:
 
 def _require_role_settings(settings: Settings, demo: bool) -> None:
     """Check settings that depend on each other. Raises `SettingsError`."""
-    for address in settings.engine:
-        wire.socket_path(address)
+    if settings.ray_application is None:
+        for address in settings.engine:
+            wire.socket_path(address)
+    elif settings.role != "gateway":
+        raise SettingsError("setting `engine`: ray://APP needs --role gateway; Ray Serve runs the engines")
+    elif not ray_requires_tokens():
+        raise SettingsError(
+            "setting `engine`: ray://APP needs the environment variable RAY_AUTH_MODE=token: without tokens everyone who"
+            " reaches a port of Ray can run code in this process"
+        )
     if settings.role == "engine" and len(settings.engine) != 1:
         raise SettingsError(
             "setting `engine`: role engine needs exactly one --engine ipc:///path to listen on"
@@ -72,6 +81,7 @@ async def _serve_engine(settings: Settings, demo: bool, shutdown: Shutdown) -> N
 
 
 async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> None:
+    certificate = read_certificate(settings)
     with ExitStack() as sockets:
         listener = sockets.enter_context(bind(settings.host, settings.port))
         metrics_socket = None
@@ -86,14 +96,29 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
         model = None if settings.role == "gateway" else await _model(settings, demo)
         async with AsyncExitStack() as stack:
             on_stage = stack.enter_context(shown_progress())
-            engines = start_engines(settings, model, stack, on_stage)
+            engines = _start_engines(settings, model, stack, on_stage)
             # On a thread, since the loop has to start the engine meanwhile and to hear signals.
             with paused_gc():
                 await asyncio.to_thread(import_module, "loraplex.platform.server.serve_gateway")
             from loraplex.platform.server.serve_gateway import Listeners, serve_gateway
 
-            listeners = Listeners(listener, metrics_socket)
+            listeners = Listeners(listener, metrics_socket, certificate)
             await serve_gateway(settings, model, engines, listeners, shutdown, on_stage, demo=demo)
+
+
+def _start_engines(
+    settings: Settings, model: str | None, stack: AsyncExitStack, on_stage: OnStage
+) -> StartingEngines:
+    """Begin to open the engines. Ray is imported by gateways of Ray alone. Raises `SettingsError`."""
+    if settings.ray_application is None:
+        return start_engines(settings, model, stack, on_stage)
+    try:
+        from loraplex.platform.ray.startup import start_ray_engine
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"setting `engine`: ray:// needs the extra `ray` (pip install loraplex[ray]): {error}"
+        ) from None
+    return start_ray_engine(settings, settings.ray_application, stack, on_stage)
 
 
 def _require_own_port(settings: Settings, listener: socket.socket) -> None:

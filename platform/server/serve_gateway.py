@@ -12,10 +12,11 @@ from typing import Final
 import structlog
 from fastapi import FastAPI
 
-from loraplex.platform.config import Settings
+from loraplex.platform.config import PLAIN_HTTP, Settings
 from loraplex.platform.engines.startup import StartingEngines
 from loraplex.platform.observability.exposition import metrics_router
 from loraplex.platform.processes.gc_tuning import freeze_gc
+from loraplex.platform.server.certificate import ServerCertificate, reload_at_hangup
 from loraplex.platform.server.connection_limiter import (
     ConnectionLimiter,
     RefusalRecorder,
@@ -26,7 +27,7 @@ from loraplex.platform.server.gateway import OpenGateway, open_gateway
 from loraplex.platform.server.prices import PRICE_SETTINGS
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.progress import Progress
-from loraplex.platform.server.uvicorn_server import HttpListener, serve_until_stopped, serving
+from loraplex.platform.server.uvicorn_server import DrainTimes, HttpListener, serve_until_stopped, serving
 from loraplex.platform.startup_errors import DependencyFailed
 from loraplex.tenants.api_keys.networks import parse_network
 
@@ -38,10 +39,11 @@ DEMO_PRICES: Final = {"price_prompt": 100_000, "price_cached_prompt": 50_000, "p
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """The bound sockets of a gateway. `metrics` is None where the API's port serves them."""
+    """The bound sockets of a gateway, and what encrypts them. `metrics` is None where the API's port serves them."""
 
     api: socket.socket
     metrics: socket.socket | None
+    certificate: ServerCertificate | None = None
 
 
 async def serve_gateway(
@@ -63,9 +65,16 @@ async def serve_gateway(
         on_stage.finish()
         print(before, flush=True)
         shutdown.started()
+        if listeners.certificate is not None:
+            reload_at_hangup(listeners.certificate)
         if listeners.metrics is not None:
-            print(f"Serving metrics at {base_url(listeners.metrics)}/metrics", flush=True)
-            await stack.enter_async_context(_serving_metrics(settings, gateway, listeners.metrics, shutdown))
+            print(f"Serving metrics at {base_url(settings, listeners.metrics)}/metrics", flush=True)
+            limiter = ConnectionLimiter(METRICS_CONNECTIONS, METRICS_CONNECTIONS)
+            bounds = (limiter, settings.reader_stall_s, listeners.certificate)
+            metrics = HttpListener(listeners.metrics, *bounds)
+            await stack.enter_async_context(_serving_metrics(gateway, metrics, shutdown))
+        if settings.exposes_plain_http:
+            print(f"Warning: {PLAIN_HTTP}.", flush=True)
         if after is not None:
             print(f"\n{after}", flush=True)
         freeze_gc()
@@ -73,11 +82,11 @@ async def serve_gateway(
         lost.add_done_callback(lambda _: shutdown.drain.set())
         await serve_until_stopped(
             gateway.app,
-            _bounded(settings, gateway, listeners.api),
+            _bounded(settings, gateway, listeners),
             gateway.health,
             gateway.engines,
             shutdown,
-            settings.drain_s,
+            DrainTimes(settings.drain_grace_s, settings.drain_s),
         )
         if lost.done():
             raise DependencyFailed(f"the embedded servers could not be kept running: {lost.result()}")
@@ -91,14 +100,14 @@ async def _announcements(
         on_stage("preparing the demo's tenants and adapters")
         banner = await _demo_banner(settings, gateway, listener)
     else:
-        banner = f"Serving {gateway.served_model_name} at {base_url(listener)}/v1"
+        banner = f"Serving {gateway.served_model_name} at {base_url(settings, listener)}/v1"
     notice = None
     if settings.console:
         notice = await first_run_notice(gateway.database, _console_root(settings, listener))
     return (f"{notice}\n\n{banner}", None) if demo and notice is not None else (banner, notice)
 
 
-def _bounded(settings: Settings, gateway: OpenGateway, listener: socket.socket) -> HttpListener:
+def _bounded(settings: Settings, gateway: OpenGateway, listeners: Listeners) -> HttpListener:
     """Bound the connections of the gateway's listener, and export their number."""
     metrics = gateway.health.metrics
     fitting = reserve_descriptors(settings.max_connections)
@@ -111,16 +120,15 @@ def _bounded(settings: Settings, gateway: OpenGateway, listener: socket.socket) 
         RefusalRecorder(metrics.connection_refused),
     )
     metrics.watch_connections(lambda: limiter.open_connections)
-    return HttpListener(listener, limiter, settings.reader_stall_s)
+    return HttpListener(listeners.api, limiter, settings.reader_stall_s, listeners.certificate)
 
 
 def _serving_metrics(
-    settings: Settings, gateway: OpenGateway, listener: socket.socket, shutdown: Shutdown
+    gateway: OpenGateway, listener: HttpListener, shutdown: Shutdown
 ) -> AbstractAsyncContextManager[None]:
     app = FastAPI(openapi_url=None)
     app.include_router(metrics_router(gateway.exposition))
-    limiter = ConnectionLimiter(METRICS_CONNECTIONS, METRICS_CONNECTIONS)
-    return serving(app, HttpListener(listener, limiter, settings.reader_stall_s), shutdown)
+    return serving(app, listener, shutdown)
 
 
 async def _demo_banner(settings: Settings, gateway: OpenGateway, listener: socket.socket) -> str:
@@ -147,7 +155,7 @@ async def _demo_banner(settings: Settings, gateway: OpenGateway, listener: socke
         gateway.database,
         push,
         settings.data_dir,
-        base_url=base_url(listener),
+        base_url=base_url(settings, listener),
         console_root=_console_root(settings, listener) if settings.console else None,
         model=gateway.served_model_name,
     )
@@ -156,12 +164,12 @@ async def _demo_banner(settings: Settings, gateway: OpenGateway, listener: socke
 
 def _console_root(settings: Settings, listener: socket.socket) -> str:
     """Return the address of the console in links."""
-    return settings.public_url or base_url(listener)
+    return settings.public_url or base_url(settings, listener)
 
 
-def base_url(listener: socket.socket) -> str:
+def base_url(settings: Settings, listener: socket.socket) -> str:
     """The URL by which a client on this machine reaches the listener."""
     from loraplex.platform.demo.snippet import root_url
 
     host, port = listener.getsockname()[:2]
-    return root_url(host, port)
+    return root_url(host, port, settings.scheme)

@@ -1,15 +1,17 @@
 """uvicorn that drains: a first signal ends accepting, a second one aborts (`process_signals.py`).
 
-Invariant: while draining, the socket stays open and new requests get 503, so no client sees a connection reset.
+Invariant: while draining, the socket stays open and every response ends its connection. New requests are served until proxies
+have had time to see that this gateway is not ready, then get 503: so no client sees a connection reset.
 """
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import structlog
 import uvicorn
@@ -17,9 +19,11 @@ from fastapi import FastAPI
 
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability.health import Health
-from loraplex.platform.server.connection_limiter import ConnectionLimiter
+from loraplex.platform.server.certificate import ServerCertificate
+from loraplex.platform.server.connection_limiter import ConnectionLimiter, Place
 from loraplex.platform.server.http_protocol import BoundedHttpProtocol
 from loraplex.platform.server.process_signals import Shutdown
+from loraplex.platform.server.tls_listener import TlsListener
 
 LOG = structlog.get_logger("loraplex.serve")
 
@@ -29,21 +33,56 @@ ABORT_S = 1.0
 KEEP_ALIVE_S = 30
 
 
+@dataclass(frozen=True, slots=True)
+class HttpListener:
+    """A bound socket and the bounds of its connections; see `BoundedHttpProtocol` for `stall_s`. Without `certificate`: HTTP."""
+
+    socket: socket.socket
+    limiter: ConnectionLimiter
+    stall_s: float
+    certificate: ServerCertificate | None = None
+
+
+ConnectionProtocol: TypeAlias = Callable[..., BoundedHttpProtocol]
+"""Makes the protocol of a connection, as uvicorn calls it."""
+
+
 class Server(uvicorn.Server):
-    """A uvicorn server that installs no signal handlers."""
+    """A uvicorn server of one listener that installs no signal handlers."""
+
+    def __init__(self, config: uvicorn.Config, listener: HttpListener, protocol: ConnectionProtocol) -> None:
+        super().__init__(config)
+        self._listener = listener
+        self._connection = protocol
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections, with a certificate by `TlsListener`."""
+        certificate = self._listener.certificate
+        if certificate is None:
+            await super().startup(sockets)
+            return
+        listener = self._listener
+        tls = TlsListener(listener.socket, certificate, listener.limiter, listener.stall_s, self._protocol)
+        tls.start(BACKLOG)
+        self.servers = [tls]  # type: ignore[list-item]  # uvicorn only closes it and waits
+        self.started = True
+
+    def _protocol(self, place: Place) -> asyncio.Protocol:
+        return self._connection(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state, place=place
+        )
+
 
 @dataclass(frozen=True, slots=True)
-class HttpListener:
-    """A bound socket and the bounds of its connections; see `BoundedHttpProtocol` for `stall_s`."""
+class DrainTimes:
+    """After SIGTERM a gateway takes new requests for `grace_s` seconds more; then those in progress have `drain_s`."""
 
-    socket: socket.socket
-    limiter: ConnectionLimiter
-    stall_s: float
+    grace_s: float
+    drain_s: float
 
 
 async def serve_until_stopped(
@@ -52,17 +91,20 @@ async def serve_until_stopped(
     health: Health,
     engines: EnginePool,
     shutdown: Shutdown,
-    drain_s: float,
+    times: DrainTimes,
 ) -> None:
     """Serve until a signal, then drain. Returns after the last response, or when its time is over."""
-    server = _server(app, listener)
+    server = _server(app, listener, lambda: health.draining)
     serving = asyncio.create_task(server.serve(sockets=[listener.socket]))
     drain_requested = asyncio.create_task(shutdown.drain.wait())
     await asyncio.wait({serving, drain_requested}, return_when=asyncio.FIRST_COMPLETED)
     drain_requested.cancel()
     if not serving.done():
         health.draining = True
-        await _drain(engines, shutdown, drain_s)
+        if shutdown.is_announced and times.grace_s:
+            await _until_proxies_know(shutdown, times.grace_s)
+        health.refusing = True
+        await _drain(engines, shutdown, times.drain_s)
         server.should_exit = True
         await _finish(server, serving, shutdown)
     await serving
@@ -71,7 +113,7 @@ async def serve_until_stopped(
 @asynccontextmanager
 async def serving(app: FastAPI, listener: HttpListener, shutdown: Shutdown) -> AsyncIterator[None]:
     """Serve `app` until the block ends. An error that ends it earlier starts the drain and is raised after the block."""
-    server, address = _server(app, listener), listener.socket.getsockname()
+    server, address = _server(app, listener, _never), listener.socket.getsockname()
     task = asyncio.create_task(server.serve(sockets=[listener.socket]))
 
     def drain_if_failed(ended: "asyncio.Task[None]") -> None:
@@ -85,6 +127,13 @@ async def serving(app: FastAPI, listener: HttpListener, shutdown: Shutdown) -> A
     finally:
         server.should_exit = server.force_exit = True
         await task
+
+
+async def _until_proxies_know(shutdown: Shutdown, seconds: float) -> None:
+    LOG.info("not ready any more, still taking requests", seconds=seconds)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await shutdown.abort.wait()
 
 
 async def _drain(engines: EnginePool, shutdown: Shutdown, drain_s: float) -> None:
@@ -106,8 +155,14 @@ async def _finish(server: Server, serving: "asyncio.Task[None]", shutdown: Shutd
         server.force_exit = True
 
 
-def _server(app: FastAPI, listener: HttpListener) -> Server:
-    protocol = partial(BoundedHttpProtocol, limiter=listener.limiter, stall_s=listener.stall_s)
+def _never() -> bool:
+    return False
+
+
+def _server(app: FastAPI, listener: HttpListener, is_draining: Callable[[], bool]) -> Server:
+    protocol = partial(
+        BoundedHttpProtocol, limiter=listener.limiter, stall_s=listener.stall_s, is_draining=is_draining
+    )
     config = uvicorn.Config(
         app,
         http=protocol,  # type: ignore[arg-type]  # uvicorn only calls it
@@ -122,4 +177,4 @@ def _server(app: FastAPI, listener: HttpListener) -> Server:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(FLUSH_S),
     )
-    return Server(config)
+    return Server(config, listener, protocol)

@@ -57,6 +57,8 @@ def test_urls_from_the_file(tmp_path: Path) -> None:
         ({"kv_cache_dtype": "int3"}, ["kv_cache_dtype", "int3", "auto", "fp8"]),
         ({"engine": ("tcp://0.0.0.0:1",)}, ["engine", "tcp://0.0.0.0:1", "ipc://"]),
         ({"engine": ("ipc://relative",)}, ["engine", "ipc://relative", "absolute"]),
+        ({"engine": ("ray://a", "ray://b")}, ["engine", "ray://a", "one ray://APP"]),
+        ({"engine": ("ray://a b",)}, ["engine", "ray://a b", "one ray://APP"]),
         ({"max_model_len": "many"}, ["max_model_len", "many", "integer"]),
         ({"colour": "red"}, ["colour", "max_num_seqs"]),
         ({"port": 70000, "dtype": "x"}, ["port", "dtype"]),
@@ -158,7 +160,7 @@ def test_engine_config_carries_the_limits() -> None:
 
 
 def test_an_engine_gets_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LORAPLEX_SECRET", "DATABASE_URL", "REDIS_URL", "LORAPLEX_DATABASE_URL"):
+    for name in ("LORAPLEX_SECRET", "DATABASE_URL", "REDIS_URL", "LORAPLEX_DATABASE_URL", "RAY_AUTH_TOKEN"):
         monkeypatch.setenv(name, "postgresql://name:canary@host/db")
     monkeypatch.setenv("OMP_PROC_BIND", "close")
     environment = engine_environment()
@@ -177,3 +179,9 @@ def test_trusted_proxies_are_networks(tmp_path: Path, monkeypatch: pytest.Monkey
     for wrong in ("proxy.example", "10.0.0.1/8"):
         with pytest.raises(SettingsError, match="trusted_proxies"):
             load_settings({"trusted_proxies": [wrong]})
+
+
+def test_the_engines_are_sockets_or_one_application_of_ray() -> None:
+    assert load_settings({"engine": ("ray://loraplex",)}).ray_application == "loraplex"
+    assert load_settings({"engine": ("ipc:///a", "ipc:///b")}).ray_application is None
+    assert load_settings().ray_application is None

@@ -11,11 +11,14 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from loraplex.engine.errors import ServerShuttingDown
 from loraplex.platform.api.body_budget import BodyLease, body_lease
+from loraplex.platform.api.direct_routes import DirectRoute, Handle
 from loraplex.platform.api.management.responses import documented
 from loraplex.platform.api.openai.chat_responses import chat_chunks, collect_chat
 from loraplex.platform.api.openai.completion_responses import collect_completion, completion_chunks
 from loraplex.platform.api.openai.openapi import body_schema, generation_responses
+from loraplex.platform.api.openai.request_timeout import TIMEOUT_PARAMETER, deadline_of
 from loraplex.platform.api.openai.response_envelope import ResponseHead
 from loraplex.platform.api.openai.response_models import (
     ChatCompletion,
@@ -27,7 +30,7 @@ from loraplex.platform.api.openai.response_models import (
     encoded,
 )
 from loraplex.platform.api.request_body import read_object
-from loraplex.platform.api.sse import EventStream, unless_disconnected
+from loraplex.platform.api.sse import EventStream, UnlessDisconnected, unless_disconnected
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.errors import ClientGone, EngineFailed, describe
 from loraplex.platform.inference.admission import RequestContext
@@ -56,20 +59,23 @@ T = TypeVar("T")
 Collect: TypeAlias = Callable[[ResponseHead, Generation, TokenText], Awaitable[ChatCompletion | Completion]]
 
 SCOPE = "inference"
+PREFIX: Final = "/v1"
 # The names of OpenTelemetry's conventions for generative AI.
 OPERATIONS: Final[dict[GenerationEndpoint, str]] = {"chat": "chat", "completions": "text_completion"}
 # Statuses of errors that may be found before the request is admitted.
 UNADMITTED = frozenset({400, 404, 408, 413})
 
 
-def inference_router(dependencies: GatewayDependencies, authenticator: Authenticator) -> APIRouter:
-    """Build the router of the inference plane."""
-    router = APIRouter(prefix="/v1", tags=["inference"])
+def inference_router(
+    dependencies: GatewayDependencies, authenticator: Authenticator
+) -> tuple[APIRouter, dict[str, DirectRoute]]:
+    """Build the router of the inference plane, and those of its routes that generate, by their paths."""
+    router = APIRouter(prefix=PREFIX, tags=["inference"])
     inference = InferencePipeline(dependencies)
     # Admission refuses a request whose cached key is outdated. Routes without admission look the key up for each request.
-    authorized, admissible = (
-        Depends(authenticator.requires(SCOPE, cached=cached, known=True)) for cached in (False, True)
-    )
+    authenticate = authenticator.requires(SCOPE, cached=True, known=True)
+    authorized = Depends(authenticator.requires(SCOPE, known=True))
+    admissible = Depends(authenticate)
     limits = dependencies.config
     transactions = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
     tokenizing = TenantLimiter(
@@ -91,6 +97,9 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
         note_authentication(request.scope)
         context = context_of(request, caller)
         try:
+            if dependencies.health is not None and dependencies.health.refusing:
+                raise ServerShuttingDown("the server is shutting down")
+            context.deadline = deadline_of(request.headers)
             inference.repeat_refusal(context)
             return await _generate(dependencies, inference, request, context, endpoint)
         except Exception as error:
@@ -103,7 +112,7 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
     @router.post(
         "/chat/completions",
         responses=generation_responses(ChatCompletion, ChatCompletionChunk),
-        openapi_extra=body_schema(ChatRequest),
+        openapi_extra=body_schema(ChatRequest) | TIMEOUT_PARAMETER,
     )
     async def chat_completions(request: Request, caller: Annotated[Caller, admissible]) -> Response:
         return await generate(request, caller, "chat")
@@ -111,7 +120,7 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
     @router.post(
         "/completions",
         responses=generation_responses(Completion, Completion),
-        openapi_extra=body_schema(CompletionRequest),
+        openapi_extra=body_schema(CompletionRequest) | TIMEOUT_PARAMETER,
     )
     async def completions(request: Request, caller: Annotated[Caller, admissible]) -> Response:
         return await generate(request, caller, "completions")
@@ -144,7 +153,16 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
                 prompts = await inference.prompt_ids(values, found, caller.tenant_id)
         return json_response(_tokens(dependencies, prompts))
 
-    return router
+    def direct(endpoint: GenerationEndpoint) -> Handle:
+        async def handle(request: Request) -> Response:
+            return await generate(request, await authenticate(request), endpoint)
+
+        return handle
+
+    return router, {
+        f"{PREFIX}/chat/completions": DirectRoute(chat_completions, direct("chat")),
+        f"{PREFIX}/completions": DirectRoute(completions, direct("completions")),
+    }
 
 
 def _needs_no_admission(error: Exception) -> bool:
@@ -197,9 +215,18 @@ async def _generate(
     context: RequestContext,
     endpoint: GenerationEndpoint,
 ) -> Response:
-    started = await _start(dependencies, inference, request, context, endpoint)
-    if not started.stream:
-        return await _whole(dependencies, request, started, endpoint)
+    with body_lease(request) as lease:
+        read = partial(read_parameters, endpoint)
+        values = await _read_body(dependencies, request, context.caller, read, lease)
+        kind = "chatcmpl" if endpoint == "chat" else "cmpl"
+        head = ResponseHead(f"{kind}-{uuid4().hex}", int(time.time()), values.model)
+        context.record.call = _call(OPERATIONS[endpoint], head, values)
+        async with UnlessDisconnected(request.receive):
+            started = await _start(inference, context, head, values)
+            del values
+            lease.release()
+            if not started.stream:
+                return await _whole(dependencies, started, endpoint)
     generation = started.generation
     encoder = chat_chunks if endpoint == "chat" else completion_chunks
     chunks = encoder(started.head, generation, dependencies.token_text, started.include_usage)
@@ -207,36 +234,20 @@ async def _generate(
 
 
 async def _start(
-    dependencies: GatewayDependencies,
-    inference: InferencePipeline,
-    request: Request,
-    context: RequestContext,
-    endpoint: GenerationEndpoint,
+    inference: InferencePipeline, context: RequestContext, head: ResponseHead, values: GenerationBody
 ) -> _StartedGeneration:
-    """Read the body and start its generation. The body's memory is leased until the engine has started the request."""
-    with body_lease(request) as lease:
-        read = partial(read_parameters, endpoint)
-        values = await _read_body(dependencies, request, context.caller, read, lease)
-        kind = "chatcmpl" if endpoint == "chat" else "cmpl"
-        head = ResponseHead(f"{kind}-{uuid4().hex}", int(time.time()), values.model)
-        context.record.call = _call(OPERATIONS[endpoint], head, values)
-        generation = await unless_disconnected(request.receive, inference.begin(context, values))
-        include_usage = values.stream_options is not None and values.stream_options.include_usage
-        return _StartedGeneration(generation, head, values.stream, include_usage)
+    generation = await inference.begin(context, values)
+    include_usage = values.stream_options is not None and values.stream_options.include_usage
+    return _StartedGeneration(generation, head, values.stream, include_usage)
 
 
 async def _whole(
-    dependencies: GatewayDependencies,
-    request: Request,
-    started: _StartedGeneration,
-    endpoint: GenerationEndpoint,
+    dependencies: GatewayDependencies, started: _StartedGeneration, endpoint: GenerationEndpoint
 ) -> Response:
     generation = started.generation
     failure: Exception | None = None
     try:
-        document = await unless_disconnected(request.receive, _collect(dependencies, started, endpoint))
-    except ClientGone:
-        raise
+        document = await _collect(dependencies, started, endpoint)
     except Exception as error:
         failure = error
         raise

@@ -108,7 +108,7 @@ async def engines_of(dependencies: GatewayDependencies, block_size: int) -> list
     if isinstance(engine, EnginePool):
         return [
             document(each.last_stats if each.connected else None, block_size, each.restarts, each.failure)
-            for each in engine.engines
+            for each in engine.observed().values()
         ]
     try:
         return [document(await engine.stats(), block_size)]

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from loraplex.platform.console.endpoint import ConsoleEndpoint
+from loraplex.platform.console.pages.writing import tenant_of
 from loraplex.platform.services.billing import invoice_formats
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.queries import billing
@@ -72,8 +73,7 @@ def billing_pages(endpoint: ConsoleEndpoint) -> APIRouter:
 
 
 async def _overview(session: AsyncSession, viewer: ConsoleSession, after: str | None) -> Overview:
-    tenant_id, now = viewer.tenant_id, datetime.now(UTC)
-    assert tenant_id is not None, "a session of the tenant area has a tenant"
+    tenant_id, now = tenant_of(viewer), datetime.now(UTC)
     draft = await billing.draft(session, tenant_id, now)
     return Overview(
         draft=draft,

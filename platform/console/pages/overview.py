@@ -38,6 +38,7 @@ OUTCOME_WORDS: Final = {
     "model_not_found": "no adapter, alias or version has the name that was asked for",
     "overloaded": "too many requests waited; they may be sent again",
     "engine_unavailable": "no engine answered; they may be sent again",
+    "server_shutting_down": "the server was being restarted; they may be sent again",
     "schema_not_satisfied": "the answer did not meet its schema",
     "context_length_exceeded": "prompt and answer do not fit into the context",
     "invalid_value": "a parameter has a value that is not allowed",

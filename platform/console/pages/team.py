@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
+from loraplex.platform.console.pages.writing import tenant_of
 from loraplex.platform.services.people import team
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.people.link_addresses import link_address
@@ -99,7 +100,7 @@ class TeamPages:
             typed = parse(form, InvitationForm)
 
             async def work(uow: UnitOfWork) -> str:
-                token = (await team.invite(uow, _tenant(session), typed.email, typed.role)).token
+                token = (await team.invite(uow, tenant_of(session), typed.email, typed.role)).token
                 made.append(token)
                 return token
 
@@ -141,7 +142,7 @@ class TeamPages:
         with_factor, made = form.text("second_factor") == "on", list[str]()
 
         async def work(uow: UnitOfWork) -> str:
-            made.append(await team.reset_member(uow, _tenant(session), entry_id, second_factor=with_factor))
+            made.append(await team.reset_member(uow, tenant_of(session), entry_id, second_factor=with_factor))
             return made[0]
 
         try:
@@ -182,7 +183,7 @@ class TeamPages:
         session, entries = await self._team(request)
 
         async def change(uow: UnitOfWork) -> str:
-            return await work(uow, _tenant(session))
+            return await work(uow, tenant_of(session))
 
         try:
             with field_errors():
@@ -195,7 +196,7 @@ class TeamPages:
         session = await self.endpoint.signed_in(request, ADMIN)
 
         async def find(transaction: AsyncSession) -> Sequence[TeamEntry]:
-            return await team.members(transaction, _tenant(session), limit=MAX_ENTRIES)
+            return await team.members(transaction, tenant_of(session), limit=MAX_ENTRIES)
 
         return session, await self.endpoint.query(session, find)
 
@@ -254,8 +255,3 @@ class TeamPages:
             mailed=mailed,
             mail_failed=mail_failed,
         )
-
-
-def _tenant(session: ConsoleSession) -> UUID:
-    assert session.tenant_id is not None
-    return session.tenant_id

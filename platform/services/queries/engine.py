@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.messages import EngineStats
-from loraplex.platform.engines.pool import EnginePool, ManagedEngine
+from loraplex.platform.engines.pool import EnginePool, ObservedEngine
 from loraplex.tenants.registry.versions import names_by_digest
 
 __all__ = ["EngineState", "EngineStats", "adapter_names", "engine_states"]
@@ -36,7 +36,7 @@ class EngineState:
 async def engine_states(engine: EngineClient, now: datetime) -> tuple[EngineState, ...]:
     """Describe every engine of a pool by its newest snapshot, or the single engine by its current state."""
     if isinstance(engine, EnginePool):
-        return tuple(_state(number, each) for number, each in enumerate(engine.engines, start=1))
+        return tuple(_state(number + 1, each) for number, each in engine.observed().items())
     stats, failure = None, None
     try:
         stats = await engine.stats()
@@ -55,7 +55,7 @@ async def engine_states(engine: EngineClient, now: datetime) -> tuple[EngineStat
     )
 
 
-def _state(number: int, engine: ManagedEngine) -> EngineState:
+def _state(number: int, engine: ObservedEngine) -> EngineState:
     return EngineState(
         number=number,
         connected=engine.connected,

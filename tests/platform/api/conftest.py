@@ -64,12 +64,16 @@ async def blob_path(tenant_id: UUID, digest: str) -> str:
 
 @dataclass
 class Recorder:
-    """Records the stats of all requests."""
+    """Records the stats of all requests, and the names of their adapters by digest."""
 
     timings: list[RequestStats] = field(default_factory=list)
+    adapters: list[tuple[str, str]] = field(default_factory=list)
 
     def record(self, stats: RequestStats) -> None:
         self.timings.append(stats)
+
+    def record_adapter(self, digest: str, name: str) -> None:
+        self.adapters.append((digest, name))
 
 
 @dataclass

@@ -103,8 +103,28 @@ def test_a_broken_stream_is_an_error_and_an_abandoned_one_is_not() -> None:
 
 
 def test_an_error_event_is_reported() -> None:
-    failed = record((1.0, b"event: error\n" + event(error={"message": "overloaded"})))
-    assert decode(failed).error == "overloaded"
+    failed = record((1.0, b"event: error\n" + event(error={"message": "too busy", "code": "overloaded"})))
+    assert (decode(failed).error, decode(failed).error_code) == ("too busy", "overloaded")
+
+
+async def test_a_refusal_has_its_status_and_code() -> None:
+    body = b'{"error": {"message": "slow down", "code": "rate_limited"}}'
+    async with responding(b"HTTP/1.1 429 Slow\r\ncontent-length: %d\r\n\r\n" % len(body) + body) as url:
+        refused = await stream_completion(url, REQUEST)
+    completion = decode(refused)
+    assert (refused.status, completion.error_code, completion.complete) == (429, "rate_limited", False)
+    assert completion.error is not None and completion.error.startswith("HTTP 429")
+
+
+@pytest.mark.parametrize("chat", [False, True])
+async def test_a_response_that_is_no_stream_is_one_document(chat: bool) -> None:
+    request = CompletionRequest("m", "hi", 3, "secret-key", chat=chat, request_id="mine", stream=False)
+    assert "stream_options" not in json.loads(request.body())
+    choice = {"message": {"content": "abc"}} if chat else {"text": "abc"}
+    body = json.dumps({"choices": [{**choice, "finish_reason": "length"}], "usage": USAGE}).encode()
+    async with responding(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body) as url:
+        completion = decode(await stream_completion(url, request))
+    assert (completion.text, completion.output_tokens, completion.complete) == ("abc", 3, True)
 
 
 def test_no_token_gives_no_time() -> None:

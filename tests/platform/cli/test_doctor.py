@@ -5,6 +5,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from tests.platform.certificates import certificate_of
 from typer.testing import CliRunner
 
 from loraplex.adapters.errors import ValidationUnavailable
@@ -50,6 +51,17 @@ def test_keys_that_cross_a_network_unencrypted(
     monkeypatch.setenv("LORAPLEX_TRUSTED_PROXIES", proxies)
     check = doctor.check_network(load_settings({"data_dir": tmp_path}))
     assert check.status == status and ("TLS" in check.detail) == (status == "warning")
+
+
+def test_a_certificate_that_cannot_be_served(tmp_path: Path) -> None:
+    file = certificate_of("localhost", tmp_path)
+    flags = {"data_dir": tmp_path, "host": "0.0.0.0", "tls_certificate": file, "tls_key": file}
+    assert doctor.check_network(load_settings(flags)) == doctor.Check(
+        "network", "ok", "0.0.0.0, port 8000, https"
+    )
+    file.unlink()
+    check = doctor.check_network(load_settings(flags))
+    assert check.status == "failed" and "setting `tls_certificate`" in check.detail
 
 
 def test_configured(database_url: str, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

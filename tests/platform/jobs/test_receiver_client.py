@@ -1,17 +1,12 @@
 """Messages on a real connection: where they go, what counts as received, and what a receiver cannot make the server do."""
 
 import asyncio
-import ipaddress
 import ssl
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from tests.platform.certificates import certificate_of
 from tests.platform.jobs.receiver import LOCAL, OK, FakeResolver, fixed, receiving
 
 from loraplex.platform.jobs.receiver_client import ReceiverClient, SendResult, ThreadedResolver
@@ -195,31 +190,3 @@ async def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPat
             f"http://a.example:{receiver.port}/", {}, b""
         )
     assert sent == RECEIVED and proxy.requests == [] and len(receiver.requests) == 1
-
-
-def certificate_of(name: str, folder: Path) -> Path:
-    """A file with a self-signed certificate and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.now(UTC)
-    names = x509.SubjectAlternativeName(
-        [x509.DNSName(name), x509.IPAddress(ipaddress.ip_address("192.0.2.1"))]
-    )
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(names, critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    file = folder / f"{name}.pem"
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM) + private)
-    return file

@@ -10,10 +10,11 @@ from tests.platform.engines.managed_engine import Managed
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.engine.messages import STEP_TOKEN_BOUNDS, EngineStats, Finished, Started, Usage
 from loraplex.platform.engines.pool import EnginePool
+from loraplex.platform.observability.adapter_names import MAX_ADAPTERS, AdapterNames
 from loraplex.platform.observability.metrics import Metrics, one_two_five
 from loraplex.platform.observability.request_stats import RequestStats
 
-DOCUMENT = Path(__file__).parents[3] / "deploy" / "README.md"
+DOCUMENT = Path(__file__).parents[3] / "deploy" / "guide" / "monitoring.md"
 OPTIONAL = {
     "vllm:engine_sleep_state",
     "vllm:kv_block_lifetime_seconds",
@@ -69,6 +70,7 @@ EXPECTED = [
     "loraplex_build_info",
     "loraplex_aborted_requests",
     "loraplex_engine_up",
+    "loraplex_engine_slow_steps",
     "loraplex_engine_deaths",
     "loraplex_poison_refusals",
     "loraplex_adapters_running",
@@ -195,19 +197,31 @@ def test_gauges_and_adapters_follow_the_snapshot(metrics: Metrics, engine: Manag
     assert all(digest * 64 not in metrics.render().decode() for digest in "abc")
 
 
-def test_names_of_resident_adapters_are_exported_where_configured(engine: Managed) -> None:
+def test_adapters_are_named_as_requests_name_them_where_configured(engine: Managed) -> None:
     metrics = Metrics("m", "1.2.3", 4096, EnginePool([engine]), adapter_names=True)
 
     def infos() -> list[tuple[str, str, str]]:
         found = [dict(labels) for name, labels in samples(metrics) if name == "vllm:lora_requests_info"]
         return [(i["max_lora"], i["running_lora_adapters"], i["waiting_lora_adapters"]) for i in found]
 
+    for digest, name in (("a", "support"), ("b", "billing@2"), ("a", "support:next"), ("c", "billing@2")):
+        metrics.record_adapter(digest, name)
     engine.last_stats = EngineStats(
-        resident_adapters=["a", "b", "c"], running_adapters=["a", "b"], waiting_adapters=["c", "d"]
+        resident_adapters=["a", "b"], running_adapters=["a", "b", "c"], waiting_adapters=["c", "d"]
     )
-    assert infos() == [("3", "a,b", "c")]
-    engine.last_stats = EngineStats(resident_adapters=["c"], running_adapters=["c"])
-    assert infos() == [("1", "c", "")]
+    assert infos() == [("2", "support:next,support,billing@2", "billing@2,d")], "of `d` no request is known"
+    engine.last_stats = EngineStats(max_running=64, resident_adapters=["c"], running_adapters=["c"])
+    assert infos() == [("64", "billing@2", "")], "earlier label sets are gone"
+
+
+def test_names_of_adapters_are_bounded() -> None:
+    names = AdapterNames()
+    for number in range(MAX_ADAPTERS + 1):
+        names.record(str(number), "first")
+    assert names.of("0") == ("0",) and names.of("1") == ("first",)
+    for number in range(9):
+        names.record("1", f"name@{number}")
+    assert names.of("1") == ("name@8", "name@7", "name@6", "name@5")
 
 
 def test_steps_are_counted_by_their_tokens(metrics: Metrics, engine: Managed) -> None:

@@ -44,14 +44,15 @@ class Serve:
     def wait_ready(self) -> None:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        match = re.search(r"http://[^/]+", line)
+        match = re.search(r"https?://[^/]+", line)
         assert match, f"{line!r}: {(self.folder / 'stderr').read_text()}"
         self.url = match[0]
         until(self._answers, START_S)
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/livez").status_code == 200
+            # Its certificate, if it has one, is of a test.
+            return httpx.get(f"{self.url}/livez", verify=False).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -75,7 +76,8 @@ def serving(
     folder.mkdir(exist_ok=True)
     (folder / "script.json").write_bytes(msgspec.json.encode(script))
     environment = {key: value for key, value in os.environ.items() if not key.startswith("LORAPLEX_")}
-    environment |= {f"LORAPLEX_{key.upper()}": value for key, value in (settings or {}).items()}
+    given = {"drain_grace_s": "0", **(settings or {})}
+    environment |= {f"LORAPLEX_{key.upper()}": value for key, value in given.items()}
     environment["LORAPLEX_FAKE_ENGINE"] = str(folder / "script.json")
     options = ["--port", "0", "--data-dir", str(folder / "data")]
     options += ["--model", str(model)] if model is not None else []

@@ -81,6 +81,7 @@ class Served:
     """A server with the protocol; its connections can be counted."""
 
     def __init__(self, limiter: ConnectionLimiter, stall_s: float) -> None:
+        self.draining = False
         self.slow_answer, self.unread_body = SlowAnswer(), UnreadBody()
         self.echoed = 0
         routes = [
@@ -94,7 +95,9 @@ class Served:
         config = uvicorn.Config(
             Starlette(routes=routes),
             port=0,
-            http=partial(BoundedHttpProtocol, limiter=limiter, stall_s=stall_s),  # type: ignore[arg-type]
+            http=partial(  # type: ignore[arg-type]
+                BoundedHttpProtocol, limiter=limiter, stall_s=stall_s, is_draining=lambda: self.draining
+            ),
             lifespan="off",
             log_level="critical",
         )
@@ -185,6 +188,22 @@ async def ended_by_server(port: int, start: bytes, part: bytes, most: int) -> by
 async def test_a_head_without_end_is_refused(port: int, start: bytes, part: bytes) -> None:
     answer = await ended_by_server(port, start, part, most=32 * MAX_HEAD_BYTES)
     assert answer.startswith(b"HTTP/1.1 400") or not answer
+
+
+async def test_while_draining_each_answer_ends_its_connection(start_server: StartServer) -> None:
+    served = await start_server()
+    reader, writer = await served.connect()
+    request = HEAD + b"Content-Length: 1\r\n\r\na"
+    writer.write(request)
+    before = await reader.readuntil(b"\r\n\r\n1")
+    assert before.startswith(b"HTTP/1.1 200") and b"connection: close" not in before
+    served.draining = True
+    writer.write(request)
+    async with asyncio.timeout(60):
+        after = await reader.read()
+    assert after.startswith(b"HTTP/1.1 200") and b"connection: close\r\n" in after
+    assert served.echoed == 2
+    writer.close()
 
 
 async def test_large_bodies_and_pipelined_requests_pass(port: int) -> None:

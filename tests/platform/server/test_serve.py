@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -104,25 +105,77 @@ def check_drain(serve: Serve, key: str) -> None:
     assert serve.process.wait(60) == 0
 
 
-def test_streams_that_do_not_finish_get_an_error_event(
-    tmp_path: Path, model_folder: Path, stores: dict[str, str]
-) -> None:
-    with serving(
-        tmp_path / "s", model_folder, script(token_interval_s=0.2), settings={"drain_s": "0.5", **stores}
-    ) as serve:
+async def read_stream(
+    client: httpx.AsyncClient, max_tokens: int, begun: asyncio.Semaphore
+) -> tuple[str, int]:
+    """The last event of a stream, and how many its response had. Releases `begun` at the fifth."""
+    body = {"model": "tiny", "prompt": "hi", "max_tokens": max_tokens, "stream": True}
+    last, count = "", 0
+    async with client.stream("POST", "/v1/completions", json=body) as stream:
+        async for line in stream.aiter_lines():
+            if line:
+                last, count = line, count + 1
+                if count == 5:
+                    begun.release()
+    return last, count
+
+
+async def refused_or_answered(url: str, key: str) -> httpx.Response:
+    """The response to a request of a new connection."""
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as client:
+        body = {"model": "tiny", "prompt": "hi", "max_tokens": 1}
+        return await client.post("/v1/completions", json=body)
+
+
+async def drain_with_streams(serve: Serve, key: str) -> tuple[list[str], list[httpx.Response], float]:
+    """SIGTERM beside 20 streams at their fifth token, half of which end within the drain.
+
+    Returns the last event of each, the first responses after the signal until one is refused, and the seconds to the exit.
+    """
+    headers, begun = {"authorization": f"Bearer {key}"}, asyncio.Semaphore(0)
+    async with httpx.AsyncClient(base_url=serve.url, headers=headers, timeout=60) as client:
+        streams = [
+            asyncio.create_task(read_stream(client, 30 if number % 2 else 3000, begun))
+            for number in range(20)
+        ]
+        for _ in streams:
+            await begun.acquire()
+        serve.process.send_signal(signal.SIGTERM)
+        signalled = time.monotonic()
+        while (await client.get("/readyz")).status_code == 200:
+            await asyncio.sleep(0.02)
+        responses = [await refused_or_answered(serve.url, key)]
+        while responses[-1].status_code == 200:
+            responses.append(await refused_or_answered(serve.url, key))
+        ends = [last for last, _ in await asyncio.gather(*streams)]
+    assert await asyncio.to_thread(serve.process.wait, 60) == 0
+    return ends, responses, time.monotonic() - signalled
+
+
+def test_sigterm_drains_twenty_streams(tmp_path: Path, model_folder: Path, stores: dict[str, str]) -> None:
+    """Not ready at once, taking requests for the grace, then refusing; streams end, or with an error, and all is settled."""
+    settings = {"drain_grace_s": "2", "drain_s": "3", **stores}
+    with serving(tmp_path / "s", model_folder, script(token_interval_s=0.05), settings=settings) as serve:
         key = make_key(stores["database_url"])
-        body = {"model": "tiny", "prompt": "hi", "max_tokens": 1000, "stream": True}
-        headers = {"authorization": f"Bearer {key}"}
-        with httpx.stream(
-            "POST", f"{serve.url}/v1/completions", json=body, headers=headers, timeout=120
-        ) as stream:
-            lines = stream.iter_lines()
-            next(lines)
-            serve.process.send_signal(signal.SIGTERM)
-            rest = [line for line in lines if line]
-        assert any('"error"' in line for line in rest), rest
-        assert rest[-1] != "data: [DONE]"
-        assert serve.process.wait(60) == 0
+        ends, responses, took_s = asyncio.run(drain_with_streams(serve, key))
+    assert ends[1::2] == ["data: [DONE]"] * 10
+    for end in ends[::2]:
+        assert json.loads(end.removeprefix("data: "))["error"]["code"] == "server_shutting_down"
+    *answered, refused = responses
+    assert answered, "no request was taken after the signal"
+    assert {each.status_code for each in answered} == {200}
+    assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
+    assert refused.json()["error"]["code"] == "server_shutting_down"
+    assert {each.headers["connection"] for each in responses} == {"close"}
+    assert took_s >= 5
+    with psycopg.connect(stores["database_url"]) as connection:
+        outcomes = connection.execute(
+            "SELECT outcome, count(*) FROM usage_records GROUP BY outcome"
+        ).fetchall()
+        open_reservations = connection.execute("SELECT count(*) FROM reservations").fetchall()
+    assert dict(outcomes) == {"completed": 10 + len(answered), "failed": 10}
+    assert open_reservations == [(0,)]
 
 
 def metrics(serve: Serve) -> str:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import psutil
 import psycopg
 import pytest
-from tests.end_to_end.live_server import command_line, descendants
+from tests.end_to_end.live_server import command_line
 from tests.platform.server.serve_process import model_folder, script, stores
 
 from loraplex.platform.config import load_settings
@@ -28,7 +29,7 @@ BEFORE_THE_ENGINE: Final = ("loraplex.platform.cli.serve", "loraplex.platform.se
 BESIDE_THE_ENGINE: Final = (*BEFORE_THE_ENGINE, "loraplex.platform.server.serve_gateway")
 NEVER: Final = {
     *("torch", "triton", "numba", "transformers", "xgrammar", "llguidance"),
-    *("alembic", "boto3", "aioboto3", "pandas", "scipy"),
+    *("alembic", "boto3", "aioboto3", "pandas", "scipy", "ray"),
 }
 AFTER_THE_ENGINE: Final = {
     "fastapi",
@@ -69,7 +70,8 @@ async def start(folder: Path, model: Path, stores: dict[str, str]) -> None:
 
 
 def engines() -> list[int]:
-    return [pid for pid in descendants(os.getpid()) if "engines.main" in command_line(pid)]
+    """Those of the starts in this process: an engine of a server that other tests share is a child of that server."""
+    return [each.pid for each in psutil.Process().children() if "engines.main" in command_line(each.pid)]
 
 
 async def started_engine() -> int:

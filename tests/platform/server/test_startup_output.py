@@ -45,6 +45,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, chat_tokenizer: Any) 
 def environment(database_url: str, valkey_url: str) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("LORAPLEX_")}
     small = {"LORAPLEX_KV_CACHE_BYTES": "1048576", "LORAPLEX_ADAPTER_BYTES": "0", "TERM": "xterm-256color"}
+    small["LORAPLEX_DRAIN_GRACE_S"] = "0"
     return kept | small | {"DATABASE_URL": database_url, "REDIS_URL": valkey_url}
 
 

@@ -1,17 +1,30 @@
-"""A second listener of the process, such as that of the metrics: its failure is not left unnoticed."""
+"""The drain of the API's listener by its signals, and a second listener, whose failure is not left unnoticed."""
 
 import asyncio
-from collections.abc import Iterator
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from tests.platform.engines.managed_engine import Managed
 
+from loraplex.platform.engines.pool import EnginePool
+from loraplex.platform.observability.health import Health
+from loraplex.platform.observability.metrics import Metrics
 from loraplex.platform.server.connection_limiter import ConnectionLimiter
 from loraplex.platform.server.listening import bind
-from loraplex.platform.server.process_signals import Shutdown
-from loraplex.platform.server.uvicorn_server import HttpListener, Server, serving
+from loraplex.platform.server.process_signals import SIGNALS, Shutdown
+from loraplex.platform.server.uvicorn_server import (
+    DrainTimes,
+    HttpListener,
+    Server,
+    serve_until_stopped,
+    serving,
+)
 
 
 @pytest.fixture
@@ -45,3 +58,47 @@ async def test_a_listener_that_ends_with_its_block_starts_no_drain(listener: Htt
             except httpx.ConnectError:
                 await asyncio.sleep(0.01)
     assert not shutdown.drain.is_set()
+
+
+@asynccontextmanager
+async def draining(
+    listener: HttpListener,
+) -> AsyncIterator[tuple[Shutdown, Health, "asyncio.Task[None]"]]:
+    """Serve with an hour for proxies, and an idle engine, until the signals of the block end it."""
+    pool, shutdown = EnginePool([Managed()]), Shutdown()
+    health = Health(engines=pool, dependencies={}, metrics=Metrics("m", "1", 10, pool))
+    times = DrainTimes(grace_s=3600.0, drain_s=3600.0)
+    shutdown.install()
+    shutdown.started()
+    served = asyncio.create_task(serve_until_stopped(FastAPI(), listener, health, pool, shutdown, times))
+    try:
+        yield shutdown, health, served
+    finally:
+        for number in SIGNALS:
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+
+async def signalled(number: int, event: asyncio.Event) -> None:
+    """Send a signal to this process, and wait for what it sets."""
+    os.kill(os.getpid(), number)
+    async with asyncio.timeout(60):
+        await event.wait()
+
+
+async def test_sigterm_leaves_time_to_proxies_and_a_second_signal_ends_it(listener: HttpListener) -> None:
+    async with draining(listener) as (shutdown, health, served):
+        await signalled(signal.SIGTERM, shutdown.drain)
+        await asyncio.sleep(0.05)
+        assert health.draining and not health.refusing and not served.done()
+        await signalled(signal.SIGTERM, shutdown.abort)
+        async with asyncio.timeout(60):
+            await served
+        assert health.refusing
+
+
+async def test_behind_a_terminal_there_is_no_proxy_to_wait_for(listener: HttpListener) -> None:
+    async with draining(listener) as (shutdown, health, served):
+        await signalled(signal.SIGINT, shutdown.drain)
+        async with asyncio.timeout(60):
+            await served
+        assert health.draining and health.refusing and not shutdown.abort.is_set()

@@ -47,6 +47,7 @@ async def test_every_spelling_of_an_adapter(start_gateway: Any) -> None:
         reference = gateway.engine.requests[-1].adapter
         assert reference.digest == digest and reference.blob_path.endswith(f"/{digest}")
         assert reference.namespace == gateway.engine.requests[-1].namespace
+        assert gateway.recorder.adapters[-1] == (digest, name), "metrics name an adapter as its requests do"
 
 
 async def test_an_address_that_presents_too_many_forged_keys_is_429_and_valid_keys_go_on(
