@@ -141,6 +141,14 @@ class LocalAdapterStore:
             raise StorageError("a digest has 64 hexadecimal digits")
         return self.root / str(UUID(int=tenant_id.int)) / digest
 
+    def tenant_of(self, folder: Path) -> UUID | None:
+        """Return the tenant of a blob's folder, the inverse of `location`; None for any other folder."""
+        tenant = folder.parent
+        is_blob = (
+            tenant.parent == self.root and _TENANT.fullmatch(tenant.name) and _DIGEST.fullmatch(folder.name)
+        )
+        return UUID(tenant.name) if is_blob else None
+
 
 def keep_canonical(staged: Path, canonical: bytes) -> None:
     """Replace the configuration in a staged folder by its validated, canonical form."""

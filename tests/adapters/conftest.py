@@ -1,7 +1,5 @@
-"""A tiny model, adapters for it as PEFT itself writes them, and safetensors files written byte by byte."""
+"""A tiny model, and adapters for it as PEFT itself writes them."""
 
-import json
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from loraplex.engine.models.config import ModelConfig
 VOCAB, HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS = 40, 16, 24, 2, 4, 2
 
 PeftFactory = Callable[..., tuple[PeftModel, Path]]
-FileWriter = Callable[..., Path]
 
 
 @pytest.fixture
@@ -72,16 +69,3 @@ def peft_adapter(tmp_path: Path) -> PeftFactory:
         return model, folder
 
     return make
-
-
-@pytest.fixture
-def safetensors_file(tmp_path: Path) -> FileWriter:
-    """Write a file from a header (an object, or raw bytes) and the data after it."""
-
-    def write(header: object, data: bytes = b"", *, length: int | None = None, name: str = "file") -> Path:
-        raw = header if isinstance(header, bytes) else json.dumps(header).encode()
-        path = tmp_path / f"{name}.safetensors"
-        path.write_bytes(struct.pack("<Q", len(raw) if length is None else length) + raw + data)
-        return path
-
-    return write

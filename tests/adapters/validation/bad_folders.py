@@ -4,7 +4,7 @@ import gzip
 import json
 import math
 import os
-import pickle
+import pickle  # noqa: TID251  # as an attack
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-import pickle
+import pickle  # noqa: TID251  # as an attack
 import struct
 import zipfile
 from collections.abc import Callable, Mapping
@@ -82,6 +82,19 @@ BAD_HEADERS: list[tuple[str, object, bytes, str]] = [
     ("long name", {"a" * 513: ONE}, bytes(8), "1 to 512 printable"),
     ("many tensors", {f"t{i}": entry(8 * i, 8 * i + 8) for i in range(17)}, bytes(136), "at most 16"),
 ]
+
+
+@pytest.fixture
+def safetensors_file(tmp_path: Path) -> FileWriter:
+    """Write a file from a header (an object, or raw bytes) and the data after it."""
+
+    def write(header: object, data: bytes = b"", *, length: int | None = None, name: str = "file") -> Path:
+        raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+        path = tmp_path / f"{name}.safetensors"
+        path.write_bytes(struct.pack("<Q", len(raw) if length is None else length) + raw + data)
+        return path
+
+    return write
 
 
 @pytest.mark.parametrize(("header", "data", "message"), [pytest.param(*b[1:], id=b[0]) for b in BAD_HEADERS])
