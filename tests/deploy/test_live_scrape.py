@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import httpx
 import pytest
 import redis
+from prometheus_client.parser import text_string_to_metric_families
 from tests.conftest import NEWEST_POSTGRES, Servers
 from tests.deploy.promql import Scrape, filled, selectors
 from tests.deploy.test_rules import DASHBOARDS, queries, rules
@@ -108,6 +109,14 @@ COUNTED_BY_ONE_REQUEST = (
     "loraplex_adapter_requests_total",
     "loraplex_journal_writes_total",
 )
+# What the endpoint picker of the Gateway API inference extension reads, and the labels in it.
+MODEL_SERVER_GAUGES = {
+    "vllm:num_requests_waiting": set[str](),
+    "vllm:num_requests_running": set[str](),
+    "vllm:kv_cache_usage_perc": set[str](),
+    "vllm:cache_config_info": {"block_size", "num_gpu_blocks"},
+    "vllm:lora_requests_info": {"max_lora", "running_lora_adapters", "waiting_lora_adapters"},
+}
 
 
 @dataclass
@@ -141,7 +150,7 @@ def live(servers_of: Callable[[int], Servers], tmp_path_factory: pytest.TempPath
     database_url, redis_url = servers.kept.emptied(), servers.services.redis_url
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
-    settings = {"database_url": database_url, "redis_url": redis_url}
+    settings = {"database_url": database_url, "redis_url": redis_url, "metrics_adapter_names": "true"}
     with receiving() as collector, pytest.MonkeyPatch.context() as environment:
         environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
         settings["otlp_endpoint"] = collector.url
@@ -185,6 +194,26 @@ def test_the_queries_of_dashboards_for_vllm_find_data(live: Live) -> None:
 
 def test_one_request_is_counted(live: Live) -> None:
     assert not [name for name in COUNTED_BY_ONE_REQUEST if not sum(live.scrape.samples[name].values())]
+
+
+def test_it_is_a_model_server_of_the_gateway_api_inference_extension(live: Live) -> None:
+    """Both APIs, and the gauges of its endpoint picker, at one address."""
+    completion = {"model": MODEL, "prompt": "hi", "max_tokens": 4}
+    with httpx.Client(timeout=60) as client:
+        answers = [live.ask(client, "POST", "/v1/chat/completions", json=chat())]
+        answers.append(live.ask(client, "POST", "/v1/completions", json=completion))
+        text = client.get(f"{live.url}/metrics").text
+    assert [answer.status_code for answer in answers] == [200, 200]
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    for name, labels in MODEL_SERVER_GAUGES.items():
+        (sample,) = families[name].samples
+        assert families[name].type == "gauge" and labels <= set(sample.labels), name
+    (usage,) = families["vllm:kv_cache_usage_perc"].samples
+    assert 0 <= usage.value <= 1
+    (cache,) = families["vllm:cache_config_info"].samples
+    assert int(cache.labels["block_size"]) > 0 and int(cache.labels["num_gpu_blocks"]) > 0
+    (adapters,) = families["vllm:lora_requests_info"].samples
+    assert int(adapters.labels["max_lora"]) >= 0 and abs(adapters.value - time.time()) < 60
 
 
 def test_its_traces_arrive_and_its_log_has_access_lines(live: Live) -> None:

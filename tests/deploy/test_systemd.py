@@ -1,0 +1,77 @@
+"""The units: valid, hardened, and with commands, settings and times of the program."""
+
+import configparser
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.deploy.settings_named import require_command, require_setting_variable, require_settings
+
+from loraplex.platform.config import Settings
+
+UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
+NAMES = sorted(path.name.replace("@", "@1") for path in UNITS.glob("*.service"))
+MOST_EXPOSURE = "20"
+"""In tenths: 1.7 of 10 are left, most of them for sockets and machine code, which the server needs."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root folder with the units of this machine and ours, and a program in place of loraplex."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze")
+    folder = tmp_path_factory.mktemp("root")
+    shutil.copytree("/lib/systemd/system", folder / "usr" / "lib" / "systemd" / "system", symlinks=True)
+    shutil.copytree(UNITS, folder / "etc" / "systemd" / "system")
+    program = folder / "opt" / "loraplex" / "bin" / "loraplex"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    return folder
+
+
+def analyze(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = ["systemd-analyze", f"--root={root}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_systemd_finds_nothing_wrong(root: Path, name: str) -> None:
+    result = analyze(root, "verify", "--man=no", name)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_unit_is_exposed_to_little(root: Path, name: str) -> None:
+    result = analyze(root, "security", "--offline=true", "--no-pager", f"--threshold={MOST_EXPOSURE}", name)
+    assert result.returncode == 0, result.stdout[-2000:]
+
+
+def unit(path: Path) -> dict[str, dict[str, str]]:
+    """Sections of a unit; of a repeated option the last line."""
+    parser = configparser.RawConfigParser(strict=False)
+    parser.optionxform = str  # type: ignore[method-assign, assignment]
+    parser.read(path)
+    return {name: dict(parser[name]) for name in parser.sections()}
+
+
+@pytest.mark.parametrize("path", sorted(UNITS.glob("*.service")), ids=lambda path: path.name)
+def test_commands_are_those_of_the_program(path: Path) -> None:
+    command = unit(path)["Service"]["ExecStart"].replace("%i", "1").split()
+    assert command[0] == "/opt/loraplex/bin/loraplex"
+    require_command(command[1:])
+
+
+def test_what_all_units_share_gives_a_drain_its_time_and_survives_a_killed_worker() -> None:
+    shared = unit(UNITS / "loraplex-.service.d" / "hardening.conf")["Service"]
+    assert float(shared["TimeoutStopSec"]) > Settings().drain_grace_s + Settings().drain_s + 10
+    assert (shared["KillMode"], shared["OOMPolicy"]) == ("mixed", "continue")
+    for name in re.findall(r"(LORAPLEX_\w+)=", "".join(path.read_text() for path in UNITS.rglob("*.conf*"))):
+        require_setting_variable(name)
+
+
+def test_the_example_of_the_settings_is_valid() -> None:
+    require_settings(tomllib.loads((UNITS / "loraplex.toml.example").read_text()))
