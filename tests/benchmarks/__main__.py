@@ -14,8 +14,12 @@ from tests.benchmarks.admission import AdmissionShape, measure_admission
 from tests.benchmarks.attackers.registry import ATTACKERS
 from tests.benchmarks.attacks import AttackShape, measure_attacks
 from tests.benchmarks.bodies import BodiesShape, measure_bodies
+from tests.benchmarks.chaos.__main__ import measure_in_namespace
+from tests.benchmarks.chaos.faults import COMPONENTS, FAULTS
+from tests.benchmarks.chaos.matrix import ChaosJob
 from tests.benchmarks.chunked_prefill import ChunkedPrefillShape, measure_chunked_prefill
 from tests.benchmarks.console import measure_console
+from tests.benchmarks.fair_share import FairShareShape, measure_fair_share
 from tests.benchmarks.gateway import GatewayShape, measure_gateway
 from tests.benchmarks.journal import JournalShape, measure_journal
 from tests.benchmarks.kernels.shapes import LAYER_SHAPES
@@ -24,6 +28,8 @@ from tests.benchmarks.ledger_rows import LedgerShape
 from tests.benchmarks.noisy_neighbours import NoisyNeighboursShape, measure_noisy_neighbours
 from tests.benchmarks.observers import measure_observers
 from tests.benchmarks.peft_comparison import PeftComparisonShape, compare_with_peft
+from tests.benchmarks.rolling_upgrade import BEFORE, RollingShape, measure_rolling_upgrade
+from tests.benchmarks.throughput import ROUTES, ThroughputShape, measure_throughput
 
 from loraplex.platform.bench.report import RESULTS, Report, available_cores, checkout_root
 from loraplex.platform.cli.bench import (
@@ -199,6 +205,40 @@ def noisy_neighbours(
     )
 
 
+@app.command("fair-share")
+def fair_share(
+    model: Model = None,
+    dtype: Dtype = "bfloat16",
+    seconds: Annotated[float, typer.Option(min=5.0, help="Of each case in each round.")] = 20.0,
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    load: Annotated[
+        float, typer.Option(min=0.01, max=0.5, help="Of the quiet tenant, of the capacity.")
+    ] = 0.4,
+    setting: Setting = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """TTFT of a tenant beside one that offers ten times its share; shares of tenants that are both backlogged."""
+    shape = FairShareShape(seconds=seconds, rounds=rounds, quiet_load=load, dtype=dtype)
+    run_bench(
+        lambda: measure_fair_share(resolve_model(model), shape, parse_settings(setting), print_progress),
+        out,
+        as_json,
+    )
+
+
+@app.command()
+def ray(model: Model = None, out: Out = None, as_json: AsJson = False) -> None:
+    """Engine replicas on Ray Serve behind three gateways; engines are scripted, `model` gives the tokenizer."""
+
+    async def work() -> Report:
+        from tests.benchmarks.ray_serve import measure_ray
+
+        return await measure_ray(resolve_model(model), print_progress)
+
+    run_bench(work, out, as_json)
+
+
 @app.command()
 def attacks(
     model: Model = None,
@@ -223,6 +263,41 @@ def attacks(
         out,
         as_json,
     )
+
+
+@app.command()
+def placement(
+    replicas: Annotated[int, typer.Option(min=2)] = 1000,
+    adapters: Annotated[int, typer.Option(min=1)] = 100_000,
+    requests: Annotated[int, typer.Option(min=100, help="Of each policy.")] = 120_000,
+    rows: Annotated[int, typer.Option(min=1, help="Of a replica's batch.")] = 32,
+    load: Annotated[float, typer.Option(min=0.01, help="Mean share of the rows in use.")] = 0.75,
+    peak: Annotated[float, typer.Option(min=0.01, help="A second load, for the first two policies.")] = 0.85,
+    zipf: Annotated[float, typer.Option(min=0.0, help="Exponent of the adapters' popularity.")] = 1.1,
+    routers: Annotated[int, typer.Option(min=1)] = 4,
+    seed: Annotated[int, typer.Option()] = 1,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Adapter hits, queue times and moved bytes of a simulated fleet, by the router's policy."""
+
+    async def work() -> Report:
+        from tests.benchmarks.placement.comparison import compare_placement
+        from tests.benchmarks.placement.traffic import FleetShape
+
+        shape = FleetShape(
+            replicas=replicas,
+            adapters=adapters,
+            requests=requests,
+            rows=rows,
+            load=load,
+            zipf=zipf,
+            routers=routers,
+            seed=seed,
+        )
+        return compare_placement(shape, peak, print_progress)
+
+    run_bench(work, out, as_json)
 
 
 @app.command("chunked-prefill")
@@ -311,6 +386,37 @@ def gateway(
     run_bench(work, out, as_json)
 
 
+@app.command("rolling-upgrade")
+def rolling_upgrade(
+    against: Annotated[str, typer.Option(help="The commit that is replaced.")] = BEFORE,
+    streams: Annotated[int, typer.Option(min=1, help="Running all the time.")] = 16,
+    tokens: Annotated[int, typer.Option(min=10, help="Of each stream, 20 per second.")] = 60,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Streams, ledger and limits while two gateways and their engine of an earlier commit are replaced."""
+    shape = RollingShape(streams=streams, tokens=tokens)
+    run_bench(lambda: measure_rolling_upgrade(shape, against, print_progress), out, as_json)
+
+
+@app.command()
+def throughput(
+    route: Annotated[str, typer.Option(help=f"{', '.join(ROUTES)}.")] = "chat",
+    rate: Annotated[
+        float | None, typer.Option(min=1.0, help="Requests per second; default: search the highest.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1.0, help="At that rate.")] = 60.0,
+    p99_ms: Annotated[float, typer.Option(min=1.0, help="Bound of the gateway's own time.")] = 250.0,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Highest rate of small requests without an error through one gateway; client, engine and stores on the same cores."""
+    if route not in ROUTES:
+        raise typer.BadParameter(f"allowed are {', '.join(ROUTES)}", param_hint="--route")
+    shape = ThroughputShape(route=route, rate=rate, seconds=seconds, p99_ms=p99_ms)
+    run_bench(lambda: measure_throughput(shape, print_progress), out, as_json, uvloop.new_event_loop)
+
+
 @app.command()
 def observers(
     requests: Annotated[int, typer.Option(min=1, help="In each round.")] = 2000,
@@ -358,6 +464,36 @@ def journal(
     """Rate and latency of durable writes to a gateway's journal, beside syncing as many bytes."""
     shape = JournalShape(writes, rounds, folder)
     run_bench(lambda: measure_journal(shape, print_progress), out, as_json, uvloop.new_event_loop)
+
+
+@app.command()
+def chaos(
+    model: Model = None,
+    fault: Annotated[list[str] | None, typer.Option(help=f"{', '.join(FAULTS)}; repeatable.")] = None,
+    component: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(COMPONENTS)}; repeatable. Default all.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=3.0, max=120.0, help="Of each fault.")] = 12.0,
+    scripted: Annotated[bool, typer.Option(help="Serve a script instead of the model.")] = True,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Every fault in every component of an installation under load: errors, recovery, ledger drift, quotas."""
+    for chosen, known, option in ((fault, FAULTS, "--fault"), (component, COMPONENTS, "--component")):
+        for name in set(chosen or ()) - set(known):
+            raise typer.BadParameter(f"{name!r}: allowed are {', '.join(known)}", param_hint=option)
+
+    async def work() -> Report:
+        job = ChaosJob(
+            model=resolve_model(model),
+            faults=tuple(fault or FAULTS),
+            components=tuple(component or COMPONENTS),
+            seconds=seconds,
+            scripted=scripted,
+        )
+        return await asyncio.to_thread(measure_in_namespace, job)
+
+    run_bench(work, out, as_json)
 
 
 @app.command("report")

@@ -35,6 +35,8 @@ def test_the_tables_list_every_command() -> None:
         (["attention", "--shape", "gpt-2"], "--shape"),
         (["lora-kernels", "--rows", "2/4"], "--rows"),
         (["chunked-prefill", "--setting", "dtype"], "--setting"),
+        (["chaos", "--fault", "flood"], "--fault"),
+        (["chaos", "--component", "router"], "--component"),
         (["quantization", "--model", "/does/not/exist"], "/does/not/exist"),
     ],
 )

@@ -32,7 +32,9 @@ async def base_url() -> AsyncIterator[str]:
             Route("/openapi.json", document),
         ]
     )
-    protocol = partial(BoundedHttpProtocol, limiter=ConnectionLimiter(8, 8), stall_s=60.0)
+    protocol = partial(
+        BoundedHttpProtocol, limiter=ConnectionLimiter(8, 8), stall_s=60.0, is_draining=lambda: False
+    )
     config = uvicorn.Config(app, port=0, http=protocol, lifespan="off", log_level="critical")  # type: ignore[arg-type]
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
