@@ -19,6 +19,7 @@ FOLDERS = ("adapters", "deploy", "engine", "grammar", "migrations", "platform", 
 DOCUMENTS = [README, *(ROOT / folder / "README.md" for folder in FOLDERS)]
 CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
 SETTINGS_BEGIN, SETTINGS_END = "<!-- settings: checked -->", "<!-- settings: end -->"
+FAULTS_BEGIN, FAULTS_END = "<!-- faults: checked -->", "<!-- faults: end -->"
 SIZES = ((1 << 50, "PiB"), (1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 NOT_FILES = ("loraplex.toml", "__init__.py")
 TEXT_TYPES = (str, Path, SecretStr)
@@ -37,7 +38,7 @@ def allowed(name: str, field: FieldInfo) -> str:
     kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not type(None)]
     if get_origin(field.annotation) is tuple:
         return {
-            "engine": "`ipc://` addresses",
+            "engine": "`ipc://` addresses, or `ray://APP`",
             "trusted_proxies": "networks",
             "oidc_allowed_domains": "domains",
         }[name]
@@ -74,6 +75,14 @@ def written_rows() -> list[tuple[str, ...]]:
 
 def test_the_settings_table_is_that_of_the_code() -> None:
     assert written_rows() == settings_rows()
+
+
+def test_every_test_of_the_table_of_faults_exists() -> None:
+    text = (ROOT / "tests" / "README.md").read_text()
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text[text.index(FAULTS_BEGIN) : text.index(FAULTS_END)])
+    assert named
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"
 
 
 def test_every_command_of_the_readme_exists() -> None:
