@@ -17,6 +17,9 @@ local function extend(id, reservation)
   return 1
 end
 
+if #ARGV > 1 then
+  store_time()
+end
 local replies = { tonumber(epoch) }
 for first = 2, #ARGV, WIDTH do
   local id = ARGV[first]

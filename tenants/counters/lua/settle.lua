@@ -19,6 +19,7 @@ if reservation then
       return { 0, 0, in_force }
     end
   end
+  store_time()
   remove(id, reservation)
   -- A gateway that got no reply admitted it by its own clock: the ledger has these periods.
   reservation.day, reservation.month = ARGV[7] or reservation.day, ARGV[8] or reservation.month
@@ -31,11 +32,13 @@ if step ~= 'settle' then
   return { 0, 0, in_force }
 end
 if ARGV[5] and not is_remembered(id) and (ARGV[9] == '' or ARGV[9] == epoch) then
+  store_time()
   charge({ key = ARGV[5], adapter = ARGV[6], day = ARGV[7], month = ARGV[8] }, tokens, amount)
   remember_end(id, CHARGED_SECONDS)
   return { 0, 1, in_force }
 end
 if not is_remembered(id) then
+  store_time()
   remember_end(id, ENDED_SECONDS)
 end
 return { 0, 0, in_force }

@@ -20,21 +20,34 @@ local layout = tonumber(stored[6]) or 1
 if layout > LAYOUT then
   return redis.error_reply('NEWER a gateway of a newer release counts for this tenant')
 end
--- Counters of an older layout are missing: a rebuild replaces them by counters of this one.
-local epoch = layout == LAYOUT and stored[1]
+
+-- Microseconds. The time never goes back: where the server's clock is behind the last time seen, it stands until it has caught up.
+-- A clock that is further behind has replaced one that was ahead. Then the counters, whose times lie in the future, are missing.
+local MAX_STANDING = 60 * 1000000
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local seen = tonumber(stored[3]) or 0
+local was_ahead = seen - now > MAX_STANDING
+if not was_ahead then
+  now = math.max(now, seen)
+end
+
+-- Counters of an older layout are missing, too: a rebuild replaces them by counters of this one.
+local epoch = layout == LAYOUT and not was_ahead and stored[1]
 local policy = tonumber(stored[2])
 -- Untouched buckets have been filling since then, in microseconds.
 local empty_at = tonumber(stored[4])
 -- The epoch that the buckets began with: a rebuild that finds them alive keeps them, under their names.
 local buckets = stored[5] or epoch
 
--- Microseconds. After a failover the server's clock may be behind the last time seen; then the time stands until it catches up.
-local time = redis.call('TIME')
-local now = math.max(time[1] * 1000000 + time[2], tonumber(stored[3]) or 0)
-
 -- Concatenation would write 15 digits at most.
 local function integer(number)
   return string.format('%.0f', number)
+end
+
+-- Every script that stores a time calls this: no stored time of the past is later than the state's clock.
+local function store_time()
+  redis.call('HSET', state_key, 'clock', integer(now))
 end
 
 local function key_of(kind, subject)

@@ -24,6 +24,7 @@ from tests.tenants.counters.limited_tenant import (
     used,
     with_counters,
 )
+from tests.tenants.counters.server_clock import set_server_clock
 
 from loraplex.tenants.counters.counter_replies import (
     Admitted,
@@ -294,16 +295,12 @@ async def test_after_quiescence_no_reservation_is_left(client: Redis, counters: 
         datetime(2100, 3, 1, tzinfo=UTC),
     ],
 )
-async def test_the_periods_are_those_of_the_calendar(
-    client: Redis, counters: Counters, time: datetime
-) -> None:
+async def test_the_periods_are_those_of_the_calendar(counters: Counters, time: datetime) -> None:
     tenant = await with_counters(
         counters, LimitedTenant(tenant=QuotaLimits(tokens_per_day=10, tokens_per_month=20))
     )
     await admit(counters, tenant.request())
-    # A clock that was once seen this far is never gone behind.
-    seen = round(time.timestamp() * 1_000_000)
-    await client.hset(tenant_key(tenant.tenant_id, "state"), "clock", str(seen))
+    set_server_clock(counters, time)
     admitted = await admit(counters, tenant.request())
     assert admitted.at == time
     assert (admitted.day, admitted.month) == (periods_of(time).day, periods_of(time).month)
