@@ -119,7 +119,7 @@ class QuotaAdmissionController:
             settings.max_pending_updates,
             clock,
         )
-        self._reaper = Reaper(ledger, counters, self._requests, settings.lease_s, clock)
+        self._reaper = Reaper(ledger, counters, self._requests, fences, settings.lease_s, clock)
         self._reconciliation = Reconciliation(
             ledger,
             counters,

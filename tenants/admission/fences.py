@@ -5,9 +5,11 @@ journal had then. So whatever counters of a fenced epoch admitted and was answer
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from uuid import UUID
 
 import structlog
@@ -22,6 +24,8 @@ DEFAULTS = AdmissionConfig()
 CONFIRMED_PAUSE_SECONDS = 0.02
 # Without PostgreSQL for longer, a gateway no longer knows which others were alive meanwhile.
 SILENT_SHARE = 1 / 3
+# By how much PostgreSQL's clock may gain on this gateway's between two polls. Less than what a lease has left at a heartbeat.
+MAX_AHEAD_SECONDS = 10.0
 LOG = structlog.get_logger("loraplex.fences")
 
 
@@ -70,6 +74,8 @@ class Fences:
         self._seen = -1
         self._confirmed = 0
         self._connected_since = self._connected_at = clock()
+        self._database_time: datetime | None = None
+        self._jumped_at = -math.inf
         self._starting = SingleFlight[None]()
         self._confirming = SingleFlight[None](cancels=False)
 
@@ -85,7 +91,7 @@ class Fences:
     async def poll(self) -> None:
         """Read new fences, and confirm them once the journal is shipped. Raises `DatabaseUnavailable`."""
         await self.ready()
-        self._note(await self._ledger.fences(self._seen))
+        self._note(*await self._ledger.fences(self._seen))
         if self._seen > self._confirmed:
             await self._confirming.run(self._seen, self._confirm)
 
@@ -111,11 +117,24 @@ class Fences:
 
     async def _start(self) -> None:
         await self._ledger.record_gateway(self._gateway_id, self._settings.gateway_live_s)
-        self._note(await self._ledger.fences(0))
+        self._note(*await self._ledger.fences(0))
         self._seen = max(self._seen, 0)
 
-    def _note(self, fences: list[Fence]) -> None:
+    async def leases_end_before(self) -> datetime | None:
+        """PostgreSQL's time, before which leases have ended; None for a whole lease after a jump of its clock: then they all
+        seemed to end together, and their gateways need time to renew them. Raises `DatabaseUnavailable`.
+        """
+        await self.poll()
+        return self._database_time if self._clock() - self._jumped_at >= self._settings.lease_s else None
+
+    def _note(self, database_time: datetime, fences: list[Fence]) -> None:
         now = self._clock()
+        if self._database_time is not None:
+            passed_s = (database_time - self._database_time).total_seconds()
+            if passed_s - (now - self._connected_at) > MAX_AHEAD_SECONDS:
+                LOG.warning("the clock of PostgreSQL has jumped", passed_s=passed_s)
+                self._jumped_at = now
+        self._database_time = database_time
         if now - self._connected_at > self._settings.gateway_live_s * SILENT_SHARE:
             self._connected_since = now
         self._connected_at = now
@@ -139,6 +158,9 @@ class Fences:
                 await asyncio.sleep(CONFIRMED_PAUSE_SECONDS)
 
     def _live_s(self) -> float | None:
-        """How lately a live gateway was seen; None while this one has not been connected for so long itself."""
+        """How lately a live gateway was seen; None while this one has not been connected for so long itself, or PostgreSQL's
+        clock has jumped since.
+        """
         live_s = self._settings.gateway_live_s
-        return live_s if self._clock() - self._connected_since >= live_s else None
+        known_since = max(self._connected_since, self._jumped_at)
+        return live_s if self._clock() - known_since >= live_s else None

@@ -89,10 +89,11 @@ class SubjectUse:
 
 
 class LocalLimiter:
-    """The shares of all tenants. The maintenance task sets `live_gateways`."""
+    """The shares of all tenants. The maintenance task counts the gateways."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.live_gateways = 1
+        self._last_counted = 1
         self._clock = clock
         self._uses: LRUCache[tuple[str, UUID], SubjectUse] = LRUCache(MAX_SUBJECTS)
         self._running: dict[UUID, tuple[tuple[Subject, ...], int]] = {}
@@ -126,6 +127,12 @@ class LocalLimiter:
             if use.running.pop(admission_id, None) is not None:
                 use.reserved -= tokens
                 use.tokens.lacking += used_tokens
+
+    def count_gateways(self, live: int) -> None:
+        """Share with the larger of the last two counts: after an outage of PostgreSQL or a jump of its clock, the first one
+        lacks all gateways that have not been seen since.
+        """
+        self.live_gateways, self._last_counted = max(live, self._last_counted), live
 
     def share(self, limit: int) -> int:
         return limit // max(1, self.live_gateways)

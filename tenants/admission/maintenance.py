@@ -89,9 +89,8 @@ class AdmissionMaintenance:
         self.reaper.renewed()
 
     async def _renew_in_ledger(self) -> None:
-        self.local_limiter.live_gateways = await self.ledger.record_gateway(
-            self.gateway_id, self.settings.gateway_live_s
-        )
+        live = await self.ledger.record_gateway(self.gateway_id, self.settings.gateway_live_s)
+        self.local_limiter.count_gateways(live)
         ids = [reservation.id for reservation in self.requests.leased()]
         await self.ledger.renew(ids, self.settings.lease_s)
 

@@ -1,15 +1,17 @@
 """Releases reservations whose lease has expired: of gateways that died, and of requests that never reached the ledger.
 
 Invariants: a gateway reaps only after it could renew its own leases for a whole lease, since an outage of a store or of a machine
-lets all leases expire together. No usage is written or lost: the journal of the dead gateway has it.
+or a jump of PostgreSQL's clock lets all leases expire together. No usage is written or lost: the journal of the dead gateway has it.
 """
 
 import time
 from collections.abc import Callable
+from datetime import datetime
 from uuid import UUID
 
 import structlog
 
+from loraplex.tenants.admission.fences import Fences
 from loraplex.tenants.admission.in_flight import InFlightReservations
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
@@ -26,6 +28,7 @@ class Reaper:
         ledger: UsageLedger,
         counters: Counters,
         requests: InFlightReservations,
+        fences: Fences,
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -33,6 +36,7 @@ class Reaper:
         self._ledger = ledger
         self._counters = counters
         self._requests = requests
+        self._fences = fences
         self._lease_s = lease_s
         self._clock = clock
         self._renewing_since: float | None = None
@@ -55,7 +59,10 @@ class Reaper:
             return 0
         if self._clock() - self._renewing_since < self._lease_s:
             return 0
-        given_up = await self._give_up()
+        before = await self._fences.leases_end_before()
+        if before is None:
+            return 0
+        given_up = await self._give_up(before)
         for tenant_id in [*self.overdue]:
             done = await self._end_expired(tenant_id)
             if done and self._clock() >= self._look_until.get(tenant_id, 0.0):
@@ -66,9 +73,9 @@ class Reaper:
     def _stood_still(self) -> bool:
         return self._clock() - self._renewed_at > self._lease_s
 
-    async def _give_up(self) -> int:
+    async def _give_up(self, before: datetime) -> int:
         """Remove reservations of the ledger whose lease has expired; no usage is written."""
-        expired = await self._ledger.take_expired(self._lease_s)
+        expired = await self._ledger.take_expired(before, self._lease_s)
         given_up = [each for each in expired if each.id not in self._requests]
         for each in given_up:
             LOG.warning("a request was given up", admission=str(each.id), tenant=str(each.tenant_id))

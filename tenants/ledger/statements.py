@@ -220,7 +220,7 @@ RETURNING id
 EXPIRED: Final = """
 UPDATE reservations r SET expires_at = now() + make_interval(secs => %s)
 FROM (
-    SELECT id FROM reservations WHERE expires_at < now() ORDER BY expires_at LIMIT %s FOR UPDATE SKIP LOCKED
+    SELECT id FROM reservations WHERE expires_at < %s ORDER BY expires_at LIMIT %s FOR UPDATE SKIP LOCKED
 ) e
 WHERE r.id = e.id
 RETURNING """ + ", ".join(f"r.{name}" for name in STORED_RESERVATION)
@@ -268,7 +268,10 @@ ON CONFLICT (tenant_id) DO UPDATE SET fence = excluded.fence,
     fenced_epoch = greatest(e.fenced_epoch, excluded.fenced_epoch, CASE WHEN :outdates THEN e.epoch END)
 RETURNING fence, fenced_epoch
 """)
-FENCES: Final = "SELECT tenant_id, fenced_epoch, fence FROM admission_epochs WHERE fence > %s"
+# One row at least, for the time.
+FENCES: Final = """
+SELECT now(), e.tenant_id, e.fenced_epoch, e.fence FROM (SELECT) AS one LEFT JOIN admission_epochs e ON e.fence > %s
+"""
 CONFIRM: Final = """
 INSERT INTO gateways AS g (id, seen_at, fence) VALUES (%s, now(), %s)
 ON CONFLICT (id) DO UPDATE SET seen_at = now(), fence = greatest(g.fence, excluded.fence) RETURNING id

@@ -117,10 +117,10 @@ class UsageLedger:
         if ids:
             await self._general.fetch(statements.RENEW, lease_s, [*ids])
 
-    async def take_expired(self, put_off_s: float) -> list[Reservation]:
-        """Claim reservations whose lease has expired. Their lease is extended by `put_off_s`, so that only one gateway handles
-        each."""
-        rows = await self._general.fetch(statements.EXPIRED, put_off_s, MAX_REAPED)
+    async def take_expired(self, before: datetime, put_off_s: float) -> list[Reservation]:
+        """Claim reservations whose lease has expired `before` a time of PostgreSQL. Their lease is extended by `put_off_s`, so
+        that only one gateway handles each."""
+        rows = await self._general.fetch(statements.EXPIRED, put_off_s, before, MAX_REAPED)
         return [stored_reservation(row) for row in rows]
 
     async def known(self, ids: Sequence[UUID]) -> dict[UUID, SettledUsage | None]:
@@ -176,9 +176,11 @@ class UsageLedger:
             number, fenced_epoch = (await session.execute(statements.RAISE_FENCE, parameters)).one()
         return Fence(tenant_id, fenced_epoch, number)
 
-    async def fences(self, after: int) -> list[Fence]:
-        """The newest fence of every tenant that has one above `after`. It never skips one that is committed later."""
-        return [Fence(*row) for row in await self._general.fetch(statements.FENCES, after)]
+    async def fences(self, after: int) -> tuple[datetime, list[Fence]]:
+        """PostgreSQL's time, and the newest fence of every tenant that has one above `after`. It never skips one that is
+        committed later."""
+        rows = await self._general.fetch(statements.FENCES, after)
+        return rows[0][0], [Fence(*fence) for _, *fence in rows if fence[0] is not None]
 
     async def confirm_fence(self, gateway_id: UUID, fence: int) -> None:
         """Note that this gateway's journal is shipped up to the moment at which it saw the fence."""
