@@ -70,6 +70,7 @@ TenantsError
 └── StoreUnavailable         a store is down, overloaded or too slow; the caller may try again
     ├── DatabaseUnavailable
     ├── ValkeyUnavailable
+    ├── CountersNewer        a gateway of a newer release counts for this tenant: this one may not touch its counters
     ├── JournalFull          this gateway's journal has no room for another request: nothing of it was written
     ├── JournalUnavailable   this gateway's journal cannot be written or read now
     │   └── JournalUnreadable  the file is damaged, or written by another release
@@ -394,6 +395,10 @@ class DatabaseUnavailable(StoreUnavailable):
 
 
 class ValkeyUnavailable(StoreUnavailable):
+    pass
+
+
+class CountersNewer(StoreUnavailable):
     pass
 
 

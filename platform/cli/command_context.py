@@ -24,7 +24,7 @@ from loraplex.platform.startup_errors import StartError
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import InvalidField, TenantsError, ValkeyUnavailable
+from loraplex.tenants.errors import CountersNewer, InvalidField, TenantsError, ValkeyUnavailable
 from loraplex.tenants.valkey import open_valkey
 
 
@@ -121,7 +121,7 @@ class CommandPublisher:
             tenant = await TenantRepository(session).by_id(tenant_id)
         try:
             await self._counters.publish_policy(tenant_id, tenant.policy_epoch)
-        except ValkeyUnavailable as error:
+        except (ValkeyUnavailable, CountersNewer) as error:
             typer.echo(f"{error}: running servers see the change within a second", err=True)
 
 

@@ -34,6 +34,7 @@ from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
+    CountersNewer,
     LimitExceeded,
     PolicyStale,
     StoreUnavailable,
@@ -249,7 +250,7 @@ class QuotaAdmissionController:
     async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> list[LimitUse]:
         """The use of every limit of these subjects of the tenant.
 
-        Raises `ValkeyUnavailable`, `DatabaseUnavailable`.
+        Raises `ValkeyUnavailable`, `CountersNewer`, `DatabaseUnavailable`.
         """
         uses = await self._counters.read(tenant_id, subjects)
         if uses is None:
@@ -262,14 +263,14 @@ class QuotaAdmissionController:
     async def explain(self, tenant_id: UUID, request_id: str) -> Explanation | None:
         """Why a request was denied recently, by the counters or by this gateway without them; None if it was not.
 
-        Raises `ValkeyUnavailable` if only the counters could know.
+        Raises `ValkeyUnavailable` or `CountersNewer` if only the counters could know.
         """
         here = self._denials.find(tenant_id, request_id)
         if here is not None and self.degraded:
             return here
         try:
             return await self._counters.explain(tenant_id, request_id) or here
-        except ValkeyUnavailable:
+        except (ValkeyUnavailable, CountersNewer):
             if here is None:
                 raise
             return here
@@ -283,7 +284,7 @@ class QuotaAdmissionController:
             LOG.warning("a policy could not be published", tenant=str(tenant_id), reason=str(error))
 
     async def require_policy(self, tenant_id: UUID, policy_epoch: int) -> None:
-        """Raise `PolicyStale` if a newer policy of the tenant was published, `ValkeyUnavailable` if that is unknown."""
+        """Raise `PolicyStale` if a newer policy of the tenant was published, `StoreUnavailable` if that is unknown."""
         if self.degraded:
             raise ValkeyUnavailable("Valkey is not used until a probe has succeeded")
         newest = await self._counters.publish_policy(tenant_id, policy_epoch)

@@ -50,12 +50,15 @@ class CounterRebuild:
     async def rebuild(self, tenant_id: UUID) -> int:
         """Rebuild from all that is in the ledger; return the epoch in force.
 
-        Raises `ValkeyUnavailable`, `DatabaseUnavailable`, and `QuotaUnavailable` while a gateway does not ship its journal.
+        Raises `ValkeyUnavailable`, `CountersNewer`, `DatabaseUnavailable`, and `QuotaUnavailable` while a gateway does not ship
+        its journal.
         """
         return await self._rebuilds.run(tenant_id, partial(self._rebuild, tenant_id))
 
     async def _rebuild(self, tenant_id: UUID) -> int:
         """Rebuild once; again under a higher epoch if the counters are ahead of a ledger restored from a backup."""
+        # Counters that this gateway may not replace are not outdated by its fence.
+        await self._counters.heartbeat(tenant_id, ())
         epoch, in_force = await self._rebuild_above(tenant_id, 0)
         if in_force > epoch and in_force > await self._ledger.epoch(tenant_id):
             _, in_force = await self._rebuild_above(tenant_id, in_force)

@@ -14,6 +14,7 @@ import structlog
 from loraplex.tenants.admission.fences import Fences
 from loraplex.tenants.admission.in_flight import InFlightReservations
 from loraplex.tenants.counters.counters import Counters
+from loraplex.tenants.errors import CountersNewer
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas.reservation import NOTHING_USED
 
@@ -64,7 +65,10 @@ class Reaper:
             return 0
         given_up = await self._give_up(before)
         for tenant_id in [*self.overdue]:
-            done = await self._end_expired(tenant_id)
+            try:
+                done = await self._end_expired(tenant_id)
+            except CountersNewer:
+                done = True
             if done and self._clock() >= self._look_until.get(tenant_id, 0.0):
                 self._look_until.pop(tenant_id, None)
                 self.overdue.discard(tenant_id)

@@ -17,7 +17,7 @@ from loraplex.tenants.admission.fences import Fences
 from loraplex.tenants.admission.in_flight import InFlightReservations
 from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counters import Counters
-from loraplex.tenants.errors import StoreUnavailable
+from loraplex.tenants.errors import CountersNewer, StoreUnavailable
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 
 LOG = structlog.get_logger("loraplex.reconciliation")
@@ -63,6 +63,8 @@ class Reconciliation:
             known = False
             try:
                 known = await self._reconcile(tenant_id)
+            except CountersNewer:
+                known = True
             except StoreUnavailable as error:
                 failure = error
             finally:

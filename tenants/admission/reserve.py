@@ -6,7 +6,7 @@ admitted it. Until then its admission is provisional: work may start, but no par
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from uuid import UUID
@@ -39,6 +39,7 @@ from loraplex.tenants.counters.counter_replies import (
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.counters.deadline import GRACE_SECONDS, Deadline
 from loraplex.tenants.errors import (
+    CountersNewer,
     DatabaseUnavailable,
     InvalidField,
     JournalFull,
@@ -110,12 +111,15 @@ class Reserver:
         request = await self._bounded(request)
         if self.breaker.is_open:
             return await self._by_local_limiter(request)
-        while (admitted := await self._by_counters(request, on_provisional)) is not None:
-            await self._in_journal(admitted)
-            if not self._is_outdated(admitted):
-                return admitted
-            await self.withdraw(admitted)
-            request = replace(request, id=uuid7())
+        try:
+            while (admitted := await self._by_counters(request, on_provisional)) is not None:
+                await self._in_journal(admitted)
+                if not self._is_outdated(admitted):
+                    return admitted
+                await self.withdraw(admitted)
+                request = replace(request, id=uuid7())
+        except CountersNewer:
+            return await self._by_local_limiter(request)
         return await self._without_counters(request)
 
     async def _by_counters(
@@ -204,13 +208,13 @@ class Reserver:
     async def _cancelled_on_error(self, request: ReservationRequest) -> AsyncIterator[None]:
         """Cancel what the counters may have of a request when the block fails. An unavailable Valkey only ends the block.
 
-        A denial takes nothing, so nothing is cancelled after it.
+        A denial takes nothing, so nothing is cancelled after it, nor in counters that this gateway may not touch.
         """
         try:
             yield
         except ValkeyUnavailable as error:
             LOG.warning("Valkey did not answer; admitting without the counters", reason=str(error))
-        except LimitExceeded:
+        except (LimitExceeded, CountersNewer):
             raise
         except asyncio.CancelledError:
             self.cancel_later(request.tenant_id, request.id)
@@ -320,7 +324,8 @@ class Reserver:
 
     async def _cancel(self, request: ReservationRequest) -> None:
         try:
-            await self.counters.cancel(request.tenant_id, request.id)
+            with suppress(CountersNewer):
+                await self.counters.cancel(request.tenant_id, request.id)
         except ValkeyUnavailable as error:
             LOG.warning("will be cancelled later", admission=str(request.id), reason=str(error))
             self.cancel_later(request.tenant_id, request.id)

@@ -7,6 +7,7 @@ in the ledger and no rebuild has included it (README.md, "Epochs"). What a gatew
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from loraplex.tenants.admission.in_flight import (
 )
 from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counters import Counters
-from loraplex.tenants.errors import StoreUnavailable, ValkeyUnavailable
+from loraplex.tenants.errors import CountersNewer, StoreUnavailable, ValkeyUnavailable
 from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.ledger.shipping import Shipped
 
@@ -101,7 +102,8 @@ class SettlementQueue:
             return
         await self._send([*self._requests.pending_counter_updates.values()])
         for tenant_id in [*self._requests.to_rebuild]:
-            await self._counter_rebuild.rebuild(tenant_id)
+            with suppress(CountersNewer):
+                await self._counter_rebuild.rebuild(tenant_id)
             self._requests.to_rebuild.discard(tenant_id)
 
     async def _settle(self, pending: PendingSettlement) -> None:
@@ -125,6 +127,8 @@ class SettlementQueue:
         pending.updated_at = self._clock()
         try:
             settled = await self._counters.settle_early(pending.reservation, pending.usage)
+        except CountersNewer:
+            return
         except ValkeyUnavailable as error:
             self._breaker.failed()
             LOG.warning("the counters wait for usage", admission=str(request_id), reason=str(error))
@@ -179,7 +183,9 @@ class SettlementQueue:
             update = replace(update, updated_at=self._clock())
             self._remember(update)
         try:
-            await self._update(update)
+            # Newer counters learn of this end from the ledger.
+            with suppress(CountersNewer):
+                await self._update(update)
         except StoreUnavailable as error:
             if isinstance(error, ValkeyUnavailable):
                 self._breaker.failed()

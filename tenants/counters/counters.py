@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any, get_args
 from uuid import UUID
 
+import structlog
+
 from loraplex.tenants.counters.counter_replies import (
     CounterReply,
     Explanation,
@@ -24,7 +26,7 @@ from loraplex.tenants.counters.reply_decoding import (
 )
 from loraplex.tenants.counters.script_runner import ScriptName, ScriptRunner, load_script
 from loraplex.tenants.counters.snapshot import CounterSnapshot
-from loraplex.tenants.errors import ValkeyUnavailable
+from loraplex.tenants.errors import CountersNewer, ValkeyUnavailable
 from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, NANO_PER_MICRO, Subject
 from loraplex.tenants.quotas.reservation import NOTHING_USED, Reservation, ReservationRequest, SettledUsage
 from loraplex.tenants.valkey import ANSWER_SECONDS, COMMAND_SECONDS, Valkey, tenant_key
@@ -36,12 +38,14 @@ SUBJECTS_AT_ONCE = 64
 READ_TRIES = 3
 NO_ADAPTER = "-"
 ANY_EPOCH = ""
+LOG = structlog.get_logger("loraplex.counters")
 
 
 class Counters:
     """The counters of all tenants. All methods raise `ValkeyUnavailable` when Valkey does not reply in time.
 
-    The step may or may not have happened then, and may be repeated: every step is idempotent.
+    The step may or may not have happened then, and may be repeated: every step is idempotent. All methods raise
+    `CountersNewer` where the counters have a layout of a newer release. That is no failure of Valkey, and nothing was done.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Counters:
         self._redis = ScriptRunner(redis, command_s)
         self._bulk = ScriptRunner(bulk_redis or redis, bulk_s)
         self._lease_us = round(lease_s * 1e6)
+        self._met_newer = False
         self._scripts = {name: load_script(name) for name in get_args(ScriptName)}
 
     @property
@@ -203,7 +208,17 @@ class Counters:
     async def _run(
         self, runner: ScriptRunner, name: ScriptName, tenant_id: UUID, *arguments: str | int
     ) -> Any:
-        return await runner.run(self._scripts[name], tenant_key(tenant_id, "state"), arguments)
+        try:
+            return await runner.run(self._scripts[name], tenant_key(tenant_id, "state"), arguments)
+        except CountersNewer:
+            if not self._met_newer:
+                self._met_newer = True
+                LOG.warning(
+                    "gateways of a newer release count for some tenants; this one serves them by its shares, without budgets, "
+                    "until it is upgraded",
+                    first_tenant=str(tenant_id),
+                )
+            raise
 
 
 def parts_of(subjects: Sequence[Subject]) -> list[Sequence[Subject]]:

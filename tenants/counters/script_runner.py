@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError
 
 from loraplex.tenants.counters.deadline import Deadline
 from loraplex.tenants.counters.pipelined_commands import PipelinedCommands
-from loraplex.tenants.errors import ValkeyUnavailable
+from loraplex.tenants.errors import CountersNewer, ValkeyUnavailable
 from loraplex.tenants.valkey import FAILURES, Valkey
 
 FOLDER = Path(__file__).parent / "lua"
@@ -24,6 +24,9 @@ FOLDER = Path(__file__).parent / "lua"
 OPENING = ("state", "bucket", "reservation")
 # Fewer than a client's connections: further requests wait instead of failing.
 MAX_COMMANDS = 32
+# How the error of `state.lua` begins.
+NEWER = "NEWER"
+NEWER_MESSAGE = "a gateway of a newer release counts for this tenant"
 
 ScriptName = Literal[
     "admit",
@@ -63,12 +66,18 @@ class ScriptRunner:
         """Scripts that had to be sent with their text."""
 
     async def run(self, script: Script, state_key: str, arguments: Sequence[str | int]) -> Any:
-        """Run a script. Raises `ValkeyUnavailable`; then it may or may not have run."""
+        """Run a script. Raises `ValkeyUnavailable`; then it may or may not have run. Raises `CountersNewer`; then it has done
+        nothing.
+        """
         async with self._slots:
             try:
                 return await self._send(script, state_key, arguments)
             except TimeoutError as error:
                 raise ValkeyUnavailable(f"Valkey did not answer within {self._deadline_s:g} s") from error
+            except ResponseError as error:
+                if str(error).startswith(NEWER):
+                    raise CountersNewer(NEWER_MESSAGE) from error
+                raise ValkeyUnavailable(f"Valkey did not answer: {error}") from error
             except FAILURES as error:
                 raise ValkeyUnavailable(f"Valkey did not answer: {error}") from error
 

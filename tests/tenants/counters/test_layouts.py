@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 from redis.asyncio import Redis
+from structlog.testing import capture_logs
 from tests.tenants.admission.gateways import SETTINGS, all_shipped, make_tenant_with_gateways, usage
 from tests.tenants.counters.limited_tenant import (
     EMPTY,
@@ -26,7 +27,7 @@ from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.counters.script_runner import Script
 from loraplex.tenants.counters.snapshot import CounterSnapshot
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import QuotaUnavailable, RateLimited, ValkeyUnavailable
+from loraplex.tenants.errors import CountersNewer, QuotaUnavailable, RateLimited
 from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.valkey import tenant_key
 
@@ -122,7 +123,7 @@ async def test_counters_of_a_newer_layout_are_neither_read_nor_written(
         lambda: counters.explain(tenant_id, "r"),
     ]
     for step in steps:
-        with pytest.raises(ValkeyUnavailable, match="newer release"):
+        with pytest.raises(CountersNewer):
             await step()
     assert await contents(client, tenant_id) == before
 
@@ -167,3 +168,41 @@ async def test_gateways_of_two_layouts_never_exceed_a_limit(database: Database, 
         await all_shipped(newer)
     (written,) = await tenant.rows("SELECT count(*) AS requests FROM usage_records")
     assert written == {"requests": len(first) + len(admitted)}
+
+
+async def test_newer_counters_of_one_tenant_cost_no_other_its_counters(
+    database: Database, valkey_url: str
+) -> None:
+    """They are no failure of Valkey: the older gateway serves that tenant by its share, and reports it once."""
+    upgraded = await make_tenant_with_gateways(database, valkey_url, "upgraded", concurrent_requests=100)
+    other = await make_tenant_with_gateways(database, valkey_url, "other", tokens_per_day=1000)
+    with capture_logs() as logs:
+        async with upgraded.gateway(SETTINGS) as older, upgraded.gateway(SETTINGS) as newer:
+            before = await older.admit(upgraded.request())
+            await upgraded.shipped()
+            of_next_layout(newer._counters)
+            counted = await newer.admit(upgraded.request())
+            shared = [await older.admit(upgraded.request()) for _ in range(5)]
+            assert not before.degraded and not counted.degraded and all(each.degraded for each in shared)
+            ours = await older.admit(other.request())
+            assert not older.degraded and not ours.degraded
+            await older.maintenance.heartbeat()
+            for reservation in (before, ours, *shared):
+                await older.settle(reservation, usage(reservation))
+            await upgraded.shipped()
+            older.rebuild_later({upgraded.tenant_id})
+            older.maintenance.reaper.overdue.add(upgraded.tenant_id)
+            await older.maintenance.retry()
+            await older.maintenance.reconciliation.reconcile()
+            assert not older.maintenance.requests.pending_counter_updates
+            assert not older.maintenance.requests.to_rebuild
+            assert not older.maintenance.requests.active
+            assert not older.degraded
+            assert (await newer.admit(upgraded.request())).epoch == counted.epoch, (
+                "no fence outdates its counters"
+            )
+            await newer.settle(counted, usage(counted))
+            await all_shipped(newer)
+    (written,) = await upgraded.rows("SELECT count(*) AS requests FROM usage_records")
+    assert written == {"requests": 8}
+    assert len([each for each in logs if "newer release" in each["event"]]) == 1
