@@ -131,6 +131,9 @@ class EngineProcess:
         )
         if process.stdin is None:
             raise EngineStartFailed("the engine process has no standard input")
+        if process.stdin.is_closing():
+            # uvloop raises a `RuntimeError` for a write to a child that has ended.
+            raise self._ended_early(await process.wait())
         process.stdin.write(spawn_messages.encode(spawn) + b"\n")
         with contextlib.suppress(ConnectionError):
             await process.stdin.drain()

@@ -76,9 +76,9 @@ class TlsListener:
         self._keep(task)
 
     async def _shake_hands(self, connection: socket.socket, place: Place) -> None:
-        # Tokens are small: none waits for the acknowledgement of the one before.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
+            # Tokens are small: none waits for the acknowledgement of the one before.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().connect_accepted_socket(
                 partial(self._protocol, place),
                 connection,
@@ -88,6 +88,7 @@ class TlsListener:
             )
         except OSError:
             # No TLS, another version, or a client that left: nothing can be said to it.
+            connection.close()
             self._limiter.release(place)
 
     def _keep(self, task: asyncio.Task[None]) -> None:

@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 from msgspec.structs import replace
 
 from loraplex.engine.config import EngineConfig
@@ -239,6 +242,25 @@ async def test_a_failed_start_names_the_reason_and_leaves_nothing(tmp_path: Path
     engine = EngineProcess(broken)
     with pytest.raises(EngineStartFailed):
         await engine.start()
+    assert engine.pid is None
+
+
+def test_an_engine_that_is_killed_before_it_knows_what_to_load_is_a_failed_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the gateway's event loop, which refuses writes to a process that has ended."""
+    spawn = asyncio.create_subprocess_exec
+
+    async def spawn_and_kill(*command: str, **settings: Any) -> Process:
+        process = await spawn(*command, **settings)
+        process.kill()
+        await process.wait()
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", spawn_and_kill)
+    engine = EngineProcess(options(tmp_path, FakeScript()))
+    with pytest.raises(EngineStartFailed, match="ended with status -9"):
+        uvloop.run(engine.start())
     assert engine.pid is None
 
 

@@ -176,6 +176,21 @@ async def test_connections_without_a_handshake_count(start_tls: StartTls) -> Non
     await tls.until_open(0)
 
 
+async def test_a_connection_that_ends_before_its_handshake_leaves_its_place(start_tls: StartTls) -> None:
+    """As a reset does: the system refuses the options of its socket."""
+    tls = await start_tls()
+    client, without_options = socket.socketpair()
+    with client, socket.socket() as bound:
+        listener = tls_listener.TlsListener(
+            bound, tls.certificate, tls.limiter, 1.0, lambda place: asyncio.Protocol()
+        )
+        listener._begin(without_options, LOCAL)
+        assert tls.limiter.open_connections == 1
+        await tls.until_open(0)
+        client.setblocking(False)
+        assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+
+
 async def test_a_handshake_has_a_time_limit(start_tls: StartTls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 0.1)
     tls = await start_tls()
