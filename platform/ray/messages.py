@@ -9,6 +9,7 @@ from typing import Final, TypeAlias
 from uuid import UUID
 
 import msgspec
+from msgspec.structs import replace
 
 from loraplex.engine.messages import (
     AdapterRef,
@@ -22,17 +23,22 @@ from loraplex.engine.messages import (
 )
 from loraplex.platform.engines.prefix_index import PromptPrefix
 
+WAITED: Final = "waited_s"
+"""Argument of a replica's `generate`: seconds that the request has waited at its gateway, which the router knows at last."""
+
 
 class Placing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the router reads of a request. `prefixes`: of the prompt, the longest last.
 
-    `avoid`: replicas that refused it, or lost their engine a moment ago.
+    `avoid`: replicas that refused it, or lost their engine a moment ago. `since`: when the gateway had it, by the monotonic
+    clock of its process.
     """
 
     namespace: bytes
     adapter: str | None = None
     prefixes: list[PromptPrefix] = []
     avoid: list[str] = []
+    since: float = 0.0
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +93,16 @@ decode_probe_call: Final[Callable[[bytes], ProbeCall]] = msgspec.msgpack.Decoder
 decode_probed: Final[Callable[[bytes], Probed]] = msgspec.msgpack.Decoder(Probed).decode
 decode_reply: Final[Callable[[bytes], Reply]] = msgspec.msgpack.Decoder(Reply).decode
 decode_report: Final[Callable[[bytes], ReplicaReport]] = msgspec.msgpack.Decoder(ReplicaReport).decode
+
+
+def shortened(request: EngineRequest, passed_s: float) -> EngineRequest:
+    """The request with what is left of its deadlines."""
+    queue_s, total_s = request.queue_timeout_s, request.total_timeout_s
+    return replace(
+        request,
+        queue_timeout_s=None if queue_s is None else queue_s - passed_s,
+        total_timeout_s=None if total_s is None else total_s - passed_s,
+    )
 
 
 def never_run(request: EngineRequest) -> Iterator[Event]:

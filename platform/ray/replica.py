@@ -5,6 +5,7 @@ check fails, and Serve replaces the replica.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing
 from datetime import UTC, datetime
@@ -32,6 +33,7 @@ from loraplex.platform.ray.messages import (
     decode_submission,
     encode,
     never_run,
+    shortened,
 )
 from loraplex.platform.ray.router import REPORT
 from loraplex.platform.startup_errors import EngineStartFailed, SettingsError
@@ -64,19 +66,20 @@ class EngineReplica:
         self._stack.callback(asyncio.create_task(self._files.run_eviction()).cancel)
         self._open: dict[str, asyncio.Event] = {}
 
-    async def generate(self, encoded: bytes, placing: bytes) -> AsyncIterator[bytes]:
+    async def generate(self, encoded: bytes, placing: bytes, waited_s: float) -> AsyncIterator[bytes]:
         """Stream a request's replies: `Accepted`, then batches of events. Closing the stream aborts the request."""
-        submission = decode_submission(encoded)
+        submission, since = decode_submission(encoded), time.monotonic() - waited_s
         yield encode(Accepted(self._replica_id))
-        async with aclosing(batches(self._events(submission))) as stream:
+        async with aclosing(batches(self._events(submission, since))) as stream:
             async for batch in stream:
                 yield encode(batch)
 
-    async def _events(self, submission: Submission) -> AsyncGenerator[Event, None]:
+    async def _events(self, submission: Submission, since: float) -> AsyncGenerator[Event, None]:
         request_id = submission.request.request_id
         self._open[request_id] = is_aborted = asyncio.Event()
         try:
-            request = await self._files.localize(submission)
+            localized = await self._files.localize(submission)
+            request = shortened(localized, time.monotonic() - since)
             if is_aborted.is_set():
                 for event in never_run(request):
                     yield event

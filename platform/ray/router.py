@@ -20,7 +20,7 @@ from ray.serve.request_router import (
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines.placement import AdapterKey, replica_state
 from loraplex.platform.engines.replica_index import ReplicaIndex
-from loraplex.platform.ray.messages import Placing, ReplicaReport, decode_placing, decode_report
+from loraplex.platform.ray.messages import WAITED, Placing, ReplicaReport, decode_placing, decode_report
 from loraplex.platform.ray.replica_directory import ReplicaDirectory, directory_of
 
 REPORT: Final = "report"
@@ -94,6 +94,8 @@ class PlacementRouter(RequestRouter):
             return []  # Serve asks again after a pause
         order = self._order(placing, with_places)
         self._chosen[request_id] = self._begin(order[0], placing)
+        if WAITED in pending_request.kwargs:
+            pending_request.kwargs[WAITED] = time.monotonic() - placing.since
         return [[by_name[name]] for name in order]
 
     def on_request_routed(

@@ -39,6 +39,7 @@ SCRIPT: Final = FakeScript(
     faults=(Fault(kind="crash", request_id="poison", after_tokens=4),),
 )
 LONG: Final = 3000
+ERASED: Final = b"e" * 32
 ROWS: Final = 4
 """Of a replica's batch after the rolling update."""
 
@@ -77,9 +78,7 @@ async def abort(ray: Gateway) -> dict[str, Any]:
 
 async def forget(ray: Gateway) -> dict[str, Any]:
     """Forgetting a tenant fails the requests of that tenant on every replica, and of no other."""
-    theirs = [
-        asyncio.create_task(ray.collect(request(f"theirs-{n}", LONG, namespace=b"t" * 32))) for n in range(8)
-    ]
+    theirs = [asyncio.create_task(ray.collect(each)) for each in requests_of(b"t" * 32, 8)]
     other = asyncio.create_task(ray.collect(request("other", 400)))
     await until(lambda: running(ray) == 9)
     await ray.engine.forget(b"t" * 32)
@@ -147,8 +146,11 @@ async def replica_killed(ray: Gateway) -> dict[str, Any]:
 
 
 async def rolling_update(ray: Gateway, folder: Path) -> dict[str, Any]:
-    """Another version of the deployment replaces every replica while streams run and begin; none fails."""
-    before = {view.replica_id for view in ray.replicas.views.values()}
+    """Another version of the deployment replaces every replica while streams run and begin; none fails.
+
+    A tenant is erased while the first replica drains.
+    """
+    before = {view.replica_id for view in ray.replicas.views.values() if view.replica_id is not None}
     stop, codes = asyncio.Event(), []
 
     async def keep_sending(sender: int) -> None:
@@ -159,13 +161,27 @@ async def rolling_update(ray: Gateway, folder: Path) -> dict[str, Any]:
 
     deaths = len(ray.deaths)
     senders = [asyncio.create_task(keep_sending(sender)) for sender in range(8)]
+    erased = [asyncio.create_task(ray.collect(each)) for each in requests_of(ERASED, 8)]
     await asyncio.sleep(0.3)
-    await asyncio.to_thread(deploy, folder, SCRIPT, REPLICAS, {"max_num_seqs": ROWS})
+    deploying = asyncio.create_task(
+        asyncio.to_thread(deploy, folder, SCRIPT, REPLICAS, {"max_num_seqs": ROWS})
+    )
+    await until(lambda: not all(map(ray.replicas.lists, before)))
+    open_on = [call.replica_id for call in ray.engine._calls.values() if call.request.namespace == ERASED]
+    draining = sum(each is not None and not ray.replicas.lists(each) for each in open_on)
+    await ray.engine.forget(ERASED)
+    erased_codes = Counter([code(await each) for each in erased])
+    await deploying
     await until(lambda: not before & {view.replica_id for view in ray.replicas.views.values()})
     await ray.until_ready(REPLICAS)
     stop.set()
     await asyncio.gather(*senders)
-    return {"codes": dict(Counter(codes)), "deaths": len(ray.deaths) - deaths}
+    return {
+        "codes": dict(Counter(codes)),
+        "deaths": len(ray.deaths) - deaths,
+        "draining": draining,
+        "erased": dict(erased_codes),
+    }
 
 
 async def full(ray: Gateway) -> dict[str, Any]:
@@ -187,6 +203,22 @@ async def full(ray: Gateway) -> dict[str, Any]:
         "then": code(await waiting),
         "taken": sorted({code(await each) for each in taken}),
     }
+
+
+async def deadline(ray: Gateway) -> dict[str, Any]:
+    """The total time of a request ends it on its replica, with its usage."""
+    before = aborts(ray)
+    events = await ray.collect(request("timed", LONG, total_timeout_s=0.5))
+    await until(lambda: running(ray) == 0 and aborts(ray) > before)
+    last = events[-1]
+    return {
+        "code": code(events),
+        "charged": isinstance(last, Failed) and last.usage[0].completion_tokens > 0,
+    }
+
+
+def requests_of(namespace: bytes, count: int) -> list[EngineRequest]:
+    return [request(f"{namespace[:1].decode()}-{n}", LONG, namespace=namespace) for n in range(count)]
 
 
 def joined(events: Sequence[Event]) -> list[Any]:
@@ -247,6 +279,7 @@ async def run_all(folder: Path) -> None:
             streams,
             abort,
             forget,
+            deadline,
             hits,
             engine_killed,
             replica_killed,

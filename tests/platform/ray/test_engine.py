@@ -6,14 +6,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from ray.exceptions import ActorDiedError, TaskCancelledError
 
 from loraplex.engine.fake_engine import DEFAULT_INFO
 from loraplex.engine.messages import Delta, EngineRequest, EngineStats, Event, Failed, Finished, Usage
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.engines.event_buffer import EventBufferConfig
+from loraplex.platform.ray import routed_request
 from loraplex.platform.ray.engine import RayEngine
-from loraplex.platform.ray.messages import Accepted, ReplicaReport, encode
+from loraplex.platform.ray.messages import Accepted, Placing, ReplicaReport, decode_placing, encode
 from loraplex.platform.ray.replica_directory import ReplicaDirectory
 from loraplex.platform.ray.replica_set import ReplicaSet
 
@@ -50,14 +52,19 @@ class Response:
 
 
 class Handle:
-    """Serve's handle: `response` is the stream of the next request, `aborts` the ids that were sent to all replicas."""
+    """Serve's handle: `response` is the stream of the next request, `aborts` the ids that were sent to all replicas.
+
+    `placings` are those of the requests that were sent.
+    """
 
     def __init__(self) -> None:
         self.response = Response()
+        self.placings: list[Placing] = []
         self.aborts: list[list[str]] = []
         self.on_abort: Callable[[], object] = lambda: None
 
-    def remote(self, *_: bytes) -> Response:
+    def remote(self, _: bytes, placing: bytes, waited_s: float) -> Response:
+        self.placings.append(decode_placing(placing))
         return self.response
 
     def broadcast(self, method: str, ids: list[str]) -> "Handle":
@@ -83,13 +90,13 @@ class World:
         self.engine = RayEngine(replicas, EventBufferConfig(tokens=100, stall_s=60.0), lambda _: None)
         self.engine.connect(self.handle)  # type: ignore[arg-type]  # what the engine uses of it
 
-    def begin(self, *replies: object) -> "asyncio.Task[list[Event]]":
+    def begin(self, *replies: object, **deadlines: float) -> "asyncio.Task[list[Event]]":
         for reply in replies:
             self.handle.response.replies.put_nowait(reply)
-        return asyncio.create_task(self._collect())
+        return asyncio.create_task(self._collect(replace(REQUEST, **deadlines)))
 
-    async def _collect(self) -> list[Event]:
-        return [event async for event in self.engine.submit(REQUEST)]
+    async def _collect(self, request: EngineRequest) -> list[Event]:
+        return [event async for event in self.engine.submit(request)]
 
     async def begun(self) -> None:
         while not self.handle.response.replies.empty() or not self.engine.open_requests:
@@ -146,7 +153,7 @@ async def test_an_abort_that_has_ended_at_once_is_sent_nowhere(world: World) -> 
     async with asyncio.timeout(20):
         await world.engine.abort("r")
         await reading
-        sending = world.engine._sending
+        sending = world.engine._aborts.sending
         assert sending is not None
         await sending
     assert world.handle.aborts == []
@@ -161,3 +168,48 @@ async def test_a_replica_that_dies_with_an_aborted_request_has_lost_it(world: Wo
     last = (await reading)[-1]
     assert isinstance(last, Failed) and last.code == "engine_lost"
     assert world.engine._replicas.not_ready() == ["a"]
+
+
+async def failed(reading: "asyncio.Task[list[Event]]") -> Failed:
+    async with asyncio.timeout(20):
+        last = (await reading)[-1]
+    assert isinstance(last, Failed)
+    return last
+
+
+async def test_the_total_time_counts_while_a_request_waits_for_a_replica(world: World) -> None:
+    last = await failed(world.begin(total_timeout_s=0.02))
+    assert (last.code, last.message) == ("timeout", "the request's `total_timeout_s` has passed")
+    assert world.handle.response.cancelled
+
+
+async def test_a_request_that_finds_no_replica_within_its_queue_time_is_refused_as_by_an_engine(
+    world: World,
+) -> None:
+    assert (await failed(world.begin(queue_timeout_s=0.02))).code == "overloaded"
+    assert world.handle.response.cancelled
+
+
+async def test_the_total_time_ends_a_request_on_its_replica_with_its_usage(world: World) -> None:
+    finished = Finished("r", 0, "abort", Usage(1, 0, 1))
+    world.handle.on_abort = lambda: world.handle.response.end_with([finished])
+    last = await failed(world.begin(Accepted("a"), [TOKEN], total_timeout_s=0.02))
+    assert (last.code, last.usage) == ("timeout", {0: Usage(1, 0, 1)})
+    assert world.handle.aborts == [["r"]]
+
+
+async def test_a_replica_that_does_not_end_a_request_does_not_hold_its_reader(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routed_request, "ENDING_S", 0.02)
+    assert (await failed(world.begin(Accepted("a"), [TOKEN], total_timeout_s=0.02))).code == "timeout"
+    await world.engine.close()
+
+
+async def test_a_second_replica_gets_what_is_left_of_the_deadlines(world: World) -> None:
+    refused = Failed("r", "engine_unavailable", "it restarts")
+    reading = world.begin(Accepted("a"), [refused], Accepted("b"), [refused])
+    assert (await failed(reading)).code == "engine_unavailable"
+    first, second = world.handle.placings
+    assert first.since == second.since > 0.0
+    assert second.avoid == ["a"]

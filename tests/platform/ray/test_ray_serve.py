@@ -63,6 +63,11 @@ def test_forgetting_reaches_every_replica_and_no_other_tenant(facts: Facts) -> N
     assert facts["forget"]["other"] == "length"
 
 
+def test_the_total_time_of_a_request_ends_it_with_its_usage(facts: Facts) -> None:
+    assert facts["deadline"]["code"] == "timeout"
+    assert facts["deadline"]["charged"]
+
+
 def test_requests_find_their_adapter_in_memory_more_often_than_at_random(facts: Facts) -> None:
     assert facts["hits"]["codes"] == {"length": 400}
     assert facts["hits"]["rate"] >= facts["hits"]["random_rate"] + 0.05
@@ -94,10 +99,15 @@ def test_a_rolling_update_fails_no_stream(facts: Facts) -> None:
     assert facts["rolling_update"]["deaths"] == 0
 
 
+def test_forgetting_reaches_replicas_that_drain(facts: Facts) -> None:
+    assert facts["rolling_update"]["draining"] > 0
+    assert set(facts["rolling_update"]["erased"]) == {"namespace_forgotten"}
+
+
 def test_a_request_waits_while_every_replica_is_full(facts: Facts) -> None:
     assert facts["full"]["waited"]
     assert facts["full"]["then"] == "length"
-    assert facts["full"]["late"] == "timeout"
+    assert facts["full"]["late"] == "overloaded"
 
 
 def test_a_request_that_waits_for_a_replica_can_be_aborted(facts: Facts) -> None:

@@ -1,5 +1,6 @@
 """Serve's hooks of the router, without a cluster: what it counts of a request, which replicas it leaves out, whose prefixes it keeps."""
 
+import time
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from loraplex.engine.fake_engine import DEFAULT_INFO
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines.prefix_index import prompt_prefixes
 from loraplex.platform.ray import router as router_module
-from loraplex.platform.ray.messages import Placing, ReplicaReport, encode
+from loraplex.platform.ray.messages import WAITED, Placing, ReplicaReport, encode
 from loraplex.platform.ray.replica_directory import directory_of
 from loraplex.platform.ray.router import CONTROL_CALLS, REPORT, PlacementRouter
 
@@ -47,6 +48,7 @@ def pending(request_id: str, **fields: Any) -> Any:
         args=(b"", encode(placing)),
         metadata=SimpleNamespace(internal_request_id=request_id),
         routing_context=SimpleNamespace(should_backoff=False),
+        kwargs={WAITED: 0.0},
     )
 
 
@@ -108,6 +110,18 @@ async def test_streams_leave_places_for_aborts_and_a_full_fleet_is_asked_again_l
     assert request.routing_context.should_backoff
     router.on_new_queue_len_info(named("a"), PLACES - 1)
     assert await order(router, replicas, pending("3")) == ["a"]
+
+
+async def test_the_replica_learns_how_long_a_request_has_waited(router: PlacementRouter) -> None:
+    replicas = [replica("a")]
+    router.update_replicas(replicas)
+    request = pending("1", since=time.monotonic() - 30.0)
+    await order(router, replicas, request)
+    assert 30.0 <= request.kwargs[WAITED] < 60.0
+    probe = pending("2")
+    probe.kwargs.clear()
+    await order(router, replicas, probe)
+    assert probe.kwargs == {}
 
 
 async def test_replicas_without_an_engine_are_left_out_while_another_has_one(router: PlacementRouter) -> None:
