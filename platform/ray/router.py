@@ -29,6 +29,8 @@ REPORT: Final = "report"
 CONTROL_CALLS: Final = 16
 """Of a replica's ongoing requests, as many are left free of streams: Serve makes aborts and deletions wait for a place as well."""
 RECOUNT_S: Final = 0.05
+MAX_RECOUNT_S: Final = 0.8
+"""A full replica is asked how full it is after `RECOUNT_S`, then after twice as long, up to this. Its reports come in between."""
 CHOSEN_S: Final = 1.0
 """A request that was sent nowhere for so long after its choice was cancelled."""
 
@@ -42,6 +44,13 @@ class _Sent(NamedTuple):
     at: float
 
 
+class _Asked(NamedTuple):
+    """When a full replica was last asked, and the seconds until it is asked again."""
+
+    at: float
+    pause_s: float
+
+
 class PlacementRouter(RequestRouter):
     """Ranks the replicas for each request by its `Placing`, the second argument of every routed call."""
 
@@ -51,7 +60,7 @@ class PlacementRouter(RequestRouter):
         self._encoded: dict[str, bytes] = {}
         self._chosen: dict[str, _Sent] = {}
         self._accepted: dict[str, _Sent] = {}
-        self._asked_at: dict[str, float] = {}
+        self._asked: dict[str, _Asked] = {}
         self._asking: set[asyncio.Task[None]] = set()
         self._directory: ReplicaDirectory = directory_of(self._deployment_id.app_name)
 
@@ -123,6 +132,7 @@ class PlacementRouter(RequestRouter):
     def _has_place(self, replica: RunningReplica) -> bool:
         places = max(1, replica.max_ongoing_requests - CONTROL_CALLS)
         if self._index.open_requests(replica.replica_id.unique_id) < places:
+            self._asked.pop(replica.replica_id.unique_id, None)
             return True
         self._recount(replica)
         return False
@@ -130,15 +140,17 @@ class PlacementRouter(RequestRouter):
     def _recount(self, replica: RunningReplica) -> None:
         """Ask a full replica what it has: what other gateways' requests have freed is not counted here."""
         name, now = replica.replica_id.unique_id, time.monotonic()
-        if now - self._asked_at.get(name, 0.0) >= RECOUNT_S:
-            self._asked_at[name] = now
+        asked = self._asked.get(name)
+        if asked is None or now - asked.at >= asked.pause_s:
+            pause_s = RECOUNT_S if asked is None else min(2 * asked.pause_s, MAX_RECOUNT_S)
+            self._asked[name] = _Asked(now, pause_s)
             task = asyncio.get_running_loop().create_task(self._ask(replica))
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
 
     async def _ask(self, replica: RunningReplica) -> None:
         with suppress(RayError):  # a dead replica leaves the list by itself
-            count = await replica.get_queue_len(deadline_s=RECOUNT_S)
+            count = await replica.get_queue_len(deadline_s=MAX_RECOUNT_S)
             self.on_new_queue_len_info(replica.replica_id, count)
 
     def _begin(self, replica: str, placing: Placing) -> _Sent:
@@ -173,7 +185,7 @@ class PlacementRouter(RequestRouter):
         self._index.remove(name)
         self._reports.pop(name, None)
         self._encoded.pop(name, None)
-        self._asked_at.pop(name, None)
+        self._asked.pop(name, None)
 
     def _publish(self) -> None:
         self._directory.reports = dict(self._reports)

@@ -1,5 +1,6 @@
 """Serve's hooks of the router, without a cluster: what it counts of a request, which replicas it leaves out, whose prefixes it keeps."""
 
+import asyncio
 import time
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -110,6 +111,40 @@ async def test_streams_leave_places_for_aborts_and_a_full_fleet_is_asked_again_l
     assert request.routing_context.should_backoff
     router.on_new_queue_len_info(named("a"), PLACES - 1)
     assert await order(router, replicas, pending("3")) == ["a"]
+
+
+async def test_a_replica_that_stays_full_is_asked_less_and_less_often(
+    router: PlacementRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    asked: list[float] = []
+    place: list[int] = []
+    monkeypatch.setattr(router_module, "time", SimpleNamespace(monotonic=lambda: now))
+    replicas = [replica("a")]
+
+    async def count(deadline_s: float) -> int:
+        asked.append(now)
+        return PLACES - len(place)
+
+    replicas[0].get_queue_len = count
+    router.update_replicas(replicas)
+    router.on_new_queue_len_info(named("a"), PLACES)
+    for step in range(1000):  # ten seconds, ten requests
+        now = step / 100
+        assert await order(router, replicas, pending(f"{step % 10}")) == []
+        await asyncio.sleep(0)
+    assert len(asked) <= 17, "as many as one every 0.8 s, and the first ones"
+    place.append(1)
+    now += router_module.MAX_RECOUNT_S
+    await order(router, replicas, pending("1"))
+    await asyncio.sleep(0)
+    assert await order(router, replicas, pending("1")) == ["a"]
+    router.on_request_routed(pending("1"), named("a"), None)
+    asked.clear()
+    place.clear()
+    await order(router, replicas, pending("2"))
+    await asyncio.sleep(0)
+    assert asked == [now], "one that has had a place is asked at once"
 
 
 async def test_the_replica_learns_how_long_a_request_has_waited(router: PlacementRouter) -> None:
