@@ -1,9 +1,8 @@
 """Settings of a process, from flags, `LORAPLEX_*` (and DATABASE_URL, REDIS_URL), the TOML file and defaults, in this precedence.
 
-Invariant: only this module reads the environment.
+Invariant: no other module reads a setting from the environment.
 """
 
-import os
 import re
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -43,6 +42,7 @@ PLAIN_HTTP = (
 LEASE_HEARTBEATS = 3
 BODIES_BUFFERED = 4
 MIN_GRACE_S = 30.0
+GIVEN_WITH = {"tls_key": "tls_certificate", "smtp_from": "smtp_url", "oidc_client_id": "oidc_issuer"}
 
 
 def _url(name: str) -> AliasChoices:
@@ -168,9 +168,7 @@ class Settings(BaseSettings):
     meter_export: str | None = Field(default=None, min_length=1, max_length=MAX_URL_LENGTH)
     meter_export_secret: SecretStr | None = Field(default=None, validate_default=True)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    fake_engine: Path | None = Field(
-        default=None, description="a FakeScript as JSON, for fault injection without a model"
-    )
+    fake_engine: Path | None = Field(default=None, description="a FakeScript as JSON: faults without a model")
 
     @field_validator("engine")
     @classmethod
@@ -185,18 +183,17 @@ class Settings(BaseSettings):
                 )
         return value
 
-    @field_validator("tls_key")
+    @field_validator(*GIVEN_WITH)
     @classmethod
-    def _a_certificate_has_a_key(cls, value: Path | None, info: ValidationInfo) -> Path | None:
-        if "tls_certificate" in info.data and (value is None) != (info.data["tls_certificate"] is None):
-            raise ValueError("must be given exactly if `tls_certificate` is")
+    def _both_or_neither(cls, value: object, info: ValidationInfo) -> object:
+        other = GIVEN_WITH[str(info.field_name)]
+        if other in info.data and (value is None) != (info.data[other] is None):
+            raise ValueError(f"must be given exactly if `{other}` is")
         return value
 
     @field_validator("smtp_url")
     @classmethod
-    def _mails_lead_to_a_known_address(
-        cls, value: SecretStr | None, info: ValidationInfo
-    ) -> SecretStr | None:
+    def _links_in_mails_lead_here(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
         if value is None:
             return None
         parts = urlsplit(value.get_secret_value())
@@ -208,9 +205,7 @@ class Settings(BaseSettings):
 
     @field_validator("smtp_from")
     @classmethod
-    def _mails_have_a_sender(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if "smtp_url" in info.data and (value is None) != (info.data["smtp_url"] is None):
-            raise ValueError("must be given exactly if `smtp_url` is")
+    def _mails_have_a_sender(cls, value: str | None) -> str | None:
         if value is not None and ("@" not in value or not value.isprintable()):
             raise ValueError("must be an email address, such as loraplex <no-reply@example.com>")
         return value
@@ -221,13 +216,6 @@ class Settings(BaseSettings):
         here = value is not None and urlsplit(value).hostname in ("127.0.0.1", "::1", "localhost")
         if value is not None and not here and not value.startswith("https://"):
             raise ValueError("must begin with https://, unless the provider runs on this machine")
-        return value
-
-    @field_validator("oidc_client_id")
-    @classmethod
-    def _a_provider_knows_this_server(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if "oidc_issuer" in info.data and (value is None) != (info.data["oidc_issuer"] is None):
-            raise ValueError("must be given exactly if `oidc_issuer` is")
         return value
 
     @field_validator("trusted_proxies", "oidc_allowed_domains", mode="before")
@@ -319,8 +307,8 @@ class Settings(BaseSettings):
             loopback = ip_address(self.host).is_loopback
         except ValueError:
             loopback = self.host == "localhost"
-        is_encrypted = self.tls_certificate is not None or bool(self.trusted_proxies)
-        return self.role != "engine" and not loopback and not is_encrypted
+        is_plain = self.tls_certificate is None and not self.trusted_proxies
+        return self.role != "engine" and is_plain and not loopback
 
     @property
     def scheme(self) -> str:
@@ -336,9 +324,8 @@ class Settings(BaseSettings):
     @property
     def readiness_grace_s(self) -> float:
         """How long PostgreSQL may be away before this gateway is not ready: by default as long as known callers are served."""
-        if self.database_grace_s is None:
-            return max(self.known_caller_s, MIN_GRACE_S)
-        return self.database_grace_s
+        default_s = max(self.known_caller_s, MIN_GRACE_S)
+        return default_s if self.database_grace_s is None else self.database_grace_s
 
     @property
     def default_limits(self) -> DefaultLimits:
@@ -400,44 +387,6 @@ def load_settings(flags: Mapping[str, Any] | None = None, config_file: Path | No
         raise SettingsError("\n".join(_explain(detail) for detail in error.errors())) from None
     except TOMLDecodeError as error:
         raise SettingsError(f"{config_file or DEFAULT_CONFIG_FILE}: not valid TOML: {error}") from None
-
-
-def foreign_environment() -> dict[str, str]:
-    """This process's environment without the settings of loraplex, for processes that must not reach its stores.
-
-    Python processes below it import no module from their working directory: not from the folder that `-P` leaves out, and
-    from no relative folder in `PYTHONPATH`, of which an empty entry is the working directory.
-    """
-    prefixes = ("LORAPLEX_", "DATABASE_URL", "REDIS_URL", "RAY_AUTH_TOKEN", "PYTHONPATH")
-    kept = {name: value for name, value in os.environ.items() if not name.upper().startswith(prefixes)}
-    return kept | code_environment() | {"PYTHONSAFEPATH": "1"}
-
-
-def ray_requires_tokens() -> bool:
-    """Whether Ray here, which reads the variable itself, neither takes nor sends anything without a token."""
-    return os.environ.get("RAY_AUTH_MODE") == "token"
-
-
-def code_environment() -> dict[str, str]:
-    """What a process needs to find the code: the absolute folders of `PYTHONPATH`, if any, and nothing else."""
-    folders = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(each)]
-    return {"PYTHONPATH": os.pathsep.join(folders)} if folders else {}
-
-
-def engine_environment() -> dict[str, str]:
-    """This process's environment for an engine, without settings and secrets of loraplex. The operator's own variables stay.
-
-    OpenMP threads are bound to one core each. Unbound threads may share a core while another process uses the other one;
-    then they spin at every barrier (measured on 2 busy cores: a step takes 10 to 30 times as long). Large allocations use
-    huge pages, because address translation of 4 KiB pages costs a fifth of a decode step. A thread that waits for another spins for
-    some 50 us and then sleeps: spinning on would keep a busy process on the core of the thread that is waited for.
-    """
-    tuned = {
-        "OMP_PROC_BIND": "true",
-        "GOMP_SPINCOUNT": "3000",
-        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-    }
-    return tuned | foreign_environment()
 
 
 def _explain(detail: ErrorDetails) -> str:

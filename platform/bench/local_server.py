@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from loraplex.platform.bench.report import BenchFailed
-from loraplex.platform.config import foreign_environment
 from loraplex.platform.processes.child_process import python_command
+from loraplex.platform.processes.environment import foreign_environment
 
 BASE_MODEL = "bench-base"
 READY_S = 120.0

@@ -23,8 +23,8 @@ from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
-from loraplex.platform.config import engine_environment
 from loraplex.platform.processes.child_process import module_command
+from loraplex.platform.processes.environment import engine_environment
 
 MODULE = "loraplex.platform.bench.lora"
 BLOCK_SIZE = 16

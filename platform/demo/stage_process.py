@@ -7,8 +7,8 @@ import subprocess
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from loraplex.platform.config import foreign_environment
 from loraplex.platform.demo.errors import StageFailed
+from loraplex.platform.processes.environment import foreign_environment
 
 QUOTED_LINES = 8
 

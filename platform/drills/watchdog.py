@@ -16,10 +16,10 @@ from typing import Final, Self
 
 import msgspec
 
-from loraplex.platform.config import foreign_environment
 from loraplex.platform.drills.errors import DrillImpossible
 from loraplex.platform.drills.undo import Undo
 from loraplex.platform.processes.child_process import module_command
+from loraplex.platform.processes.environment import foreign_environment
 
 MODULE: Final = "loraplex.platform.drills.watchdog"
 READY: Final = b"ready\n"

@@ -19,13 +19,13 @@ import structlog
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.engine.messages import EngineStats
-from loraplex.platform.config import engine_environment
 from loraplex.platform.engines import spawn_messages, wire
 from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import OnDeath, RemoteEngine, ignore_death
 from loraplex.platform.engines.spawn_messages import Broken, Described, Ready, SpawnRequest, Stage
 from loraplex.platform.engines.watchdog import WatchdogConfig, kill_reason
 from loraplex.platform.processes.child_process import module_command
+from loraplex.platform.processes.environment import engine_environment
 from loraplex.platform.processes.restart_budget import RestartBudget, RestartPolicy
 from loraplex.platform.startup_errors import EngineStartFailed
 

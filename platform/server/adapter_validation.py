@@ -18,8 +18,8 @@ from loraplex.adapters.storage.threads import on_thread
 from loraplex.adapters.target_modules import AdaptableModule
 from loraplex.adapters.validation.result import Rejected, ValidationResult, refused, refused_by
 from loraplex.adapters.validation.upload_files import UploadFiles, open_upload
-from loraplex.platform.config import code_environment
 from loraplex.platform.errors import WorkersUnavailable
+from loraplex.platform.processes.environment import code_environment
 from loraplex.platform.workers.messages import Done, Ended, Failed, Refused, Reply
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.platform.workers.task import MIB, Sandbox, TaskSpec

@@ -21,7 +21,7 @@ from loraplex.adapters.versions.version_job import AdapterStore, LifecycleConfig
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.errors import ModelError
 from loraplex.engine.messages import EngineInfo
-from loraplex.platform.config import Settings, foreign_environment
+from loraplex.platform.config import Settings
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.inference.structured_output.build_task import AnalysisSetup
 from loraplex.platform.inference.structured_output.compile_cache import (
@@ -46,6 +46,7 @@ from loraplex.platform.inference.structured_output.value_validation import (
     value_validation_task,
 )
 from loraplex.platform.observability.admission_metrics import AdmissionMetrics
+from loraplex.platform.processes.environment import foreign_environment
 from loraplex.platform.server.adapter_validation import AdapterValidation
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.platform.workers.task import TaskSpec

@@ -11,9 +11,10 @@ from importlib import import_module
 
 import structlog
 
-from loraplex.platform.config import PLAIN_HTTP, Settings, ray_requires_tokens
+from loraplex.platform.config import PLAIN_HTTP, Settings
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.startup import OnStage, StartingEngines, open_lone_engine, start_engines
+from loraplex.platform.processes.environment import ray_requires_tokens
 from loraplex.platform.processes.gc_tuning import freeze_gc, paused_gc
 from loraplex.platform.server.certificate import read_certificate
 from loraplex.platform.server.listening import bind

@@ -21,8 +21,8 @@ from loraplex.platform.bench.load import LoadResult, run_load
 from loraplex.platform.bench.local_server import BASE_MODEL, run_local_server
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.bench.workload import arrival_offsets, draw_prompts
-from loraplex.platform.config import foreign_environment
 from loraplex.platform.processes.child_process import module_command
+from loraplex.platform.processes.environment import foreign_environment
 
 CONTROL, ATTACKED = "attacker at a stub", "attacked"
 COLUMNS = ("p50_ttft_ms", "p99_ttft_ms", "requests", "errors", "attacks")

@@ -21,7 +21,7 @@ from loraplex.platform.bench.load import run_load
 from loraplex.platform.bench.local_server import BASE_MODEL, LocalServer, run_local_server
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.bench.workload import draw_prompts
-from loraplex.platform.config import foreign_environment
+from loraplex.platform.processes.environment import foreign_environment
 
 MIXED, SINGLE, BASE = "mixed adapters", "one row with adapter", "base model"
 REQUIRED = {MIXED: 3.5, SINGLE: 2.0, BASE: 1.5}

@@ -31,11 +31,11 @@ from tests.platform.conftest import build_tokenizer
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
 from loraplex.platform.bench.client import CompletionRequest, StreamRecord, stream_completion
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
-from loraplex.platform.config import foreign_environment
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.datastores.migrations import newest_revision, upgrade
 from loraplex.platform.drills.ledger_drift import LedgerDrift, measure_drift
 from loraplex.platform.drills.traffic import RequestOutcome, outcome_of
+from loraplex.platform.processes.environment import foreign_environment
 from loraplex.tenants.database import Database
 
 BEFORE: Final = "bdc99e6"

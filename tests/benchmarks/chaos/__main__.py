@@ -12,8 +12,8 @@ from tests.benchmarks.checkout import CHECKOUT
 
 from loraplex.platform.bench.report import BenchFailed, Report
 from loraplex.platform.cli.bench import print_progress
-from loraplex.platform.config import foreign_environment
 from loraplex.platform.processes.child_process import module_command
+from loraplex.platform.processes.environment import foreign_environment
 
 MODULE: Final = "tests.benchmarks.chaos"
 

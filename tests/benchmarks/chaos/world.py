@@ -26,7 +26,6 @@ from tests.end_to_end.lost_stores import scripted
 from tests.platform.server.serve_process import RUN
 
 from loraplex.platform.bench.report import BenchFailed
-from loraplex.platform.config import foreign_environment
 from loraplex.platform.datastores.embedded.binaries import (
     PostgresBinaries,
     copy_postgres,
@@ -39,6 +38,7 @@ from loraplex.platform.datastores.embedded.postgres import PostgresServer
 from loraplex.platform.datastores.embedded.valkey import ValkeyServer
 from loraplex.platform.datastores.migrations import upgrade
 from loraplex.platform.processes.child_process import python_command
+from loraplex.platform.processes.environment import foreign_environment
 
 SERVED_NAME: Final = "chaos"
 GATEWAYS: Final = 2

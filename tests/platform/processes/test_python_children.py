@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.platform.config import engine_environment, foreign_environment
 from loraplex.platform.engines.process import MODULE
 from loraplex.platform.processes.child_process import module_command, python_command, spawn_child
+from loraplex.platform.processes.environment import engine_environment, foreign_environment
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("adapters", "engine", "grammar", "migrations", "platform", "tenants")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from loraplex.platform.config import code_environment
+from loraplex.platform.processes.environment import code_environment
 
 SIOCSIFFLAGS, IFF_UP = 0x8914, 0x1
 IN_NAMESPACE = (
