@@ -25,7 +25,7 @@ DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 # Errors of one row or statement. Others mean that the disk or the file fails.
 OF_A_ROW: Final = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError)
 # The size of an admission, with a margin, when there is none to measure.
-ANOTHER: Final = JournalRows(admissions=[(0, " " * 2048)])
+ANOTHER: Final = JournalRows([("admission", 0, None, " " * 2048)], admissions=1)
 LOG = structlog.get_logger("loraplex.journal")
 
 
@@ -82,19 +82,19 @@ class StagedRows:
         match write:
             case Admit(id, text):
                 if (replaced := self._position_of(id)) is not None:
-                    self.rows.replaced.append((replaced,))
-                self.rows.admissions.append((self._next(), text))
+                    self.rows.replace(replaced)
+                self.rows.admit(self._next(), text)
                 self.changes[id] = self.position
             case End(id, text):
                 if (admission := self._position_of(id)) is None:
                     return False
-                self.rows.ends.append((self._next(), admission, text))
+                self.rows.end(self._next(), admission, text)
                 self.changes[id] = None
                 return True
             case Progress(usages):
                 for each, usage in usages.items():
                     if (admission := self._position_of(each)) is not None:
-                        self.rows.progress.append((admission, usage_text(usage)))
+                        self.rows.progress(admission, usage_text(usage))
         return None
 
     def _position_of(self, id: UUID) -> int | None:
@@ -137,7 +137,6 @@ class JournalCommits:
                 with suppress(JournalFull):
                     self._make_room(file, 1, ANOTHER)
                 self._note(file)
-                self.bytes = file.bytes
         except JournalUnreadable:
             self.close()
             raise
@@ -173,12 +172,13 @@ class JournalCommits:
 
     def maintain(self, is_idle: bool) -> None:
         """After callers have their answers: empty the log, look for room if there was none and, if idle, return free pages."""
-        if self._file is None:
+        may_shrink = is_idle and self.has_spare_pages
+        if self._file is None or not (self._file.is_checkpoint_due or may_shrink or self.full):
             return
         # What is raised is kept: in `full`, and as a file that the next call opens again.
         with suppress(JournalFull, JournalUnavailable), self._disk() as file:
             file.checkpoint_if_due()
-            if is_idle and self.has_spare_pages:
+            if may_shrink:
                 self.has_spare_pages = file.shrink(len(self._open))
             self.bytes = file.bytes
             if self.full is not None:
@@ -195,7 +195,7 @@ class JournalCommits:
             answers = [self._repeats_end(each) or staged.add(each) for each in writes]
             began = time.perf_counter()
             if staged.rows.admissions:
-                self._make_room(file, len(staged.rows.admissions), staged.rows)
+                self._make_room(file, staged.rows.admissions, staged.rows)
             self._write_rows(file, staged)
             self._recorder.committed(len(writes), time.perf_counter() - began)
             return answers
@@ -278,7 +278,7 @@ class JournalCommits:
 
     def _note(self, file: JournalFile) -> None:
         """Note the state of the file for other threads and, once a second, since when records wait."""
-        self.shipped, self.dead_letters = file.shipped, file.dead_letter_count
+        self.shipped, self.dead_letters, self.bytes = file.shipped, file.dead_letter_count, file.bytes
         since, now = self._unshipped_since, time.monotonic()
         while since and since[0][0] <= self.shipped:
             since.popleft()

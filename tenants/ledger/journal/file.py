@@ -18,9 +18,9 @@ from loraplex.tenants.ledger.journal.records import (
     DeadLetter,
     JournalRecord,
     OpenRequest,
-    read_record,
     read_reservation,
     read_usage,
+    record_of,
 )
 from loraplex.tenants.ledger.journal.statements import (
     DEAD_LETTERS,
@@ -34,6 +34,8 @@ from loraplex.tenants.ledger.journal.statements import (
     RECORDS,
     REJECT,
     SCHEMA,
+    VIEWS,
+    WRITE,
 )
 
 FRAME_BYTES: Final = PAGE_BYTES + 24
@@ -89,30 +91,34 @@ class JournalConfig:
 
 @dataclass(slots=True)
 class JournalRows:
-    """The rows of one transaction: (position, reservation), (position, admission, usage), (admission, usage) and so on."""
+    """The rows of one transaction, as the view `writes` takes them: (kind, position, admission, text), in this order."""
 
-    admissions: list[Row] = field(default_factory=list)
-    replaced: list[Row] = field(default_factory=list)
-    ends: list[Row] = field(default_factory=list)
-    progress: list[Row] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    admissions: int = 0
+    replaced: int = 0
 
-    def statements(self) -> list[tuple[str, list[Row]]]:
-        """One statement per table: each costs a change between threads, and so does not run per row."""
-        return [
-            ("DELETE FROM admissions WHERE position IN (VALUES {rows})", self.replaced),
-            ("DELETE FROM rejections WHERE position IN (VALUES {rows})", self.replaced),
-            ("DELETE FROM progress WHERE admission IN (VALUES {rows})", self.replaced),
-            ("INSERT INTO admissions VALUES {rows}", self.admissions),
-            ("INSERT INTO ends VALUES {rows}", self.ends),
-            ("INSERT OR REPLACE INTO progress VALUES {rows}", self.progress),
-        ]
+    def replace(self, position: int) -> None:
+        """Remove an admission that another one of its request follows."""
+        self.rows.append(("replaced", position, None, None))
+        self.replaced += 1
+
+    def admit(self, position: int, reservation: str) -> None:
+        """Add an admission."""
+        self.rows.append(("admission", position, None, reservation))
+        self.admissions += 1
+
+    def end(self, position: int, admission: int, usage: str) -> None:
+        """Add the end of an admission."""
+        self.rows.append(("end", position, admission, usage))
+
+    def progress(self, admission: int, usage: str) -> None:
+        """Replace the last progress of an admission."""
+        self.rows.append(("progress", None, admission, usage))
 
     @property
     def pages(self) -> int:
         """An upper bound of the new pages that the rows take."""
-        tables = (self.admissions, self.ends, self.progress)
-        texts = sum(len(value) for rows in tables for row in rows for value in row if isinstance(value, str))
-        return 2 + pages_of(texts)
+        return 2 + pages_of(sum([len(row[3]) for row in self.rows if isinstance(row[3], str)]))
 
 
 def pages_of(size: int) -> int:
@@ -126,7 +132,7 @@ class JournalFile:
     """
 
     def __init__(self, path: Path, config: JournalConfig, connect: Connect = connect) -> None:
-        self._path = path
+        self._folder = path.parent
         self._log = Path(f"{path}-wal")
         self._config = config
         self._connection = connect(path)
@@ -140,6 +146,8 @@ class JournalFile:
             self._execute(f"PRAGMA journal_size_limit = {config.base_pages * FRAME_BYTES}")
             if is_new:
                 self._create()
+            for statement in VIEWS:
+                self._execute(statement)
             self.checkpoint()
             self.position, self.shipped = self._execute(LAST_POSITION)[0]
             self._count_dead_letters()
@@ -154,8 +162,13 @@ class JournalFile:
 
     @property
     def bytes(self) -> int:
-        """Bytes on the disk, those of the write-ahead log included."""
+        """Bytes on the disk, those of the write-ahead log included, as of the last checkpoint."""
         return self._pages * PAGE_BYTES + self._log_bytes
+
+    @property
+    def is_checkpoint_due(self) -> bool:
+        """Whether the write-ahead log could soon grow beyond its size."""
+        return self._unwritten_pages >= self._config.checkpoint_pages
 
     @property
     def is_drained(self) -> bool:
@@ -187,21 +200,20 @@ class JournalFile:
     def dead_letters(self) -> list[DeadLetter]:
         """Rejected records, in the order of writing."""
         return [
-            DeadLetter(read_record(position, reservation, usage), reason, datetime.fromisoformat(at))
+            DeadLetter(
+                record_of(position, read_reservation(reservation), usage), reason, datetime.fromisoformat(at)
+            )
             for position, reservation, usage, reason, at in self._execute(DEAD_LETTERS)
         ]
 
     def write(self, rows: JournalRows) -> None:
-        """Write rows in one transaction."""
-        with self._transaction():
-            for sql, values in rows.statements():
-                if values:
-                    row = f"({', '.join('?' * len(values[0]))})"
-                    self._execute(
-                        sql.format(rows=", ".join([row] * len(values))), *(v for each in values for v in each)
-                    )
-        self._free_pages -= rows.pages
-        self._unwritten_pages += rows.pages + sum(len(values) for _, values in rows.statements())
+        """Write rows in one transaction, which is one statement."""
+        if rows.rows:
+            values = ", ".join(["(?, ?, ?, ?)"] * len(rows.rows))
+            self._execute(WRITE + values, *[value for row in rows.rows for value in row])
+        pages = rows.pages
+        self._free_pages -= pages
+        self._unwritten_pages += pages + len(rows.rows)
         if rows.replaced:
             self._count_dead_letters()
 
@@ -216,17 +228,16 @@ class JournalFile:
         """Delete what ended and is in PostgreSQL up to this position."""
         while self.shipped < position:
             step = min(position, self.shipped + FORGET_STEP)
-            with self._transaction():
-                for statement in FORGET:
-                    self._execute(statement, self.shipped, step)
+            self._execute(FORGET, self.shipped, step)
             self.shipped = step
             self._unwritten_pages += FORGET_STEP
             self.checkpoint_if_due()
-        self._count_dead_letters()
+        if self.dead_letter_count:
+            self._count_dead_letters()
 
     def make_room(self, open_requests: int, rows: JournalRows) -> None:
         """Ensure pages on the disk for these rows, and for the end of so many requests. Raises `JournalFull`."""
-        if shutil.disk_usage(self._path.parent).free < self._config.min_free_bytes:
+        if shutil.disk_usage(self._folder).free < self._config.min_free_bytes:
             raise JournalFull(
                 f"the disk of this server's usage journal has less than {self._config.min_free_bytes} bytes free; try again later"
             )
@@ -260,23 +271,20 @@ class JournalFile:
 
     def checkpoint_if_due(self) -> None:
         """Copy the write-ahead log into the file before the log could grow beyond its size."""
-        if self._unwritten_pages >= self._config.checkpoint_pages:
+        if self.is_checkpoint_due:
             self.checkpoint()
 
     def checkpoint(self) -> None:
         """Copy the write-ahead log into the file; the next write begins at the start of the log."""
         self._execute("PRAGMA wal_checkpoint(PASSIVE)")
         self._unwritten_pages = 0
-
-    @property
-    def _log_bytes(self) -> int:
-        try:
-            return self._log.stat().st_size
-        except FileNotFoundError:
-            return 0
+        self._measure_log()
 
     def _records(self, after: int, limit: int) -> list[JournalRecord]:
-        return [read_record(*row) for row in self._execute(RECORDS, after, limit)]
+        rows = self._execute(RECORDS, after, limit)
+        # Most requests end soon after their admission: both records have one text of the reservation.
+        reservations = {text: read_reservation(text) for text in {row[1] for row in rows}}
+        return [record_of(position, reservations[text], usage) for position, text, usage in rows]
 
     def _needed(self, open_requests: int, rows: JournalRows) -> int:
         return self._config.spare_pages + rows.pages + pages_of(open_requests * OPEN_REQUEST_BYTES)
@@ -295,6 +303,7 @@ class JournalFile:
 
     def _grow(self, pages: int) -> None:
         """Write new pages to the disk and free them within the file. The log has room to undo this."""
+        self._measure_log()
         # Free pages are filled before new ones, and all of them pass through the log.
         filled = self._free_pages + pages
         log = max(self._log_bytes, filled * FRAME_BYTES)
@@ -337,6 +346,13 @@ class JournalFile:
     def _measure(self) -> None:
         self._pages: int = self._execute("PRAGMA page_count")[0][0]
         self._free_pages: int = self._execute("PRAGMA freelist_count")[0][0]
+        self._measure_log()
+
+    def _measure_log(self) -> None:
+        try:
+            self._log_bytes = self._log.stat().st_size
+        except FileNotFoundError:
+            self._log_bytes = 0
 
     def _is_new(self) -> bool:
         version = self._execute("PRAGMA user_version")[0][0]

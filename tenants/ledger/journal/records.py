@@ -82,8 +82,8 @@ def read_usage(text: str | None) -> SettledUsage:
         raise JournalUnreadable(f"the usage of a request cannot be read: {error}") from error
 
 
-def read_record(position: int, reservation: str, usage: str | None) -> JournalRecord:
-    """Decode an admission or, with usage, an end. Raises `JournalUnreadable`."""
-    if usage is None:
-        return Admitted(position, read_reservation(reservation))
-    return Ended(position, read_reservation(reservation), read_usage(usage))
+def record_of(position: int, reservation: Reservation, usage: str | None) -> JournalRecord:
+    """An admission or, with usage as JSON, an end. Raises `JournalUnreadable`."""
+    return (
+        Admitted(position, reservation) if usage is None else Ended(position, reservation, read_usage(usage))
+    )

@@ -1,4 +1,4 @@
-"""SQL of a journal's file: its pragmas, its tables and what is read from them.
+"""SQL of a journal's file: its pragmas, its tables, what is written through its views and what is read.
 
 Invariant: a released `FORMAT` keeps its tables; another one needs a reader of the older.
 """
@@ -19,6 +19,7 @@ PRAGMAS: Final = (
     "PRAGMA fullfsync = ON",
     "PRAGMA wal_autocheckpoint = 0",
     "PRAGMA secure_delete = OFF",
+    "PRAGMA temp_store = MEMORY",
 )
 SCHEMA: Final = (
     "CREATE TABLE admissions (position INTEGER PRIMARY KEY, reservation TEXT NOT NULL)",
@@ -58,15 +59,45 @@ WHERE EXISTS (SELECT 1 FROM admissions WHERE position = ?1) OR EXISTS (SELECT 1 
 # Requests whose end was shipped and not rejected.
 FORGOTTEN: Final = """
 SELECT admission FROM ends
-WHERE position > ?1 AND position <= ?2 AND position NOT IN (SELECT position FROM rejections)
+WHERE position > new.after AND position <= new.until AND position NOT IN (SELECT position FROM rejections)
 """
-FORGET: Final = (
-    f"DELETE FROM progress WHERE admission IN ({FORGOTTEN})",
-    f"DELETE FROM rejections WHERE position IN ({FORGOTTEN})",
-    f"DELETE FROM admissions WHERE position IN ({FORGOTTEN})",
+# Views of this connection alone: a row that is inserted into one is a change of several tables, so that a whole transaction
+# is one statement.
+VIEWS: Final = (
+    "CREATE TEMP VIEW writes (kind, position, admission, text) AS SELECT 0, 0, 0, 0",
     """
-    DELETE FROM ends
-    WHERE position > ?1 AND position <= ?2 AND position NOT IN (SELECT position FROM rejections)
+    CREATE TEMP TRIGGER replace_admission INSTEAD OF INSERT ON writes WHEN new.kind = 'replaced' BEGIN
+        DELETE FROM admissions WHERE position = new.position;
+        DELETE FROM rejections WHERE position = new.position;
+        DELETE FROM progress WHERE admission = new.position;
+    END
     """,
-    "UPDATE state SET shipped = ?2 WHERE shipped = ?1",
+    """
+    CREATE TEMP TRIGGER write_admission INSTEAD OF INSERT ON writes WHEN new.kind = 'admission' BEGIN
+        INSERT INTO admissions VALUES (new.position, new.text);
+    END
+    """,
+    """
+    CREATE TEMP TRIGGER write_end INSTEAD OF INSERT ON writes WHEN new.kind = 'end' BEGIN
+        INSERT INTO ends VALUES (new.position, new.admission, new.text);
+    END
+    """,
+    """
+    CREATE TEMP TRIGGER write_progress INSTEAD OF INSERT ON writes WHEN new.kind = 'progress' BEGIN
+        INSERT OR REPLACE INTO progress VALUES (new.admission, new.text);
+    END
+    """,
+    "CREATE TEMP VIEW forgotten (after, until) AS SELECT 0, 0",
+    f"""
+    CREATE TEMP TRIGGER forget INSTEAD OF INSERT ON forgotten BEGIN
+        DELETE FROM progress WHERE admission IN ({FORGOTTEN});
+        DELETE FROM rejections WHERE position IN ({FORGOTTEN});
+        DELETE FROM admissions WHERE position IN ({FORGOTTEN});
+        DELETE FROM ends
+        WHERE position > new.after AND position <= new.until AND position NOT IN (SELECT position FROM rejections);
+        UPDATE state SET shipped = new.until WHERE shipped = new.after;
+    END
+    """,
 )
+WRITE: Final = "INSERT INTO writes VALUES "
+FORGET: Final = "INSERT INTO forgotten VALUES (?, ?)"
