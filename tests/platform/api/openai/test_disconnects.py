@@ -12,6 +12,8 @@ from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.workers.pool import WorkerPool
 
 LIMITS = ServingConfig(max_in_flight=1, key_cache_s=0.0)
+# The first request may have to start a worker process on a machine that is busy.
+BUSY_S = 180.0
 PLAIN: Any = {"model": "demo/base", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
 
 
@@ -28,15 +30,23 @@ def endless() -> dict[str, Any]:
 
 
 async def answered_soon(gateway: Any) -> None:
-    async with asyncio.timeout(60):
+    """The one place of the gateway is free again, and nothing of either request is left."""
+    admissions = gateway.admissions
+    async with asyncio.timeout(BUSY_S):
         while (await gateway.post("/v1/chat/completions", PLAIN)).status_code != 200:
             await asyncio.sleep(0.02)
+        # What is left of the other request ends in the background.
+        while len(admissions.settled) + len(admissions.cancelled) < len(admissions.asked):
+            await asyncio.sleep(0.02)
+    assert gateway.engine.running == 0
 
 
 async def leave(gateway: Any, body: object, reached: asyncio.Event) -> None:
     leaving = asyncio.create_task(gateway.post("/v1/chat/completions", body))
-    async with asyncio.timeout(60):
-        await reached.wait()
+    reaching = asyncio.create_task(reached.wait())
+    async with asyncio.timeout(BUSY_S):
+        await asyncio.wait({leaving, reaching}, return_when=asyncio.FIRST_COMPLETED)
+    assert not leaving.done(), leaving.result().text
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
 
@@ -56,7 +66,7 @@ async def test_while_a_grammar_is_checked(start_gateway: Any, stream: bool) -> N
     gateway.compile_checks.check = check
     await leave(gateway, formed({"type": "object"}, stream), reached)
     await answered_soon(gateway)
-    assert released.is_set() and gateway.engine.running == 0
+    assert released.is_set()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -76,4 +86,4 @@ async def test_while_a_value_is_validated(
     monkeypatch.setattr(WorkerPool, "run", validate)
     await leave(gateway, formed(endless(), stream), reached)
     await answered_soon(gateway)
-    assert len(gateway.recorder.timings) == 2 and gateway.engine.running == 0
+    assert len(gateway.recorder.timings) == 2
