@@ -27,6 +27,8 @@ from loraplex.tenants.models import Quota
 
 COLUMNS: Final = ("value", "unit")
 LIMIT_S: Final = 1200.0
+LIMITED: Final = ("insufficient_quota", "rate_limit_exceeded")
+"""Of a limit that is used up, and of one that is while other requests run."""
 QUOTA: Final = 2000
 """Tokens a day of the tenant with a limit: 250 requests of 4 + 4 tokens."""
 
@@ -96,6 +98,7 @@ def report_of(found: dict[str, dict[str, Any]]) -> Report:
     """The figures with their requirements."""
     report = Report("ray", COLUMNS)
     hits, kill, update, quota = (found[name] for name in ("hits", "kill", "rolling_update", "quota"))
+    refused = sum(quota["last"].get(code, 0) for code in LIMITED)
     for name, value, unit in (
         ("adapter hits of the router", hits["router"], "share"),
         ("adapter hits at random", hits["random"], "share"),
@@ -107,15 +110,22 @@ def report_of(found: dict[str, dict[str, Any]]) -> Report:
         ("rolling update under 32 streams: errors", sum(update["errors"].values()), "requests"),
         ("quota of tokens at 3 gateways: allowed", quota["allowed"], "requests"),
         ("quota of tokens at 3 gateways: answered", quota["answered"], "requests"),
+        ("quota of tokens at 3 gateways: refused by it (429)", refused, "requests"),
+        ("quota of tokens at 3 gateways: counters late (503), repeated", quota["unknown"], "replies"),
     ):
         report.cases.append(Case(name, {}, {"value": value, "unit": unit}))
     answered = quota["answered"] / quota["allowed"]
+    refused_share = refused / quota["allowed"]
     report.ratios += [
         Ratio("adapter hits: router / random", hits["router"] / hits["random"], 1.1),
         Ratio("tokens per second: 3 replicas / 1", found["scale"]["ratio"], 2.5),
         Ratio("rolling update: failed requests", float(sum(update["errors"].values())), 0.0, "at most"),
         Ratio("requests answered / allowed by the quota", answered, 1.0, "at most"),
         Ratio("requests answered / allowed by the quota", answered, 1.0, "at least"),
+        Ratio("requests refused by the quota / beyond it", refused_share, 1.0, "at least"),
     ]
-    report.notes.append(f"SIGKILL: {kill['requests']} requests, errors {kill['errors']}")
+    report.notes += [
+        f"SIGKILL: {kill['requests']} requests, errors {kill['errors']}",
+        "A gateway whose counters do not answer within 50 ms refuses what is limited by the day: it cannot know what is left.",
+    ]
     return report
