@@ -78,7 +78,9 @@ settings.load_profile("same examples")
 
 TEMPLATE = "template_migrated"
 NEWEST_POSTGRES = max(POSTGRES_MAJORS)
-DISCONNECT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+DISCONNECT = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
 # Triggers and foreign keys keep rows that only an owner who means all of them may delete.
 EMPTY = """
 DO $$ DECLARE name text; BEGIN
@@ -163,24 +165,43 @@ class KeptDatabase:
         self._template = template
         with psycopg.connect(url_of(services, template)) as connection:
             self._schema = connection.execute(SCHEMA).fetchone()
-        self._name: str | None = None
+        self._url: str | None = None
+        # Of its own from test to test: a new one reads the catalog again, which takes longer than to empty all tables.
+        self._connection: psycopg.Connection | None = None
 
     def emptied(self) -> str:
         """Its address. Whoever is still connected to it is not any more."""
-        if self._name is None or not self._empty(self._name):
-            self._name = f"test_{uuid4().hex}"
-            execute(self._services, "CREATE DATABASE {} TEMPLATE {}", self._name, self._template)
-        return url_of(self._services, self._name)
+        if self._url is None or not self._empty(self._url):
+            self.close()
+            name = f"test_{uuid4().hex}"
+            execute(self._services, "CREATE DATABASE {} TEMPLATE {}", name, self._template)
+            self._url = url_of(self._services, name)
+        return self._url
 
-    def _empty(self, name: str) -> bool:
-        with psycopg.connect(self._services.database_url, autocommit=True) as connection:
-            connection.execute(DISCONNECT, [name])
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _empty(self, url: str) -> bool:
+        """Also where a test has ended this connection with all others; false where there can be none."""
         try:
-            with psycopg.connect(url_of(self._services, name)) as connection:
-                connection.execute(EMPTY)
-                return connection.execute(SCHEMA).fetchone() == self._schema
+            if self._connection is None or self._is_broken(self._connection):
+                self.close()
+                self._connection = psycopg.connect(url, autocommit=True)
+            self._connection.execute(DISCONNECT)
+            self._connection.execute(EMPTY)
+            return self._connection.execute(SCHEMA).fetchone() == self._schema
         except psycopg.OperationalError:
             return False
+
+    @staticmethod
+    def _is_broken(connection: psycopg.Connection) -> bool:
+        try:
+            connection.execute("SELECT 1")
+        except psycopg.OperationalError:
+            return True
+        return False
 
 
 class AdministeredServices(EmbeddedServices):
@@ -212,6 +233,11 @@ class Servers:
     def kept(self) -> KeptDatabase:
         return KeptDatabase(self.services, self.template)
 
+    def close(self) -> None:
+        if "kept" in self.__dict__:
+            self.kept.close()
+        self.services.stop()
+
 
 @pytest.fixture(scope="session")
 def servers_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Servers]]:
@@ -221,7 +247,7 @@ def servers_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[i
         @cache
         def started(postgres_major: int) -> Servers:
             servers = Servers(tmp_path_factory.mktemp("services"), postgres_major)
-            stack.callback(servers.services.stop)
+            stack.callback(servers.close)
             return servers
 
         yield started
