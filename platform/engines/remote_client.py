@@ -15,7 +15,6 @@ from uuid import uuid4
 import msgspec
 import structlog
 import zmq
-import zmq.asyncio
 
 from loraplex.engine.errors import (
     EngineLost,
@@ -36,6 +35,7 @@ from loraplex.engine.messages import (
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.event_buffer import EventBuffer, EventBufferConfig
 from loraplex.platform.engines.loop_clock import LoopClock
+from loraplex.platform.engines.loop_socket import LoopSocket
 from loraplex.platform.engines.poison_memory import Work
 
 STATS_TIMEOUT_S = 1.0
@@ -73,8 +73,8 @@ class RemoteEngine:
         self._buffer = buffer
         self._silence_s = silence_s
         self._on_death = on_death
-        self._context = zmq.asyncio.Context()
-        self._socket: zmq.asyncio.Socket | None = None
+        self._context = zmq.Context[zmq.Socket[bytes]]()
+        self._socket: LoopSocket | None = None
         self._info: EngineInfo | None = None
         self._ready = asyncio.Event()
         self._instance: str | None = None
@@ -273,33 +273,26 @@ class RemoteEngine:
         except (zmq.ZMQError, OSError) as error:
             self._log.error("no socket for the engine; trying again", reason=str(error))
             return False
-        self._socket = socket
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
         socket.connect(self._address)
-        self._tasks = [task for task in self._tasks if not task.done()]
-        self._tasks.append(asyncio.create_task(self._receive(socket)))
+        self._socket = LoopSocket(socket, self._receive)
         return True
 
     def _disconnect(self) -> None:
         if self._socket is not None:
-            self._socket.close(linger=0)
+            self._socket.close()
             self._socket = None
 
-    async def _receive(self, socket: zmq.asyncio.Socket) -> None:
-        while self._socket is socket:
-            try:
-                data = await socket.recv()
-            except (zmq.ZMQError, asyncio.CancelledError):
-                if self._socket is socket:
-                    raise
-                return
-            try:
-                self._handle(wire.decode_to_gateway(data))
-            except msgspec.MsgspecError:
-                self._log.warning("malformed message ignored")
+    def _receive(self, frames: list[bytes]) -> None:
+        try:
+            message = wire.decode_to_gateway(b"".join(frames))
+        except msgspec.MsgspecError:
+            self._log.warning("malformed message ignored")
+        else:
+            self._handle(message)
 
     def _handle(self, message: wire.ToGateway) -> None:
         self._heard_at = self._clock.time
@@ -411,8 +404,11 @@ class RemoteEngine:
         """Send a message. False without a connection or with a full queue; `_tick` repeats messages that must arrive."""
         if self._socket is None:
             return False
-        sent = self._socket.send(wire.encode(message), flags=zmq.NOBLOCK)
-        return asyncio.ensure_future(sent).exception() is None
+        try:
+            self._socket.send(wire.encode(message))
+        except zmq.ZMQError:
+            return False
+        return True
 
 
 def unavailable(request_id: str, message: str) -> Failed:

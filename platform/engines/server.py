@@ -12,13 +12,13 @@ from uuid import uuid4
 import msgspec
 import structlog
 import zmq
-import zmq.asyncio
 
 from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import EngineError, EngineLost
 from loraplex.engine.messages import EngineRequest, Event, Failed
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.loop_clock import LoopClock
+from loraplex.platform.engines.loop_socket import LoopSocket
 
 MAX_UNSENT_EVENTS = 100_000
 ABORT_GRACE_S = 5.0
@@ -51,8 +51,8 @@ class EngineServer:
         self._engine = engine
         self._address = address
         self._path = wire.socket_path(address)
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
+        self._context = zmq.Context[zmq.Socket[bytes]]()
+        self._socket: LoopSocket | None = None
         self._peers: dict[bytes, Peer] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
@@ -67,12 +67,13 @@ class EngineServer:
         """Listen. The socket file is 0600 in a 0700 folder. Raises `SettingsError` or `zmq.ZMQError`."""
         wire.private_folder(self._path.parent)
         self._path.unlink(missing_ok=True)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.bind(self._address)
+        socket = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket = LoopSocket(socket, self._receive)
+        socket.bind(self._address)
         self._path.chmod(0o600)
-        self._spawn(self._receive())
         self._spawn(self._watch_peers())
 
     async def close(self) -> None:
@@ -82,22 +83,21 @@ class EngineServer:
             self._drop(peer, "the engine shuts down")
         for task in list(self._background):
             task.cancel()
+        if self._socket is not None:
+            self._socket.close(LINGER_S)
         await asyncio.gather(*self._background, return_exceptions=True)
-        self._socket.close(linger=round(1000 * LINGER_S))
         await asyncio.to_thread(self._context.term)
         self._path.unlink(missing_ok=True)
 
-    async def _receive(self) -> None:
-        while True:
-            frames = await self._socket.recv_multipart()
-            try:
-                message = wire.decode_to_engine(frames[1]) if len(frames) == 2 else None
-            except msgspec.MsgspecError:
-                message = None
-            if message is None:
-                self._count_malformed()
-            else:
-                self._handle(frames[0], message)
+    def _receive(self, frames: list[bytes]) -> None:
+        try:
+            message = wire.decode_to_engine(frames[1]) if len(frames) == 2 else None
+        except msgspec.MsgspecError:
+            message = None
+        if message is None:
+            self._count_malformed()
+        else:
+            self._handle(frames[0], message)
 
     def _handle(self, identity: bytes, message: wire.ToEngine) -> None:
         if isinstance(message, wire.Hello):
@@ -251,16 +251,17 @@ class EngineServer:
 
     def _send(self, identity: bytes, message: wire.ToGateway) -> bool:
         """Give one message to the socket. False if the peer's queue is full; a disconnected peer is dropped."""
-        sent = self._socket.send_multipart([identity, wire.encode(message)], flags=zmq.NOBLOCK)
-        error = asyncio.ensure_future(sent).exception()
-        if error is None:
-            return True
-        if isinstance(error, zmq.ZMQError) and error.errno == zmq.EHOSTUNREACH:
+        if self._socket is None:
+            return False
+        try:
+            self._socket.send(identity, wire.encode(message))
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                return False
             peer = self._peers.get(identity)
             if peer is not None:
                 self._drop(peer, "the gateway is gone")
-            return True
-        return False
+        return True
 
     def _count_malformed(self) -> None:
         self.malformed += 1

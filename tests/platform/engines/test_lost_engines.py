@@ -6,7 +6,6 @@ import time
 
 import pytest
 import zmq
-import zmq.asyncio
 from tests.platform.engines.engine_socket import collect, connected, request, serving, started, until
 
 from loraplex.engine.errors import EngineUnavailable
@@ -134,7 +133,7 @@ async def test_a_process_without_files_or_memory_reconnects_once_it_has_some(
     client = RemoteEngine(address, EventBufferConfig())
     open_socket, errors = client._context.socket, [error, error]
 
-    def fail_first(kind: int) -> zmq.asyncio.Socket:
+    def fail_first(kind: int) -> zmq.Socket[bytes]:
         if errors:
             raise errors.pop()
         return open_socket(kind)
