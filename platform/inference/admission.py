@@ -104,7 +104,7 @@ class PendingAdmission:
         Raises as `InferenceAdmission.admit`: the request may still be refused.
         """
         try:
-            reservation = await asyncio.shield(self._admitting)
+            reservation = await self._admitted()
         except LimitExceeded as error:
             self._context.headers.update(refusal_headers(error))
             raise
@@ -124,10 +124,14 @@ class PendingAdmission:
     async def reservation_or_none(self) -> Reservation | None:
         """Wait for the journal; return None when the request was refused, which `reservation` has raised."""
         try:
-            return await asyncio.shield(self._admitting)
+            return await self._admitted()
         except (TenantsError, GatewayError, ModelMoved) as error:
             LOG.debug("a request was refused after its provisional admission", reason=type(error).__name__)
             return None
+
+    async def _admitted(self) -> Reservation:
+        done = self._admitting.done()
+        return self._admitting.result() if done else await asyncio.shield(self._admitting)
 
 
 def _causes(reservation: Reservation, renewals: int) -> dict[str, int | str]:

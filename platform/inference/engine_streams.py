@@ -4,6 +4,7 @@ Invariant: every event is counted, also those between the client's leaving and t
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 
 import structlog
@@ -24,7 +25,9 @@ class EngineStreams:
         self._engine = engine
         self._requests = requests
         self._stats = stats
-        self._events: asyncio.Queue[tuple[int, Event | None]] = asyncio.Queue(WAITING_EVENTS * len(requests))
+        self._events = deque[tuple[int, Event | None]]()
+        self._most = WAITING_EVENTS * len(requests)
+        self._arrived, self._has_room = asyncio.Event(), asyncio.Event()
         self._open = set(range(len(requests)))
         self._closing = False
         self._readers = [asyncio.create_task(self._read(prompt)) for prompt in self._open]
@@ -32,7 +35,11 @@ class EngineStreams:
     async def next(self) -> tuple[int, Event] | None:
         """Return (prompt, event) in the order of arrival; None once every request has ended."""
         while self._open:
-            prompt, event = await self._events.get()
+            while not self._events:
+                self._arrived.clear()
+                await self._arrived.wait()
+            prompt, event = self._events.popleft()
+            self._has_room.set()
             if event is not None:
                 return prompt, event
             self._open.discard(prompt)
@@ -65,7 +72,14 @@ class EngineStreams:
             if not self._closing:
                 async for event in self._engine.submit(request):
                     self._stats.see(prompt, event)
-                    await self._events.put((prompt, event))
+                    while len(self._events) >= self._most:
+                        self._has_room.clear()
+                        await self._has_room.wait()
+                    self._put(prompt, event)
         except Exception:
             LOG.exception("the engine's stream ended", engine_request=request.request_id)
-        await self._events.put((prompt, None))
+        self._put(prompt, None)
+
+    def _put(self, prompt: int, event: Event | None) -> None:
+        self._events.append((prompt, event))
+        self._arrived.set()

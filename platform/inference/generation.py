@@ -7,7 +7,6 @@ reservation is in the journal. A request is submitted once more at most, and onl
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
 from typing import Final, TypeAlias
 
 import msgspec
@@ -21,7 +20,7 @@ from loraplex.platform.inference.engine_streams import EngineStreams
 from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 from loraplex.platform.observability.request_stats import RequestStats
-from loraplex.tenants.quotas.reservation import SettledUsage
+from loraplex.tenants.quotas.reservation import Outcome, RequestTimings, SettledUsage
 
 ENFORCEMENT_HEADER = "x-loraplex-schema-enforcement"
 RESTART_WAIT_S: Final = 30.0
@@ -188,10 +187,8 @@ class Generation:
                 self._record(failed=failed)
             if done:
                 self._dependencies.poison_memory.record_finished(self._requests)
-            usage = replace(
-                self._used_so_far(),
-                outcome="completed" if done else "failed" if failed else "aborted",
-                timings=self.stats.timings(),
+            usage = self._used_so_far(
+                "completed" if done else "failed" if failed else "aborted", self.stats.timings()
             )
             reservation = await self._pending.reservation_or_none()
             controller = self._dependencies.admission_controller
@@ -201,13 +198,16 @@ class Generation:
             elif reservation is not None:
                 await controller.cancel(reservation)
 
-    def _used_so_far(self) -> SettledUsage:
+    def _used_so_far(
+        self, outcome: Outcome | None = None, timings: RequestTimings | None = None
+    ) -> SettledUsage:
         stats = self.stats
         return SettledUsage(
-            outcome=None,
+            outcome=outcome,
             prompt_tokens=stats.prompt_tokens,
             cached_tokens=stats.cached_tokens,
             completion_tokens=stats.completion_tokens,
+            timings=timings,
         )
 
     def _is_complete(self) -> bool:

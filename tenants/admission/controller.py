@@ -239,8 +239,8 @@ class QuotaAdmissionController:
         usage is kept in memory and written later.
         """
         began = time.perf_counter()
-        priced = usage.priced(reservation.price.price)
-        await self._end(reservation, replace(priced, limits=reservation.limits))
+        cost = usage.cost_pico(reservation.price.price)
+        await self._end(reservation, replace(usage, amount_pico=cost, limits=reservation.limits))
         self._recorder.settled(reservation.request.tokens, usage.tokens, time.perf_counter() - began)
 
     async def cancel(self, reservation: Reservation) -> None:

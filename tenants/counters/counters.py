@@ -4,6 +4,7 @@ Invariant: settled plus open use never exceeds a limit under any concurrency; te
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, get_args
 from uuid import UUID
 
@@ -36,9 +37,11 @@ MAX_EXPIRED = 1000
 # Ten commands each: a script of this size ends within about a millisecond.
 SUBJECTS_AT_ONCE = 64
 READ_TRIES = 3
+UNITS = tuple(NANO_PER_MICRO if name in BUDGETS else 1 for name in COUNTED)
 NO_ADAPTER = "-"
 ANY_EPOCH = ""
 LOG = structlog.get_logger("loraplex.counters")
+_counted_limits = attrgetter(*COUNTED)
 
 
 class Counters:
@@ -238,11 +241,8 @@ def subject_arguments(subject: Subject) -> tuple[str | int, ...]:
 
 def limit_arguments(subject: Subject) -> tuple[str | int, ...]:
     """The limits in the order of `COUNTED`; budgets in nano-units, as the counters have them."""
-    limits = ((name, subject.limits.get(name)) for name in COUNTED)
-    return tuple(
-        "" if limit is None else limit * NANO_PER_MICRO if name in BUDGETS else limit
-        for name, limit in limits
-    )
+    limits = zip(_counted_limits(subject.limits), UNITS, strict=True)
+    return tuple(["" if limit is None else limit * unit for limit, unit in limits])
 
 
 def reservation_arguments(reservation: Reservation) -> tuple[str | int, ...]:

@@ -4,7 +4,7 @@ Invariant: a usage record is written once per request, in one transaction with i
 "Epochs", describes how reservations and counter rebuilds see each other.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
@@ -78,24 +78,22 @@ class UsageLedger:
         self._reservations_without_counters = WriteBatcher(self._reserve_without_counters)
         self._settlements = WriteBatcher(self._settle)
 
-    async def reserve(self, reservation: Reservation, gateway_id: UUID, lease_s: float) -> bool:
+    def reserve(self, reservation: Reservation, gateway_id: UUID, lease_s: float) -> Awaitable[bool]:
         """Store a reservation unless its usage is in the ledger; may be repeated. Return whether its policy is outdated."""
-        return await self._reservations.add(reservation_row(reservation, gateway_id, lease_s))
+        return self._reservations.add(reservation_row(reservation, gateway_id, lease_s))
 
-    async def reserve_without_counters(
+    def reserve_without_counters(
         self, reservation: Reservation, gateway_id: UUID, lease_s: float
-    ) -> int | None:
+    ) -> Awaitable[int | None]:
         """Store a reservation that no counters admitted if its policy is the newest; None otherwise.
 
         Returns the tenant's epoch, locked while the row was written: later rebuilds include the row.
         """
-        return await self._reservations_without_counters.add(
-            reservation_row(reservation, gateway_id, lease_s)
-        )
+        return self._reservations_without_counters.add(reservation_row(reservation, gateway_id, lease_s))
 
-    async def settle(self, reservation: Reservation, usage: SettledUsage) -> LedgerWrite:
+    def settle(self, reservation: Reservation, usage: SettledUsage) -> Awaitable[LedgerWrite]:
         """Write usage durably; may be repeated. Raises `psycopg.Error` for a row that PostgreSQL rejects."""
-        return await self._settlements.add(usage_row(reservation, usage))
+        return self._settlements.add(usage_row(reservation, usage))
 
     async def count_refusals(self, counts: Mapping[tuple[datetime, Refused], int]) -> None:
         """Add counts of refused requests to the rollups. Not idempotent: a repeated write counts again."""

@@ -28,13 +28,13 @@ class WriteBatcher(Generic[Row, Result]):
         self._waiting: list[tuple[Row, asyncio.Future[Result]]] = []
         self._worker: asyncio.Task[None] | None = None
 
-    async def add(self, row: Row) -> Result:
-        """Write a row and return its result. A cancelled caller does not remove its row from a statement in progress."""
+    def add(self, row: Row) -> asyncio.Future[Result]:
+        """Write a row; the future gets its result. One that is cancelled does not remove its row from a statement."""
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((row, future))
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
-        return await future
+        return future
 
     async def close(self) -> None:
         """Wait until no statement is in progress."""

@@ -168,10 +168,13 @@ class SettledUsage:
         """The amount as the counters have it, rounded up."""
         return amount_nano(self.amount_pico)
 
+    def cost_pico(self, price: Price) -> int:
+        """What it costs."""
+        return price.amount_pico(self.prompt_tokens, self.cached_tokens, self.completion_tokens)
+
     def priced(self, price: Price) -> "SettledUsage":
         """The same usage with what it costs."""
-        amount = price.amount_pico(self.prompt_tokens, self.cached_tokens, self.completion_tokens)
-        return replace(self, amount_pico=amount)
+        return replace(self, amount_pico=self.cost_pico(price))
 
 
 NOTHING_USED: Final = SettledUsage(outcome=None)

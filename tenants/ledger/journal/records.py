@@ -4,18 +4,26 @@ Invariant: a record that was read equals the one that was written, less what onl
 the limits that it met: the record of its end has them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from datetime import datetime
+from operator import attrgetter
 from typing import Final, TypeAlias
 
 import msgspec
 
 from loraplex.tenants.errors import InvalidField, JournalUnreadable
-from loraplex.tenants.quotas.reservation import NO_RATES, NOTHING_USED, Reservation, SettledUsage
+from loraplex.tenants.quotas.reservation import NOTHING_USED, Reservation, ReservationRequest, SettledUsage
 
 _ENCODER: Final = msgspec.json.Encoder()
 _RESERVATIONS: Final = msgspec.json.Decoder(Reservation)
 _USAGES: Final = msgspec.json.Decoder(SettledUsage)
+# What only an admission needs is left out: it has a default.
+_REQUEST_FIELDS: Final = tuple(each.name for each in fields(ReservationRequest) if each.name != "subjects")
+_RESERVATION_FIELDS: Final = tuple(
+    each.name for each in fields(Reservation) if each.name not in ("request", "rate", "limits")
+)
+_request_values: Final = attrgetter(*_REQUEST_FIELDS)
+_reservation_values: Final = attrgetter(*_RESERVATION_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +65,9 @@ class DeadLetter:
 
 def reservation_text(reservation: Reservation) -> str:
     """A reservation as JSON, without what only its admission needed."""
-    request = replace(reservation.request, subjects=())
-    return _ENCODER.encode(replace(reservation, rate=NO_RATES, limits=(), request=request)).decode()
+    request = dict(zip(_REQUEST_FIELDS, _request_values(reservation.request), strict=True))
+    stored = dict(zip(_RESERVATION_FIELDS, _reservation_values(reservation), strict=True))
+    return _ENCODER.encode({**stored, "request": request}).decode()
 
 
 def usage_text(usage: SettledUsage) -> str:

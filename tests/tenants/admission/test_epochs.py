@@ -69,7 +69,9 @@ async def test_usage_waits_for_a_rebuild_and_belongs_to_its_epoch(
         async with database.as_writer() as rebuilding:
             parameters = {"tenant_id": tenant.tenant_id, "fenced_epoch": fence.fenced_epoch}
             await rebuilding.execute(NEXT_EPOCH, parameters)
-            settling = asyncio.create_task(gateway.maintenance.ledger.settle(reservation, usage(reservation)))
+            settling = asyncio.ensure_future(
+                gateway.maintenance.ledger.settle(reservation, usage(reservation))
+            )
             await asyncio.wait({settling}, timeout=0.2)
             assert not settling.done()
             open_then = await rebuilding.scalar(text("SELECT count(*) FROM reservations"))
