@@ -1,6 +1,7 @@
 """The gateway's HTTP application: routers, request ids, and the conversion of every error into a response."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import structlog
@@ -8,6 +9,7 @@ from fastapi import APIRouter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from loraplex.adapters.errors import AdaptersError
 from loraplex.engine.errors import EngineError
@@ -65,11 +67,15 @@ def create_app(
     for error in (GatewayError, EngineError, AdaptersError, GrammarError, TenantsError):
         app.add_exception_handler(error, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_middleware(DirectRoutes, routes=direct)
-    app.add_middleware(ErrorBoundary, respond=_on_error)
-    app.add_middleware(ObservedRequests, observers=observers)
-    app.add_middleware(RequestIds)
+    around = partial(_around, observers=observers)
+    app.add_middleware(around)
+    app.direct = DirectRoutes(direct, around)
     return app
+
+
+def _around(app: ASGIApp, observers: Sequence[RequestObserver]) -> ASGIApp:
+    """What every request passes, also one of a direct route."""
+    return RequestIds(ObservedRequests(ErrorBoundary(app, _on_error), observers))
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

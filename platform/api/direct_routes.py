@@ -1,6 +1,7 @@
-"""Serves the routes that most requests use without the framework's routing, dependencies and exit stacks.
+"""Serves the routes that most requests use without the framework: its layers, routing, dependencies and exit stacks.
 
-Invariant: such a route is also a route of the framework, which documents it and serves what is not matched exactly.
+Invariant: such a route is also a route of the framework, which documents it and serves what is not matched exactly, with the
+same response.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -24,17 +25,19 @@ class DirectRoute:
 
 
 class DirectRoutes:
-    """ASGI middleware next to the router: calls `routes` by their exact path. Errors are answered by what surrounds it."""
+    """The requests for `routes`, by their exact path. `around` is what every request of the application passes."""
 
-    def __init__(self, app: ASGIApp, routes: Mapping[str, DirectRoute]) -> None:
-        self._app = app
+    def __init__(self, routes: Mapping[str, DirectRoute], around: Callable[[ASGIApp], ASGIApp]) -> None:
         self._routes = routes
+        self.app = around(self._serve)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = self._routes.get(scope.get("path", ""))
-        if found is None or scope.get("method") != METHOD or scope.get("root_path"):
-            await self._app(scope, receive, send)
-            return
+    def match(self, scope: Scope) -> bool:
+        """Return whether `app` serves the request."""
+        path, method = scope.get("path"), scope.get("method")
+        return path in self._routes and method == METHOD and not scope.get("root_path")
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._routes[scope["path"]]
         scope["endpoint"] = found.endpoint
         response = await found.handle(Request(scope, receive, send))
         await response(scope, receive, send)

@@ -14,7 +14,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
+from loraplex.platform.api.direct_routes import DirectRoutes
 from loraplex.platform.api.management.pagination import Listing, page_parameters
 from loraplex.platform.api.management.request_bodies import RequestModel, body_schema
 from loraplex.platform.api.management.responses import ResponseModel, documented
@@ -62,6 +64,15 @@ class Application(FastAPI):
 
     models: Sequence[tuple[type[BaseModel], JsonSchemaMode]] = ()
     """Models that are documented besides those of responses; `reference` refers to them."""
+    direct: DirectRoutes | None = None
+    """The routes whose requests pass none of the framework's layers."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.direct is not None and self.direct.match(scope):
+            scope["app"] = self
+            await self.direct.app(scope, receive, send)
+            return
+        await super().__call__(scope, receive, send)
 
     def setup(self) -> None:
         """Add a route of the rendered document before FastAPI's own, which renders it for each request."""
