@@ -6,9 +6,7 @@ Hahne 1998). Alone a tenant gets a quarter of the total, and each grant leaves t
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Final
+from typing import Final, Self
 from uuid import UUID
 
 from starlette.requests import Request
@@ -34,14 +32,9 @@ class BodyBudget:
         self._tenants: Counter[UUID] = Counter()
         self._turns = TenantLimiter("chunks", per_tenant=CHUNKS_PER_ITERATION, waiting=MAX_WAITING)
 
-    @contextmanager
-    def lease(self, tenant_id: UUID) -> Iterator["BodyLease"]:
-        """Yield the lease of one body. What it still has at the end of the block is released."""
-        lease = BodyLease(self, tenant_id)
-        try:
-            yield lease
-        finally:
-            lease.release()
+    def lease(self, tenant_id: UUID) -> "BodyLease":
+        """Return the lease of one body."""
+        return BodyLease(self, tenant_id)
 
     def take(self, tenant_id: UUID, size: int) -> None:
         """Take `size` bytes; `give_back` returns them. Raises `BodyShareExceeded`, `Overloaded`."""
@@ -78,12 +71,18 @@ class BodyBudget:
 
 
 class BodyLease:
-    """The bytes that one body has of the budget."""
+    """The bytes that one body has of the budget. What it still has at the end of its block is released."""
 
     def __init__(self, budget: BodyBudget, tenant_id: UUID) -> None:
         self._budget = budget
         self._tenant_id = tenant_id
         self._size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def grow(self, size: int) -> None:
         """Take `size` more bytes. Raises `BodyShareExceeded` (429) or `Overloaded` (503)."""
@@ -105,7 +104,7 @@ class BodyLease:
             self._budget.give_back(self._tenant_id, size)
 
 
-def body_lease(request: Request) -> AbstractContextManager[BodyLease]:
+def body_lease(request: Request) -> BodyLease:
     """Lease memory for the body of `request`, on the account of the tenant that was authenticated for it."""
     budget: BodyBudget = request.app.state.body_budget
     return budget.lease(request.state.tenant_id or OPERATORS)

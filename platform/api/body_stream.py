@@ -6,10 +6,11 @@ consumer, so that a slow disk slows the sender down.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, Self
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
+from starlette.types import Message
 
 from loraplex.platform.errors import BodyTimeout, BodyTooLarge, ClientGone
 
@@ -30,29 +31,53 @@ class BodyPace(Protocol):
     def min_bytes_per_s(self) -> int: ...
 
 
-async def body_chunks(
-    request: Request, max_bytes: int, limits: BodyPace, clock: Callable[[], float] = time.monotonic
-) -> AsyncIterator[bytes]:
-    """Yield the body in chunks, at most `max_bytes` in total. Raises `BodyTooLarge`, `BodyTimeout`, `ClientGone`."""
-    if (declared_size(request) or 0) > max_bytes:
-        raise _too_large(max_bytes)
-    stream, started, received = request.stream(), clock(), 0
-    while True:
+class BodyChunks:
+    """The body of a request in chunks, at most `max_bytes` in total.
+
+    Its iteration raises `BodyTooLarge`, `BodyTimeout`, `ClientGone`.
+    """
+
+    def __init__(
+        self, request: Request, max_bytes: int, limits: BodyPace, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._receive = request.receive
+        self._max_bytes = max_bytes
+        self._limits = limits
+        self._clock = clock
+        self._started: float | None = None
+        self._received = 0
+        self._more = True
+        self._is_too_large = (declared_size(request) or 0) > max_bytes
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while self._more and not self._is_too_large:
+            message = await self._next_message()
+            if message["type"] == "http.disconnect":
+                raise ClientGone("The client closed the connection within its request.")
+            chunk: bytes = message.get("body", b"")
+            self._more = message.get("more_body", False)
+            self._received += len(chunk)
+            self._is_too_large = self._received > self._max_bytes
+            if chunk and not self._is_too_large:
+                return chunk
+        if self._is_too_large:
+            raise BodyTooLarge(f"The body is larger than {self._max_bytes} bytes.")
+        raise StopAsyncIteration
+
+    async def _next_message(self) -> Message:
+        limits, now = self._limits, self._clock()
+        if self._started is None:
+            self._started = now
         try:
-            async with asyncio.timeout(read_timeout(clock() - started, received, limits)):
-                chunk = await anext(stream)
-        except StopAsyncIteration:
-            return
+            async with asyncio.timeout(read_timeout(now - self._started, self._received, limits)):
+                return await self._receive()
         except TimeoutError:
             raise BodyTimeout(
                 f"The body must keep coming, at {limits.min_bytes_per_s} bytes a second or faster, and within {limits.body_s:g} s."
             ) from None
-        except ClientDisconnect as error:
-            raise ClientGone("The client closed the connection within its request.") from error
-        received += len(chunk)
-        if received > max_bytes:
-            raise _too_large(max_bytes)
-        yield chunk
 
 
 def read_timeout(elapsed_s: float, received: int, limits: BodyPace) -> float:
@@ -65,7 +90,3 @@ def declared_size(request: Request) -> int | None:
     """Return the body's size by its header; None without one, or for one that is no number."""
     declared = request.headers.get("content-length", "")
     return int(declared[:20]) if declared.isdecimal() else None
-
-
-def _too_large(max_bytes: int) -> BodyTooLarge:
-    return BodyTooLarge(f"The body is larger than {max_bytes} bytes.")

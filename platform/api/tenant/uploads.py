@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
 from loraplex.adapters.uploads.service import Uploads
-from loraplex.platform.api.body_stream import body_chunks, declared_size
+from loraplex.platform.api.body_stream import BodyChunks, declared_size
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.openapi import described
 from loraplex.platform.api.management.request_bodies import request_model
@@ -168,7 +168,7 @@ class _Receiver:
         uploads, digest = self._uploads, content_digest(request)
         async with self._limiter.slot(caller.tenant_id):
             size = await uploads.expected_size(caller.tenant_id, upload_id, file, number)
-            chunks = body_chunks(request, size, uploads.limits)
+            chunks = BodyChunks(request, size, uploads.limits)
             stored = await uploads.receive_part(
                 caller.tenant_id, upload_id, file, number, chunks, size=size, sha256=digest
             )
@@ -176,7 +176,7 @@ class _Receiver:
 
     async def _receive_folder(self, request: Request, staged: Path) -> list[DeclaredFile]:
         uploads = self._uploads
-        chunks = body_chunks(request, uploads.max_bytes + FRAME_BYTES, uploads.limits)
+        chunks = BodyChunks(request, uploads.max_bytes + FRAME_BYTES, uploads.limits)
         content_type, floor_bytes = (
             request.headers.get("content-type", ""),
             uploads.limits.storage_floor_bytes,

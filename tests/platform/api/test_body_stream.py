@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from loraplex.adapters.limits import UploadConfig
-from loraplex.platform.api.body_stream import body_chunks, read_timeout
+from loraplex.platform.api.body_stream import BodyChunks, read_timeout
 from loraplex.platform.errors import BodyTimeout, BodyTooLarge, ClientGone
 
 FAST = UploadConfig(stall_s=0.1, grace_s=0.2, min_bytes_per_s=1000, body_s=0.5)
@@ -31,7 +31,7 @@ async def sending(*chunks: bytes, every_s: float = 0.0, end: bool = True) -> Asy
 
 
 async def read(request: Request, most: int = 1000, limits: UploadConfig = FAST) -> bytes:
-    return b"".join([chunk async for chunk in body_chunks(request, most, limits)])
+    return b"".join([chunk async for chunk in BodyChunks(request, most, limits)])
 
 
 async def test_a_body_arrives() -> None:
