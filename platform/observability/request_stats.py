@@ -21,7 +21,9 @@ class RequestStats:
     engine's: the longest of the prompts; `grammar_s` and `adapter_s` are parts of `queue_s`.
     `first_token` and `last_token` are None when none was delivered; `token_gaps` are the times between successive delivered
     tokens of one choice. `finish_reason` is the engine's, or `error`, or `abort` when the client disconnected.
-    `finished_choices` ended without being aborted. `gateway_phases`: begin and end of what the gateway did, by name, and
+    `finished_choices` ended without being aborted. `prompt_tokens`: those that the engine computed or found in its cache, a
+    prompt once for all its choices; `cached_tokens` the part of them in the prefix cache; `completion_tokens` those of all
+    choices. `gateway_phases`: begin and end of what the gateway did, by name, and
     `gateway_causes` what it waited for in them; `causes`: those of the engine's waits.
     """
 
@@ -31,6 +33,9 @@ class RequestStats:
     prompt_lengths: Sequence[int]
     submitted: float | None = None
     finished_choices: int = 0
+    prompt_tokens: int = field(default=0, init=False)
+    cached_tokens: int = field(default=0, init=False)
+    completion_tokens: int = field(default=0, init=False)
     finish_reason: str = "abort"
     queue_s: float | None = None
     prefill_s: float | None = None
@@ -46,21 +51,6 @@ class RequestStats:
     _prompts: dict[int, tuple[int, int]] = field(default_factory=dict)
     _generated: dict[tuple[int, int], int] = field(default_factory=dict)
     _delivered: dict[int, float] = field(default_factory=dict)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Prompt tokens that the engine computed or found in its cache; a prompt counts once for all its choices."""
-        return sum(tokens for tokens, _ in self._prompts.values())
-
-    @property
-    def cached_tokens(self) -> int:
-        """The part of `prompt_tokens` that was in the prefix cache."""
-        return sum(cached for _, cached in self._prompts.values())
-
-    @property
-    def completion_tokens(self) -> int:
-        """Generated tokens of all choices."""
-        return sum(self._generated.values())
 
     @property
     def largest_choice(self) -> int:
@@ -81,8 +71,7 @@ class RequestStats:
                     self.causes = event.causes
                 self.prefill_s = max(self.prefill_s or 0.0, event.prefill_s)
             case Delta(choice=choice, token_ids=token_ids):
-                key = (prompt, choice)
-                self._generated[key] = self._generated.get(key, 0) + len(token_ids)
+                self._count_generated((prompt, choice), len(token_ids))
             case Finished(choice=choice, usage=usage):
                 self._count_usage(prompt, choice, usage)
                 if event.reason != "abort":
@@ -155,14 +144,23 @@ class RequestStats:
 
     def _count_usage(self, prompt: int, choice: int, usage: Usage) -> None:
         key = (prompt, choice)
-        self._generated[key] = max(self._generated.get(key, 0), usage.completion_tokens)
+        self._count_generated(key, max(0, usage.completion_tokens - self._generated.get(key, 0)))
         self._count_prompt(prompt, usage.prompt_tokens, usage.cached_tokens)
 
     def _count_prompt(self, prompt: int, tokens: int, cached: int) -> None:
         """Count a prompt once for all its choices: as far as the most advanced one."""
         tokens = min(tokens, self.prompt_lengths[prompt])
-        if tokens > self._prompts.get(prompt, (0, 0))[0]:
-            self._prompts[prompt] = tokens, min(cached, tokens)
+        before, cached_before = self._prompts.get(prompt, (0, 0))
+        if tokens > before:
+            cached = min(cached, tokens)
+            self._prompts[prompt] = tokens, cached
+            self.prompt_tokens += tokens - before
+            self.cached_tokens += cached - cached_before
+
+    def _count_generated(self, key: tuple[int, int], tokens: int) -> None:
+        """Count further tokens of the choice (prompt, choice)."""
+        self._generated[key] = self._generated.get(key, 0) + tokens
+        self.completion_tokens += tokens
 
 
 def _given(**causes: int | str | None) -> PhaseCauses:
