@@ -6,6 +6,7 @@ it. Entries that a client writes have no effect.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network
 from typing import Final
 
@@ -15,6 +16,7 @@ from loraplex.tenants.api_keys.networks import Address, Network, is_within, pars
 
 HEADER = "x-forwarded-for"
 UNKNOWN: Final = "unknown"
+KNOWN_ADDRESSES: Final = 4096
 SUBSCRIBER_BITS: Final = 64
 """An IPv6 subscriber has at least a /64, and may change its address within it at will (RFC 6177)."""
 NAT64: Final = IPv6Network("64:ff9b::/96")
@@ -29,7 +31,10 @@ class ClientAddresses:
 
     def of(self, request: Request) -> str | None:
         """Return the client's address; None when it is unknown, for example behind a proxy that writes no valid address."""
-        address = None if request.client is None else parse_address(request.client.host)
+        client = request.client
+        if not self.trusted:
+            return None if client is None else _normal_text(client.host)
+        address = None if client is None else parse_address(client.host)
         for hop in reversed(forwarded(request.headers.getlist(HEADER))):
             if not is_within(address, self.trusted):
                 break
@@ -39,6 +44,12 @@ class ClientAddresses:
     def is_proxied(self, request: Request) -> bool:
         """Return whether a trusted proxy sent the request: then its other headers of forwarding count too."""
         return request.client is not None and is_within(parse_address(request.client.host), self.trusted)
+
+
+@lru_cache(KNOWN_ADDRESSES)
+def _normal_text(host: str) -> str | None:
+    address = parse_address(host)
+    return None if address is None else str(address)
 
 
 def client_network(address: str | None) -> str:

@@ -292,9 +292,11 @@ def _characters(values: PromptRequest, limit: int) -> int:
     messages = messages_of(values)
     if messages is None:
         return sum(map(_length, prompts_of(values)))
+    size = 0
+    for message in messages:
+        size += len(message.content) + sum(len(call.arguments) for call in message.tool_calls)
     tools = [(tool.description, tool.parameters) for tool in tools_of(values)]
-    calls = (len(call.arguments) for message in messages for call in message.tool_calls)
-    return sum(len(message.content) for message in messages) + sum(calls) + size_of(tools, limit)
+    return size + size_of(tools, limit) if tools else size
 
 
 def _length(prompt: Prompt) -> int:

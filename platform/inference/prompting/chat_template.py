@@ -178,7 +178,7 @@ def _broken_up(pattern: re.Pattern[str], text: str, marker: str) -> str:
 
 
 def _absent_characters(values: Sequence[object]) -> Marks:
-    used = set[str]().union(*_strings(values))
+    used = set[str]().union(*(text for text in _strings(values) if not text.isascii()))
     unused = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
     inside, edge = next(unused, None), next(unused, None)
     if inside is None or edge is None:
