@@ -15,6 +15,7 @@ import psycopg
 from tests.benchmarks.chaos.components import Component
 from tests.benchmarks.chaos.world import MIB, World
 
+from loraplex.platform.bench.report import BenchFailed
 from loraplex.platform.datastores.embedded.postgres import superuser_url
 
 COMPONENTS: Final = ("gateway", "engine", "database", "valkey")
@@ -116,8 +117,10 @@ def switch_log(world: World) -> None:
 
 
 async def clock_jump(world: World, name: str, seconds: float) -> None:
-    """Its time of day jumps an hour ahead, back, and an hour behind."""
-    clock = world.clocks[name]
+    """Its time of day jumps an hour ahead, back, and an hour behind. Raises `BenchFailed` if the process does not have that clock."""
+    clock, pid = world.clocks[name], component_of(world, name).pid
+    if pid is None or not clock.is_in(pid):
+        raise BenchFailed(f"{name} does not follow the clock that is to jump")
     try:
         for offset_s in JUMPS_S:
             clock.jump_to(offset_s)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from tests.benchmarks.chaos.cell import CellResult, run_cell
-from tests.benchmarks.chaos.clocks import find_library
+from tests.benchmarks.chaos.cell import TIMEOUT_S, CellResult, run_cell
+from tests.benchmarks.chaos.clocks import missing_for_clocks
 from tests.benchmarks.chaos.world import World, WorldPlan, opened_world
 
 from loraplex.platform.bench.report import Case, Ratio, Report
@@ -21,6 +21,7 @@ COLUMNS: Final = (
     "requests",
     "errors",
     "unexpected_ends",
+    "given_up",
     "recovery_s",
     "drift_pico",
     "missing",
@@ -68,8 +69,7 @@ async def measure_chaos(job: ChaosJob, progress: Callable[[str], None]) -> Repor
     report, results = Report("chaos", COLUMNS), list[tuple[str, CellResult]]()
     for clocked in (False, True):
         faults = [fault for fault in job.faults if (fault == CLOCK) == clocked and not skipped(job, fault)]
-        library = find_library() if clocked else None
-        plan = WorldPlan(model=Path(job.model), scripted=job.scripted, disks=job.may_mount, library=library)
+        plan = WorldPlan(model=Path(job.model), scripted=job.scripted, disks=job.may_mount, clocks=clocked)
         async for name, result in run_cells(plan, job, faults, progress):
             results.append((name, result))
             report.cases.append(Case(name, shape_of(job), figure_of(result)))
@@ -108,9 +108,7 @@ def skipped(job: ChaosJob, fault: str) -> str | None:
     """Why a fault cannot be injected here."""
     if fault == DISK and not job.may_mount:
         return "this user may not mount a tmpfs in a namespace of its own"
-    if fault == CLOCK and find_library() is None:
-        return "libfaketime is missing"
-    return None
+    return missing_for_clocks() if fault == CLOCK else None
 
 
 def is_clean(result: CellResult) -> bool:
@@ -119,7 +117,7 @@ def is_clean(result: CellResult) -> bool:
 
 
 def shape_of(job: ChaosJob) -> dict[str, Any]:
-    return {"seconds": job.seconds, "scripted": job.scripted}
+    return {"seconds": job.seconds, "scripted": job.scripted, "client_timeout_s": TIMEOUT_S}
 
 
 def figure_of(result: CellResult) -> dict[str, Any]:
@@ -129,6 +127,7 @@ def figure_of(result: CellResult) -> dict[str, Any]:
         "errors": result.errors.total(),
         "errors_by_code": dict(result.errors),
         "unexpected_ends": result.unexpected_ends,
+        "given_up": result.given_up,
         "fault_s": result.fault_s,
         "recovery_s": result.recovery_s,
         "drift_pico": result.drift_pico,
@@ -147,8 +146,8 @@ def summary_of(result: CellResult) -> str:
     recovered = "no recovery" if result.recovery_s is None else f"recovered after {result.recovery_s:.1f} s"
     exact = "exact" if result.quotas_exact else "not exact"
     return (
-        f"{result.errors.total()} errors of {result.requests} requests, {result.unexpected_ends} cut off, {recovered}, "
-        f"drift {result.drift_pico}, quotas {exact}"
+        f"{result.errors.total()} errors of {result.requests} requests, {result.unexpected_ends} cut off, "
+        f"{result.given_up} given up, {recovered}, drift {result.drift_pico}, quotas {exact}"
     )
 
 
@@ -165,6 +164,7 @@ def ratios_of(results: Sequence[tuple[str, CellResult]]) -> list[Ratio]:
     """What must hold over all cells."""
     cut = " ".join(CUT_BY_DEATH)
     ends = sum(result.unexpected_ends for name, result in results if name != cut)
+    given_up = sum(result.given_up for _, result in results)
     rows = sum(each.missing + each.duplicated for _, result in results for each in result.drifts)
     inexact = sum(not result.quotas_exact for _, result in results)
     lost = sum(result.recovery_s is None for _, result in results)
@@ -173,6 +173,7 @@ def ratios_of(results: Sequence[tuple[str, CellResult]]) -> list[Ratio]:
         Ratio("ledger drift in pico-units", float(drift), 0.0, "at most"),
         Ratio("missing and duplicated rows", float(rows), 0.0, "at most"),
         Ratio(f"unexpected ends but of {cut}", float(ends), 0.0, "at most"),
+        Ratio(f"requests that clients gave up after {TIMEOUT_S:g} s", float(given_up), 0.0, "at most"),
         Ratio("cells with quotas that are not exact", float(inexact), 0.0, "at most"),
         Ratio("cells without a recovery", float(lost), 0.0, "at most"),
     ]

@@ -1,12 +1,13 @@
 """A disk fills up and is free again, and a clock jumps, in processes of their own; nothing else notices."""
 
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.chaos.clocks import Clock, find_library
+from tests.benchmarks.chaos.clocks import Clock, build_libraries, missing_for_clocks
 from tests.benchmarks.chaos.disks import namespace_command
 from tests.benchmarks.checkout import CHECKOUT
 
@@ -24,7 +25,33 @@ disk.clear()
 print(disk.free_bytes)
 disk.unmount()
 """
-TELLS = "import sys, time\nfor line in sys.stdin: print(time.time(), time.monotonic(), flush=True)"
+TELLS = """
+import ctypes, sys, time
+CLOCK_MONOTONIC = 1
+libc, attributes, condition, mutex = ctypes.CDLL(None), *(ctypes.create_string_buffer(64) for _ in range(3))
+libc.pthread_condattr_init(attributes)
+libc.pthread_condattr_setclock(attributes, CLOCK_MONOTONIC)
+libc.pthread_cond_init(condition, attributes)
+libc.pthread_mutex_init(mutex, None)
+
+class Timespec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+def waited():
+    seconds, nanoseconds = divmod(time.monotonic_ns() + 50_000_000, 10**9)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_cond_timedwait(condition, mutex, ctypes.byref(Timespec(seconds, nanoseconds)))
+    libc.pthread_mutex_unlock(mutex)
+
+def seconds_of(call):
+    began = time.monotonic()
+    call()
+    return time.monotonic() - began
+
+for line in sys.stdin:
+    print(time.time(), time.monotonic(), seconds_of(waited), seconds_of(lambda: time.sleep(0.05)), flush=True)
+"""
+"""Its clocks, and how long two waits of 0.05 s by the monotonic clock take: that of a condition, as of CPython's GIL, and a sleep."""
 
 
 @pytest.mark.skipif(not namespace_command(), reason="this user may not mount in a namespace of its own")
@@ -35,13 +62,13 @@ def test_a_disk_fills_up(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-LIBRARY = find_library()
+MISSING = missing_for_clocks()
 
 
-@pytest.mark.skipif(LIBRARY is None, reason="libfaketime is missing")
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_a_clock_jumps_in_its_process_alone(tmp_path: Path) -> None:
-    assert LIBRARY is not None
-    clock = Clock(LIBRARY, tmp_path / "clock")
+    """Waits by the monotonic clock end neither early nor an hour late."""
+    clock = Clock(build_libraries(tmp_path), tmp_path / "clock")
     with subprocess.Popen(
         (sys.executable, "-c", TELLS),
         stdin=subprocess.PIPE,
@@ -51,19 +78,20 @@ def test_a_clock_jumps_in_its_process_alone(tmp_path: Path) -> None:
     ) as process:
         assert process.stdin is not None and process.stdout is not None
 
-        def distance_s() -> tuple[int, int]:
-            """How far its time of day and its monotonic clock are from this process's."""
+        def distance_min() -> tuple[int, int]:
+            """How far its time of day and its monotonic clock are from this process's, in minutes."""
             assert process.stdin is not None and process.stdout is not None
             print(file=process.stdin, flush=True)
-            wall, monotonic = map(float, process.stdout.readline().split())
+            wall, monotonic, *waits_s = map(float, process.stdout.readline().split())
+            assert len(waits_s) == 2 and all(0.05 <= wait_s < 1800 for wait_s in waits_s)
             return round((wall - time.time()) / 60), round((monotonic - time.monotonic()) / 60)
 
-        assert distance_s() == (0, 0)
+        assert distance_min() == (0, 0)
+        assert clock.is_in(process.pid) and not clock.is_in(os.getpid())
         for minutes in (60, -60):
             clock.jump_to(60 * minutes)
             deadline = time.monotonic() + 60
-            while distance_s()[0] != minutes:
+            while distance_min()[0] != minutes:
                 assert time.monotonic() < deadline, "the process has not noticed the jump"
-                time.sleep(0.1)
-            assert distance_s() == (minutes, 0)
+            assert distance_min() == (minutes, 0)
         process.stdin.close()

@@ -2,15 +2,17 @@
 
 from collections import Counter
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from tests.benchmarks.chaos import matrix
 from tests.benchmarks.chaos.__main__ import measure_in_namespace
-from tests.benchmarks.chaos.cell import CellResult
+from tests.benchmarks.chaos.cell import CellResult, Customer, Tenant, count_outcomes
 from tests.benchmarks.chaos.matrix import ChaosJob, figure_of, measure_chaos, ratios_of
 
 from loraplex.platform.demo.model import ensure_demo_model
 from loraplex.platform.drills.ledger_drift import LedgerDrift
+from loraplex.platform.drills.traffic import CLIENT_TIMEOUT, CONNECTION_LOST, RequestOutcome, Traffic
 
 CLEAN = CellResult(requests=3, recovery_s=1.0, drifts=[LedgerDrift(rows=3)])
 
@@ -21,6 +23,7 @@ def broken() -> CellResult:
     return CellResult(
         errors=errors,
         unexpected_ends=2,
+        given_up=3,
         drifts=[drift],
         sums_drift_pico=5,
         quota_differences=["1 reservations are left"],
@@ -37,6 +40,7 @@ def test_a_broken_cell_fails_every_demand() -> None:
         (12.0, False),
         (1.0, False),
         (2.0, False),
+        (3.0, False),
         (1.0, False),
         (1.0, False),
     ]
@@ -50,11 +54,25 @@ def test_only_a_killed_gateway_may_cut_responses_off() -> None:
 def test_the_figures_name_every_error() -> None:
     figure = figure_of(broken())
     assert (figure["errors"], figure["errors_by_code"]) == (2, {"200 connection_lost": 2})
+    assert (figure["unexpected_ends"], figure["given_up"]) == (2, 3)
     assert (figure["drift_pico"], figure["quotas_exact"]) == (12, False)
 
 
+def outcome(status: int, code: str | None) -> RequestOutcome:
+    return RequestOutcome("a", 1.0, 2.0, status, code, code is None, None, 0)
+
+
+@pytest.mark.parametrize("status", [0, 200])
+def test_a_client_that_gave_up_was_not_cut_off(status: int) -> None:
+    traffic = Traffic(["http://gateway"], "key", "model", 1.0, 1)
+    traffic.outcomes += [outcome(status, CLIENT_TIMEOUT), outcome(200, CONNECTION_LOST), outcome(200, None)]
+    result = CellResult()
+    count_outcomes(result, [Customer(Tenant("acme", 1.0), uuid4(), traffic)], 0.0)
+    assert (result.requests, result.given_up, result.unexpected_ends) == (3, 1, 1)
+
+
 async def test_a_fault_that_is_impossible_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix, "find_library", lambda: None)
+    monkeypatch.setattr(matrix, "missing_for_clocks", lambda: "libfaketime is missing")
     job = ChaosJob(
         model="", faults=("disk-full", "clock-jump"), components=("gateway",), seconds=3.0, scripted=True
     )

@@ -16,7 +16,7 @@ from typing import Final
 
 import httpx
 import msgspec
-from tests.benchmarks.chaos.clocks import Clock
+from tests.benchmarks.chaos.clocks import Clock, build_libraries
 from tests.benchmarks.chaos.components import Component, ServerProcess, Store
 from tests.benchmarks.chaos.disks import Disk
 from tests.benchmarks.chaos.slow_proxy import SlowProxy
@@ -47,23 +47,27 @@ REAL_LOAD: Final = 0.2
 READY_S: Final = 180.0
 MIB: Final = 1 << 20
 DISK_BYTES: Final = {"database": 320 * MIB, "valkey": 64 * MIB, "engine": 64 * MIB, "gateway": 192 * MIB}
-# Leases are short, so that what a dead gateway has reserved is free again within a cell. The rest is as in production.
+# Leases are short, so that what a dead gateway has reserved is free again within a cell; no balancer has to learn of the end of an
+# installation. The rest is as in production.
 GATEWAY_SETTINGS: Final = SETTINGS | {
     "admission_heartbeat_s": "2",
     "admission_lease_s": "8",
     "console": "false",
+    "drain_grace_s": "0",
     "log_level": "warning",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldPlan:
-    """`model`: the folder whose tokenizer is used, and which a real engine serves. `library`: libfaketime, for clocks."""
+    """`model`: the folder whose tokenizer is used, and which a real engine serves. `clocks`: the first gateway and everything
+    beside the gateways have clocks that can jump.
+    """
 
     model: Path
     scripted: bool = True
     disks: bool = True
-    library: Path | None = None
+    clocks: bool = False
 
     @property
     def load(self) -> float:
@@ -119,6 +123,9 @@ class World:
         """Start everything; `stack` ends it."""
         for name, disk in self.disks.items():
             self._prepare(name, disk, stack)
+        if self._plan.clocks:
+            libraries = build_libraries(self._folder)
+            self.clocks = {name: Clock(libraries, self._folder / f"{name}.clock") for name in self.disks}
         self._make_stores()
         for store in self.stores.values():
             stack.push_async_callback(store.stop)
@@ -145,8 +152,6 @@ class World:
         if self._plan.disks:
             disk.mount()
             stack.callback(disk.unmount)
-        if self._plan.library is not None:
-            self.clocks[name] = Clock(self._plan.library, self._folder / f"{name}.clock")
 
     def _make_stores(self) -> None:
         identity = choose_identity(self.disks["database"].folder / "postgres")
