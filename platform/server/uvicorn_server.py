@@ -28,7 +28,8 @@ from loraplex.platform.server.tls_listener import TlsListener
 LOG = structlog.get_logger("loraplex.serve")
 
 BACKLOG = 2048
-FLUSH_S = 3.0
+# What a response that ends with an error may take: its usage is in the journal first, for which a slow disk has 5 s.
+FLUSH_S = 8.0
 ABORT_S = 1.0
 KEEP_ALIVE_S = 30
 

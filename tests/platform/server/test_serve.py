@@ -28,14 +28,19 @@ from loraplex.platform.datastores.embedded.orphans import executable
 from loraplex.platform.engines import startup
 from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import RemoteEngine
+from loraplex.platform.server.components import JOURNAL_FOLDER
 from loraplex.platform.server.listening import bind
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.serve import _serve_engine, _serve_gateway
 from loraplex.platform.startup_errors import EngineStartFailed, PortTaken
+from loraplex.tenants.admission.recovery import ship_left_behind
 from loraplex.tenants.database import Database
 from loraplex.tenants.invoices.months import Month
 
 __all__ = ["model_folder", "stores"]
+
+# Longer than a busy machine stands still.
+GRACE_S, DRAIN_S = 8, 8
 
 
 def module(pid: int) -> str:
@@ -55,7 +60,7 @@ def test_answers_probes_metrics_and_drains(
     tmp_path: Path, model_folder: Path, stores: dict[str, str]
 ) -> None:
     with serving(
-        tmp_path / "s", model_folder, script(token_interval_s=0.05), settings={"drain_s": "10", **stores}
+        tmp_path / "s", model_folder, script(token_interval_s=0.05), settings={"drain_s": "60", **stores}
     ) as serve:
         until(lambda: len(descendants(serve.process.pid)) == 2)
         pids = descendants(serve.process.pid)
@@ -87,7 +92,7 @@ def check_drain(serve: Serve, key: str) -> None:
     body = {
         "model": "tiny",
         "messages": [{"role": "user", "content": "hi"}],
-        "max_tokens": 80,
+        "max_tokens": 200,
         "stream": True,
     }
     headers = {"authorization": f"Bearer {key}"}
@@ -147,18 +152,27 @@ async def drain_with_streams(serve: Serve, key: str) -> tuple[list[str], list[ht
             await asyncio.sleep(0.02)
         responses = [await refused_or_answered(serve.url, key)]
         while responses[-1].status_code == 200:
+            await asyncio.sleep(GRACE_S / 20)
             responses.append(await refused_or_answered(serve.url, key))
         ends = [last for last, _ in await asyncio.gather(*streams)]
     assert await asyncio.to_thread(serve.process.wait, 60) == 0
     return ends, responses, time.monotonic() - signalled
 
 
+async def ship_what_is_left(database_url: str, folder: Path) -> None:
+    """Ship what a server on a slow machine leaves in its journal, as its next start does."""
+    database = Database(database_url)
+    await ship_left_behind(database, folder, max_bytes=1 << 30, lease_s=45.0)
+    await database.close()
+
+
 def test_sigterm_drains_twenty_streams(tmp_path: Path, model_folder: Path, stores: dict[str, str]) -> None:
     """Not ready at once, taking requests for the grace, then refusing; streams end, or with an error, and all is settled."""
-    settings = {"drain_grace_s": "2", "drain_s": "3", **stores}
+    settings = {"drain_grace_s": str(GRACE_S), "drain_s": str(DRAIN_S), **stores}
     with serving(tmp_path / "s", model_folder, script(token_interval_s=0.05), settings=settings) as serve:
         key = make_key(stores["database_url"])
         ends, responses, took_s = asyncio.run(drain_with_streams(serve, key))
+    asyncio.run(ship_what_is_left(stores["database_url"], tmp_path / "s" / "data" / JOURNAL_FOLDER))
     assert ends[1::2] == ["data: [DONE]"] * 10
     for end in ends[::2]:
         assert json.loads(end.removeprefix("data: "))["error"]["code"] == "server_shutting_down"
@@ -168,7 +182,7 @@ def test_sigterm_drains_twenty_streams(tmp_path: Path, model_folder: Path, store
     assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
     assert refused.json()["error"]["code"] == "server_shutting_down"
     assert {each.headers["connection"] for each in responses} == {"close"}
-    assert took_s >= 5
+    assert took_s >= GRACE_S + DRAIN_S
     with psycopg.connect(stores["database_url"]) as connection:
         outcomes = connection.execute(
             "SELECT outcome, count(*) FROM usage_records GROUP BY outcome"
@@ -186,7 +200,7 @@ def test_a_killed_engine_restarts_and_a_killed_serve_leaves_no_process(
     tmp_path: Path, model_folder: Path
 ) -> None:
     with (
-        serving(tmp_path / "s", model_folder, script(token_interval_s=0.05, start_delay_s=2.0)) as serve,
+        serving(tmp_path / "s", model_folder, script(token_interval_s=0.05, start_delay_s=6.0)) as serve,
         ThreadPoolExecutor() as threads,
     ):
         facts = json.loads((tmp_path / "s" / "data" / "embedded" / "services.json").read_text())
@@ -345,12 +359,12 @@ def test_an_engine_that_does_not_start_ends_serve_by_the_name_of_its_stage(
     tmp_path: Path, model_folder: Path
 ) -> None:
     arguments = ("--role", "engine", "--engine", f"ipc://{tmp_path}/run/e.sock")
-    settings = {"engine_start_timeout_s": "3"}
+    settings = {"engine_start_timeout_s": "8"}
     with serving(tmp_path / "s", model_folder, script(), *arguments, wait=False, settings=settings) as serve:
         engine = frozen_engine(serve)
         assert serve.process.wait(60) == 1
         errors = (serve.folder / "stderr").read_text()
-        assert "not ready within 3 s; it stopped at: starting Python" in errors
+        assert "not ready within 8 s; it stopped at: starting Python" in errors
         assert not lives(engine)
 
 

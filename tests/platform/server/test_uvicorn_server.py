@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from starlette.responses import StreamingResponse
 from tests.platform.engines.managed_engine import Managed
 
 from loraplex.platform.engines.pool import EnginePool
@@ -25,6 +26,7 @@ from loraplex.platform.server.uvicorn_server import (
     serve_until_stopped,
     serving,
 )
+from loraplex.tenants.admission.config import AdmissionConfig
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ async def test_a_listener_that_ends_with_its_block_starts_no_drain(listener: Htt
 
 @asynccontextmanager
 async def draining(
-    listener: HttpListener,
+    listener: HttpListener, app: FastAPI | None = None
 ) -> AsyncIterator[tuple[Shutdown, Health, "asyncio.Task[None]"]]:
     """Serve with an hour for proxies, and an idle engine, until the signals of the block end it."""
     pool, shutdown = EnginePool([Managed()]), Shutdown()
@@ -70,7 +72,8 @@ async def draining(
     times = DrainTimes(grace_s=3600.0, drain_s=3600.0)
     shutdown.install()
     shutdown.started()
-    served = asyncio.create_task(serve_until_stopped(FastAPI(), listener, health, pool, shutdown, times))
+    app = app or FastAPI()
+    served = asyncio.create_task(serve_until_stopped(app, listener, health, pool, shutdown, times))
     try:
         yield shutdown, health, served
     finally:
@@ -102,3 +105,37 @@ async def test_behind_a_terminal_there_is_no_proxy_to_wait_for(listener: HttpLis
         async with asyncio.timeout(60):
             await served
         assert health.draining and health.refusing and not shutdown.abort.is_set()
+
+
+async def test_a_stream_that_ends_late_after_the_drain_is_delivered_to_its_end(
+    listener: HttpListener,
+) -> None:
+    """As on a machine with a slow disk, where the usage of an ended stream takes seconds to be durable."""
+    app, over = FastAPI(), asyncio.Event()
+
+    async def events() -> AsyncIterator[bytes]:
+        yield b"first "
+        await over.wait()
+        await asyncio.sleep(AdmissionConfig().journal_s - 1)
+        yield b"last"
+
+    @app.get("/stream")
+    async def stream() -> StreamingResponse:
+        return StreamingResponse(events())
+
+    url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/stream"
+    async with (
+        draining(listener, app) as (_, health, served),
+        httpx.AsyncClient() as client,
+        client.stream("GET", url) as response,
+    ):
+        parts = response.aiter_text()
+        assert await anext(parts) == "first "
+        os.kill(os.getpid(), signal.SIGINT)
+        async with asyncio.timeout(60):
+            while not health.refusing:
+                await asyncio.sleep(0.01)
+        over.set()
+        assert "".join([part async for part in parts]) == "last"
+        async with asyncio.timeout(60):
+            await served
