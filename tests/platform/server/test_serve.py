@@ -28,7 +28,6 @@ from loraplex.platform.datastores.embedded.orphans import executable
 from loraplex.platform.engines import startup
 from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import RemoteEngine
-from loraplex.platform.server.components import JOURNAL_FOLDER
 from loraplex.platform.server.listening import bind
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.serve import _serve_engine, _serve_gateway
@@ -36,6 +35,7 @@ from loraplex.platform.startup_errors import EngineStartFailed, PortTaken
 from loraplex.tenants.admission.recovery import ship_left_behind
 from loraplex.tenants.database import Database
 from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
 
 __all__ = ["model_folder", "stores"]
 
