@@ -4,6 +4,7 @@ Invariant: the model is resolved, every size checked and the request provisional
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ from loraplex.platform.parameters.value_types import Prompt
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 
 INLINE_CHARACTERS = 8_192
+# Half of the processors: large prompts are encoded before admission, which needs their size.
+MAX_ENCODING = max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,9 @@ class InferencePipeline:
             dependencies.value_validation,
         )
         self._admission = InferenceAdmission(dependencies.admission_controller, dependencies.background_tasks)
-        self._encoding_limiter = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
+        self._encoding_limiter = TenantLimiter(
+            "requests", total=MAX_ENCODING, per_tenant=AT_ONCE, waiting=MAX_WAITING
+        )
         self.models = KnownModels(dependencies)
         self._in_flight = InFlightRequests(dependencies.config.max_in_flight)
 
@@ -152,13 +157,19 @@ class InferencePipeline:
     ) -> list[list[int]]:
         """Return the token ids of `messages` or of every `prompt`.
 
-        Large prompts are counted and encoded on a thread, `AT_ONCE` of a tenant at a time. Raises `Overloaded` when too many
-        of the tenant's requests wait.
+        Large prompts are counted and encoded on a thread, `AT_ONCE` of a tenant and `MAX_ENCODING` of all at a time. Raises
+        `Overloaded` when too many of the tenant's requests wait.
         """
         if _characters(values, INLINE_CHARACTERS) <= INLINE_CHARACTERS:
             return self._encode(values, model)
         async with self._encoding_limiter.slot(tenant_id):
-            return await asyncio.to_thread(self._encode_large, values, model)
+            encoding = asyncio.create_task(asyncio.to_thread(self._encode_large, values, model))
+            try:
+                return await asyncio.shield(encoding)
+            except asyncio.CancelledError:
+                # A thread cannot be stopped: the slot of a client that left is free when the thread ends.
+                await asyncio.wait({encoding})
+                raise
 
     def _encode_large(self, values: PromptRequest, model: ResolvedModel) -> list[list[int]]:
         limit = self._dependencies.config.max_prompt_characters

@@ -1,0 +1,69 @@
+"""Large prompts are encoded before admission: a few at a time, in turn by tenant, also when their clients leave."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from loraplex.platform.inference import pipeline
+from loraplex.platform.inference.dependencies import ServingConfig
+
+BUSY_S = 180.0
+LARGE: Any = {"model": "demo/base", "prompt": "x" * 20_000, "max_tokens": 1}
+
+
+class Encoding:
+    """Holds each encoding of a large prompt until it is released."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.running, self.most = 0, 0, 0
+        self.release = threading.Event()
+        self._lock = threading.Lock()
+        monkeypatch.setattr(pipeline, "MAX_ENCODING", 1)
+        monkeypatch.setattr(pipeline.InferencePipeline, "_encode_large", self._encode)
+
+    def _encode(self, *_: Any) -> list[list[int]]:
+        with self._lock:
+            self.begun, self.running = self.begun + 1, self.running + 1
+            self.most = max(self.most, self.running)
+        self.release.wait(BUSY_S)
+        with self._lock:
+            self.running -= 1
+        return [[3, 4]]
+
+    async def until_begun(self) -> None:
+        async with asyncio.timeout(BUSY_S):
+            while not self.begun:
+                await asyncio.sleep(0.01)
+
+
+async def test_no_more_are_encoded_at_once_than_the_machine_has_processors_for(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoding = Encoding(monkeypatch)
+    gateway = await start_gateway()
+    requests = [asyncio.create_task(gateway.post("/v1/completions", LARGE)) for _ in range(3)]
+    await encoding.until_begun()
+    small = await gateway.post("/v1/completions", {**LARGE, "prompt": "hello"})
+    assert small.status_code == 200, "it is encoded without a thread"
+    encoding.release.set()
+    assert [each.status_code for each in await asyncio.gather(*requests)] == [200] * 3
+    assert (encoding.begun, encoding.most) == (3, 1)
+
+
+async def test_a_client_that_leaves_frees_its_turn_when_its_prompt_is_encoded(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoding = Encoding(monkeypatch)
+    gateway = await start_gateway(limits=ServingConfig(key_cache_s=0.0))
+    leaving = asyncio.create_task(gateway.post("/v1/completions", LARGE))
+    await encoding.until_begun()
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    waiting = asyncio.create_task(gateway.post("/v1/completions", LARGE))
+    await asyncio.wait({waiting}, timeout=1.0)
+    assert encoding.begun == 1
+    encoding.release.set()
+    assert (await waiting).status_code == 200
+    assert (encoding.begun, encoding.most) == (2, 1)
