@@ -14,14 +14,14 @@ from msgspec.structs import replace
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
 from loraplex.engine.errors import AdapterLoadFailed
 from loraplex.engine.messages import AdapterRef, EngineRequest
-from loraplex.platform.datastores.blob_storage import BlobStorage
+from loraplex.platform.datastores.adapter_storage import AdapterStorage
 from loraplex.platform.ray.messages import ProbeCall, Submission
 
 
 class AdapterFiles:
     """The storage of a replica: the shared folder, or a bucket with copies in its data directory."""
 
-    def __init__(self, storage: BlobStorage) -> None:
+    def __init__(self, storage: AdapterStorage) -> None:
         self._storage = storage
 
     async def localize(self, submission: Submission) -> EngineRequest:

@@ -18,7 +18,7 @@ from loraplex.adapters.errors import BlobStoreUnavailable, StorageError
 from loraplex.engine.errors import AdapterError, AdapterLoadFailed, EngineError, EngineUnavailable
 from loraplex.engine.messages import Event, Failed
 from loraplex.platform.config import Settings, load_settings
-from loraplex.platform.datastores.blob_storage import BlobStorage
+from loraplex.platform.datastores.adapter_storage import AdapterStorage
 from loraplex.platform.engines.process import EngineProcess
 from loraplex.platform.engines.startup import open_lone_engine, own_address
 from loraplex.platform.processes.logs import configure_logs
@@ -61,7 +61,7 @@ class EngineReplica:
         address = own_address(settings.data_dir, self._stack)
         self._process = await _open_engine(settings, address, self._stack)
         self._engine = self._process.client
-        storage = BlobStorage(settings, self._engine.info().model_digest)
+        storage = AdapterStorage(settings, self._engine.info().model_digest)
         self._files = AdapterFiles(storage)
         self._stack.callback(asyncio.create_task(self._files.run_eviction()).cancel)
         self._open: dict[str, asyncio.Event] = {}

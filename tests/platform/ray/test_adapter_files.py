@@ -12,7 +12,7 @@ from loraplex.engine.errors import AdapterLoadFailed
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.config import load_settings
-from loraplex.platform.datastores.blob_storage import BlobStorage
+from loraplex.platform.datastores.adapter_storage import AdapterStorage
 from loraplex.platform.ray.adapter_files import AdapterFiles, read_files
 from loraplex.platform.ray.messages import ProbeCall, Submission
 from loraplex.tenants.ids import uuid7
@@ -24,8 +24,8 @@ TENANT = uuid7()
 
 
 @pytest.fixture
-def storage(tmp_path: Path) -> BlobStorage:
-    return BlobStorage(load_settings({"data_dir": tmp_path / "replica"}), MODEL)
+def storage(tmp_path: Path) -> AdapterStorage:
+    return AdapterStorage(load_settings({"data_dir": tmp_path / "replica"}), MODEL)
 
 
 def adapter(blob_path: str = "/etc") -> AdapterRef:
@@ -43,7 +43,7 @@ def submission(tenant: bool = True) -> Submission:
     return Submission(request=request, tenant_id=TENANT if tenant else None)
 
 
-async def test_the_path_is_that_of_the_replicas_own_storage(storage: BlobStorage) -> None:
+async def test_the_path_is_that_of_the_replicas_own_storage(storage: AdapterStorage) -> None:
     with storage.local.staging() as staged:
         (staged / CONFIG_FILE).write_bytes(CONFIG)
         (staged / WEIGHTS_FILE).write_bytes(WEIGHTS)
@@ -52,7 +52,7 @@ async def test_the_path_is_that_of_the_replicas_own_storage(storage: BlobStorage
     assert request.adapter == adapter(str(storage.local.path(TENANT, DIGEST)))
 
 
-async def test_an_adapter_that_is_not_stored_is_not_read_elsewhere(storage: BlobStorage) -> None:
+async def test_an_adapter_that_is_not_stored_is_not_read_elsewhere(storage: AdapterStorage) -> None:
     files = AdapterFiles(storage)
     with pytest.raises(BlobMissing):
         await files.localize(submission())
@@ -61,7 +61,7 @@ async def test_an_adapter_that_is_not_stored_is_not_read_elsewhere(storage: Blob
 
 
 async def test_a_probe_carries_the_files_of_an_adapter_that_is_not_stored_yet(
-    storage: BlobStorage, tmp_path: Path
+    storage: AdapterStorage, tmp_path: Path
 ) -> None:
     (tmp_path / CONFIG_FILE).write_bytes(CONFIG)
     (tmp_path / WEIGHTS_FILE).write_bytes(WEIGHTS)
@@ -74,7 +74,7 @@ async def test_a_probe_carries_the_files_of_an_adapter_that_is_not_stored_yet(
     assert not folder.exists()
 
 
-def test_the_tenant_of_a_folder_is_known_of_stored_adapters_alone(storage: BlobStorage) -> None:
+def test_the_tenant_of_a_folder_is_known_of_stored_adapters_alone(storage: AdapterStorage) -> None:
     root = storage.local.root
     assert storage.local.tenant_of(storage.local.location(TENANT, DIGEST)) == TENANT
     for other in (

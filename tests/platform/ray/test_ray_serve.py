@@ -69,7 +69,7 @@ def test_the_total_time_of_a_request_ends_it_with_its_usage(facts: Facts) -> Non
 
 
 def test_requests_find_their_adapter_in_memory_more_often_than_at_random(facts: Facts) -> None:
-    assert facts["hits"]["codes"] == {"length": 400}
+    assert facts["hits"]["codes"] == {"length": 240}
     assert facts["hits"]["rate"] >= facts["hits"]["random_rate"] + 0.05
 
 
@@ -100,8 +100,8 @@ def test_a_rolling_update_fails_no_stream(facts: Facts) -> None:
 
 
 def test_forgetting_reaches_replicas_that_drain(facts: Facts) -> None:
-    assert facts["rolling_update"]["draining"] > 0
-    assert set(facts["rolling_update"]["erased"]) == {"namespace_forgotten"}
+    assert facts["rolling_update"]["open"] == 4
+    assert facts["rolling_update"]["erased"] == {"namespace_forgotten": 4}
 
 
 def test_a_request_waits_while_every_replica_is_full(facts: Facts) -> None:
