@@ -10,6 +10,7 @@ from typing import Any, Final
 import yaml
 
 KUBERNETES: Final = Path(__file__).parents[2] / "deploy" / "kubernetes"
+RELEASES: Final = ("1.30", "1.34", "1.37")
 RENDERED: Final = ("overlays/cpu", "overlays/cuda", "migrate")
 KUBECTL: Final = shutil.which("kubectl")
 NOT_OBJECTS: Final = ("kustomization.yaml", "engine.yaml", "prometheus_adapter.yaml")

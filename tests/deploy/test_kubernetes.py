@@ -10,6 +10,7 @@ from tests.deploy.dockerfile import image
 from tests.deploy.manifests import (
     KUBECTL,
     KUBERNETES,
+    RELEASES,
     RENDERED,
     containers,
     documents,
@@ -23,7 +24,6 @@ from tests.platform.api.route_table import SCOPES
 
 from loraplex.platform.config import Settings
 
-RELEASES = ("1.30", "1.34", "1.37")
 CUSTOM = {"ServiceMonitor"}
 VOLUMES = {
     "configMap",

@@ -4,9 +4,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
+from tests.deploy.manifests import RELEASES
 
 from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.engines.process import STOP_GRACE_S
@@ -84,6 +86,31 @@ def test_every_container_is_unprivileged(cluster: list[dict[str, Any]]) -> None:
         for container in pod["containers"]:
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_pods_and_network_policies_are_valid_by_the_schema(
+    cluster: list[dict[str, Any]], release: str
+) -> None:
+    # Pods of a RayCluster have Kubernetes' own schema.
+    spec = cluster[0]["spec"]
+    templates = [group["template"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
+    objects = [{"apiVersion": "v1", "kind": "PodTemplate", "template": each} for each in templates]
+    for each in [*objects, *cluster[1:]]:
+        kubernetes_validate.validate(each, release, strict=True)
+
+
+def test_groups_have_the_fields_of_a_ray_cluster(cluster: list[dict[str, Any]]) -> None:
+    # Of KubeRay's `RayClusterSpec`, whose schema no package contains.
+    spec = cluster[0]["spec"]
+    assert spec.keys() == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
+    assert spec["headGroupSpec"].keys() == {"rayStartParams", "template"}
+    for group in spec["workerGroupSpecs"]:
+        counts = {"minReplicas", "replicas", "maxReplicas"}
+        assert group.keys() == {"groupName", "rayStartParams", "template", *counts}
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        assert all(isinstance(each, str) for each in group["rayStartParams"].values())
 
 
 def test_gateways_offer_ray_no_cpu_and_reach_the_application(
