@@ -10,8 +10,6 @@ import torch
 
 from loraplex.engine.adapter_probe.numeric_check import NumericCheck
 from loraplex.engine.adapter_probe.reference import error_bound
-from loraplex.engine.batch.forward_batch import AdapterPath
-from loraplex.engine.batch.host_transfers import HostTransfers
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.batch.step_plan import PlannedRow, StepOutput, StepPlan
 from loraplex.engine.config import CacheConfig, EngineConfig
@@ -24,20 +22,12 @@ from loraplex.engine.errors import (
 )
 from loraplex.engine.kv_cache.block_pool import BlockPool
 from loraplex.engine.kv_cache.prefix_cache import PrefixCache
-from loraplex.engine.kv_cache.tensors import allocate_kv_cache
-from loraplex.engine.lora.device_batch import make_workspace
-from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.lora.pool_factory import open_pool
 from loraplex.engine.lora.source import AdapterSource
 from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, FinishReason
 from loraplex.engine.model_loading import LoadedModel, engine_info
-from loraplex.engine.runner.cuda_graphs.buckets import Buckets
-from loraplex.engine.runner.cuda_graphs.capture import capture_steps
-from loraplex.engine.runner.cuda_graphs.static_inputs import StaticBlocks
-from loraplex.engine.runner.model_runner import ModelRunner
 from loraplex.engine.runner.step_isolation import IsolatedStep, StepIsolation
-from loraplex.engine.runner.warm_up import StepLimits, WarmUp
-from loraplex.engine.sampling.sampler import Sampler
+from loraplex.engine.runner_loading import load_runner, max_tokens
 from loraplex.engine.scheduling.fairness import FairShare, Policy
 from loraplex.engine.scheduling.scheduler import Scheduler
 from loraplex.engine.scheduling.step_statistics import StepStatistics
@@ -92,7 +82,7 @@ class Engine:
             clock,
             model.max_model_len,
             model.config.eos_token_ids,
-            max_tokens=_max_tokens(model, config),
+            max_tokens=max_tokens(model, config),
             vocab_size=model.config.vocab_size,
         )
         self.numeric_check = NumericCheck(
@@ -112,7 +102,7 @@ class Engine:
         if mask_factory is not None:
             self._compilation = GrammarCompilation(mask_factory, config.grammar.compile_threads)
         self._uncompiled: dict[int, list[Sequence]] = {}
-        self.runner = _runner(model, config, self.adapters, self._masks)
+        self.runner = load_runner(model, config, self.adapters, self._masks)
         if self.adapters.max_bytes:
             self.numeric_check.warm_up()
         self._overlaps = overlaps(config.scheduler.overlap, model.device)
@@ -365,17 +355,6 @@ def overlaps(setting: str, device: torch.device) -> bool:
     return setting == "on" or (setting == "auto" and device.type != "cpu")
 
 
-def replays(setting: str, device: torch.device) -> bool:
-    """Whether steps are replayed as CUDA graphs."""
-    if setting not in ("auto", "off"):
-        raise ValueError(f"`cuda_graphs` must be auto or off, got {setting!r}")
-    return setting == "auto" and device.type == "cuda"
-
-
-def _max_tokens(model: LoadedModel, config: EngineConfig) -> int:
-    return config.scheduler.max_tokens(is_cuda=model.device.type == "cuda")
-
-
 def _prefix_cache(model: LoadedModel, config: CacheConfig, pool: BlockPool) -> PrefixCache:
     return PrefixCache(
         pool,
@@ -384,33 +363,3 @@ def _prefix_cache(model: LoadedModel, config: CacheConfig, pool: BlockPool) -> P
         cache_dtype=str(model.kv_dtype),
         enabled=config.prefix_caching,
     )
-
-
-def _runner(model: LoadedModel, config: EngineConfig, pool: AdapterPool, masks: BitmaskFiller) -> ModelRunner:
-    """Return a runner whose kernels are compiled. Padding rows of replayed steps use a block that the pool never hands out."""
-    block_size, device = config.cache.block_size, model.device
-    is_replaying = replays(config.cuda_graphs, device)
-    num_blocks = model.num_blocks + is_replaying
-    kv_cache = allocate_kv_cache(model.config, num_blocks, block_size, model.kv_dtype, device)
-    sampler = Sampler(model.config.vocab_size, model.config.eos_token_ids, transfers=HostTransfers(device))
-    path = _adapter_path(model, config, pool)
-    runner = ModelRunner(model.decoder, kv_cache, block_size, sampler, pool, masks, path)
-    slots = model.decoder.max_adapter_slots if pool.max_bytes else 0
-    limits = StepLimits(config.scheduler.max_num_seqs, _max_tokens(model, config), model.max_model_len, slots)
-    WarmUp(model.decoder, kv_cache, block_size, sampler, path, limits).run()
-    if is_replaying:
-        buckets = Buckets(config.scheduler.max_num_seqs, _max_tokens(model, config))
-        blocks = StaticBlocks(-(-model.max_model_len // block_size), block_size, model.num_blocks)
-        adapters = path if pool.max_bytes else None
-        most = config.scheduler.max_adapters_per_step
-        runner.replay(capture_steps(model.decoder, kv_cache, buckets, blocks, adapters, most))
-    return runner
-
-
-def _adapter_path(model: LoadedModel, config: EngineConfig, pool: AdapterPool) -> AdapterPath:
-    """Return the adapter path. Requires the pool, because the kernels' workspace depends on the greatest rank."""
-    if model.device.type == "cpu" or not pool.max_bytes:
-        return AdapterPath(config.deterministic)
-    rows = _max_tokens(model, config)
-    workspace = make_workspace(model.decoder.sites, rows, model.device)
-    return AdapterPath(config.deterministic, workspace, rows)
