@@ -8,8 +8,7 @@ when the client leaves.
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -195,19 +194,14 @@ class InferenceAdmission:
             await pending.reservation()
         return pending
 
-    @asynccontextmanager
-    async def cancelled_on_error(self, pending: PendingAdmission) -> AsyncIterator[None]:
-        """Cancel the reservation when the block fails, that is, when the request does not begin.
+    async def cancel(self, pending: PendingAdmission, error: BaseException) -> None:
+        """Cancel the reservation of a request that did not begin because of `error`.
 
-        Raises `ModelMoved` in place of an error of the block, which was then about a version that is no longer named.
+        Raises `ModelMoved` where the error was about a version that is no longer named.
         """
-        try:
-            yield
-        except BaseException as error:
-            await self._background_tasks.finish(self._cancel(pending))
-            if isinstance(error, Exception) and pending.model_moved:
-                raise ModelMoved from error
-            raise
+        await self._background_tasks.finish(self._cancel(pending))
+        if isinstance(error, Exception) and pending.model_moved:
+            raise ModelMoved from error
 
     async def _admit_renewing(
         self,

@@ -6,8 +6,7 @@ a tenant that has fewer sequences than its own, and only before the engine has s
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 from uuid import UUID
 
 from loraplex.platform.errors import InvalidParameter, Overloaded
@@ -34,23 +33,13 @@ class InFlightRequest:
         """Whether the request lost its place to another one."""
         return self._revoked
 
-    @asynccontextmanager
-    async def until_started(self) -> AsyncIterator[None]:
+    def until_started(self) -> "_UntilStarted":
         """Run a block that ends with `started`. An error of the block frees the place.
 
         Cancels the block and raises `Overloaded` when the request gives way.
         """
-        try:
-            async with asyncio.timeout(None) as self._deadline:
-                yield
-        except TimeoutError:
-            self.release()
-            if not self._deadline or not self._deadline.expired():
-                raise
-            raise _given_way() from None
-        except BaseException:
-            self.release()
-            raise
+        self._deadline = asyncio.timeout(None)
+        return _UntilStarted(self, self._deadline)
 
     def started(self) -> None:
         """Keep the place until `release`. Raises `Overloaded` when the request has just given way."""
@@ -68,6 +57,30 @@ class InFlightRequest:
     def release(self) -> None:
         """Free the place. May be repeated."""
         self._requests.remove(self)
+
+
+class _UntilStarted:
+    """The block of `until_started`: no generator, since every request has one."""
+
+    def __init__(self, request: InFlightRequest, deadline: asyncio.Timeout) -> None:
+        self._request = request
+        self._deadline = deadline
+
+    async def __aenter__(self) -> None:
+        await self._deadline.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._deadline.__aexit__(kind, error, trace)
+        except TimeoutError:
+            self._request.release()
+            raise _given_way() from None
+        if error is not None:
+            self._request.release()
+            if isinstance(error, TimeoutError) and self._deadline.expired():
+                raise _given_way() from None
 
 
 class InFlightRequests:

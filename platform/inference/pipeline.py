@@ -132,12 +132,15 @@ class InferencePipeline:
         )
         still_names = partial(self._still_names, context, values)
         pending = await self._admission.admit(context, model, sizes, still_names)
-        async with self._admission.cancelled_on_error(pending):
+        try:
             prepared = _PreparedRequest(values, prompts, samplings)
             requests, output = await self._engine_requests(context, prepared, model, constraints)
             generation = Generation(self._dependencies, free_slots, model, requests, pending, arrival, output)
             context.headers.update(generation.headers())
-            return generation
+        except BaseException as error:
+            await self._admission.cancel(pending, error)
+            raise
+        return generation
 
     async def _resolve(self, context: RequestContext, values: GenerationBody) -> ResolvedModel:
         sticky = values.user or context.request_id

@@ -19,8 +19,10 @@ def rate_state(decisions: Sequence[Decision]) -> RateState:
 def met_limits(decisions: Sequence[Decision]) -> tuple[LimitAtAdmission, ...]:
     """What an admitted request met of every limit, to be kept with its record."""
     return tuple(
-        LimitAtAdmission(each.level, each.name, each.limit, each.used, each.reserved, each.asked)
-        for each in decisions
+        [
+            LimitAtAdmission(each.level, each.name, each.limit, each.used, each.reserved, each.asked)
+            for each in decisions
+        ]
     )
 
 

@@ -5,8 +5,8 @@ admitted it. Until then its admission is provisional: work may start, but no par
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from uuid import UUID
@@ -125,38 +125,56 @@ class Reserver:
     async def _by_counters(
         self, request: ReservationRequest, on_provisional: OnProvisional | None
     ) -> Reservation | None:
-        """Reserve in counters that no fence has outdated; None if Valkey does not answer."""
+        """Reserve in counters that no fence has outdated; None if Valkey does not answer.
+
+        What the counters may have of a request that fails is cancelled; a denial took nothing, nor did counters that this
+        gateway may not touch.
+        """
+        try:
+            return await self._ask_counters(request, on_provisional)
+        except ValkeyUnavailable as error:
+            LOG.warning("Valkey did not answer; admitting without the counters", reason=str(error))
+            return None
+        except (LimitExceeded, CountersNewer):
+            raise
+        except asyncio.CancelledError:
+            self.cancel_later(request.tenant_id, request.id)
+            raise
+        except Exception:
+            await self._cancel(request)
+            raise
+
+    async def _ask_counters(
+        self, request: ReservationRequest, on_provisional: OnProvisional | None
+    ) -> Reservation:
+        """Ask until counters that no fence has outdated admit the request. Raises `ValkeyUnavailable` and what refuses it."""
         repeated_until: float | None = None
-        async with self._cancelled_on_error(request):
-            for attempt in range(TRIES):
-                asked_at, last = self.recent_refusals.now(), repeated_until or self._total_wait()
-                try:
-                    async with self._deadline(last):
-                        reply = await self.counters.reserve(request)
-                except (TimeoutError, ValkeyUnavailable) as error:
-                    self.breaker.failed()
-                    if repeated_until is None and not self.breaker.is_open:
-                        repeated_until = last
-                        continue
-                    raise ValkeyUnavailable(str(error) or "Valkey did not answer in time") from error
-                repeated_until = None
-                self.breaker.succeeded()
-                if isinstance(reply, Admitted):
-                    reservation = self._admitted(request, reply)
-                    if not self._is_outdated(reservation):
-                        if on_provisional is not None:
-                            on_provisional()
-                        return reservation
-                else:
-                    self._raise_refusal(request, reply, asked_at)
-                # The gateway that raised the fence needs time to replace outdated counters.
-                waits = isinstance(reply, Admitted) and not attempt
-                if waits or not await self.counter_rebuild.try_rebuild(request.tenant_id):
-                    await asyncio.sleep(PAUSE_SECONDS * (attempt + 1))
-            raise self._unavailable(
-                request, COUNTED, "the counters of this tenant are being rebuilt; try again"
-            )
-        return None
+        for attempt in range(TRIES):
+            asked_at, last = self.recent_refusals.now(), repeated_until or self._total_wait()
+            try:
+                async with self._deadline(last):
+                    reply = await self.counters.reserve(request)
+            except (TimeoutError, ValkeyUnavailable) as error:
+                self.breaker.failed()
+                if repeated_until is None and not self.breaker.is_open:
+                    repeated_until = last
+                    continue
+                raise ValkeyUnavailable(str(error) or "Valkey did not answer in time") from error
+            repeated_until = None
+            self.breaker.succeeded()
+            if isinstance(reply, Admitted):
+                reservation = self._admitted(request, reply)
+                if not self._is_outdated(reservation):
+                    if on_provisional is not None:
+                        on_provisional()
+                    return reservation
+            else:
+                self._raise_refusal(request, reply, asked_at)
+            # The gateway that raised the fence needs time to replace outdated counters.
+            waits = isinstance(reply, Admitted) and not attempt
+            if waits or not await self.counter_rebuild.try_rebuild(request.tenant_id):
+                await asyncio.sleep(PAUSE_SECONDS * (attempt + 1))
+        raise self._unavailable(request, COUNTED, "the counters of this tenant are being rebuilt; try again")
 
     async def _in_journal(self, reservation: Reservation) -> None:
         """Make the reservation durable. One that the journal refuses is cancelled in the counters.
@@ -203,25 +221,6 @@ class Reserver:
         if chosen.price.bound_nano(request.prompt_tokens, request.completion_tokens) > request.amount_nano:
             raise QuotaUnavailable("the price rose while this request was admitted; try again")
         return chosen
-
-    @asynccontextmanager
-    async def _cancelled_on_error(self, request: ReservationRequest) -> AsyncIterator[None]:
-        """Cancel what the counters may have of a request when the block fails. An unavailable Valkey only ends the block.
-
-        A denial takes nothing, so nothing is cancelled after it, nor in counters that this gateway may not touch.
-        """
-        try:
-            yield
-        except ValkeyUnavailable as error:
-            LOG.warning("Valkey did not answer; admitting without the counters", reason=str(error))
-        except (LimitExceeded, CountersNewer):
-            raise
-        except asyncio.CancelledError:
-            self.cancel_later(request.tenant_id, request.id)
-            raise
-        except Exception:
-            await self._cancel(request)
-            raise
 
     def _total_wait(self) -> float:
         """When both calls of an attempt must have ended, including their wait for a connection."""

@@ -97,7 +97,7 @@ class PriceTable:
         near = self._versions_near(tenant_id, tier, adapter_name, at - NEAR, at + NEAR)
         if not near:
             raise self._missing(tenant_id, tier, at)
-        return max(version.price.bound_nano(prompt_tokens, completion_tokens) for version in near)
+        return max([version.price.bound_nano(prompt_tokens, completion_tokens) for version in near])
 
     def _versions_near(
         self, tenant_id: UUID, tier: str, adapter_name: str | None, first: datetime, last: datetime
@@ -107,8 +107,10 @@ class PriceTable:
         for currency, begin, end in self._spans(tenant_id, first, last):
             cards = self._cards(tenant_id, tier, adapter_name, currency)
             changes = {start for card in cards for start in card.starts_within(begin, end)}
-            found = (_in_force(cards, moment) for moment in (begin, *changes))
-            near += [version for version in found if version is not None]
+            for moment in (begin, *changes):
+                version = _in_force(cards, moment)
+                if version is not None:
+                    near.append(version)
         return near
 
     def _spans(
@@ -126,13 +128,14 @@ class PriceTable:
         self, tenant_id: UUID, tier: str, adapter_name: str | None, currency: str
     ) -> list[CardVersions]:
         """The cards that cover such a request, the most specific first."""
-        keys = (
-            (None, tenant_id, adapter_name, currency),
-            (None, tenant_id, None, currency),
-            (tier, None, None, currency),
-            (None, None, None, currency),
-        )
-        return [card for key in keys if (card := self.cards.get(CardKey(*key))) is not None]
+        keys = [
+            CardKey(None, tenant_id, None, currency),
+            CardKey(tier, None, None, currency),
+            CardKey(None, None, None, currency),
+        ]
+        if adapter_name is not None:
+            keys.insert(0, CardKey(None, tenant_id, adapter_name, currency))
+        return [card for key in keys if (card := self.cards.get(key)) is not None]
 
     def _missing(self, tenant_id: UUID, tier: str, at: datetime) -> PriceMissing:
         currency = self.currency(tenant_id, at)
@@ -143,4 +146,8 @@ class PriceTable:
 
 def _in_force(cards: Iterable[CardVersions], at: datetime) -> PriceVersion | None:
     """The version of the first card that has begun."""
-    return next((version for card in cards if (version := card.at(at)) is not None), None)
+    for card in cards:
+        version = card.at(at)
+        if version is not None:
+            return version
+    return None

@@ -42,15 +42,15 @@ def decode_admission(reply: Sequence[Any]) -> CounterReply:
     if kind == "ended":
         return AlreadyEnded()
     epoch, microseconds, day, month, overdue, repeated, numbers = reply[1:]
-    at = moment(microseconds)
-    decisions = decode_decisions(numbers, at, text(day), text(month))
+    at, day, month = moment(microseconds), text(day), text(month)
+    decisions = decode_decisions(numbers, at, day, month)
     if kind == "denied":
         return Denied(at=at, decisions=decisions, overdue=overdue)
     return Admitted(
         epoch=epoch,
         at=at,
-        day=text(day),
-        month=text(month),
+        day=day,
+        month=month,
         decisions=decisions,
         overdue=overdue,
         repeated=bool(repeated),

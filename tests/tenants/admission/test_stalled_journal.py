@@ -21,6 +21,7 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.errors import JournalUnavailable
 from loraplex.tenants.ledger.journal.file import connect
 from loraplex.tenants.ledger.journal.journal import Journal
+from loraplex.tenants.ledger.journal.statements import FORGET, WRITE
 
 
 class Disk:
@@ -46,7 +47,7 @@ class SlowConnection:
         return self._connection.in_transaction
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> sqlite3.Cursor:
-        if sql == "COMMIT":
+        if sql.startswith((WRITE, FORGET)):
             assert self._answers.wait(60)
         return self._connection.execute(sql, parameters)
 
