@@ -1,7 +1,5 @@
 """Sampling parameters of a request. Their bounds are enforced by the gateway's parameter table and again here."""
 
-import math
-
 import msgspec
 
 from loraplex.engine.errors import InvalidRequest
@@ -42,37 +40,43 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def validate(self, vocab_size: int) -> None:
         """Raise `InvalidRequest` naming the first field out of bounds."""
         _require(1 <= self.max_tokens, "max_tokens", "must be at least 1")
-        _require(1 <= self.n <= MAX_CHOICES, "n", f"must lie in 1..{MAX_CHOICES}")
+        _require(1 <= self.n <= MAX_CHOICES, "n", "must lie in 1..{}", MAX_CHOICES)
         _in_range("temperature", self.temperature, 0.0, 2.0)
         _in_range("top_p", self.top_p, 0.0, 1.0)
         _require(self.top_p > 0.0, "top_p", "must be above 0")
-        _require(0 <= self.top_k <= MAX_TOP_K, "top_k", f"must lie in 0..{MAX_TOP_K}; 0 turns it off")
+        _require(0 <= self.top_k <= MAX_TOP_K, "top_k", "must lie in 0..{}; 0 turns it off", MAX_TOP_K)
         _in_range("min_p", self.min_p, 0.0, 1.0)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _in_range("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
         _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "must lie in 0..max_tokens")
-        _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"holds at most {MAX_STOP_STRINGS} strings")
+        _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", "holds at most {} strings", MAX_STOP_STRINGS)
         _require(all(self.stop), "stop", "must not hold an empty string")
         _token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
         _require(
-            len(self.logit_bias) <= MAX_LOGIT_BIAS, "logit_bias", f"holds at most {MAX_LOGIT_BIAS} entries"
+            len(self.logit_bias) <= MAX_LOGIT_BIAS, "logit_bias", "holds at most {} entries", MAX_LOGIT_BIAS
         )
         _token_ids("logit_bias", tuple(self.logit_bias), vocab_size)
         for bias in self.logit_bias.values():
             _in_range("logit_bias", bias, -100.0, 100.0)
         if self.logprobs is not None:
-            _require(0 <= self.logprobs <= MAX_TOP_LOGPROBS, "logprobs", f"must lie in 0..{MAX_TOP_LOGPROBS}")
+            _require(
+                0 <= self.logprobs <= MAX_TOP_LOGPROBS, "logprobs", "must lie in 0..{}", MAX_TOP_LOGPROBS
+            )
 
 
-def _require(condition: bool, field: str, message: str) -> None:
+def _require(condition: bool, field: str, message: str, *bounds: float) -> None:
+    """Check a condition. The message is formatted only where it does not hold: every request passes here."""
     if not condition:
-        raise InvalidRequest(field, f"`{field}` {message}")
+        raise InvalidRequest(field, f"`{field}` {message.format(*bounds)}")
 
 
 def _in_range(field: str, value: float, low: float, high: float) -> None:
-    _require(math.isfinite(value) and low <= value <= high, field, f"must lie in {low}..{high}")
+    # A number that is not finite is in no range.
+    _require(low <= value <= high, field, "must lie in {}..{}", low, high)
 
 
 def _token_ids(field: str, ids: tuple[int, ...], vocab_size: int) -> None:
-    _require(all(0 <= i < vocab_size for i in ids), field, f"must hold token ids in 0..{vocab_size - 1}")
+    if ids:
+        in_vocabulary = min(ids) >= 0 and max(ids) < vocab_size
+        _require(in_vocabulary, field, "must hold token ids in 0..{}", vocab_size - 1)

@@ -146,9 +146,8 @@ class SettlementQueue:
         reservation, usage, write = shipped.ended.reservation, shipped.ended.usage, shipped.write
         early = self._requests.early.pop(reservation.id, None)
         pending = self._requests.unsettled.pop(reservation.id, None)
-        update = PendingCounterUpdate(reservation.tenant_id, reservation.id, reservation)
         if write is None and early is None:
-            return update
+            return PendingCounterUpdate(reservation.tenant_id, reservation.id, reservation)
         if write is None or (write.epoch or 0) < (reservation.epoch or 0):
             # The counters know usage that the ledger lacks, or the ledger was restored from a backup.
             self._requests.to_rebuild.add(reservation.tenant_id)
@@ -156,7 +155,9 @@ class SettlementQueue:
         if early is not None and early == write.epoch:
             return None
         updated_at = None if pending is None else pending.updated_at
-        update = replace(update, usage=usage, epoch=write.epoch, updated_at=updated_at)
+        update = PendingCounterUpdate(
+            reservation.tenant_id, reservation.id, reservation, usage, write.epoch, updated_at=updated_at
+        )
         if usage.outcome is None:
             return update
         return replace(
