@@ -72,6 +72,7 @@ class KnownModels:
     ) -> None:
         self._dependencies = dependencies
         self._clock = clock
+        self._base = ResolvedModel(dependencies.served_model_name)
         self._targets = TenantCache[ModelTargets](MAX_BYTES, MAX_TENANT_BYTES, _size)
         self._lists = TenantCache[_ModelList](MAX_BYTES, MAX_TENANT_BYTES, _list_size)
         # Requests in flight are bounded already, so each of them may wait.
@@ -80,8 +81,8 @@ class KnownModels:
 
     async def resolve(self, caller: Caller, name: str, sticky: str) -> ResolvedModel:
         """Resolve a name for a request that is admitted under the caller's policy. Raises as `resolve_model`."""
-        if name == self._dependencies.served_model_name:
-            return ResolvedModel(name)
+        if name == self._base.name:
+            return self._base
         tenant, key = caller.tenant_id.bytes, (caller.policy_epoch, name)
         targets = self._targets.get(tenant, key)
         if targets is None:
@@ -97,8 +98,8 @@ class KnownModels:
 
         While PostgreSQL is away a name that was read under the caller's policy is resolved as then.
         """
-        if name == self._dependencies.served_model_name:
-            return ResolvedModel(name)
+        if name == self._base.name:
+            return self._base
         tenant, key = caller.tenant_id.bytes, (caller.policy_epoch, name)
         kept = self._targets.get(tenant, key)
         try:

@@ -58,6 +58,8 @@ class ModelRequest(RequestObject):
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
         """Apply other defaults to parameters that the request omits; names that are no parameters here are ignored."""
+        if not defaults:
+            return self
         given, names = self.model_fields_set, type(self).model_fields
         silent = {name: each for name, each in defaults.items() if name in names and name not in given}
         if not silent:
