@@ -5,10 +5,9 @@ client left, its usage is in the journal before the last byte is sent.
 """
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 import msgspec
 import structlog
@@ -16,10 +15,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from loraplex.engine.messages import Delta, Finished
+from loraplex.platform.api.client_presence import unless_disconnected
 from loraplex.platform.errors import ClientError, ClientGone, describe
 from loraplex.platform.inference.generation import Generation
-
-T = TypeVar("T")
 
 DONE: Final = b"data: [DONE]\n\n"
 LOG: Final = structlog.get_logger("loraplex.streaming")
@@ -62,7 +60,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await unless_disconnected(receive, self._pump(send))
+            await unless_disconnected(scope, receive, self._pump(send))
         except ClientGone:
             return
         except Exception as error:  # noqa: BLE001 - every error is sent to the client, and the generation is closed
@@ -101,46 +99,3 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": body, "more_body": more})
         except TimeoutError:
             raise ClientGone(f"The client took nothing for {self._stall_s:g} s.") from None
-
-
-class UnlessDisconnected:
-    """A context whose block is cancelled when the client leaves; then `ClientGone` is raised in place of what the block raises."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._left = False
-
-    async def __aenter__(self) -> None:
-        self._task = asyncio.current_task()
-        self._watching = asyncio.create_task(_disconnected(self._receive))
-        self._watching.add_done_callback(self._leave)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._watching.cancel()
-        # A watching task that has just ended still calls `_leave`: what is behind the block must not be cancelled.
-        task, self._task = self._task, None
-        if self._left and task is not None:
-            task.uncancel()
-            if error is not None:
-                raise ClientGone("The client closed the connection.") from None
-
-    def _leave(self, watching: "asyncio.Task[None]") -> None:
-        if watching.cancelled() or self._task is None:
-            return
-        # An error of the connection means that its client is gone, too.
-        watching.exception()
-        self._left = True
-        self._task.cancel()
-
-
-async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`. When the client leaves, cancel `work` and raise `ClientGone`."""
-    async with UnlessDisconnected(receive):
-        return await work
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        continue

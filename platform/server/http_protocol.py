@@ -11,6 +11,7 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from loraplex.platform.api.client_presence import CONNECTION
 from loraplex.platform.server.connection_limiter import ConnectionLimiter, Place
 
 MAX_HEAD_BYTES = 64 << 10
@@ -66,6 +67,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._early_cycle: RequestResponseCycle | None = None
         self._lingering = False
         self._discarded_bytes = 0
+        self._is_lost = False
+        self._left: Callable[[], None] | None = None
         self._head_timer = _Timer(self.loop, self._head_is_late)
         self._linger_timer = _Timer(self.loop, self._end_linger)
         self._write_timer = _Timer(self.loop, self._end_stalled)
@@ -89,6 +92,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         for timer in (self._head_timer, self._linger_timer, self._write_timer):
             timer.stop()
         super().connection_lost(exc)
+        self._is_lost = True
+        if self._left is not None:
+            self._left()
+
+    def watch(self, left: Callable[[], None]) -> None:
+        """See `Connection`: one request of a connection is in progress at a time. Reads on, which alone shows the loss."""
+        self._left = left
+        if self._is_lost:
+            self.loop.call_soon(left)
+        else:
+            self.flow.resume_reading()
+
+    def unwatch(self) -> None:
+        """See `Connection`."""
+        self._left = None
 
     def data_received(self, data: bytes) -> None:
         """Also bound a header, trailer or chunk extension that never ends: the parser reports it only at its end."""
@@ -129,6 +147,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._place is not None:
             self._limiter.set_busy(self._place)
         super().on_headers_complete()
+        self.scope["state"][CONNECTION] = self
         # uvicorn resumes when the application asks for the body, and when the response is complete.
         self.flow.pause_reading()
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from loraplex.engine.errors import ServerShuttingDown
 from loraplex.platform.api.body_budget import BodyLease, body_lease
+from loraplex.platform.api.client_presence import UnlessDisconnected, unless_disconnected
 from loraplex.platform.api.direct_routes import DirectRoute, Handle
 from loraplex.platform.api.management.responses import documented
 from loraplex.platform.api.openai.chat_responses import chat_chunks, collect_chat
@@ -30,7 +31,7 @@ from loraplex.platform.api.openai.response_models import (
     encoded,
 )
 from loraplex.platform.api.request_body import read_object
-from loraplex.platform.api.sse import EventStream, UnlessDisconnected, unless_disconnected
+from loraplex.platform.api.sse import EventStream
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.errors import ClientGone, EngineFailed, describe
 from loraplex.platform.inference.admission import RequestContext
@@ -193,7 +194,8 @@ async def _read_body(
     namespace = dependencies.namespace_of(caller.tenant_id)
 
     async def check_in_worker(body: bytes) -> None:
-        await unless_disconnected(request.receive, dependencies.request_analysis.check_body(namespace, body))
+        checking = dependencies.request_analysis.check_body(namespace, body)
+        await unless_disconnected(request.scope, request.receive, checking)
 
     return await read_object(request, dependencies.config.body, read, check_in_worker, lease)
 
@@ -221,7 +223,7 @@ async def _generate(
         kind = "chatcmpl" if endpoint == "chat" else "cmpl"
         head = ResponseHead(f"{kind}-{uuid4().hex}", int(time.time()), values.model)
         context.record.call = _call(OPERATIONS[endpoint], head, values)
-        async with UnlessDisconnected(request.receive):
+        async with UnlessDisconnected(request.scope, request.receive):
             started = await _start(inference, context, head, values)
             del values
             lease.release()

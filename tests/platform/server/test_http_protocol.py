@@ -14,6 +14,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
+from loraplex.platform.api.client_presence import UnlessDisconnected
+from loraplex.platform.errors import ClientGone
 from loraplex.platform.server import http_protocol
 from loraplex.platform.server.connection_limiter import ConnectionLimiter
 from loraplex.platform.server.http_protocol import (
@@ -84,6 +86,7 @@ class Served:
         self.draining = False
         self.slow_answer, self.unread_body = SlowAnswer(), UnreadBody()
         self.echoed = 0
+        self.watching, self.left, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         routes = [
             Route("/echo", self._echo, methods=["POST"]),
             Route("/slow", self.slow_answer.__call__, methods=["POST"]),
@@ -91,6 +94,7 @@ class Served:
             Route("/chunks", in_chunks),
             Route("/refuse", refuse, methods=["POST"]),
             Route("/large", large),
+            Route("/watching", self._watch, methods=["POST"]),
         ]
         config = uvicorn.Config(
             Starlette(routes=routes),
@@ -108,6 +112,19 @@ class Served:
     async def _echo(self, request: Request) -> PlainTextResponse:
         self.echoed += 1
         return PlainTextResponse(str(len(await request.body())))
+
+    async def _watch(self, request: Request) -> PlainTextResponse:
+        """Read the body, wait for the client's leaving or `ended`, and say that no task waits for a message."""
+        await request.body()
+        before = asyncio.all_tasks()
+        try:
+            async with UnlessDisconnected(request.scope, request.receive):
+                self.watching.set()
+                assert asyncio.all_tasks() == before
+                await self.ended.wait()
+        except ClientGone:
+            self.left.set()
+        return PlainTextResponse("ended")
 
     @property
     def protocols(self) -> list[Any]:
@@ -188,6 +205,30 @@ async def ended_by_server(port: int, start: bytes, part: bytes, most: int) -> by
 async def test_a_head_without_end_is_refused(port: int, start: bytes, part: bytes) -> None:
     answer = await ended_by_server(port, start, part, most=32 * MAX_HEAD_BYTES)
     assert answer.startswith(b"HTTP/1.1 400") or not answer
+
+
+async def test_a_client_that_leaves_ends_the_work_on_its_request(start_server: StartServer) -> None:
+    served = await start_server()
+    _, writer = await served.connect()
+    writer.write(b"POST /watching HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\na")
+    async with asyncio.timeout(60):
+        await served.watching.wait()
+        writer.close()
+        await served.left.wait()
+
+
+async def test_a_connection_serves_on_after_a_watched_request(start_server: StartServer) -> None:
+    served = await start_server()
+    reader, writer = await served.connect()
+    served.ended.set()
+    for _ in range(2):
+        writer.write(b"POST /watching HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\na")
+        async with asyncio.timeout(60):
+            assert (await reader.readuntil(b"ended")).startswith(b"HTTP/1.1 200")
+    assert not served.left.is_set()
+    writer.close()
+    await served.until_closed()
+    assert not served.left.is_set()
 
 
 async def test_while_draining_each_answer_ends_its_connection(start_server: StartServer) -> None:

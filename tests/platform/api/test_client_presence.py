@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.types import Message
 
-from loraplex.platform.api.sse import UnlessDisconnected
+from loraplex.platform.api.client_presence import UnlessDisconnected
 from loraplex.platform.errors import ClientGone
 
 
@@ -23,14 +23,14 @@ class Client:
 async def test_a_client_that_leaves_ends_the_block() -> None:
     client = Client()
     with pytest.raises(ClientGone):
-        async with UnlessDisconnected(client.receive):
+        async with UnlessDisconnected({}, client.receive):
             client.gone.set()
             await asyncio.sleep(60)
 
 
 async def test_nothing_behind_the_block_is_cancelled() -> None:
     client = Client()
-    async with UnlessDisconnected(client.receive):
+    async with UnlessDisconnected({}, client.receive):
         await asyncio.sleep(0)
         client.gone.set()
         # The watching task ends in this turn of the event loop, the block right behind it.
