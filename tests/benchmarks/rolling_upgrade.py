@@ -1,5 +1,7 @@
 """A rolling upgrade: two gateways and their engine of an earlier commit are replaced by this checkout's while streams run.
 
+The engine of the release before ends last, once no gateway uses it: at a drain it may drop the last events of a stream.
+
 Invariant: clients come through what a balancer does and nothing else: a request goes to a gateway whose `/readyz` answered 200,
 and to the other one if no connection was made or the response was a 503; a response that has begun is never repeated.
 """
@@ -148,11 +150,11 @@ class Installation:
             checkout, name, "--role", "engine", "--engine", self.socket_of(name), "--model", model
         )
 
-    async def gateway(self, checkout: Path, name: str, port: int) -> Process:
-        """Start a gateway of both engines, and wait until it is ready."""
-        both = [part for each in ("before", "after") for part in ("--engine", self.socket_of(each))]
+    async def gateway(self, checkout: Path, name: str, port: int, engines: Sequence[str]) -> Process:
+        """Start a gateway of `engines`, and wait until it is ready."""
+        addresses = [part for each in engines for part in ("--engine", self.socket_of(each))]
         named = ("--served-model-name", MODEL, "--port", str(port))
-        return await self._start(checkout, name, "--role", "gateway", *both, *named)
+        return await self._start(checkout, name, "--role", "gateway", *addresses, *named)
 
     async def _start(self, checkout: Path, name: str, *arguments: str) -> Process:
         environment = foreign_environment() | {
@@ -222,19 +224,20 @@ async def upgrade_under_load(
         show(f"starting {against} with its schema, revision {first.revision}")
         engine = await installation.engine(earlier, "before")
         gateways = [
-            await installation.gateway(earlier, f"gateway{each}", port) for each, port in enumerate(ports)
+            await installation.gateway(earlier, f"gateway{each}", port, ("before", "after"))
+            for each, port in enumerate(ports)
         ]
         async with loaded(balancer, streaming, bounded, shape):
             await asyncio.sleep(shape.settle_s)
             show(f"migrating to revision {newest_revision()} while {against} serves")
             await asyncio.to_thread(upgrade, stores.database_url)
-            gateways[0] = await replaced(installation, gateways[0], "gateway0", ports[0], shape, show)
-            show("starting the new engine, then draining the old one")
+            show("starting the new engine")
             newer_engine = await installation.engine(CHECKOUT, "after")
             await asyncio.sleep(shape.settle_s)
-            show(f"the engine drained in {await drained(engine):.1f} s")
-            await asyncio.sleep(shape.settle_s)
-            gateways[1] = await replaced(installation, gateways[1], "gateway1", ports[1], shape, show)
+            for number, port in enumerate(ports):
+                name = f"gateway{number}"
+                gateways[number] = await replaced(installation, gateways[number], name, port, shape, show)
+            show(f"the engine that no gateway uses any more ended in {await drained(engine):.1f} s")
             await asyncio.sleep(shape.settle_s)
         for process in (*gateways, newer_engine):
             await drained(process)
@@ -292,7 +295,7 @@ async def replaced(
 ) -> Process:
     """Drain a gateway and start this checkout's in its place, on its port and its data directory."""
     show(f"{name} drained in {await drained(old):.1f} s")
-    gateway = await installation.gateway(CHECKOUT, name, port)
+    gateway = await installation.gateway(CHECKOUT, name, port, ("after",))
     await asyncio.sleep(shape.settle_s)
     return gateway
 

@@ -1,7 +1,8 @@
 """Runs commands as a container engine would run the image: its user, environment and working directory, no capability, a root
 that is read-only, the wheel in place of the repository, and the first process of its own process namespace.
 
-Invariant: what the image says is read from `deploy/Dockerfile`; what a service adds comes from the caller.
+Invariant: what the image says is read from `deploy/Dockerfile`; what a service adds comes from the caller. A container ends with
+the process that started it, however that ends.
 """
 
 import os
@@ -22,7 +23,8 @@ from tests.platform.process_table import children
 ROOT: Final = Path(__file__).parents[2]
 SITE: Final = "opt/loraplex/site"
 BIN: Final = "opt/loraplex/bin"
-NAMESPACES: Final = ("unshare", "--mount", "--pid", "--net", "--fork")
+DIES_WITH_PARENT: Final = ("setpriv", "--pdeathsig", "KILL")
+NAMESPACES: Final = (*DIES_WITH_PARENT, "unshare", "--mount", "--pid", "--net", "--fork", "--kill-child")
 PROGRAMS: Final = ("unshare", "nsenter", "setpriv", "ip")
 
 
@@ -75,7 +77,7 @@ class Container:
         log = stage.with_suffix(".log")
         with log.open("w") as output:
             process = subprocess.Popen(
-                [*NAMESPACES, "--kill-child", "bash", "-euc", script],
+                [*NAMESPACES, "bash", "-euc", script],
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -137,7 +139,8 @@ class Container:
         assigned = [f"{name}={value}" for name, value in environment.items()]
         user = ["--reuid", str(self.image.uid), "--regid", str(self.image.uid), "--clear-groups"]
         bounds = ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]
-        return ["env", "-i", "-C", self.image.work_folder, *assigned, "setpriv", *user, *bounds]
+        # The kernel drops the death signal of `--kill-child` where the user changes.
+        return ["env", "-i", "-C", self.image.work_folder, *assigned, *DIES_WITH_PARENT, *user, *bounds]
 
 
 @dataclass(frozen=True)

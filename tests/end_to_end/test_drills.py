@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
+from tests.benchmarks.chaos.disks import namespace_command
 from tests.end_to_end.drilled_installation import DrillPlan, DrillRun
 from tests.end_to_end.lost_stores import scripted
 from tests.platform.server.serve_process import stores
@@ -38,14 +38,6 @@ LONG = ("engine-kill", "gateway-kill")
 PRICES = {"price_prompt": "1500001", "price_cached_prompt": "150007", "price_completion": "6000011"}
 TMPFS_MIB = 160
 """Beyond the 64 MiB below which a journal admits nothing."""
-NAMESPACE = ["unshare", "--mount", "--propagation", "private"]
-
-
-def may_mount() -> bool:
-    if shutil.which("unshare") is None:
-        return False
-    probe = [*NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
-    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
 
 def free_port() -> int:
@@ -86,7 +78,7 @@ def run_plan(plan: DrillPlan, errors: Path) -> list[DrillRun]:
     command = module_command("tests.end_to_end.drilled_installation")
     with errors.open("w") as log:
         ended = subprocess.run(
-            command if plan.tmpfs_mib is None else [*NAMESPACE, *command],
+            command if plan.tmpfs_mib is None else [*namespace_command(), *command],
             input=msgspec.json.encode(plan) + b"\n",
             stdout=subprocess.PIPE,
             stderr=log,
@@ -111,7 +103,7 @@ def test_an_installation_survives_every_drill(
 ) -> None:
     """Errors are those that each fault may cause, and after it nothing of the drill is left."""
     without = () if request.config.getoption("--long") else LONG
-    plan = plan_of(tmp_path, demo_model, stores, mounts=may_mount(), without=without)
+    plan = plan_of(tmp_path, demo_model, stores, mounts=bool(namespace_command()), without=without)
     if plan.tmpfs_mib is None:
         print("\ndisk-full is left out: this user may not mount a small file system")
     runs = run_plan(plan, tmp_path / "stderr")

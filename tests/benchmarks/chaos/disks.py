@@ -11,8 +11,17 @@ from typing import Final
 
 BALLAST: Final = "ballast"
 PIECE_BYTES: Final = 64 << 10
-NAMESPACE: Final = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-"""A command's prefix: its mounts are its own, and its processes end with it."""
+DIES_WITH_PARENT: Final = ("setpriv", "--pdeathsig", "KILL")
+NAMESPACE: Final = (
+    *DIES_WITH_PARENT,
+    "unshare",
+    "--mount",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+)
+"""A command's prefix: its mounts are its own, and its processes end with it and with the process that started it."""
 
 
 def namespace_command() -> tuple[str, ...]:

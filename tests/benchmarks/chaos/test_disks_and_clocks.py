@@ -6,10 +6,12 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.benchmarks.chaos.clocks import Clock, build_libraries, missing_for_clocks
 from tests.benchmarks.chaos.disks import namespace_command
 from tests.benchmarks.checkout import CHECKOUT
+from tests.end_to_end.live_server import until
 
 FILLED = """
 import sys
@@ -60,6 +62,29 @@ def test_a_disk_fills_up(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=CHECKOUT, check=True)
     assert done.stdout.split() == [str(1 << 20), "0", str(4 << 20)]
     assert not [*tmp_path.iterdir()]
+
+
+STARTS = """
+import subprocess, sys
+from tests.benchmarks.chaos.disks import namespace_command
+sleeps = "import time; print('runs', flush=True); time.sleep(600)"
+subprocess.run([*namespace_command(), sys.executable, "-c", sleeps, sys.argv[1]])
+"""
+
+
+def with_argument(argument: str) -> list[psutil.Process]:
+    return [each for each in psutil.process_iter(["cmdline"]) if argument in (each.info["cmdline"] or ())]
+
+
+@pytest.mark.skipif(not namespace_command(), reason="this user may not mount in a namespace of its own")
+def test_a_namespace_ends_with_the_process_that_made_it(tmp_path: Path) -> None:
+    argument = str(tmp_path)
+    command = (sys.executable, "-c", STARTS, argument)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=CHECKOUT) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == b"runs\n"
+        assert len(with_argument(argument)) > 1
+        parent.kill()
+    until(lambda: not with_argument(argument), 60, "no process is left")
 
 
 MISSING = missing_for_clocks()
