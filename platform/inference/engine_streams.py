@@ -26,8 +26,9 @@ class EngineStreams:
         self._requests = requests
         self._stats = stats
         self._events = deque[tuple[int, Event | None]]()
-        self._most = WAITING_EVENTS * len(requests)
-        self._arrived, self._has_room = asyncio.Event(), asyncio.Event()
+        self._arrived = asyncio.Event()
+        # In turn: a prompt whose events are there already would otherwise take all room that the consumer makes.
+        self._room = asyncio.Semaphore(WAITING_EVENTS * len(requests))
         self._open = set(range(len(requests)))
         self._closing = False
         self._readers = [asyncio.create_task(self._read(prompt)) for prompt in self._open]
@@ -39,8 +40,8 @@ class EngineStreams:
                 self._arrived.clear()
                 await self._arrived.wait()
             prompt, event = self._events.popleft()
-            self._has_room.set()
             if event is not None:
+                self._room.release()
                 return prompt, event
             self._open.discard(prompt)
         return None
@@ -72,9 +73,7 @@ class EngineStreams:
             if not self._closing:
                 async for event in self._engine.submit(request):
                     self._stats.see(prompt, event)
-                    while len(self._events) >= self._most:
-                        self._has_room.clear()
-                        await self._has_room.wait()
+                    await self._room.acquire()
                     self._put(prompt, event)
         except Exception:
             LOG.exception("the engine's stream ended", engine_request=request.request_id)

@@ -50,6 +50,31 @@ async def test_unread_tokens_are_counted_when_the_client_leaves() -> None:
     assert meter.finished_choices == 0
 
 
+async def test_prompts_have_their_turns_where_the_consumer_is_slow() -> None:
+    """The engine's buffer fails a request whose events stay unread for long."""
+
+    class Ahead(FakeEngine):
+        aborted = False
+
+        async def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
+            yield Started(request.request_id, None, 0)
+            while not self.aborted:
+                yield Delta(request.request_id, 0, [1], "x")
+
+        async def abort(self, request_id: str) -> None:
+            self.aborted = True
+
+    opened, _ = streams(Ahead(), *map(request, "abc"))
+    read = [0, 0, 0]
+    for _ in range(150):
+        # All readers wait for room again.
+        await asyncio.sleep(0.001)
+        prompt, _ = await opened.next() or (0, None)
+        read[prompt] += 1
+    await opened.close()
+    assert min(read) > 40
+
+
 async def test_a_cancelled_consumer_loses_no_event() -> None:
     engine = FakeEngine(FakeScript(token_interval_s=0.01))
     opened, meter = streams(engine, request("a", 20))
