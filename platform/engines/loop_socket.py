@@ -27,9 +27,10 @@ class LoopSocket:
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.get(zmq.FD))
+        self._due: asyncio.Handle | None = None
         self._loop.add_reader(self._descriptor, self._read)
         # What came before the descriptor was watched.
-        self._loop.call_soon(self._read)
+        self._read_soon()
 
     def send(self, *frames: bytes) -> None:
         """Give a message to the socket. Raises `zmq.Again` where its queue is full, and other `zmq.ZMQError`."""
@@ -38,8 +39,8 @@ class LoopSocket:
                 self._socket.send(frame, MORE)
             self._socket.send(frames[-1], NOBLOCK)
         finally:
-            if self._is_readable():
-                self._loop.call_soon(self._read)
+            if self._due is None and self._is_readable():
+                self._read_soon()
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close the socket; what was sent has `linger_s` to leave. No message is read after this."""
@@ -50,7 +51,15 @@ class LoopSocket:
     def _is_readable(self) -> bool:
         return not self._socket.closed and bool(int(self._socket.get(EVENTS)) & POLLIN)
 
+    def _read_soon(self) -> None:
+        """Read in the next turn of the event loop, once."""
+        if self._due is None:
+            self._due = self._loop.call_soon(self._read)
+
     def _read(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
         taken = 0
         while taken < AT_ONCE and self._is_readable():
             taken += 1
@@ -58,7 +67,7 @@ class LoopSocket:
                 self._on_message(self._socket.recv_multipart(NOBLOCK))
             except BaseException:
                 # The descriptor says nothing of the messages behind this one.
-                self._loop.call_soon(self._read)
+                self._read_soon()
                 raise
         if taken == AT_ONCE:
-            self._loop.call_soon(self._read)
+            self._read_soon()
