@@ -90,8 +90,7 @@ class Fences:
 
     async def poll(self) -> None:
         """Read new fences, and confirm them once the journal is shipped. Raises `DatabaseUnavailable`."""
-        await self.ready()
-        self._note(*await self._ledger.fences(self._seen))
+        await self._read()
         if self._seen > self._confirmed:
             await self._confirming.run(self._seen, self._confirm)
 
@@ -124,8 +123,12 @@ class Fences:
         """PostgreSQL's time, before which leases have ended; None for a whole lease after a jump of its clock: then they all
         seemed to end together, and their gateways need time to renew them. Raises `DatabaseUnavailable`.
         """
-        await self.poll()
+        await self._read()
         return self._database_time if self._clock() - self._jumped_at >= self._settings.lease_s else None
+
+    async def _read(self) -> None:
+        await self.ready()
+        self._note(*await self._ledger.fences(self._seen))
 
     def _note(self, database_time: datetime, fences: list[Fence]) -> None:
         now = self._clock()

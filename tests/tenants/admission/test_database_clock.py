@@ -57,6 +57,29 @@ async def test_requests_of_living_gateways_are_not_given_up(
         assert await check_ledger(tenant, other) == (15, 1)
 
 
+async def test_a_gateway_that_cannot_ship_its_journal_gives_up_requests_of_others(
+    database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads PostgreSQL's time with the fences, and confirms none of them."""
+    tenant, now = await make_tenant_with_gateways(database, valkey_url), [0.0]
+    async with tenant.gateway() as dead, tenant.gateway(clock=lambda: now[0]) as other:
+        await dead.admit(tenant.request())
+        await tenant.shipped()
+        dead.maintenance.requests.running.clear()
+        await other.maintenance.heartbeat()
+
+        async def unavailable(*_: object) -> None:
+            raise DatabaseUnavailable("away")
+
+        monkeypatch.setattr(other.maintenance.ledger, "reserve", unavailable)
+        await other.admit(tenant.request())
+        await other.maintenance.ledger.raise_fence(tenant.tenant_id, outdates=False)
+        await tenant.let_leases_run_out()
+        now[0] += SETTINGS.lease_s
+        await other.maintenance.heartbeat()
+        assert await other.maintenance.reaper.reap() == 1
+
+
 async def test_a_rebuild_waits_for_gateways_that_only_seem_dead(
     database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
