@@ -170,8 +170,8 @@ class InferencePipeline:
             try:
                 return await asyncio.shield(encoding)
             except asyncio.CancelledError:
-                # A thread cannot be stopped: the slot of a client that left is free when the thread ends.
-                await asyncio.wait({encoding})
+                # A thread cannot be stopped: the slot of a client that left is free when the thread ends, also with an error.
+                await asyncio.gather(encoding, return_exceptions=True)
                 raise
 
     def _encode_large(self, values: PromptRequest, model: ResolvedModel) -> list[list[int]]:

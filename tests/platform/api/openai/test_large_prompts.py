@@ -1,11 +1,13 @@
 """Large prompts are encoded before admission: a few at a time, in turn by tenant, also when their clients leave."""
 
 import asyncio
+import gc
 import threading
 from typing import Any
 
 import pytest
 
+from loraplex.platform.errors import ContextTooLong
 from loraplex.platform.inference import pipeline
 from loraplex.platform.inference.dependencies import ServingConfig
 
@@ -18,6 +20,7 @@ class Encoding:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.running, self.most = 0, 0, 0
+        self.error: Exception | None = None
         self.release = threading.Event()
         self._lock = threading.Lock()
         monkeypatch.setattr(pipeline, "MAX_ENCODING", 1)
@@ -30,6 +33,8 @@ class Encoding:
         self.release.wait(BUSY_S)
         with self._lock:
             self.running -= 1
+        if self.error is not None:
+            raise self.error
         return [[3, 4]]
 
     async def until_begun(self) -> None:
@@ -67,3 +72,21 @@ async def test_a_client_that_leaves_frees_its_turn_when_its_prompt_is_encoded(
     encoding.release.set()
     assert (await waiting).status_code == 200
     assert (encoding.begun, encoding.most) == (2, 1)
+
+
+async def test_the_error_of_a_prompt_whose_client_left_is_not_logged(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoding = Encoding(monkeypatch)
+    gateway = await start_gateway(limits=ServingConfig(key_cache_s=0.0))
+    encoding.error = ContextTooLong("too long", "prompt")
+    leaving = asyncio.create_task(gateway.post("/v1/completions", LARGE))
+    await encoding.until_begun()
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    next_one = asyncio.create_task(gateway.post("/v1/completions", LARGE))
+    await asyncio.wait({next_one}, timeout=1.0)
+    encoding.release.set()
+    assert (await next_one).status_code == 400
+    gc.collect()
+    assert "never retrieved" not in caplog.text
