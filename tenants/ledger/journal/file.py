@@ -96,6 +96,7 @@ class JournalRows:
     rows: list[Row] = field(default_factory=list)
     admissions: int = 0
     replaced: int = 0
+    _progress: dict[int, int] = field(default_factory=dict)
 
     def replace(self, position: int) -> None:
         """Remove an admission that another one of its request follows."""
@@ -112,8 +113,12 @@ class JournalRows:
         self.rows.append(("end", position, admission, usage))
 
     def progress(self, admission: int, usage: str) -> None:
-        """Replace the last progress of an admission."""
-        self.rows.append(("progress", None, admission, usage))
+        """Replace the last progress of an admission. Of several, only the last is a row: a statement has a bound of values."""
+        row: Row = ("progress", None, admission, usage)
+        if (first := self._progress.setdefault(admission, len(self.rows))) < len(self.rows):
+            self.rows[first] = row
+        else:
+            self.rows.append(row)
 
     @property
     def pages(self) -> int:

@@ -1,5 +1,6 @@
 """A transaction is one statement: each statement hands the interpreter lock over, and waits for it again."""
 
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -54,4 +55,21 @@ def test_a_group_of_rows_is_written_and_forgotten_by_one_statement_each(tmp_path
     commits.call(lambda opened: opened.forget(commits.position))
     assert len(connection.statements) == 2
     assert [request.usage for _, request in file.open_requests()] == [progressed(1)]
+    commits.close()
+
+
+def test_progress_that_waited_for_the_disk_is_one_row_per_request(tmp_path: Path) -> None:
+    """All of it has more values than SQLite takes in one statement."""
+    connection = connect(tmp_path / "journal.sqlite")
+    connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 32_766)
+    file = JournalFile(
+        tmp_path / "journal.sqlite", JournalConfig(max_bytes=MAX_BYTES), lambda path: connection
+    )
+    commits = JournalCommits(lambda: file, JournalRecorder())
+    commits.load()
+    running = [reservation() for _ in range(256)]
+    commits.write([Admit(each.id, reservation_text(each)) for each in running])
+    noted = [Progress({each.id: progressed(tokens) for each in running}) for tokens in range(1, 41)]
+    assert commits.write(noted) == [None] * 40
+    assert [request.usage for _, request in file.open_requests()] == [progressed(40)] * 256
     commits.close()
