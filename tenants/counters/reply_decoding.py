@@ -4,6 +4,7 @@ Invariant: budgets are counted in nano-units and reported in micro-units, rounde
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -111,7 +112,7 @@ def member(value: bytes | str) -> UUID:
 def _decision(row: Sequence[int], at: datetime, day: str, month: str) -> Decision:
     level, index, limit, used, reserved, requested, passed, wait = row
     name = COUNTED[index - 1]
-    return Decision(
+    decision = Decision(
         level=LEVELS[level - 1],
         name=name,
         limit=_to_micro(name, limit),
@@ -119,19 +120,23 @@ def _decision(row: Sequence[int], at: datetime, day: str, month: str) -> Decisio
         reserved=_to_micro(name, reserved),
         asked=_to_micro(name, requested),
         passed=bool(passed),
-        retry_after_s=0.0 if passed else _retry_after(name, wait, at, day, month),
+        retry_after_s=0.0,
+    )
+    return (
+        decision if passed else replace(decision, retry_after_s=_retry_after(decision, wait, at, day, month))
     )
 
 
-def _retry_after(name: LimitName, wait: int, at: datetime, day: str, month: str) -> float | None:
-    """A rate's wait is known; running requests may end at any time; a budget waits for the end of its period."""
+def _retry_after(failed: Decision, wait: int, at: datetime, day: str, month: str) -> float | None:
+    """A rate's wait is known; running requests may end at any time; what is used up waits for the end of its period."""
     if wait < 0:
         return None
-    if name.endswith("_per_minute"):
+    if failed.name.endswith("_per_minute"):
         return wait / 1e6
-    if name == "concurrent_requests":
+    if failed.name == "concurrent_requests":
         return RETRY_S
-    return (period_end(day if name.endswith("_per_day") else month) - at).total_seconds()
+    end_s = (period_end(day if failed.name.endswith("_per_day") else month) - at).total_seconds()
+    return end_s if failed.exhausted else min(RETRY_S, end_s)
 
 
 def _uses(

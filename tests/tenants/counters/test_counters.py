@@ -27,6 +27,7 @@ from tests.tenants.counters.limited_tenant import (
 from tests.tenants.counters.server_clock import set_server_clock
 
 from loraplex.tenants.counters.counter_replies import (
+    RETRY_S,
     Admitted,
     AlreadyEnded,
     CountersMissing,
@@ -183,14 +184,30 @@ async def test_a_request_larger_than_a_limit_is_denied_for_ever(counters: Counte
         assert denied.deciding.retry_after_s is None
 
 
-async def test_a_budget_reserved_by_open_requests_allows_a_retry(counters: Counters) -> None:
-    tenant = await with_counters(counters, LimitedTenant(tenant=QuotaLimits(tokens_per_day=15)))
-    request = tenant.request()
+@pytest.mark.parametrize(
+    "limits",
+    [QuotaLimits(tokens_per_day=15), QuotaLimits(tokens_per_month=15), QuotaLimits(budget_per_month=15)],
+)
+async def test_a_limit_that_open_requests_fill_allows_a_retry_soon(
+    counters: Counters, limits: QuotaLimits
+) -> None:
+    set_server_clock(counters, datetime(2026, 11, 21, 23, 59, tzinfo=UTC))
+    tenant = await with_counters(counters, LimitedTenant(tenant=limits))
+    request = tenant.request(10, 10_000)
     await admit(counters, request)
-    assert not (await deny(counters, tenant.request())).exhausted
-    await counters.settle(tenant.tenant_id, request.id, usage_of(10))
-    assert (await deny(counters, tenant.request())).exhausted
-    await admit(counters, tenant.request(tokens=5))
+    deciding = (await deny(counters, tenant.request(10, 10_000))).deciding
+    assert (deciding.exhausted, deciding.retry_after_s) == (False, RETRY_S)
+    await counters.settle(tenant.tenant_id, request.id, usage_of(10, 10_000))
+    deciding = (await deny(counters, tenant.request(10, 10_000))).deciding
+    assert deciding.exhausted and deciding.retry_after_s is not None and deciding.retry_after_s >= 60.0
+    await admit(counters, tenant.request(5, 5_000))
+
+
+async def test_a_limit_that_open_requests_fill_waits_no_longer_than_its_period(counters: Counters) -> None:
+    set_server_clock(counters, datetime(2026, 11, 21, 23, 59, 59, 750_000, tzinfo=UTC))
+    tenant = await with_counters(counters, LimitedTenant(tenant=QuotaLimits(tokens_per_day=15)))
+    await admit(counters, tenant.request())
+    assert (await deny(counters, tenant.request())).deciding.retry_after_s == 0.25
 
 
 async def test_the_largest_numbers_are_exact(counters: Counters) -> None:
