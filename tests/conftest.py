@@ -88,9 +88,10 @@ DO $$ DECLARE name text; BEGIN
     FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'alembic_version' LOOP
         EXECUTE format('DELETE FROM %I', name);
     END LOOP;
+    PERFORM setval(seqrelid, seqstart, false) FROM pg_sequence WHERE pg_sequence_last_value(seqrelid) IS NOT NULL;
 END $$
 """
-# One line for each column, trigger, policy, table and function, and the revision.
+# One line for each column, trigger, policy, table and function, for what the database is set to, and the revision.
 SCHEMA = """
 SELECT md5(string_agg(line, ',' ORDER BY line)) FROM (
     SELECT concat_ws(' ', attrelid::regclass, attname, atttypid, attnotnull) AS line
@@ -101,6 +102,8 @@ SELECT md5(string_agg(line, ',' ORDER BY line)) FROM (
     UNION ALL SELECT concat_ws(' ', relname, relrowsecurity, relforcerowsecurity, relacl) FROM pg_class
         WHERE relnamespace = 'public'::regnamespace
     UNION ALL SELECT concat_ws(' ', proname, prosrc, proacl) FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+    UNION ALL SELECT concat_ws(' ', datallowconn, datconnlimit, setrole, setconfig)
+        FROM pg_database LEFT JOIN pg_db_role_setting ON setdatabase = pg_database.oid WHERE datname = current_database()
     UNION ALL SELECT version_num FROM alembic_version
 ) AS schema
 """
@@ -157,7 +160,7 @@ def execute(services: EmbeddedServices, statement: str, *names: str) -> None:
 
 class KeptDatabase:
     """One database for test after test: emptied in a few milliseconds, where a new one takes some hundred. A test that
-    left another schema or keeps others out gets the next test a new one.
+    left another schema or set the database to anything gets the next test a new one.
     """
 
     def __init__(self, services: EmbeddedServices, template: str) -> None:
