@@ -149,8 +149,10 @@ class PlacementRouter(RequestRouter):
             task.add_done_callback(self._asking.discard)
 
     async def _ask(self, replica: RunningReplica) -> None:
-        with suppress(RayError):  # a dead replica leaves the list by itself
-            count = await replica.get_queue_len(deadline_s=MAX_RECOUNT_S)
+        # A dead replica leaves the list by itself. Ray is told the deadline, and does not keep it.
+        with suppress(RayError, TimeoutError):
+            async with asyncio.timeout(MAX_RECOUNT_S):
+                count = await replica.get_queue_len(deadline_s=MAX_RECOUNT_S)
             self.on_new_queue_len_info(replica.replica_id, count)
 
     def _begin(self, replica: str, placing: Placing) -> _Sent:

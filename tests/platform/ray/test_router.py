@@ -147,6 +147,25 @@ async def test_a_replica_that_stays_full_is_asked_less_and_less_often(
     assert asked == [now], "one that has had a place is asked at once"
 
 
+async def test_a_full_replica_that_does_not_answer_is_not_waited_for(
+    router: PlacementRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_module, "MAX_RECOUNT_S", 0.02)
+    replicas = [replica("a")]
+
+    async def never(deadline_s: float) -> None:
+        await asyncio.Event().wait()
+
+    replicas[0].get_queue_len = never
+    router.update_replicas(replicas)
+    router.on_new_queue_len_info(named("a"), PLACES)
+    assert await order(router, replicas, pending("1")) == []
+    (asking,) = router._asking
+    async with asyncio.timeout(20):
+        await asking
+    assert not router._asking
+
+
 async def test_the_replica_learns_how_long_a_request_has_waited(router: PlacementRouter) -> None:
     replicas = [replica("a")]
     router.update_replicas(replicas)
