@@ -67,9 +67,8 @@ def create_app(
     for error in (GatewayError, EngineError, AdaptersError, GrammarError, TenantsError):
         app.add_exception_handler(error, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    around = partial(_around, observers=observers)
-    app.add_middleware(around)
-    app.direct = DirectRoutes(direct, around)
+    app.add_middleware(_around, observers=observers)
+    app.direct = DirectRoutes(direct, partial(_around, observers=observers))
     return app
 
 
