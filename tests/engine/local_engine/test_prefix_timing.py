@@ -10,9 +10,10 @@ from tests.engine.local_engine.engine_requests import VOCAB, request
 from loraplex.engine.engine import Engine
 
 ATTACKER, VICTIM = b"a" * 32, b"v" * 32
-PAIRS, PROMPT_TOKENS, RESAMPLES = 32, 512, 20_000
+PAIRS, MOST_PAIRS = 32, 256
+PROMPT_TOKENS, RESAMPLES = 512, 20_000
 CHANCE = 1e-3
-"""Of a false alarm in one run, were the times alike; the control must stay below it."""
+"""Of a false alarm in one run, were the times alike. Pairs are added until the control is below it: a busy machine needs more."""
 
 
 def first_token_s(core: Engine, namespace: bytes, prompt: list[int]) -> float:
@@ -48,7 +49,9 @@ def likelihood(first: list[float], second: list[float]) -> float:
 def test_what_another_tenant_cached_takes_as_long_as_what_is_not_cached(core: Engine) -> None:
     draw = random.Random(0)
     times: dict[str, list[float]] = {"miss": [], "cached by the victim": [], "own": []}
-    for _ in range(PAIRS):
+    for pair in range(MOST_PAIRS):
+        if pair >= PAIRS and likelihood(times["own"], times["miss"]) < CHANCE:
+            break
         cached, unknown = ([draw.randrange(3, VOCAB) for _ in range(PROMPT_TOKENS)] for _ in range(2))
         first_token_s(core, VICTIM, cached)
         probes = [
