@@ -3,7 +3,10 @@
 Invariant: while it is open, no request waits for the store that is down.
 """
 
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 FAILURES = 3
 
@@ -14,12 +17,21 @@ class CircuitBreaker:
 
     max_failures: int = FAILURES
     is_open: bool = False
+    clock: Callable[[], float] = time.monotonic
     _failures: int = 0
+    _failed_at: float = field(default=-math.inf, init=False)
 
     def succeeded(self) -> None:
         self._failures = 0
 
-    def failed(self) -> None:
+    def failed(self, began: float = math.inf) -> None:
+        """Count the failure of a call that began at `began`, a time of `clock`.
+
+        One that began before the last failure was counted ran beside that call: both met the same moment of the store.
+        """
+        if began < self._failed_at:
+            return
+        self._failed_at = self.clock()
         self._failures += 1
         if self._failures >= self.max_failures:
             self.is_open = True

@@ -151,11 +151,12 @@ class Reserver:
         repeated_until: float | None = None
         for attempt in range(TRIES):
             asked_at, last = self.recent_refusals.now(), repeated_until or self._total_wait()
+            began = self.breaker.clock()
             try:
                 async with self._deadline(last):
                     reply = await self.counters.reserve(request)
             except (TimeoutError, ValkeyUnavailable) as error:
-                self.breaker.failed()
+                self.breaker.failed(began)
                 if repeated_until is None and not self.breaker.is_open:
                     repeated_until = last
                     continue

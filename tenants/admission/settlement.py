@@ -124,13 +124,13 @@ class SettlementQueue:
     async def _settle_early(self, pending: PendingSettlement) -> None:
         """Settle in the counters before the ledger has the usage, if they have the reservation."""
         requests, request_id = self._requests, pending.reservation.id
-        pending.updated_at = self._clock()
+        pending.updated_at, began = self._clock(), self._breaker.clock()
         try:
             settled = await self._counters.settle_early(pending.reservation, pending.usage)
         except CountersNewer:
             return
         except ValkeyUnavailable as error:
-            self._breaker.failed()
+            self._breaker.failed(began)
             LOG.warning("the counters wait for usage", admission=str(request_id), reason=str(error))
             return
         if requests.unsettled.get(request_id) is not pending:
@@ -183,13 +183,14 @@ class SettlementQueue:
         if update.updated_at is None:
             update = replace(update, updated_at=self._clock())
             self._remember(update)
+        began = self._breaker.clock()
         try:
             # Newer counters learn of this end from the ledger.
             with suppress(CountersNewer):
                 await self._update(update)
         except StoreUnavailable as error:
             if isinstance(error, ValkeyUnavailable):
-                self._breaker.failed()
+                self._breaker.failed(began)
             LOG.warning("the counters wait for usage", admission=str(update.id), reason=str(error))
             return
         if self._requests.pending_counter_updates.get(update.id) is update:

@@ -31,7 +31,7 @@ from loraplex.tenants.quotas.policies import TenantPolicy
 from loraplex.tenants.quotas.reservation import Reservation, ReservationRequest
 
 CALLERS, CALLS = 16, 20
-BOUND_S = 0.1
+BOUND_S, PAUSE_S = 0.1, 0.06
 TENANT, KEY = uuid4(), uuid4()
 
 
@@ -83,7 +83,7 @@ class StubStores:
             counters=stores,
             counter_rebuild=stores,
             policies=stores,
-            breaker=CircuitBreaker(),
+            breaker=CircuitBreaker(clock=running_loop().time),
             journal=MemoryJournal(),
             fences=fences,
             denials=DenialLog(),
@@ -132,8 +132,22 @@ def test_no_admission_waits_longer_than_the_bound(
     waits = run(waits_of(stores))
     assert len(waits) == CALLERS * CALLS
     assert max(waits) <= 0.9 * BOUND_S + 1e-6
-    # Only calls that were waiting when the third failed, and their second attempts; no later call.
-    assert sum(wait > 0 for wait in waits) <= CALLERS and stores.calls < CALLERS + FAILURES
+    # Three failures one after the other, each beside those of all callers; no later call.
+    assert sum(wait > 0 for wait in waits) < FAILURES * CALLERS and stores.calls <= FAILURES * CALLERS
+
+
+def test_a_pause_that_all_callers_meet_opens_no_breaker() -> None:
+    async def answer_after_the_pause(asked: ReservationRequest) -> Admitted:
+        await asyncio.sleep(max(0.0, PAUSE_S - running_loop().time()))
+        return await admitted_at(datetime.now(UTC))(asked)
+
+    async def reserve_at_once() -> None:
+        reserver = StubStores(answer_after_the_pause).reserver()
+        reservations = await asyncio.gather(*(reserver.reserve(request()) for _ in range(CALLERS)))
+        assert not any(each.degraded for each in reservations)
+        assert not reserver.breaker.is_open
+
+    run(reserve_at_once())
 
 
 def admitted_at(at: datetime) -> Callable[[ReservationRequest], Awaitable[Admitted]]:
