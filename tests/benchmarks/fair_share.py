@@ -31,6 +31,8 @@ COLUMNS = (
     "shares",
 )
 REQUIRED_RATIO, REQUIRED_JAIN = 1.5, 0.95
+# All clients have one address: the bound of connections per address would refuse the quiet tenant for the other one's.
+CONNECTIONS = {"max_connections": "16384", "max_connections_per_address": "16384"}
 OUTPUT_COST = 2.0
 """An output token in prompt tokens, as the scheduler charges it (`engine/scheduling/fairness.py`)."""
 
@@ -72,7 +74,7 @@ async def measure_fair_share(
 ) -> Report:
     """Raises `BenchFailed`, also if a request of the quiet tenant fails."""
     report = Report("fair-share", COLUMNS)
-    async with run_local_server(model, {"dtype": shape.dtype, **settings}) as server:
+    async with run_local_server(model, {"dtype": shape.dtype, **CONNECTIONS, **settings}) as server:
         async with open_fixtures(server) as fixtures:
             quiet, loud = await fixtures.tenant("quiet"), await fixtures.tenant("loud")
             pairs = [
