@@ -9,7 +9,6 @@ and to the other one if no connection was made or the response was a 503; a resp
 import asyncio
 import os
 import signal
-import socket
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
@@ -29,6 +28,7 @@ from tests.benchmarks.bodies import earlier_checkout
 from tests.benchmarks.checkout import CHECKOUT
 from tests.benchmarks.rolling_tenants import RollingTenant
 from tests.platform.conftest import build_tokenizer
+from tests.platform.free_ports import free_ports
 
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
 from loraplex.platform.bench.client import CompletionRequest, StreamRecord, stream_completion
@@ -256,15 +256,6 @@ def prepare(folder: Path) -> None:
     script = FakeScript(info=info, token_interval_s=TOKEN_INTERVAL_S)
     (folder / "script.json").write_bytes(msgspec.json.encode(script))
     (folder / "run").mkdir(mode=0o700)
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports that are free now: a gateway's successor must have the same."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 async def create_tenants(

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from tests.benchmarks.chaos.disks import namespace_command
 from tests.end_to_end.drilled_installation import DrillPlan, DrillRun
 from tests.end_to_end.lost_stores import scripted
+from tests.platform.free_ports import free_ports
 from tests.platform.server.serve_process import stores
 
 from loraplex.platform.drills.drill import WARM_UP
@@ -40,13 +40,6 @@ TMPFS_MIB = 160
 """Beyond the 64 MiB below which a journal admits nothing."""
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 def plan_of(
     folder: Path, model: Path, stores: dict[str, str], *, mounts: bool, without: Sequence[str]
 ) -> DrillPlan:
@@ -67,7 +60,7 @@ def plan_of(
     drills = [arguments for name, arguments in DRILLS.items() if name not in skipped]
     return DrillPlan(
         data_dir=str(folder / "data"),
-        port=free_port(),
+        port=free_ports(1)[0],
         settings=settings,
         tmpfs_mib=TMPFS_MIB if mounts else None,
         drills=drills,

@@ -5,7 +5,6 @@ its own, and a clock of its own where asked for.
 """
 
 import asyncio
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,6 +22,7 @@ from tests.benchmarks.chaos.slow_proxy import SlowProxy
 from tests.end_to_end.billed_load import SETTINGS
 from tests.end_to_end.live_server import KV_CACHE_BYTES
 from tests.end_to_end.lost_stores import scripted
+from tests.platform.free_ports import free_ports
 from tests.platform.server.serve_process import RUN
 
 from loraplex.platform.bench.report import BenchFailed
@@ -86,7 +86,7 @@ class World:
         self.proxies: dict[str, SlowProxy] = {}
         self.stores: dict[str, Store] = {}
         self.processes: dict[str, ServerProcess] = {}
-        self.base_urls = [f"http://127.0.0.1:{free_port()}" for _ in range(GATEWAYS)]
+        self.base_urls = [f"http://127.0.0.1:{port}" for port in free_ports(GATEWAYS)]
 
     @property
     def components(self) -> dict[str, Component]:
@@ -224,14 +224,6 @@ class ClockedBinaries(PostgresBinaries):
     @property
     def server(self) -> Path:
         return self.script
-
-
-def free_port() -> int:
-    """A port that is free now. Components keep theirs over restarts."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 @asynccontextmanager

@@ -1,17 +1,16 @@
 """A cluster of three Valkeys: everything of one tenant is on one of them, and every step works wherever that is."""
 
 import asyncio
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 import redis
 from redis.asyncio import RedisCluster
+from tests.platform.free_ports import free_ports
 from tests.tenants.admission.gateways import TenantWithGateways, make_tenant_with_gateways, usage, used
 from tests.tenants.counters.limited_tenant import EMPTY, LimitedTenant, admit, deny, reserved_of, usage_of
 from tests.tenants.counters.limited_tenant import used as counted
@@ -27,14 +26,6 @@ from loraplex.tenants.valkey import open_valkey, ping, tenant_key
 NODES = 3
 SLOTS = 16_384
 START_SECONDS = 180.0
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 @pytest.fixture
