@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Final
 
 from tests.deploy.dockerfile import Image
-from tests.platform.process_table import children
+from tests.platform.process_table import DIES_WITH_PARENT, children
 
 ROOT: Final = Path(__file__).parents[2]
 SITE: Final = "opt/loraplex/site"
 BIN: Final = "opt/loraplex/bin"
-DIES_WITH_PARENT: Final = ("setpriv", "--pdeathsig", "KILL")
 NAMESPACES: Final = (*DIES_WITH_PARENT, "unshare", "--mount", "--pid", "--net", "--fork", "--kill-child")
 PROGRAMS: Final = ("unshare", "nsenter", "setpriv", "ip")
 

@@ -1,6 +1,10 @@
-"""Processes as Linux lists them, for tests that must find none left."""
+"""Processes as Linux lists them, for tests that must find none left, and how one ends with its parent."""
 
 from pathlib import Path
+from typing import Final
+
+DIES_WITH_PARENT: Final = ("setpriv", "--pdeathsig", "KILL")
+"""The prefix of a command that ends with the process that started it, however that ends."""
 
 
 def children(pid: int | None) -> list[int]:

@@ -9,9 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from tests.platform.process_table import DIES_WITH_PARENT
+
 BALLAST: Final = "ballast"
 PIECE_BYTES: Final = 64 << 10
-DIES_WITH_PARENT: Final = ("setpriv", "--pdeathsig", "KILL")
 NAMESPACE: Final = (
     *DIES_WITH_PARENT,
     "unshare",
