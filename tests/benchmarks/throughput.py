@@ -17,6 +17,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
+import psutil
 from tests.benchmarks.gateway import LIMITS, cpu_seconds
 from tests.benchmarks.open_loop_client import OpenLoopClient, OpenLoopResult, encode_request
 from tests.platform.conftest import build_tokenizer
@@ -248,8 +249,9 @@ class _MemorySampling:
         return self._samples
 
     async def _run(self, pid: int) -> None:
+        process = psutil.Process(pid)
         while True:
-            self._samples.append((time.monotonic(), resident_mib(pid)))
+            self._samples.append((time.monotonic(), process.memory_info().rss / MIB))
             await asyncio.sleep(0.5)
 
 
@@ -266,17 +268,11 @@ def memory_figures(samples: Sequence[tuple[float, float]]) -> dict[str, float]:
     }
 
 
-def resident_mib(pid: int) -> float:
-    """Resident memory of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / MIB
-
-
 def processor_times(gateway: int) -> dict[str, float]:
     """User and system time until now by part, of the client in this process and of the server's processes."""
     times = dict.fromkeys(("gateway", "engine", "client", "postgresql", "valkey"), 0.0)
     times["client"] = cpu_seconds(os.getpid())
-    for pid in (gateway, *descendants(gateway)):
+    for pid in (gateway, *(child.pid for child in psutil.Process(gateway).children(recursive=True))):
         part = "gateway" if pid == gateway else _part_of(pid)
         if part is not None:
             times[part] += cpu_seconds(pid)
@@ -288,12 +284,3 @@ def _part_of(pid: int) -> str | None:
     command = Path(f"/proc/{pid}/cmdline").read_bytes()
     parts = {b"engines.main": "engine", b"postgres": "postgresql", b"valkey": "valkey"}
     return next((part for name, part in parts.items() if name in command), None)
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes below `pid`."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            found += [child, *descendants(child)]
-    return found
