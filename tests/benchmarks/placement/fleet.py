@@ -105,7 +105,6 @@ class Simulation:
 
     def __init__(self, shape: FleetShape, traffic: Traffic, policies: list[Policy]) -> None:
         self._shape = shape
-        self._traffic = traffic
         self._policies = policies
         self._memories = Memories(shape, traffic)
         self.replicas = [Replica(number) for number in range(shape.replicas)]
