@@ -4,6 +4,7 @@ Invariant: a replica is a named actor of Serve from its start to its end. One th
 """
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any, Final
 from uuid import uuid4
 
@@ -31,9 +32,7 @@ async def call_listed(handle: "DeploymentHandle[Any]", method: str, argument: ob
         )
     except (RayError, RayServeException, TimeoutError) as error:
         raise EngineUnavailable(f"{method}: {type(error).__name__}") from None
-    for result in results:
-        if isinstance(result, BaseException) and not isinstance(result, RayActorError):
-            raise EngineUnavailable(f"{method}: an engine replica answered {type(result).__name__}")
+    _require_ended(method, results, RayActorError)
 
 
 async def call_living(handle: "DeploymentHandle[Any]", method: str, argument: object) -> None:
@@ -49,8 +48,13 @@ async def call_living(handle: "DeploymentHandle[Any]", method: str, argument: ob
             )
     except (RayError, TimeoutError) as error:
         raise EngineUnavailable(f"{method}: {type(error).__name__}") from None
+    _require_ended(method, results, ActorDiedError)
+
+
+def _require_ended(method: str, results: Iterable[object], dead: type[RayActorError]) -> None:
+    """Check what each replica returned; `dead` says that it has ended. Raises `EngineUnavailable`."""
     for result in results:
-        if isinstance(result, BaseException) and not isinstance(result, ActorDiedError):
+        if isinstance(result, BaseException) and not isinstance(result, dead):
             raise EngineUnavailable(f"{method}: an engine replica answered {type(result).__name__}")
 
 

@@ -165,9 +165,7 @@ class RoutedRequest:
 
     def _expire(self) -> None:
         """The total time is over: abort the request, and end it with its usage, or without if that does not come in time."""
-        reason = "the request's `total_timeout_s` has passed"
-        self.buffer.fail(Failed(self.request.request_id, RequestTimeout.code, reason))
-        self._abort(self)
+        self._time_out("the request's `total_timeout_s` has passed")
         asyncio.get_running_loop().call_later(ENDING_S, self.buffer.end)
 
     def _deliver(self, events: list[Event]) -> None:
@@ -175,9 +173,12 @@ class RoutedRequest:
             if isinstance(event, Failed) and event.code == EngineLost.code and self.replica_id is not None:
                 self._replicas.lost(self.replica_id, self.request)
             if not self.buffer.put(event):
-                reason = "the response was not read fast enough"
-                self.buffer.fail(Failed(self.request.request_id, RequestTimeout.code, reason))
-                self._abort(self)
+                self._time_out("the response was not read fast enough")
+
+    def _time_out(self, reason: str) -> None:
+        """Abort the request, which ends with `timeout` and its usage."""
+        self.buffer.fail(Failed(self.request.request_id, RequestTimeout.code, reason))
+        self._abort(self)
 
     def _end_with(self, error: Exception) -> None:
         """End a stream whose call failed, unless its last event has arrived."""
