@@ -16,7 +16,7 @@ async def test_an_attacker_reports_its_outcome(attack: str) -> None:
 async def test_the_process_of_an_attacker_reports_its_responses() -> None:
     async with (
         run_stub() as stub,
-        run_attacker(AttackJob("prompts", stub, "key", "model", 0, 0.2)) as outcome,
+        run_attacker(AttackJob("prompts", stub, "key", "model", 0, 2.0)) as outcome,
     ):
         assert not outcome
     assert set(outcome) == {"200"} and outcome["200"] > 0

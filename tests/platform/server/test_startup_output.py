@@ -134,5 +134,8 @@ def test_without_a_terminal_stages_are_plain_lines_and_logs_are_json(
     lines = (tmp_path / "stderr").read_text().splitlines()
     assert sorted(line for line in lines if not line.startswith("{")) == sorted(STAGES[:2])
     events = [json.loads(line) for line in lines if line.startswith("{")]
-    assert {"memory", "draining"} <= {event["event"] for event in events}
-    assert all(event["level"] == "info" and event["timestamp"].endswith("Z") for event in events)
+    levels = {event["event"]: event["level"] for event in events}
+    assert levels["memory"] == levels["draining"] == "info"
+    # A busy machine's late store is a warning.
+    assert set(levels.values()) <= {"info", "warning"}, levels
+    assert all(event["timestamp"].endswith("Z") for event in events)
