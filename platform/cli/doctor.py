@@ -31,7 +31,7 @@ from loraplex.platform.config import PLAIN_HTTP, Settings, load_settings
 from loraplex.platform.datastores.embedded.binaries import find_postgres, find_valkey
 from loraplex.platform.datastores.embedded.errors import EmbeddedError
 from loraplex.platform.datastores.embedded.identity import choose_identity
-from loraplex.platform.datastores.migrations import current_revision, newest_revision
+from loraplex.platform.datastores.migrations import current_revision, newest_revision, remedy
 from loraplex.platform.server.adapter_validation import AdapterValidation
 from loraplex.platform.server.certificate import read_certificate
 from loraplex.platform.startup_errors import SettingsError
@@ -208,7 +208,7 @@ def inspect_database(url: str) -> tuple[Status, str]:
     if current != newest:
         return (
             "warning",
-            f"PostgreSQL {version}; schema {current or 'none'}, needs {newest}: run `loraplex migrate`",
+            f"PostgreSQL {version}; schema {current or 'none'}, needs {newest}: {remedy(current)}",
         )
     return "ok", f"PostgreSQL {version}, schema {current}"
 

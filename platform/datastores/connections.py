@@ -18,7 +18,9 @@ from loraplex.platform.datastores.embedded.errors import DumpFailed, EmbeddedErr
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.datastores.migrations import (
     current_revision,
+    is_newer,
     newest_revision,
+    remedy,
     require_known,
     upgrade,
 )
@@ -85,10 +87,9 @@ def ensure_schema(
         raise _unusable(error) from error
     if current == newest:
         return
-    if not (migrate or (migrate_empty and current is None)):
+    if is_newer(current) or not (migrate or (migrate_empty and current is None)):
         raise DependencyFailed(
-            f"the database schema is at revision {current or 'none'}, this version needs {newest}: "
-            "run `loraplex migrate`"
+            f"the database schema is at revision {current or 'none'}, this version needs {newest}: {remedy(current)}"
         )
     _migrate(url, current, embedded_in)
 

@@ -50,6 +50,16 @@ def newest_revision() -> str:
     return max(match[1] for match in map(NUMBERED.match, names) if match is not None)
 
 
+def is_newer(revision: str | None) -> bool:
+    """Whether a database's revision is that of a newer version, by its number."""
+    return revision is not None and revision > newest_revision()
+
+
+def remedy(revision: str | None) -> str:
+    """What an operator does about a database whose revision is another than the newest of this version."""
+    return "start the newer version that migrated it" if is_newer(revision) else "run `loraplex migrate`"
+
+
 def require_known(url: str, revision: str) -> None:
     """Raises `CommandError` of alembic for a revision that this version does not have, such as that of a newer version."""
     from alembic.script import ScriptDirectory

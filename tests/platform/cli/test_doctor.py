@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from uuid import UUID
 
+import psycopg
 import pytest
 from tests.platform.certificates import certificate_of
 from typer.testing import CliRunner
@@ -78,6 +79,16 @@ def test_a_database_without_schema_is_a_warning(
     monkeypatch.setenv("DATABASE_URL", empty_database_url)
     _, checks = run()
     assert checks["postgresql"][0] == "warning" and "loraplex migrate" in checks["postgresql"][1]
+
+
+def test_a_database_of_a_newer_version_is_not_to_be_migrated(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    with psycopg.connect(database_url) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    _, checks = run()
+    assert checks["postgresql"][0] == "warning" and "start the newer version" in checks["postgresql"][1]
 
 
 def test_what_is_missing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,11 +131,13 @@ async def test_a_signal_ends_a_start_whose_engine_and_database_hang(
 
 
 @pytest.mark.usefixtures("no_engine_left")
-@pytest.mark.parametrize("revision", ["0001", "9999"])
+@pytest.mark.parametrize(
+    ("revision", "remedy"), [("0001", "run `loraplex migrate`"), ("9999", "start the newer version")]
+)
 async def test_another_schema_is_refused_while_the_engine_loads(
-    tmp_path: Path, model_folder: Path, stores: dict[str, str], revision: str
+    tmp_path: Path, model_folder: Path, stores: dict[str, str], revision: str, remedy: str
 ) -> None:
     with psycopg.connect(stores["database_url"], autocommit=True) as connection:
         connection.execute("UPDATE alembic_version SET version_num = %s", (revision,))
-    with pytest.raises(DependencyFailed, match=f"is at revision {revision}, this version needs"):
+    with pytest.raises(DependencyFailed, match=f"is at revision {revision}, this version needs .*: {remedy}"):
         await start(tmp_path, model_folder, stores)
