@@ -4,7 +4,6 @@ Invariant: each step is one transaction of one tenant and may be repeated, by an
 fails does not stop the others; it is tried again.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from loraplex.tenants.invoices.invoices import InvoiceRepository
 from loraplex.tenants.invoices.locks import try_lock_tenant
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.models import Invoice
+from loraplex.tenants.repetition import repeat
 
 PASS_S: Final = 60.0
 RECHECK: Final = timedelta(hours=6)
@@ -52,9 +52,7 @@ class MonthClosing:
 
     async def run(self) -> None:
         """Repeat `close` until cancelled."""
-        while True:
-            await self.close()
-            await asyncio.sleep(PASS_S)
+        await repeat(self._log, self.close, PASS_S)
 
     async def close(self) -> None:
         """Do what is due now. Errors are logged, and what failed is tried again by the next pass."""

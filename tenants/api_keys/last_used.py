@@ -10,11 +10,14 @@ from functools import partial
 from typing import Final
 from uuid import UUID
 
+import structlog
 from sqlalchemy import text
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable
+from loraplex.tenants.repetition import repeat
 
+LOG: Final = structlog.get_logger("loraplex.api_keys")
 FLUSH_SECONDS: Final = 60.0
 MAX_KEYS: Final = 100_000
 # A key locked by a change is skipped until its next use: writing times never waits and causes no deadlock.
@@ -59,11 +62,12 @@ class LastUsedTracker:
 
     async def run(self, database: Database, seconds: float = FLUSH_SECONDS) -> None:
         """Flushes every `seconds` until cancelled."""
-        while True:
-            await asyncio.sleep(seconds)
-            # Unwritten uses are in the next flush; other parts report that PostgreSQL is down.
-            with suppress(DatabaseUnavailable):
-                await self.flush(database)
+
+        async def flush() -> None:
+            await self.flush(database)
+
+        await asyncio.sleep(seconds)
+        await repeat(LOG, flush, seconds, "uses of keys are written later")
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from tests.tenants.invoices.billed_tenant import make_billed_tenant
 from loraplex.platform.jobs.month_closing import JUST_ENDED, RECHECK, MonthClosing
 from loraplex.tenants.database import Database
 from loraplex.tenants.invoices.content import compute_contents
+from loraplex.tenants.invoices.invoices import InvoiceRepository
 from loraplex.tenants.invoices.locks import lock_tenant
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.models import AuditEntry, Invoice
@@ -101,6 +102,30 @@ async def test_a_failing_tenant_does_not_stop_the_others(
     assert len(await states(database)) == 2
     await closing.close()
     assert len(await states(database)) == 3
+
+
+async def test_an_unexpected_error_does_not_end_the_job(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant = await make_billed_tenant(database)
+    await tenant.use(JANUARY.begin, 10**6)
+    customers, calls = InvoiceRepository.customers, 0
+
+    async def fail_once(repository: InvoiceRepository, month: Month) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ZeroDivisionError
+        return await customers(repository, month)
+
+    monkeypatch.setattr(InvoiceRepository, "customers", fail_once)
+    monkeypatch.setattr("loraplex.platform.jobs.month_closing.PASS_S", 0.01)
+    running = asyncio.create_task(job(database, Clock(JANUARY.end)).run())
+    async with asyncio.timeout(60):
+        while not running.done() and await states(database) == []:
+            await asyncio.sleep(0.01)
+    assert not running.done()
+    running.cancel()
 
 
 async def test_a_tenant_in_another_transaction_is_left_to_it(database: Database) -> None:

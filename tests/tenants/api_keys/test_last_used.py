@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -124,6 +125,29 @@ async def test_the_memory_is_bounded(database: Database, monkeypatch: pytest.Mon
     used.note(keys[0], NOW + timedelta(seconds=1))
     await used.flush(database)
     assert await stored_use(database) == {keys[0]: NOW + timedelta(seconds=1), keys[1]: NOW, keys[2]: None}
+
+
+async def test_an_unexpected_error_does_not_end_the_writing(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (key,) = await make_keys(database, 1)
+    used, write, calls = LastUsedTracker(), last_used._write, 0
+
+    async def fail_once(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ZeroDivisionError
+        await write(*arguments)
+
+    monkeypatch.setattr(last_used, "_write", fail_once)
+    used.note(key, NOW)
+    running = asyncio.create_task(used.run(database, seconds=0.02))
+    async with asyncio.timeout(60):
+        while not running.done() and (await stored_use(database))[key] is None:
+            await asyncio.sleep(0.02)
+    assert not running.done()
+    running.cancel()
 
 
 async def test_it_is_written_by_itself_and_at_the_end(database: Database) -> None:
