@@ -87,7 +87,7 @@ async def find_installation(settings: Settings, base_urls: Sequence[str]) -> Ins
         settings,
         facts.database_url if database is None and facts else database.get_secret_value() if database else "",
         facts.redis_url if valkey is None and facts else valkey.get_secret_value() if valkey else "",
-        tuple(base_urls) or (root_url(settings.host, settings.port),),
+        tuple(base_urls) or (root_url(settings.host, settings.port, settings.scheme),),
     )
     for base_url in installation.base_urls:
         if not await installation.is_ready(base_url):

@@ -204,3 +204,6 @@ async def test_a_drill_needs_a_running_installation(tmp_path: Path) -> None:
         assert (await find_installation(settings, [url])).base_urls == (url,)
     with pytest.raises(DrillImpossible, match="not ready"):
         await find_installation(settings, [])
+    encrypted = settings.model_copy(update={"tls_certificate": tmp_path / "certificate.pem"})
+    with pytest.raises(DrillImpossible, match="https://127.0.0.1:8000 is not ready"):
+        await find_installation(encrypted, [])
