@@ -9,6 +9,7 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 from tests.deploy.manifests import RELEASES
+from tests.deploy.settings_named import require_command
 
 from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.engines.process import STOP_GRACE_S
@@ -30,9 +31,23 @@ def cluster() -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((FOLDER / "raycluster.yaml").read_text()))
 
 
-def pods(cluster: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def templates(cluster: list[dict[str, Any]]) -> list[dict[str, Any]]:
     spec = cluster[0]["spec"]
-    return [group["template"]["spec"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
+    return [group["template"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
+
+
+@pytest.fixture(scope="module")
+def gateways() -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((FOLDER / "gateways.yaml").read_text()))
+
+
+@pytest.fixture(scope="module")
+def pods(cluster: list[dict[str, Any]], gateways: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each["spec"] for each in (*templates(cluster), gateways[0]["spec"]["template"])]
+
+
+def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*pod.get("initContainers", ()), *pod["containers"]]
 
 
 def test_the_application_is_built_from_the_arguments_of_the_config(application: dict[str, Any]) -> None:
@@ -70,33 +85,33 @@ def test_unknown_arguments_are_refused() -> None:
         EngineArguments.model_validate({"unknown": 1})
 
 
-def test_every_node_asks_for_the_token_and_none_runs_a_dashboard(cluster: list[dict[str, Any]]) -> None:
-    for pod in pods(cluster):
-        for container in pod["containers"]:
+def test_every_node_asks_for_the_token_and_none_runs_a_dashboard(
+    cluster: list[dict[str, Any]], pods: list[dict[str, Any]]
+) -> None:
+    for pod in pods:
+        for container in containers(pod):
             names = {each["name"]: each for each in container["env"]}
             assert names["RAY_AUTH_MODE"]["value"] == "token"
             assert "secretKeyRef" in names["RAY_AUTH_TOKEN"]["valueFrom"]
     assert cluster[0]["spec"]["headGroupSpec"]["rayStartParams"]["include-dashboard"] == "false"
 
 
-def test_every_container_is_unprivileged(cluster: list[dict[str, Any]]) -> None:
-    for pod in pods(cluster):
+def test_every_container_is_unprivileged(pods: list[dict[str, Any]]) -> None:
+    for pod in pods:
         assert pod["securityContext"]["runAsNonRoot"]
         assert pod["automountServiceAccountToken"] is False
-        for container in pod["containers"]:
+        for container in containers(pod):
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
 
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_pods_and_network_policies_are_valid_by_the_schema(
-    cluster: list[dict[str, Any]], release: str
+    cluster: list[dict[str, Any]], gateways: list[dict[str, Any]], release: str
 ) -> None:
     # Pods of a RayCluster have Kubernetes' own schema.
-    spec = cluster[0]["spec"]
-    templates = [group["template"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
-    objects = [{"apiVersion": "v1", "kind": "PodTemplate", "template": each} for each in templates]
-    for each in [*objects, *cluster[1:]]:
+    objects = [{"apiVersion": "v1", "kind": "PodTemplate", "template": each} for each in templates(cluster)]
+    for each in [*objects, *cluster[1:], *gateways]:
         kubernetes_validate.validate(each, release, strict=True)
 
 
@@ -114,33 +129,65 @@ def test_groups_have_the_fields_of_a_ray_cluster(cluster: list[dict[str, Any]]) 
 
 
 def test_gateways_offer_ray_no_cpu_and_reach_the_application(
-    cluster: list[dict[str, Any]], application: dict[str, Any]
+    cluster: list[dict[str, Any]], gateways: list[dict[str, Any]], application: dict[str, Any]
 ) -> None:
-    gateways = cluster[0]["spec"]["workerGroupSpecs"][1]
-    assert gateways["rayStartParams"]["num-cpus"] == "0"
-    (_, container) = gateways["template"]["spec"]["containers"]
-    assert f"ray://{application['name']}" in container["args"]
+    pod = gateways[0]["spec"]["template"]["spec"]
+    (node,), (gateway,) = pod["initContainers"], pod["containers"]
+    head = f"{cluster[0]['metadata']['name']}-head-svc:6379"
+    assert node["command"] == ["ray", "start", f"--address={head}", "--num-cpus=0", "--block"]
+    require_command(gateway["args"])
+    assert f"ray://{application['name']}" in gateway["args"]
 
 
-def test_a_gateway_has_its_ray_node_until_it_has_drained(cluster: list[dict[str, Any]]) -> None:
-    pod = cluster[0]["spec"]["workerGroupSpecs"][1]["template"]["spec"]
-    node, gateway = pod["containers"]
-    kept = int(node["lifecycle"]["preStop"]["exec"]["command"][-1])
-    assert kept >= Settings().drain_grace_s + Settings().drain_s + 10
-    assert pod["terminationGracePeriodSeconds"] > kept + 10
+def test_a_gateway_has_its_ray_node_until_it_has_drained(gateways: list[dict[str, Any]]) -> None:
+    pod = gateways[0]["spec"]["template"]["spec"]
+    (node,), (gateway,) = pod["initContainers"], pod["containers"]
+    assert node["restartPolicy"] == "Always" and "startupProbe" in node
+    assert {each["name"] for each in node["volumeMounts"]} <= {
+        each["name"] for each in gateway["volumeMounts"]
+    }
+    stopping = int(gateway["lifecycle"]["preStop"]["exec"]["command"][-1])
+    drained = stopping + Settings().drain_grace_s + Settings().drain_s
+    assert pod["terminationGracePeriodSeconds"] >= drained + 20
     startup = gateway["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] > Settings().engine_start_timeout_s
 
 
+def test_a_gateways_journal_outlives_its_pod(gateways: list[dict[str, Any]]) -> None:
+    gateway_set = gateways[0]["spec"]
+    (gateway,) = gateway_set["template"]["spec"]["containers"]
+    mounts = {each["name"]: each["mountPath"] for each in gateway["volumeMounts"]}
+    claimed = [mounts[each["metadata"]["name"]] for each in gateway_set["volumeClaimTemplates"]]
+    data_dir = gateway["args"][gateway["args"].index("--data-dir") + 1]
+    assert any(data_dir.startswith(f"{path}/") for path in claimed)
+    assert gateway_set["persistentVolumeClaimRetentionPolicy"] == {
+        "whenDeleted": "Retain",
+        "whenScaled": "Retain",
+    }
+
+
+def test_metrics_are_not_at_the_port_of_clients(
+    cluster: list[dict[str, Any]], gateways: list[dict[str, Any]]
+) -> None:
+    (gateway,) = gateways[0]["spec"]["template"]["spec"]["containers"]
+    ports = {each["name"]: each["containerPort"] for each in gateway["ports"]}
+    assert gateway["args"][gateway["args"].index("--metrics-port") + 1] == str(ports["metrics"])
+    services = {each["metadata"]["name"]: each["spec"] for each in gateways if each["kind"] == "Service"}
+    assert [each["targetPort"] for each in services["loraplex"]["ports"]] == ["http"]
+    assert gateways[0]["spec"]["serviceName"] in services
+    labels = gateways[0]["spec"]["template"]["metadata"]["labels"]
+    assert all(each["selector"] == labels for each in services.values())
+
+
 def test_no_probe_is_left_to_the_operator_whose_ask_the_dashboard(cluster: list[dict[str, Any]]) -> None:
-    for pod in pods(cluster):
-        node = pod["containers"][0]
+    for template in templates(cluster):
+        node = template["spec"]["containers"][0]
         for name in ("readinessProbe", "livenessProbe"):
             assert node[name]["httpGet"]["port"] == 52365
 
 
 def test_the_guide_names_every_secret_map_and_claim() -> None:
-    written = (FOLDER / "raycluster.yaml").read_text()
+    written = "".join((FOLDER / name).read_text() for name in ("raycluster.yaml", "gateways.yaml"))
     guide = (FOLDER / "README.md").read_text()
     referred = r"(?:secretRef: { |secretKeyRef: { |configMap: { )name: ([\w-]+)|claimName: ([\w-]+)"
     names = {one or other for one, other in re.findall(referred, written)}
@@ -152,5 +199,6 @@ def test_rays_ports_are_open_to_the_cluster_alone(cluster: list[dict[str, Any]])
     policies = {each["metadata"]["name"]: each["spec"] for each in cluster if each["kind"] == "NetworkPolicy"}
     (rule,) = policies["loraplex-ray"]["ingress"]
     assert list(rule["from"][0]) == ["podSelector"]
-    (http,) = policies["loraplex-http"]["ingress"]
+    http, metrics = policies["loraplex-http"]["ingress"]
     assert [port["port"] for port in http["ports"]] == ["http"]
+    assert [port["port"] for port in metrics["ports"]] == ["metrics"] and metrics["from"]

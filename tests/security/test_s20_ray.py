@@ -47,6 +47,8 @@ def test_s20_clusters_are_started_with_tokens_and_without_a_dashboard() -> None:
         for document in yaml.safe_load_all(file.read_text()):
             if document.get("kind") == "RayCluster":
                 check_cluster(document["spec"])
+            elif document.get("kind") == "StatefulSet":
+                check_pod(document["spec"]["template"]["spec"])
 
 
 def check_cluster(spec: dict[str, Any]) -> None:
@@ -54,6 +56,10 @@ def check_cluster(spec: dict[str, Any]) -> None:
     head = spec["headGroupSpec"]
     assert head["rayStartParams"]["include-dashboard"] == "false"
     for group in (head, *spec["workerGroupSpecs"]):
-        for container in group["template"]["spec"]["containers"]:
-            values = {each["name"]: each.get("value") for each in container["env"]}
-            assert values["RAY_AUTH_MODE"] == "token" and "RAY_AUTH_TOKEN" in values, container["name"]
+        check_pod(group["template"]["spec"])
+
+
+def check_pod(pod: dict[str, Any]) -> None:
+    for container in (*pod.get("initContainers", ()), *pod["containers"]):
+        values = {each["name"]: each.get("value") for each in container["env"]}
+        assert values["RAY_AUTH_MODE"] == "token" and "RAY_AUTH_TOKEN" in values, container["name"]
