@@ -1,4 +1,4 @@
-"""A soak on the scripted engine: memory, file descriptors, tasks and metric series of a busy server stay constant."""
+"""A soak on the scripted engine: memory, file descriptors, tasks, threads and metric series of a busy server stay constant."""
 
 import asyncio
 import faulthandler
@@ -28,7 +28,14 @@ SAMPLES = 120
 # Pools, caches and allocator arenas fill in the first part of a run.
 WARM_UP = 0.4
 MIB = 1 << 20
-MAX_GROWTH = {"gateway MiB": 16.0, "engine MiB": 16.0, "descriptors": 12.0, "tasks": 12.0, "series": 0.0}
+MAX_GROWTH = {
+    "gateway MiB": 16.0,
+    "engine MiB": 16.0,
+    "descriptors": 12.0,
+    "tasks": 12.0,
+    "threads": 4.0,
+    "series": 0.0,
+}
 """By which the fitted line may rise over the counted part of the run."""
 
 
@@ -109,12 +116,13 @@ async def sample(server: LocalServer, samples: Samples, every_s: float) -> None:
 
 
 def read_processes(gateway: int) -> dict[str, float]:
-    """Resident memory of the gateway and its engine, and open descriptors of both."""
+    """Resident memory of the gateway and its engine, and open descriptors and threads of both."""
     (engine,) = (pid for pid in descendants(gateway) if "engines.main" in command_line(pid))
     return {
         "gateway MiB": resident_bytes(gateway) / MIB,
         "engine MiB": resident_bytes(engine) / MIB,
         "descriptors": sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in (gateway, engine)),
+        "threads": sum(len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in (gateway, engine)),
     }
 
 
