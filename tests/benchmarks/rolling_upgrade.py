@@ -50,6 +50,8 @@ STOP_S: Final = 120.0
 RETRY_S: Final = 0.1
 GIVE_UP_S: Final = 60.0
 """A request that no gateway takes for so long has failed."""
+LIMIT_S: Final = 60.0
+"""After the upgrade the limit is used up and refuses a request within so long, or the benchmark fails."""
 UNLIMITED: Final = 10**12
 BOUNDED_TOKENS: Final = 5
 
@@ -72,6 +74,15 @@ class Client:
     tokens: int
     stream: bool
     outcomes: list[RequestOutcome] = field(default_factory=list)
+
+    @property
+    def used(self) -> list[int]:
+        """The tokens of each complete response."""
+        return [each.usage.prompt + each.usage.completion for each in self.outcomes if each.usage is not None]
+
+    @property
+    def refused(self) -> int:
+        return sum(each.status == 429 for each in self.outcomes)
 
 
 @dataclass(slots=True)
@@ -239,6 +250,8 @@ async def upgrade_under_load(
                 gateways[number] = await replaced(installation, gateways[number], name, port, shape, show)
             show(f"the engine that no gateway uses any more ended in {await drained(engine):.1f} s")
             await asyncio.sleep(shape.settle_s)
+            if not await limit_is_reached(bounded, shape.bounded_tokens):
+                show(f"the limit was not used up and refused within {LIMIT_S:g} s after the upgrade")
         for process in (*gateways, newer_engine):
             await drained(process)
         report = await report_of(stores.database_url, balancer, streaming, bounded, shape, against)
@@ -291,6 +304,21 @@ async def replaced(
     return gateway
 
 
+async def limit_is_reached(bounded: Client, limit: int) -> bool:
+    """Wait until a client has used its limit and was refused, for at most `LIMIT_S`."""
+    give_up = time.monotonic() + LIMIT_S
+    while not bounded.refused or sum(bounded.used) < allowed_tokens(bounded.used, limit):
+        if time.monotonic() > give_up:
+            return False
+        await asyncio.sleep(RETRY_S)
+    return True
+
+
+def allowed_tokens(used: Sequence[int], limit: int) -> int:
+    """What requests of one size can use of a limit; 0 without any."""
+    return limit // used[0] * used[0] if used else 0
+
+
 @asynccontextmanager
 async def loaded(
     balancer: Balancer, streaming: Client, bounded: Client, shape: RollingShape
@@ -338,16 +366,16 @@ async def report_of(
     await database.close()
     sent = [each for client in (streaming, bounded) for each in client.outcomes]
     failed = [each for each in sent if not each.complete and each.status not in (0, 429, 503)]
-    used = [each.usage.prompt + each.usage.completion for each in bounded.outcomes if each.usage is not None]
-    allowed = shape.bounded_tokens // used[0] * used[0] if used else 0
+    used = sum(bounded.used)
+    allowed = allowed_tokens(bounded.used, shape.bounded_tokens)
     figure = {
         "streams": sum(each.complete for each in streaming.outcomes),
         "failed": len(failed) + balancer.given_up,
         "moved": balancer.moved,
         "differences": sum(map(differences, drifts)),
-        "limited_tokens": sum(used),
+        "limited_tokens": used,
         "allowed_tokens": allowed,
-        "refused": sum(each.status == 429 for each in bounded.outcomes),
+        "refused": bounded.refused,
     }
     report = Report("rolling-upgrade", tuple(figure))
     report.cases.append(Case(f"{against} to this checkout", asdict(shape) | {"against": against}, figure))
@@ -355,7 +383,8 @@ async def report_of(
         report.ratios.append(Ratio(name, figure[name], 0, "at most"))
     kinds: tuple[Literal["at most"], Literal["at least"]] = ("at most", "at least")
     for kind in kinds:
-        report.ratios.append(Ratio("limited tenant: used / allowed", sum(used) / max(1, allowed), 1, kind))
+        report.ratios.append(Ratio("limited tenant: used / allowed", used / max(1, allowed), 1, kind))
+    report.ratios.append(Ratio("limited tenant: refused", bounded.refused, 1, "at least"))
     report.notes += [
         f"failed: {each.status} {each.code}, {each.deliveries} deliveries, at {each.started_s:.1f} to {each.ended_s:.1f}"
         for each in failed[:5]
