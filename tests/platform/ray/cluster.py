@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import psutil
@@ -50,7 +50,7 @@ def cluster() -> Iterator[None]:
 def deploy(
     folder: Path,
     script: FakeScript,
-    replicas: int,
+    replicas: int | Literal["auto"],
     settings: Mapping[str, Any] | None = None,
     *,
     app: str = APP,

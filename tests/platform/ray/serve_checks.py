@@ -16,6 +16,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from msgspec.structs import replace
+from ray import serve
 from tests.platform.ray.cluster import (
     Gateway,
     cluster,
@@ -43,6 +45,7 @@ HITS: Final = 240
 STREAMS: Final = 16
 """So many that one replica does not get all."""
 ERASED: Final = b"e" * 32
+SCALED: Final = "scaled"
 ROWS: Final = 2
 """Of a replica's batch after the rolling update."""
 
@@ -220,6 +223,36 @@ async def deadline(ray: Gateway) -> dict[str, Any]:
     }
 
 
+async def autoscaling(folder: Path) -> dict[str, Any]:
+    """An application of its own: requests that wait at the gateway bring a replica, which leaves again without a failed stream."""
+    scaling = {
+        "min_replicas": 1,
+        "max_replicas": 2,
+        "target_ongoing_requests": ROWS,
+        "upscale_delay_s": 0.5,
+        "downscale_delay_s": 1.0,
+        "look_back_period_s": 1.0,
+        "metrics_interval_s": 0.2,
+    }
+    settings, slow = {"max_num_seqs": ROWS // 2}, replace(SCRIPT, token_interval_s=0.1)
+    await asyncio.to_thread(
+        partial(deploy, folder, slow, "auto", settings, app=SCALED, autoscaling_config=scaling)
+    )
+    async with gateway(folder, SCALED) as ray:
+        await ray.until_ready(1)
+        # One replica has places for `ROWS` of them, as many as it should have: only those that wait are too many.
+        asked = [asyncio.create_task(ray.collect(request(f"scaled-{n}", LONG))) for n in range(3 * ROWS)]
+        up_s = await ray.until_ready(2)
+        for number in range(1, 3 * ROWS):
+            await ray.engine.abort(f"scaled-{number}")
+        last = asyncio.create_task(ray.collect(request("last", 20)))
+        await ray.engine.abort("scaled-0")
+        down_s = await ray.until_ready(1)
+        codes = Counter([code(await each) for each in (*asked, last)])
+    await asyncio.to_thread(serve.delete, SCALED)
+    return {"up_s": round(up_s, 1), "down_s": round(down_s, 1), "codes": dict(codes)}
+
+
 def requests_of(namespace: bytes, count: int) -> list[EngineRequest]:
     return [request(f"{namespace[:1].decode()}-{n}", LONG, namespace=namespace) for n in range(count)]
 
@@ -291,14 +324,15 @@ async def run_all(folder: Path) -> None:
         ]
         for check in checks:
             name = check.func.__name__ if isinstance(check, partial) else check.__name__
-            await report(name, check, ray)
+            await report(name, partial(check, ray))
             await until(lambda: running(ray) == 0)  # by the reports, which are up to a second old
+    await report("autoscaling", partial(autoscaling, folder))
 
 
-async def report(name: str, check: Callable[[Gateway], Awaitable[dict[str, Any]]], ray: Gateway) -> None:
+async def report(name: str, check: Callable[[], Awaitable[dict[str, Any]]]) -> None:
     began = time.monotonic()
     try:
-        facts = await check(ray)
+        facts = await check()
     except (TimeoutError, EngineError) as error:
         facts = {"error": repr(error)}
     seconds = round(time.monotonic() - began, 1)

@@ -113,3 +113,9 @@ def test_a_request_waits_while_every_replica_is_full(facts: Facts) -> None:
 def test_a_request_that_waits_for_a_replica_can_be_aborted(facts: Facts) -> None:
     assert facts["full"]["aborted"] == "abort"
     assert facts["full"]["taken"] == ["abort"]
+
+
+def test_requests_that_wait_at_a_gateway_bring_a_replica_which_leaves_without_failing_one(
+    facts: Facts,
+) -> None:
+    assert facts["autoscaling"]["codes"] == {"abort": 6, "length": 1}
