@@ -4,7 +4,7 @@ For every accepted request the events are: one `Started`, any number of `Delta`,
 one `Failed`, which ends the whole request.
 """
 
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Self, TypeAlias, get_args
 
 import msgspec
 
@@ -31,8 +31,16 @@ class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
         return (self.namespace, self.digest)
 
 
+DeadlineKind: TypeAlias = Literal["queue_timeout_s", "first_token_timeout_s", "total_timeout_s"]
+DEADLINES: Final[tuple[DeadlineKind, ...]] = get_args(DeadlineKind)
+"""The deadlines of a request, as its fields name them."""
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request, checked and tokenized by the gateway. Times are seconds counted from receipt."""
+    """One request, checked and tokenized by the gateway. Times are seconds counted from receipt.
+
+    `queue_timeout_s`: until it has a place in the batch; `first_token_timeout_s`: until its first token.
+    """
 
     request_id: str
     namespace: bytes
@@ -43,7 +51,22 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     grammar: bytes | None = None
     cache_salt: bytes = b""
     queue_timeout_s: float | None = None
+    first_token_timeout_s: float | None = None
     total_timeout_s: float | None = None
+
+    @property
+    def timeouts(self) -> dict[DeadlineKind, float]:
+        """Seconds by deadline, of those that it has."""
+        found = {kind: getattr(self, kind) for kind in DEADLINES}
+        return {kind: seconds for kind, seconds in found.items() if seconds is not None}
+
+    def shortened(self, passed_s: float, *, has_token: bool = False) -> Self:
+        """The request with what is left of its deadlines. One that had a token waits for its first again in full."""
+        left = {
+            kind: seconds if has_token and kind != "total_timeout_s" else seconds - passed_s
+            for kind, seconds in self.timeouts.items()
+        }
+        return msgspec.structs.replace(self, **left)
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):

@@ -147,6 +147,7 @@ class Settings(BaseSettings):
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(default=(), max_length=64)
     reader_stall_s: float = Field(default=60.0, gt=0, le=3600)
     queue_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
+    first_token_timeout_s: float = Field(default=600.0, gt=0, le=86_400)
     total_timeout_s: float = Field(default=1800.0, gt=0, le=86_400)
     drain_grace_s: float = Field(default=5.0, ge=0, le=600)
     drain_s: float = Field(default=30.0, ge=0, le=3600)
@@ -176,8 +177,7 @@ class Settings(BaseSettings):
         if len(value) == 1 and RAY_APPLICATION.fullmatch(value[0]):
             return value
         for address in value:
-            path = address.removeprefix(ENGINE_ADDRESS_PREFIX)
-            if path == address or not path.startswith("/"):
+            if not address.startswith(f"{ENGINE_ADDRESS_PREFIX}/"):
                 raise ValueError(
                     f"{address} is not a unix socket; allowed: {ENGINE_ADDRESS_PREFIX}/absolute/path, or one {RAY_ADDRESS_PREFIX}APP"
                 )

@@ -145,6 +145,11 @@ class RequestChoices:
     def live(self) -> list[Sequence]:
         return [s for s in self.sequences if s.status is not SequenceStatus.FINISHED]
 
+    @property
+    def has_token(self) -> bool:
+        """Whether the first choice has a token; no other one has any before."""
+        return self.sequences[0].first_token_at is not None
+
     def take_siblings(self) -> list[Sequence]:
         """Return the siblings that have not ended; the caller queues them like any other sequence."""
         siblings, self.siblings = self.siblings, []

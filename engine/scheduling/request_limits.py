@@ -1,4 +1,4 @@
-"""Refuses requests that can never run, and finds queued requests whose deadline has passed.
+"""Refuses requests that can never run, and finds requests whose deadlines have passed.
 
 Invariant: whatever passes `RequestValidator.check` can run to its last token on an otherwise empty engine.
 """
@@ -8,13 +8,10 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.errors import InvalidRequest, PromptTooLong
-from loraplex.engine.messages import EngineRequest
-
-DeadlineKind: TypeAlias = Literal["queue_timeout_s", "total_timeout_s"]
+from loraplex.engine.messages import DeadlineKind, EngineRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +30,9 @@ class RequestValidator:
         request.sampling.validate(self.vocab_size)
         if not (math.isfinite(request.weight) and request.weight > 0):
             raise InvalidRequest("weight", "`weight` must be a positive number")
-        _check_timeout("queue_timeout_s", request.queue_timeout_s)
-        _check_timeout("total_timeout_s", request.total_timeout_s)
+        for kind, seconds in request.timeouts.items():
+            if not math.isfinite(seconds):
+                raise InvalidRequest(kind, f"`{kind}` must be a finite number of seconds")
         self._check_length(len(prompt), request.sampling.max_tokens)
         if min(prompt) < 0 or max(prompt) >= self.vocab_size:
             raise InvalidRequest("prompt", f"`prompt` must hold token ids in 0..{self.vocab_size - 1}")
@@ -46,11 +44,6 @@ class RequestValidator:
                 "prompt",
                 f"{prompt} prompt tokens and `max_tokens` {max_tokens} exceed the {limit} tokens one sequence may hold",
             )
-
-
-def _check_timeout(field: str, seconds: float | None) -> None:
-    if seconds is not None and not math.isfinite(seconds):
-        raise InvalidRequest(field, f"`{field}` must be a finite number of seconds")
 
 
 def new_sequences(request: EngineRequest, arrival: float, order: int) -> list[Sequence]:
@@ -79,12 +72,8 @@ class Deadlines:
 
     def add(self, request: EngineRequest, order: int, arrival: float) -> None:
         """`order` is the submission number of the request's first choice."""
-        if request.queue_timeout_s is not None:
-            due = arrival + request.queue_timeout_s
-            heapq.heappush(self._heap, (due, order, request.request_id, "queue_timeout_s"))
-        if request.total_timeout_s is not None:
-            due = arrival + request.total_timeout_s
-            heapq.heappush(self._heap, (due, order, request.request_id, "total_timeout_s"))
+        for kind, seconds in request.timeouts.items():
+            heapq.heappush(self._heap, (arrival + seconds, order, request.request_id, kind))
 
     def due(self, now: float) -> Iterator[tuple[int, str, DeadlineKind]]:
         """Remove and yield (order, request id, kind) of everything due."""

@@ -28,12 +28,12 @@ from loraplex.engine.errors import (
 from loraplex.engine.kv_cache.block_table import SequenceBlocks
 from loraplex.engine.kv_cache.prefix_cache import PrefixCache
 from loraplex.engine.lora.residency import AdapterResidency
-from loraplex.engine.messages import BatchLimit, EngineRequest, FinishReason, TokenLogprob
+from loraplex.engine.messages import BatchLimit, DeadlineKind, EngineRequest, FinishReason, TokenLogprob
 from loraplex.engine.scheduling.adapter_scheduler import AdapterScheduler
 from loraplex.engine.scheduling.fairness import Policy
 from loraplex.engine.scheduling.grammar_advance import advance_grammar
 from loraplex.engine.scheduling.in_flight_steps import InFlightStep, InFlightSteps
-from loraplex.engine.scheduling.request_limits import DeadlineKind, Deadlines, RequestValidator, new_sequences
+from loraplex.engine.scheduling.request_limits import Deadlines, RequestValidator, new_sequences
 from loraplex.engine.scheduling.running_batch import RunningBatch
 from loraplex.engine.scheduling.stop_conditions import finish_reason
 from loraplex.engine.scheduling.unstarted_requests import UnstartedRequests
@@ -251,11 +251,12 @@ class Scheduler:
                 self._time_out(request, kind)
 
     def _time_out(self, request: RequestChoices, kind: DeadlineKind) -> None:
-        if kind == "total_timeout_s":
+        if kind == "queue_timeout_s":
+            if not request.admitted:
+                reason = f"no place in the batch was free within the request's `{kind}`; try again later"
+                self.fail(request.live[0], EngineOverloaded(reason))
+        elif kind == "total_timeout_s" or not request.has_token:
             self.fail(request.live[0], RequestTimeout(f"the request's `{kind}` has passed"))
-        elif not request.admitted:
-            reason = f"no place in the batch was free within the request's `{kind}`; try again later"
-            self.fail(request.live[0], EngineOverloaded(reason))
 
     def _wake(self) -> None:
         for sequence, error in self._queue.wake(self._batch.num_free):

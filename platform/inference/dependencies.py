@@ -48,6 +48,7 @@ class ServingConfig:
     max_completion_tokens: int = 131_072
     max_logprobs: int = 524_288
     queue_timeout_s: float | None = 120.0
+    first_token_timeout_s: float | None = 600.0
     total_timeout_s: float | None = 1800.0
     reader_stall_s: float = 60.0
     key_cache_s: float = 1.0

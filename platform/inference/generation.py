@@ -9,8 +9,6 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Final, TypeAlias
 
-import msgspec
-
 from loraplex.engine.errors import EngineLost, EngineLostTwice, EngineUnavailable
 from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Started
 from loraplex.platform.errors import AdapterMismatch, EngineFailed
@@ -112,7 +110,7 @@ class Generation:
         if failure.code != EngineLost.code:
             raise failure
         await self._streams.close()
-        wait_s = min(RESTART_WAIT_S, *(left for left in self._deadlines_left() if left is not None))
+        wait_s = min([RESTART_WAIT_S, *self._shortened()[0].timeouts.values()])
         if wait_s <= 0:
             raise failure
         try:
@@ -120,11 +118,7 @@ class Generation:
                 await self._dependencies.engine.wait_ready()
         except TimeoutError:
             raise failure from None
-        queue_s, total_s = self._deadlines_left()
-        self._requests = [
-            msgspec.structs.replace(request, queue_timeout_s=queue_s, total_timeout_s=total_s)
-            for request in self._requests
-        ]
+        self._requests = self._shortened()
         self._restarted = True
         self._submit()
         await self._first_event()
@@ -213,15 +207,10 @@ class Generation:
     def _is_complete(self) -> bool:
         return self.stats.finished_choices == self.choices
 
-    def _deadlines_left(self) -> tuple[float | None, float | None]:
-        """Seconds left in the engine's queue and in total; None without a deadline."""
-        queue_s, total_s = self._requests[0].queue_timeout_s, self._requests[0].total_timeout_s
-        passed = time.monotonic() - self._submitted
-        queued = 0.0 if self._started else passed
-        return (
-            None if queue_s is None else queue_s - queued,
-            None if total_s is None else total_s - passed,
-        )
+    def _shortened(self) -> list[EngineRequest]:
+        """The requests with what is left of their deadlines."""
+        passed_s, has_token = time.monotonic() - self._submitted, bool(self._started)
+        return [request.shortened(passed_s, has_token=has_token) for request in self._requests]
 
     def _on_started(self, prompt: int, event: Event | None) -> None:
         if not isinstance(event, Started):

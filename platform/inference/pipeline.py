@@ -134,7 +134,7 @@ class InferencePipeline:
         pending = await self._admission.admit(context, model, sizes, still_names)
         try:
             prepared = _PreparedRequest(values, prompts, samplings)
-            requests, output = await self._engine_requests(context, prepared, model, constraints)
+            requests, output = await self._engine_requests(context, prepared, model, constraints, arrival)
             generation = Generation(self._dependencies, free_slots, model, requests, pending, arrival, output)
             context.headers.update(generation.headers())
         except BaseException as error:
@@ -215,6 +215,7 @@ class InferencePipeline:
         prepared: "_PreparedRequest",
         model: ResolvedModel,
         constraints: OutputConstraints | None,
+        arrival: float,
     ) -> tuple[list[EngineRequest], ConstrainedOutput | None]:
         caller, samplings = context.caller, prepared.samplings
         namespace = self._dependencies.namespace_of(caller.tenant_id)
@@ -232,6 +233,9 @@ class InferencePipeline:
             (prepared.values.cache_salt or "").encode(),
             uuid4().hex,
         )
+        first_token_s = limits.first_token_timeout_s
+        if first_token_s is not None:
+            first_token_s -= time.monotonic() - arrival
         requests = [
             EngineRequest(
                 request_id=f"{run}-{index}",
@@ -243,6 +247,7 @@ class InferencePipeline:
                 grammar=grammar,
                 cache_salt=salt,
                 queue_timeout_s=limits.queue_timeout_s,
+                first_token_timeout_s=first_token_s,
                 total_timeout_s=context.shortened(limits.total_timeout_s),
             )
             for index, (ids, sampling) in enumerate(zip(prepared.prompts, samplings, strict=True))

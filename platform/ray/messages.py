@@ -9,7 +9,6 @@ from typing import Final, TypeAlias
 from uuid import UUID
 
 import msgspec
-from msgspec.structs import replace
 
 from loraplex.engine.messages import (
     AdapterRef,
@@ -93,16 +92,6 @@ decode_probe_call: Final[Callable[[bytes], ProbeCall]] = msgspec.msgpack.Decoder
 decode_probed: Final[Callable[[bytes], Probed]] = msgspec.msgpack.Decoder(Probed).decode
 decode_reply: Final[Callable[[bytes], Reply]] = msgspec.msgpack.Decoder(Reply).decode
 decode_report: Final[Callable[[bytes], ReplicaReport]] = msgspec.msgpack.Decoder(ReplicaReport).decode
-
-
-def shortened(request: EngineRequest, passed_s: float) -> EngineRequest:
-    """The request with what is left of its deadlines."""
-    queue_s, total_s = request.queue_timeout_s, request.total_timeout_s
-    return replace(
-        request,
-        queue_timeout_s=None if queue_s is None else queue_s - passed_s,
-        total_timeout_s=None if total_s is None else total_s - passed_s,
-    )
 
 
 def never_run(request: EngineRequest) -> Iterator[Event]:

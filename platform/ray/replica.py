@@ -33,7 +33,6 @@ from loraplex.platform.ray.messages import (
     decode_submission,
     encode,
     never_run,
-    shortened,
 )
 from loraplex.platform.ray.router import REPORT
 from loraplex.platform.startup_errors import EngineStartFailed, SettingsError
@@ -79,7 +78,7 @@ class EngineReplica:
         self._open[request_id] = is_aborted = asyncio.Event()
         try:
             localized = await self._files.localize(submission)
-            request = shortened(localized, time.monotonic() - since)
+            request = localized.shortened(time.monotonic() - since)
             if is_aborted.is_set():
                 for event in never_run(request):
                     yield event

@@ -1,6 +1,7 @@
 """One request of a gateway: it is sent to a replica, to another one if the first has not begun it, and its events are read.
 
-Invariant: its deadlines count from when the gateway has it. Each hop gets what is left, and the total ends here in any case.
+Invariant: its deadlines count from when the gateway has it. Each hop gets what is left, and the times until its first token
+and in total end here in any case.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from loraplex.engine.errors import (
     EngineUnavailable,
     RequestTimeout,
 )
-from loraplex.engine.messages import EngineRequest, Event, Failed
+from loraplex.engine.messages import DeadlineKind, EngineRequest, Event, Failed
 from loraplex.platform.engines.event_buffer import EventBuffer, EventBufferConfig
 from loraplex.platform.engines.prefix_index import prompt_prefixes
 from loraplex.platform.engines.remote_client import unavailable
@@ -40,7 +41,7 @@ from loraplex.platform.ray.replica_set import ReplicaSet
 
 ATTEMPTS: Final = 2
 ENDING_S: Final = 2.0
-"""How long a request whose total time is over is waited for, which ends it with its usage."""
+"""How long a request whose time is over is waited for, which ends it with its usage."""
 LOG: Final = structlog.get_logger("loraplex.ray")
 
 
@@ -71,6 +72,7 @@ class RoutedRequest:
         self.replica_id: str | None = None
         self.is_aborted = False
         self._since = time.monotonic()
+        self._has_begun = False
         self._replicas = replicas
         self._abort = abort
         self._response: DeploymentResponseGenerator[Any] | None = None
@@ -82,8 +84,11 @@ class RoutedRequest:
 
     async def run(self, handle: "DeploymentHandle[Any]", tenant_of: Callable[[Path], UUID | None]) -> None:
         """Run the request to its end. `tenant_of`: see `RayEngine`."""
-        total_s = self._left(self.request.total_timeout_s)
-        timer = None if total_s is None else asyncio.get_running_loop().call_later(total_s, self._expire)
+        timers = [
+            asyncio.get_running_loop().call_later(seconds, self._expire, kind)
+            for kind, seconds in self._left().items()
+            if kind != "queue_timeout_s"
+        ]
         try:
             await self._run(handle, tenant_of)
         except asyncio.CancelledError:
@@ -93,7 +98,7 @@ class RoutedRequest:
             LOG.exception("request failed", request_id=self.request.request_id)
             self._fail(EngineError.code, f"internal error: {type(error).__name__}")
         finally:
-            if timer is not None:
+            for timer in timers:
                 timer.cancel()
             self.buffer.end()
             if not self.buffer.ended:
@@ -119,20 +124,20 @@ class RoutedRequest:
 
     async def _stream(self, handle: "DeploymentHandle[Any]", arguments: tuple[bytes, bytes]) -> None:
         """Read one replica's replies. Raises `_Refused` while no engine has begun the request."""
-        self.replica_id, is_first = None, True
+        self.replica_id = None
         sent = handle.remote(*arguments, **{WAITED: 0.0})
         response = self._response = cast("DeploymentResponseGenerator[Any]", sent)
         try:
-            async with asyncio.timeout(self._left(self.request.queue_timeout_s)) as waiting:
+            async with asyncio.timeout(self._left().get("queue_timeout_s")) as waiting:
                 async for encoded in response:
                     reply = decode_reply(encoded)
                     if isinstance(reply, Accepted):
                         waiting.reschedule(None)
                         self.replica_id = reply.replica_id
                         continue
-                    if is_first and _is_refusal(reply[0]):
+                    if not self._has_begun and _is_refusal(reply[0]):
                         raise _Refused(reply[0])  # type: ignore[arg-type]  # it is a `Failed`
-                    is_first = False
+                    self._has_begun = True
                     self._deliver(reply)
         except TimeoutError:
             self.cancel()
@@ -160,12 +165,14 @@ class RoutedRequest:
         )
         return encode(Submission(request=request, tenant_id=tenant_id)), encode(placing)
 
-    def _left(self, timeout_s: float | None) -> float | None:
-        return None if timeout_s is None else timeout_s - (time.monotonic() - self._since)
+    def _left(self) -> dict[DeadlineKind, float]:
+        return self.request.shortened(time.monotonic() - self._since).timeouts
 
-    def _expire(self) -> None:
-        """The total time is over: abort the request, and end it with its usage, or without if that does not come in time."""
-        self._time_out("the request's `total_timeout_s` has passed")
+    def _expire(self, kind: DeadlineKind) -> None:
+        """A time is over: abort the request, and end it with its usage, or without if that does not come in time."""
+        if kind == "first_token_timeout_s" and self._has_begun:
+            return
+        self._time_out(f"the request's `{kind}` has passed")
         asyncio.get_running_loop().call_later(ENDING_S, self.buffer.end)
 
     def _deliver(self, events: list[Event]) -> None:

@@ -391,6 +391,7 @@ def _limits(settings: Settings) -> ServingConfig:
         max_buffered_body_bytes=settings.max_buffered_body_bytes,
         max_in_flight=settings.max_requests_in_flight,
         queue_timeout_s=settings.queue_timeout_s,
+        first_token_timeout_s=settings.first_token_timeout_s,
         total_timeout_s=settings.total_timeout_s,
         reader_stall_s=settings.reader_stall_s,
         known_caller_s=settings.known_caller_s,

@@ -41,7 +41,7 @@ async def test_abort_before_the_first_token(engine: LocalEngine, core: Engine, s
     await idle(core)
 
 
-@pytest.mark.parametrize("end", ["abort", "deadline"])
+@pytest.mark.parametrize("end", ["abort", "first_token_timeout_s", "total_timeout_s"])
 @pytest.mark.parametrize("steps", [0, 1, 2])
 async def test_the_computed_part_of_a_prompt_is_reported(
     engine: LocalEngine, core: Engine, monkeypatch: pytest.MonkeyPatch, steps: int, end: str
@@ -63,8 +63,8 @@ async def test_the_computed_part_of_a_prompt_is_reported(
     monkeypatch.setattr(core, "step", limited_step)
     monkeypatch.setattr(core.scheduler, "_clock", lambda: time.monotonic() + late_s)
     prompt_ids = [index % 100 + 3 for index in range(700)]
-    timeout_s = 600.0 if end == "deadline" else None
-    wanted = msgspec.structs.replace(wanted, prompt_token_ids=prompt_ids, total_timeout_s=timeout_s)
+    deadlines = {} if end == "abort" else {end: 600.0}
+    wanted = msgspec.structs.replace(wanted, prompt_token_ids=prompt_ids, **deadlines)
     task = asyncio.ensure_future(collect(engine, wanted))
     assert await asyncio.to_thread(reached.wait, 60)
     if end == "abort":

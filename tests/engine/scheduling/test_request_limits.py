@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from loraplex.engine.errors import InvalidRequest, PromptTooLong
-from loraplex.engine.messages import EngineRequest
+from loraplex.engine.messages import DEADLINES, EngineRequest
 from loraplex.engine.sampling_params import MAX_CHOICES, SamplingParams
 from loraplex.engine.scheduling.request_limits import RequestValidator
 
@@ -51,7 +51,7 @@ def test_sampling_parameters_are_checked_against_their_bounds_again(
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("field", ["queue_timeout_s", "total_timeout_s"])
+@pytest.mark.parametrize("field", DEADLINES)
 @pytest.mark.parametrize("seconds", [math.nan, math.inf])
 def test_a_timeout_is_a_finite_number(admission: RequestValidator, field: str, seconds: float) -> None:
     with pytest.raises(InvalidRequest) as caught:

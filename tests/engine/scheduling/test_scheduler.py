@@ -247,6 +247,34 @@ def test_deadlines(simulation: "SimulationType") -> None:
     assert running.queue_s == 0.0 and queued.queue_s == 0.0 and patient.queue_s >= 1.0
 
 
+def test_the_first_token_of_a_request_has_its_time_in_the_queue_in_prefill_and_while_its_adapter_loads(
+    simulation: "SimulationType",
+) -> None:
+    run = simulation(residency={"load_s": 1.0}, max_num_seqs=4, max_num_batched_tokens=16)
+    early = run.submit(prompt(5), max_tokens=40, first_token_timeout_s=0.3)[0]
+    chunked = run.submit(prompt(200, 7), max_tokens=2, first_token_timeout_s=0.3)[0]
+    loading = run.submit(prompt(5, 50), max_tokens=2, adapter="slow", first_token_timeout_s=0.3)[0]
+    masked = run.submit(prompt(5, 70), max_tokens=2, grammar=b"{}", first_token_timeout_s=0.3)[0]
+    patient = run.submit(prompt(5, 90), max_tokens=2, first_token_timeout_s=30.0)[0]
+    run.run()
+    run.check_idle()
+    assert {s for s, _ in run.failures} == {chunked, loading, masked}
+    for sequence, error in run.failures:
+        assert type(error) is RequestTimeout and "`first_token_timeout_s`" in str(error)
+        assert sequence.num_output_tokens == 0
+    assert early.finish_reason == patient.finish_reason == "length"
+    assert 0 < chunked.num_prefilled_tokens < 200
+
+
+def test_the_choices_of_a_request_have_one_first_token(simulation: "SimulationType") -> None:
+    """Choices that wait for a row after it are late for nothing."""
+    run = simulation(max_num_seqs=1)
+    first, second = run.submit(prompt(5), sampling={"n": 2}, max_tokens=10, first_token_timeout_s=0.3)
+    run.run()
+    assert first.finish_reason == second.finish_reason == "length" and not run.failures
+    assert second.first_token_at is not None and second.first_token_at - second.arrival > 0.3
+
+
 def test_a_sequence_waits_for_its_mask_while_others_pass(
     simulation: "SimulationType", scripted_mask: "type[ScriptedMask]"
 ) -> None:

@@ -37,7 +37,7 @@ def random_submit(
     length = random_.randint(1, 40 - len(stem))
     fields: dict[str, Any] = {}
     if random_.random() < 0.2:
-        fields = {"queue_timeout_s": 3.0, "total_timeout_s": 6.0}
+        fields = {"queue_timeout_s": 3.0, "first_token_timeout_s": 4.0, "total_timeout_s": 6.0}
     mask = random_mask(random_, scripted_mask) if random_.random() < 0.5 else None
     if mask is not None:
         fields["grammar"] = b"{}"

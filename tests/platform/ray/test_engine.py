@@ -177,9 +177,10 @@ async def failed(reading: "asyncio.Task[list[Event]]") -> Failed:
     return last
 
 
-async def test_the_total_time_counts_while_a_request_waits_for_a_replica(world: World) -> None:
-    last = await failed(world.begin(total_timeout_s=0.02))
-    assert (last.code, last.message) == ("timeout", "the request's `total_timeout_s` has passed")
+@pytest.mark.parametrize("deadline", ["first_token_timeout_s", "total_timeout_s"])
+async def test_a_time_counts_while_a_request_waits_for_a_replica(world: World, deadline: str) -> None:
+    last = await failed(world.begin(**{deadline: 0.02}))
+    assert (last.code, last.message) == ("timeout", f"the request's `{deadline}` has passed")
     assert world.handle.response.cancelled
 
 
@@ -188,6 +189,25 @@ async def test_a_request_that_finds_no_replica_within_its_queue_time_is_refused_
 ) -> None:
     assert (await failed(world.begin(queue_timeout_s=0.02))).code == "overloaded"
     assert world.handle.response.cancelled
+
+
+async def test_a_first_token_that_is_late_on_a_replica_ends_the_request_there(world: World) -> None:
+    world.handle.on_abort = lambda: world.handle.response.end_with(
+        [Finished("r", 0, "abort", Usage(1, 0, 0))]
+    )
+    last = await failed(world.begin(Accepted("a"), first_token_timeout_s=0.2))
+    assert (last.code, last.usage) == ("timeout", {0: Usage(1, 0, 0)})
+    assert world.handle.aborts == [["r"]]
+
+
+async def test_a_request_with_a_first_token_has_all_of_its_time(world: World) -> None:
+    reading = world.begin(Accepted("a"), [TOKEN], first_token_timeout_s=1.0)
+    await world.begun()
+    await asyncio.sleep(1.1)
+    world.handle.response.end_with([Finished("r", 0, "length", Usage(1, 0, 1))])
+    async with asyncio.timeout(20):
+        assert isinstance((await reading)[-1], Finished)
+    assert world.handle.aborts == []
 
 
 async def test_the_total_time_ends_a_request_on_its_replica_with_its_usage(world: World) -> None:

@@ -62,12 +62,14 @@ async def test_the_engine_gets_what_the_gateway_and_the_storage_have_left_of_the
         prompt_token_ids=[1],
         sampling=SamplingParams(max_tokens=1),
         queue_timeout_s=30.0,
+        first_token_timeout_s=60.0,
         total_timeout_s=120.0,
     )
     replica = Replica(connected=True)
     async for _ in replica.generate(encode(Submission(request=request)), b"", waited_s=20.0):
         pass
     (submitted,) = replica.submitted
-    assert submitted.queue_timeout_s is not None and submitted.total_timeout_s is not None
-    assert submitted.queue_timeout_s <= 9.95
-    assert submitted.total_timeout_s - submitted.queue_timeout_s == pytest.approx(90.0)
+    left = submitted.timeouts
+    assert left["queue_timeout_s"] <= 9.95
+    assert left["first_token_timeout_s"] - left["queue_timeout_s"] == pytest.approx(30.0)
+    assert left["total_timeout_s"] - left["queue_timeout_s"] == pytest.approx(90.0)

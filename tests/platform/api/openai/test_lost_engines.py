@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from loraplex.engine.errors import EngineLost, EngineUnavailable
 from loraplex.engine.fake_engine import FakeScript, Fault
+from loraplex.engine.messages import DEADLINES
 from loraplex.platform.inference import generation
 from loraplex.platform.inference.dependencies import ServingConfig
 
@@ -48,7 +49,8 @@ async def test_before_the_first_byte_a_request_is_submitted_once_more(
     assert ("[DONE]" in response.text) == stream
     first, second = gateway.engine.requests
     assert first.request_id == second.request_id
-    assert second.queue_timeout_s < first.queue_timeout_s and second.total_timeout_s < first.total_timeout_s
+    assert len(second.timeouts) == len(DEADLINES)
+    assert all(seconds < first.timeouts[kind] for kind, seconds in second.timeouts.items())
     assert settled(gateway) == [("completed", len(first.prompt_token_ids), 5)]
     assert [each.finish_reason for each in gateway.recorder.timings] == ["length"]
 

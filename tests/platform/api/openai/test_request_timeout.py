@@ -40,6 +40,23 @@ async def test_the_time_before_the_engine_counts(start_gateway: Any, monkeypatch
     assert request.total_timeout_s < 0
 
 
+async def test_the_time_before_the_engine_counts_for_the_first_token(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await start_gateway(limits=ServingConfig(key_cache_s=0.0, first_token_timeout_s=100.0))
+    admit = gateway.admissions.admit
+
+    async def admit_slowly(*arguments: Any) -> Any:
+        await asyncio.sleep(0.3)
+        return await admit(*arguments)
+
+    monkeypatch.setattr(gateway.admissions, "admit", admit_slowly)
+    response = await gateway.post("/v1/completions", BODY, **{TIMEOUT_HEADER: "30"})
+    assert response.status_code == 200, response.text
+    (request,) = gateway.engine.requests
+    assert 0 < request.first_token_timeout_s <= 99.7, "a client's header is about the total"
+
+
 async def test_a_bad_time_is_refused_by_the_name_of_its_header(start_gateway: Any) -> None:
     gateway = await start_gateway()
     for path, text in product(("/v1/completions", "/v1/chat/completions"), BAD):
