@@ -24,7 +24,7 @@ class CircuitBreaker:
     def succeeded(self) -> None:
         self._failures = 0
 
-    def failed(self, began: float = math.inf) -> None:
+    def failed(self, began: float) -> None:
         """Count the failure of a call that began at `began`, a time of `clock`.
 
         One that began before the last failure was counted ran beside that call: both met the same moment of the store.

@@ -121,21 +121,21 @@ class Database:
         """
         if self.breaker.is_open:
             raise DatabaseUnavailable("PostgreSQL is not used until a ping has succeeded")
-        seconds = SHORT_BOUND_SECONDS if has_fallback else BOUND_SECONDS
+        seconds, began = SHORT_BOUND_SECONDS if has_fallback else BOUND_SECONDS, self.breaker.clock()
         try:
             async with asyncio.timeout(seconds):
                 result = await SingleFlight[Result]().run(None, work)
         except (TimeoutError, DatabaseUnavailable) as error:
-            self._failed()
+            self._failed(began)
             if isinstance(error, DatabaseUnavailable):
                 raise
             raise DatabaseUnavailable(f"PostgreSQL did not answer within {seconds:g} s") from error
         self.breaker.succeeded()
         return result
 
-    def _failed(self) -> None:
+    def _failed(self, began: float) -> None:
         was_open = self.breaker.is_open
-        self.breaker.failed()
+        self.breaker.failed(began)
         if self.breaker.is_open and not was_open:
             LOG.warning("PostgreSQL is away; only callers that were read recently are served")
 
@@ -144,11 +144,12 @@ class Database:
 
         A ping that fails, or is given up by its caller, counts as a failure: so requests need not find out by waiting.
         """
+        began = self.breaker.clock()
         try:
             async with self.as_writer() as session:
                 await session.execute(text("SELECT 1"))
         except BaseException:
-            self._failed()
+            self._failed(began)
             raise
         if self.breaker.is_open:
             LOG.warning("PostgreSQL is available again")

@@ -107,6 +107,21 @@ async def test_work_that_gets_no_answer_is_given_up_and_then_not_begun(
     assert await database.bounded(work.run) == 2 + FAILURES
 
 
+async def test_work_that_is_late_side_by_side_is_one_failure(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "SHORT_BOUND_SECONDS", 0.2)
+    work = Work()
+    work.silent = True
+    for number in range(FAILURES):
+        assert not database.breaker.is_open, number
+        late = [database.bounded(work.run, has_fallback=True) for _ in range(2 * FAILURES)]
+        errors = await asyncio.gather(*late, return_exceptions=True)
+        assert all(isinstance(error, DatabaseUnavailable) for error in errors)
+    assert database.breaker.is_open
+    work.end.set()
+
+
 async def test_errors_of_the_work_itself_open_no_breaker(database: Database) -> None:
     async def fails() -> None:
         raise TenantNotFound("none")

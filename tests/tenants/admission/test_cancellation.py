@@ -1,6 +1,7 @@
 """A caller may be cancelled at every await: nothing stays reserved, nothing is lost, nothing is counted twice."""
 
 import asyncio
+import math
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
@@ -114,7 +115,7 @@ async def test_an_admission_without_counters_does_not_wait_longer_than_a_lease_f
 
         monkeypatch.setattr(gateway.maintenance.ledger, "reserve_without_counters", slow)
         for _ in range(3):
-            gateway.maintenance.breaker.failed()
+            gateway.maintenance.breaker.failed(math.inf)
         newer = await set_limits(tenant, tokens_per_day=None)
         with pytest.raises(DatabaseUnavailable):
             await gateway.admit(tenant.request(key=newer))

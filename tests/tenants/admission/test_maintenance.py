@@ -1,6 +1,7 @@
 """A running gateway renews its leases, reports that it is alive, returns to Valkey, and removes itself at its end."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -84,7 +85,7 @@ async def test_the_way_back_to_valkey(database: Database, valkey_url: str) -> No
     async with running(tenant) as gateway:
         await gateway.cancel(await gateway.admit(tenant.request()))
         for _ in range(3):
-            gateway.maintenance.breaker.failed()
+            gateway.maintenance.breaker.failed(math.inf)
         degraded = await gateway.admit(tenant.request())
         assert degraded.degraded
         await gateway.settle(degraded, usage(degraded))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -333,7 +334,7 @@ async def test_pending_updates_are_sent_while_other_usage_is_written(
     async with tenant.gateway() as gateway:
         missed, busy = [await gateway.admit(tenant.request()) for _ in range(2)]
         for _ in range(3):
-            gateway.maintenance.breaker.failed()
+            gateway.maintenance.breaker.failed(math.inf)
         await gateway.settle(missed, usage(missed))
         await tenant.shipped()
         gateway.maintenance.breaker.close()
@@ -393,7 +394,7 @@ async def test_a_rebuild_in_progress_that_misses_a_request_without_counters(
         fence = await rebuilding.maintenance.fences.raise_fence(tenant.tenant_id)
         epoch, snapshot = await snapshot_of(rebuilding.maintenance.ledger, fence)
         for _ in range(3):
-            gateway.maintenance.breaker.failed()
+            gateway.maintenance.breaker.failed(math.inf)
         reservation = await gateway.admit(tenant.request())
         assert reservation.degraded
         gateway.maintenance.breaker.close()
