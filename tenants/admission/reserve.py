@@ -6,7 +6,7 @@ admitted it. Until then its admission is provisional: work may start, but no par
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from uuid import UUID
@@ -37,7 +37,7 @@ from loraplex.tenants.counters.counter_replies import (
     PolicyOutdated,
 )
 from loraplex.tenants.counters.counters import Counters
-from loraplex.tenants.counters.deadline import GRACE_SECONDS, Deadline
+from loraplex.tenants.counters.deadline import Deadline
 from loraplex.tenants.errors import (
     CountersNewer,
     DatabaseUnavailable,
@@ -61,8 +61,8 @@ from loraplex.tenants.quotas.reservation import OnProvisional, Reservation, Rese
 # Together the pauses are longer than the lock of a rebuild lives.
 TRIES = 22
 PAUSE_SECONDS = 0.01
-# The wait of both attempts together, in units of `valkey_s`, which bounds one attempt.
-TOTAL_WAIT = 1.8
+# The wait of a second attempt, in units of `valkey_s`, which bounds the first.
+SECOND_WAIT = 0.8
 STALLED = "the disk of this server's usage journal does not answer; try again later"
 LOG = structlog.get_logger("loraplex.admission")
 
@@ -148,20 +148,20 @@ class Reserver:
         self, request: ReservationRequest, on_provisional: OnProvisional | None
     ) -> Reservation:
         """Ask until counters that no fence has outdated admit the request. Raises `ValkeyUnavailable` and what refuses it."""
-        repeated_until: float | None = None
+        first_wait_s = self.settings.valkey_s
+        wait_s = first_wait_s
         for attempt in range(TRIES):
-            asked_at, last = self.recent_refusals.now(), repeated_until or self._total_wait()
-            began = self.breaker.clock()
+            asked_at, began = self.recent_refusals.now(), self.breaker.clock()
             try:
-                async with self._deadline(last):
+                async with Deadline(wait_s, self.counters.replies):
                     reply = await self.counters.reserve(request)
             except (TimeoutError, ValkeyUnavailable) as error:
                 self.breaker.failed(began)
-                if repeated_until is None and not self.breaker.is_open:
-                    repeated_until = last
+                if wait_s == first_wait_s and not self.breaker.is_open:
+                    wait_s = SECOND_WAIT * first_wait_s
                     continue
                 raise ValkeyUnavailable(str(error) or "Valkey did not answer in time") from error
-            repeated_until = None
+            wait_s = first_wait_s
             self.breaker.succeeded()
             if isinstance(reply, Admitted):
                 reservation = self._admitted(request, reply)
@@ -222,15 +222,6 @@ class Reserver:
         if chosen.price.bound_nano(request.prompt_tokens, request.completion_tokens) > request.amount_nano:
             raise QuotaUnavailable("the price rose while this request was admitted; try again")
         return chosen
-
-    def _total_wait(self) -> float:
-        """When both calls of an attempt must have ended, including their wait for a connection."""
-        return asyncio.get_running_loop().time() + TOTAL_WAIT * self.settings.valkey_s
-
-    def _deadline(self, last: float) -> AbstractAsyncContextManager[None]:
-        now = asyncio.get_running_loop().time()
-        # An event loop that was blocked beyond `last` still waits a moment: the delay was not Valkey's.
-        return Deadline(max(min(now + self.settings.valkey_s, last), now + GRACE_SECONDS))
 
     def _admitted(self, request: ReservationRequest, reply: Admitted) -> Reservation:
         price = self._price(request, reply.at)

@@ -66,6 +66,8 @@ class Counters:
         self._lease_us = round(lease_s * 1e6)
         self._met_newer = False
         self._scripts = {name: load_script(name) for name in get_args(ScriptName)}
+        self.replies = self._redis.replies
+        """When Valkey last replied to a call that requests wait for."""
 
     @property
     def script_fallbacks(self) -> int:

@@ -1,6 +1,6 @@
 """Sends commands of concurrent callers on one connection, without waiting for each other's replies (pipelining).
 
-Invariant: a connection's replies come in the order of its commands. A connection that was late for one caller gets no further
+Invariant: a connection's replies come in the order of its commands. A connection that was silent for one caller gets no further
 command, so that each caller's deadline concerns the server, and not an earlier caller's connection.
 """
 
@@ -16,7 +16,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from loraplex.tenants.counters.deadline import ReplyExpiry
+from loraplex.tenants.counters.deadline import ReplyClock, expire_reply
 
 CLOSE_SECONDS: Final = 1.0
 """How long a connection that was late may still take for the replies of others."""
@@ -25,22 +25,27 @@ CLOSE_SECONDS: Final = 1.0
 class PipelinedCommands:
     """The commands of one client. Its connection is the client's: closing the client ends it."""
 
-    def __init__(self, client: Redis) -> None:
+    def __init__(self, client: Redis, replies: ReplyClock) -> None:
+        """`replies` gets the time of every reply."""
         self._client = client
+        self._replies = replies
         self._pipe: _Pipe | None = None
         self._opening: asyncio.Task[_Pipe] | None = None
 
-    async def run(self, due: float, arguments: Sequence[str | int]) -> Any:
-        """Send a command and return its reply. Raises `TimeoutError` at `due`, a time of the running loop, and errors of the client.
+    async def run(self, wait_s: float, arguments: Sequence[str | int]) -> Any:
+        """Send a command and return its reply. Raises `TimeoutError` when the server was silent for `wait_s`, and errors of
+        the client.
 
-        A loop that is late reads a moment longer, see `Deadline`.
+        The silence includes the opening of a connection. See `SilenceTimer` for a loop that is late.
         """
         pipe = self._pipe
-        while pipe is None or not pipe.takes_commands:
-            async with asyncio.timeout_at(due):
-                pipe = await self._opened()
+        if pipe is None or not pipe.takes_commands:
+            due = asyncio.get_running_loop().time() + wait_s
+            while pipe is None or not pipe.takes_commands:
+                async with asyncio.timeout_at(due):
+                    pipe = await self._opened()
         reply = pipe.send(hiredis.pack_command(tuple(arguments)))  # type: ignore[arg-type]  # of any length
-        expiry = ReplyExpiry(reply, due)
+        expiry = expire_reply(reply, wait_s, self._replies)
         try:
             return await reply
         except BaseException as error:
@@ -59,7 +64,7 @@ class PipelinedCommands:
 
     async def _open(self) -> "_Pipe":
         connection = await self._client.connection_pool.get_connection()  # type: ignore[no-untyped-call]
-        self._pipe = _Pipe(self._client, connection)
+        self._pipe = _Pipe(self._client, connection, self._replies)
         return self._pipe
 
     def _note_opened(self, opening: "asyncio.Task[_Pipe]") -> None:
@@ -71,8 +76,9 @@ class PipelinedCommands:
 class _Pipe:
     """One connection, with a task that sends and one that reads."""
 
-    def __init__(self, client: Redis, connection: AbstractConnection) -> None:
+    def __init__(self, client: Redis, connection: AbstractConnection, clock: ReplyClock) -> None:
         self._client = client
+        self._clock = clock
         self._connection = connection
         # Each caller has a deadline of its own.
         connection.socket_timeout, self._socket_timeout = None, connection.socket_timeout
@@ -130,6 +136,7 @@ class _Pipe:
                 raise
             except RedisError as error:
                 answer = error
+            self._clock.read_at = self._loop.time()
             _answer(self._replies.popleft(), answer)
             if not self.takes_commands and not self._replies:
                 self._working.cancel()

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, ResponseError
 
-from loraplex.tenants.counters.deadline import Deadline
+from loraplex.tenants.counters.deadline import Deadline, ReplyClock
 from loraplex.tenants.counters.pipelined_commands import PipelinedCommands
 from loraplex.tenants.errors import CountersNewer, ValkeyUnavailable
 from loraplex.tenants.valkey import FAILURES, Valkey
@@ -54,12 +54,14 @@ def load_script(name: ScriptName) -> Script:
 
 
 class ScriptRunner:
-    """Runs scripts on one client, each within `deadline_s` after it got a slot. The client's own timeouts are longer."""
+    """Runs scripts on one client, until it has been silent for `deadline_s`. The client's own timeouts are longer."""
 
     def __init__(self, client: Valkey, deadline_s: float) -> None:
         self._client = client
+        self.replies = ReplyClock()
+        """Stays unset for a cluster: replies of one node say nothing of another."""
         # A cluster's client finds the node of each command.
-        self._pipelined = PipelinedCommands(client) if isinstance(client, Redis) else None
+        self._pipelined = PipelinedCommands(client, self.replies) if isinstance(client, Redis) else None
         self._deadline_s = deadline_s
         self._slots = asyncio.Semaphore(MAX_COMMANDS)
         self.fallbacks = 0
@@ -82,15 +84,14 @@ class ScriptRunner:
                 raise ValkeyUnavailable(f"Valkey did not answer: {error}") from error
 
     async def _send(self, script: Script, state_key: str, arguments: Sequence[str | int]) -> Any:
-        due = asyncio.get_running_loop().time() + self._deadline_s
         try:
-            return await self._command(due, ("EVALSHA", script.sha1, 1, state_key, *arguments))
+            return await self._command(("EVALSHA", script.sha1, 1, state_key, *arguments))
         except NoScriptError:
             self.fallbacks += 1
-            return await self._command(due, ("EVAL", script.text, 1, state_key, *arguments))
+            return await self._command(("EVAL", script.text, 1, state_key, *arguments))
 
-    async def _command(self, due: float, arguments: Sequence[str | int]) -> Any:
+    async def _command(self, arguments: Sequence[str | int]) -> Any:
         if self._pipelined is not None:
-            return await self._pipelined.run(due, arguments)
-        async with Deadline(due):
+            return await self._pipelined.run(self._deadline_s, arguments)
+        async with Deadline(self._deadline_s, self.replies):
             return await self._client.execute_command(*arguments)

@@ -23,6 +23,7 @@ from loraplex.tenants.billing.price_table import CardKey, CardVersions, PriceTab
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.circuit_breaker import FAILURES, CircuitBreaker
 from loraplex.tenants.counters.counter_replies import Admitted
+from loraplex.tenants.counters.deadline import BUSY_SECONDS, ReplyClock
 from loraplex.tenants.errors import PriceMissing, QuotaUnavailable, ValkeyUnavailable
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.quotas.limits import QuotaLimits
@@ -57,6 +58,7 @@ class StubStores:
     limits: QuotaLimits = field(default_factory=QuotaLimits)
     calls: int = 0
     cancelled: list[UUID] = field(default_factory=list)
+    replies: ReplyClock = field(default_factory=ReplyClock)
 
     async def cancel(self, tenant_id: UUID, request_id: UUID) -> None:
         self.cancelled.append(request_id)
@@ -75,7 +77,9 @@ class StubStores:
         return TenantPolicy(policy_epoch, self.limits)
 
     def reserver(self, prices: PriceBook | None = None) -> Reserver:
-        stores: Any = SimpleNamespace(reserve=self.reserve, of=self.of, cancel=self.cancel)
+        stores: Any = SimpleNamespace(
+            reserve=self.reserve, of=self.of, cancel=self.cancel, replies=self.replies
+        )
         ledger: Any = SimpleNamespace(reserve_without_counters=self.store)
         fences: Any = SimpleNamespace(ready=self.nothing, outdated=lambda *_: False)
         return Reserver(
@@ -148,6 +152,27 @@ def test_a_pause_that_all_callers_meet_opens_no_breaker() -> None:
         assert not reserver.breaker.is_open
 
     run(reserve_at_once())
+
+
+@pytest.mark.parametrize(("reply_s", "admitted"), [(0.04, CALLERS), (0.1, 0)])
+def test_callers_wait_for_counters_that_answer_one_after_the_other(reply_s: float, admitted: int) -> None:
+    """16 replies take 0.64 s, and each caller waits for its own while replies come within 50 ms of each other."""
+    turn = asyncio.Lock()
+
+    async def answer_in_turn(asked: ReservationRequest) -> Admitted:
+        async with turn:
+            await asyncio.sleep(reply_s)
+        stores.replies.read_at = running_loop().time()
+        return await admitted_at(datetime.now(UTC))(asked)
+
+    stores = StubStores(answer_in_turn)
+
+    async def reserve_at_once() -> list[Reservation]:
+        reserver = stores.reserver()
+        return await asyncio.gather(*(reserver.reserve(request()) for _ in range(CALLERS)))
+
+    assert CALLERS * 0.04 < BUSY_SECONDS
+    assert sum(not each.degraded for each in run(reserve_at_once())) == admitted
 
 
 def admitted_at(at: datetime) -> Callable[[ReservationRequest], Awaitable[Admitted]]:

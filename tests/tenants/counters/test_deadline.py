@@ -1,4 +1,4 @@
-"""A call that Valkey does not reply to ends on time; one whose reply this process was late to read does not."""
+"""A call of a silent Valkey ends on time; one whose reply comes after others, or was read late by this process, does not."""
 
 import asyncio
 import socket
@@ -6,7 +6,13 @@ import socket
 import pytest
 from tests.tenants.artificial_time import run, running_loop
 
-from loraplex.tenants.counters.deadline import GRACE_SECONDS, LATE_SECONDS, Deadline
+from loraplex.tenants.counters.deadline import (
+    BUSY_SECONDS,
+    GRACE_SECONDS,
+    LATE_SECONDS,
+    Deadline,
+    ReplyClock,
+)
 
 
 async def held_up(*, answered: bool) -> bytes:
@@ -22,14 +28,14 @@ async def held_up(*, answered: bool) -> bytes:
 
     loop.call_later(0.01, hold_up)
     with mine, other:
-        async with Deadline(loop.time() + 0.05):
+        async with Deadline(0.05, ReplyClock()):
             return await loop.sock_recv(mine, 1)
 
 
 def test_a_block_ends_at_its_deadline() -> None:
     async def scenario() -> float:
         with pytest.raises(TimeoutError):
-            async with Deadline(running_loop().time() + 0.05):
+            async with Deadline(0.05, ReplyClock()):
                 await asyncio.Event().wait()
         return running_loop().time()
 
@@ -49,10 +55,50 @@ def test_a_late_loop_waits_no_longer_than_a_moment() -> None:
     assert run(scenario()) == pytest.approx(1.01 + GRACE_SECONDS)
 
 
+async def wait_beside(replies: ReplyClock, *times: float) -> float:
+    """Wait for a reply that never comes, beside others' at these times; return when the wait ended."""
+    loop = running_loop()
+    for at in times:
+        loop.call_at(at, lambda: setattr(replies, "read_at", loop.time()))
+    with pytest.raises(TimeoutError):
+        async with Deadline(0.05, replies):
+            await asyncio.Event().wait()
+    return loop.time()
+
+
+def test_only_silence_counts() -> None:
+    assert run(wait_beside(ReplyClock(), 0.03, 0.07, 0.11)) == pytest.approx(0.16)
+
+
+def test_a_reply_before_the_call_and_one_after_the_deadline_are_no_reason_to_wait() -> None:
+    assert run(wait_beside(ReplyClock(read_at=-0.01), 0.051)) == pytest.approx(0.05)
+
+
+def test_others_replies_extend_a_wait_to_a_bound() -> None:
+    times = [0.04 * number for number in range(1, 100)]
+    assert run(wait_beside(ReplyClock(), *times)) == pytest.approx(BUSY_SECONDS)
+
+
+def test_a_late_loop_reads_others_replies_first() -> None:
+    """It is blocked for 200 ms, then reads a reply to an earlier call: the server works on."""
+
+    async def scenario() -> float:
+        loop, replies = running_loop(), ReplyClock()
+
+        def hold_up() -> None:
+            loop.now += 0.2
+            loop.call_soon(lambda: setattr(replies, "read_at", loop.time()))
+
+        loop.call_later(0.01, hold_up)
+        return await wait_beside(replies)
+
+    assert run(scenario()) == pytest.approx(0.26)
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_a_block_that_ends_is_left_alone(late: bool) -> None:
     async def scenario() -> None:
-        async with Deadline(running_loop().time() + 0.05):
+        async with Deadline(0.05, ReplyClock()):
             await asyncio.sleep(0.04)
         if late:
             running_loop().now += 0.01 + 2 * LATE_SECONDS
@@ -63,7 +109,7 @@ def test_a_block_that_ends_is_left_alone(late: bool) -> None:
 
 def test_a_cancelled_caller_gets_no_timeout() -> None:
     async def wait() -> None:
-        async with Deadline(running_loop().time() + 0.05):
+        async with Deadline(0.05, ReplyClock()):
             await asyncio.Event().wait()
 
     async def scenario() -> None:

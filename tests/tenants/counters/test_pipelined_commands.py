@@ -8,12 +8,9 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from loraplex.tenants.counters import pipelined_commands
+from loraplex.tenants.counters.deadline import ReplyClock
 from loraplex.tenants.counters.pipelined_commands import PipelinedCommands
 from loraplex.tenants.valkey import FAILURES
-
-
-def in_s(seconds: float) -> float:
-    return asyncio.get_running_loop().time() + seconds
 
 
 async def connections(client: Redis) -> int:
@@ -23,48 +20,60 @@ async def connections(client: Redis) -> int:
 
 
 async def test_concurrent_callers_get_their_own_replies_over_one_connection(client: Redis) -> None:
-    commands = PipelinedCommands(client)
+    commands = PipelinedCommands(client, ReplyClock())
     before = await connections(client)
-    replies = await asyncio.gather(*(commands.run(in_s(10), ("ECHO", f"{number}")) for number in range(500)))
+    replies = await asyncio.gather(*(commands.run(10, ("ECHO", f"{number}")) for number in range(500)))
     assert replies == [b"%d" % number for number in range(500)]
     assert await connections(client) <= before + 1
 
 
+async def test_the_clock_has_the_time_of_every_reply(client: Redis) -> None:
+    replies = ReplyClock()
+    commands = PipelinedCommands(client, replies)
+    begun = asyncio.get_running_loop().time()
+    await commands.run(10, ("ECHO", "a"))
+    first = replies.read_at
+    assert first >= begun
+    with pytest.raises(ResponseError):
+        await commands.run(10, ("ECHO",))
+    assert replies.read_at > first
+
+
 async def test_an_error_reply_concerns_its_caller_alone(client: Redis) -> None:
-    commands = PipelinedCommands(client)
+    commands = PipelinedCommands(client, ReplyClock())
     replies = await asyncio.gather(
-        *(commands.run(in_s(10), each) for each in (("ECHO", "a"), ("ECHO",), ("ECHO", "b"))),
+        *(commands.run(10, each) for each in (("ECHO", "a"), ("ECHO",), ("ECHO", "b"))),
         return_exceptions=True,
     )
     assert (replies[0], replies[2]) == (b"a", b"b") and isinstance(replies[1], ResponseError)
 
 
 async def test_a_late_reply_costs_its_caller_the_deadline_and_others_nothing(client: Redis) -> None:
-    commands = PipelinedCommands(client)
-    await commands.run(in_s(10), ("ECHO", "open"))
+    commands = PipelinedCommands(client, ReplyClock())
+    await commands.run(10, ("ECHO", "open"))
     await client.client_pause(400, all=False)
-    patient = asyncio.create_task(commands.run(in_s(30), ("SET", "pipelined", 1)))
+    patient = asyncio.create_task(commands.run(30, ("SET", "pipelined", 1)))
     with pytest.raises(TimeoutError):
-        await commands.run(in_s(0.05), ("SET", "pipelined", 2))
+        await commands.run(0.05, ("SET", "pipelined", 2))
     # The next caller has a connection of its own, and the first one still gets its reply.
-    assert await commands.run(in_s(10), ("ECHO", "next")) == b"next"
+    assert await commands.run(10, ("ECHO", "next")) == b"next"
     assert await patient == b"OK"
 
 
 async def test_a_lost_connection_fails_who_waits_and_is_replaced(client: Redis) -> None:
-    commands = PipelinedCommands(client)
-    own = await commands.run(in_s(10), ("CLIENT", "ID"))
-    waiting = asyncio.create_task(commands.run(in_s(60), ("BLPOP", "never", 0)))
+    commands = PipelinedCommands(client, ReplyClock())
+    own = await commands.run(10, ("CLIENT", "ID"))
+    waiting = asyncio.create_task(commands.run(60, ("BLPOP", "never", 0)))
     await asyncio.sleep(0.01)
     await client.client_kill_filter(_id=own)
     with pytest.raises(FAILURES):
         await waiting
-    assert await commands.run(in_s(10), ("CLIENT", "ID")) != own
+    assert await commands.run(10, ("CLIENT", "ID")) != own
 
 
 async def test_closing_the_client_ends_the_connection(client: Redis) -> None:
-    commands = PipelinedCommands(client)
-    waiting = asyncio.create_task(commands.run(in_s(60), ("BLPOP", "never", 0)))
+    commands = PipelinedCommands(client, ReplyClock())
+    waiting = asyncio.create_task(commands.run(60, ("BLPOP", "never", 0)))
     while not await client.client_list():
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)
@@ -75,11 +84,11 @@ async def test_closing_the_client_ends_the_connection(client: Redis) -> None:
 
 async def test_whatever_ends_a_caller_no_other_gets_its_reply(client: Redis) -> None:
     """Callers are cancelled, late, or lose their connection; each of the others gets what it asked for."""
-    commands, chance = PipelinedCommands(client), Random(18)
+    commands, chance = PipelinedCommands(client, ReplyClock()), Random(18)
 
     async def echo(text: str) -> bytes | None:
         try:
-            reply: bytes = await commands.run(in_s(chance.choice((0.002, 20))), ("ECHO", text))
+            reply: bytes = await commands.run(chance.choice((0.002, 20)), ("ECHO", text))
         except (TimeoutError, *FAILURES):
             return None
         return reply
@@ -105,12 +114,12 @@ async def test_a_connection_that_is_replaced_closes_with_its_last_reply(
     client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipelined_commands, "CLOSE_SECONDS", 3600.0)
-    commands = PipelinedCommands(client)
+    commands = PipelinedCommands(client, ReplyClock())
     for number in range(5):
-        cancelled = asyncio.create_task(commands.run(in_s(20), ("ECHO", f"{number}")))
+        cancelled = asyncio.create_task(commands.run(20, ("ECHO", f"{number}")))
         await asyncio.sleep(0)
         cancelled.cancel()
-        assert await commands.run(in_s(20), ("ECHO", "next")) == b"next"
+        assert await commands.run(20, ("ECHO", "next")) == b"next"
         assert cancelled.cancelled()
     async with asyncio.timeout(60):
         # The last one, and that of this question.
