@@ -22,7 +22,7 @@ from loraplex.tenants.valkey import FAILURES, Valkey
 FOLDER = Path(__file__).parent / "lua"
 # Every script begins with these files: their functions are local to it.
 OPENING = ("state", "bucket", "reservation")
-# Fewer than a client's connections: further requests wait instead of failing.
+# Fewer than a cluster client's connections, of which each takes one command: further calls wait instead of failing.
 MAX_COMMANDS = 32
 # How the error of `state.lua` begins.
 NEWER = "NEWER"
@@ -71,17 +71,16 @@ class ScriptRunner:
         """Run a script. Raises `ValkeyUnavailable`; then it may or may not have run. Raises `CountersNewer`; then it has done
         nothing.
         """
-        async with self._slots:
-            try:
-                return await self._send(script, state_key, arguments)
-            except TimeoutError as error:
-                raise ValkeyUnavailable(f"Valkey did not answer within {self._deadline_s:g} s") from error
-            except ResponseError as error:
-                if str(error).startswith(NEWER):
-                    raise CountersNewer(NEWER_MESSAGE) from error
-                raise ValkeyUnavailable(f"Valkey did not answer: {error}") from error
-            except FAILURES as error:
-                raise ValkeyUnavailable(f"Valkey did not answer: {error}") from error
+        try:
+            return await self._send(script, state_key, arguments)
+        except TimeoutError as error:
+            raise ValkeyUnavailable(f"Valkey did not answer within {self._deadline_s:g} s") from error
+        except ResponseError as error:
+            if str(error).startswith(NEWER):
+                raise CountersNewer(NEWER_MESSAGE) from error
+            raise ValkeyUnavailable(f"Valkey did not answer: {error}") from error
+        except FAILURES as error:
+            raise ValkeyUnavailable(f"Valkey did not answer: {error}") from error
 
     async def _send(self, script: Script, state_key: str, arguments: Sequence[str | int]) -> Any:
         try:
@@ -93,5 +92,5 @@ class ScriptRunner:
     async def _command(self, arguments: Sequence[str | int]) -> Any:
         if self._pipelined is not None:
             return await self._pipelined.run(self._deadline_s, arguments)
-        async with Deadline(self._deadline_s, self.replies):
+        async with self._slots, Deadline(self._deadline_s, self.replies):
             return await self._client.execute_command(*arguments)

@@ -4,12 +4,14 @@ import asyncio
 import time
 from pathlib import Path
 
+import hiredis
 import pytest
 from redis.asyncio import Redis
 from tests.tenants.counters.limited_tenant import EMPTY, LimitedTenant, admit, deny, used
 
 from loraplex.tenants.counters.counter_replies import CountersMissing
 from loraplex.tenants.counters.counters import Counters
+from loraplex.tenants.counters.script_runner import ScriptRunner, load_script
 from loraplex.tenants.errors import ValkeyUnavailable
 from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.valkey import COMMAND_SECONDS, open_valkey
@@ -42,6 +44,28 @@ async def test_more_requests_than_connections_wait_their_turn(counters: Counters
     tenant = LimitedTenant()
     replies = await asyncio.gather(*(counters.reserve(tenant.request()) for _ in range(300)))
     assert replies == [CountersMissing()] * 300
+
+
+async def test_calls_side_by_side_need_one_exchange(tmp_path: Path) -> None:
+    """The server replies to all 300 at once, when it has them: on a busy event loop an exchange takes tens of milliseconds."""
+    count = 300
+
+    async def answer_together(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received, scripts = hiredis.Reader(), 0
+        while data := await reader.read(1 << 16):
+            received.feed(data)
+            while command := received.gets():
+                scripts += command[0] == b"EVALSHA"
+                writer.write((b"" if scripts < count else b":1\r\n" * count) if scripts else b"+OK\r\n")
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer_together, tmp_path / "together.sock")
+    client = open_valkey(f"unix://{tmp_path}/together.sock?protocol=2", command_s=60)
+    runner, script = ScriptRunner(client, 60), load_script("read")
+    assert await asyncio.gather(*(runner.run(script, "key", ()) for _ in range(count))) == [1] * count
+    await client.aclose()
+    server.close()
+    await server.wait_closed()
 
 
 async def test_a_server_that_hangs_costs_the_deadline(tmp_path: Path) -> None:
