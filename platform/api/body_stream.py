@@ -32,7 +32,7 @@ class BodyPace(Protocol):
 
 
 class BodyChunks:
-    """The body of a request in chunks, at most `max_bytes` in total.
+    """The body of a request in chunks, at most `max_bytes` in total. `declared_size` 0: its header has none.
 
     Its iteration raises `BodyTooLarge`, `BodyTimeout`, `ClientGone`.
     """
@@ -47,7 +47,8 @@ class BodyChunks:
         self._started: float | None = None
         self._received = 0
         self._more = True
-        self._is_too_large = (declared_size(request) or 0) > max_bytes
+        self.declared_size = declared_size(request) or 0
+        self._is_too_large = self.declared_size > max_bytes
 
     def __aiter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 from starlette.requests import Request
 
 from loraplex.platform.api.body_budget import BodyLease
-from loraplex.platform.api.body_stream import BodyChunks, declared_size
+from loraplex.platform.api.body_stream import BodyChunks
 from loraplex.platform.errors import BodyShareExceeded, Overloaded
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 
@@ -70,10 +70,10 @@ async def _read_bytes(request: Request, limits: BodyLimits, lease: BodyLease) ->
 
 
 async def _read_chunks(request: Request, limits: BodyLimits, lease: BodyLease) -> bytes:
-    body = bytearray()
-    async for chunk in BodyChunks(request, limits.max_bytes, limits):
+    body, chunks = bytearray(), BodyChunks(request, limits.max_bytes, limits)
+    async for chunk in chunks:
         if not body:
-            lease.require(declared_size(request) or 0)
+            lease.require(chunks.declared_size)
         lease.grow(len(chunk))
         body += chunk
         if len(body) > LARGE_BODY:
