@@ -123,15 +123,22 @@ class FirstComeFirstServed:
 class FairShare:
     """One counter of weighted service per tenant; the queued tenant with the smallest counter is next.
 
-    A tenant whose queue was empty is lifted to the smallest counter of the queued ones, so that idle time earns nothing.
-    While two tenants of equal weight both queue, their service differs by at most twice what one step plus one admission
-    can serve. Costs are in prompt tokens, divided by `EngineRequest.weight`; a second of loading costs by default what a
+    A tenant whose queue was empty is lifted to `credit` below the virtual time, the smallest counter of the queued ones:
+    what it left unused of its share stays its own, up to `credit`. While a tenant queues, each other one gets at most
+    `credit` more weighted service than it, however often that one returns, plus twice what one step and one admission can
+    serve. Costs are in prompt tokens, divided by `EngineRequest.weight`; a second of loading costs by default what a
     mid-sized model prefills in it.
     """
 
     def __init__(
-        self, *, prompt_cost: float = 1.0, output_cost: float = 2.0, load_second_cost: float = 4096.0
+        self,
+        *,
+        prompt_cost: float = 1.0,
+        output_cost: float = 2.0,
+        load_second_cost: float = 4096.0,
+        credit: float = 4096.0,
     ) -> None:
+        self._credit = credit
         self._prompt_cost = prompt_cost
         self._output_cost = output_cost
         self._load_second_cost = load_second_cost
@@ -139,7 +146,7 @@ class FairShare:
         self._queues: dict[bytes, ArrivalQueue] = {}
         self._places: list[_Place] = []
         self._place_of: dict[bytes, _Place] = {}
-        self._last_left = 0.0
+        self._virtual_time = credit
         self._num_queued = 0
         self._prune_at = 4096
 
@@ -151,13 +158,15 @@ class FairShare:
 
     def counter(self, namespace: bytes) -> float:
         """Weighted service that a tenant has received, lifted when it was idle."""
-        return self._counters.get(namespace, self._last_left)
+        return self._counters.get(namespace, self._virtual_time - self._credit)
 
     def push(self, sequence: Sequence) -> None:
         namespace = sequence.request.namespace
         queue = self._queues.get(namespace)
         if queue is None:
-            self._counters[namespace] = max(self._counters.get(namespace, 0.0), self._floor())
+            self._advance()
+            earliest = self._virtual_time - self._credit
+            self._counters[namespace] = max(self._counters.get(namespace, earliest), earliest)
             queue = self._queues[namespace] = ArrivalQueue()
             self._prune()
         before = len(queue)
@@ -191,7 +200,8 @@ class FairShare:
         self._num_queued -= before - len(queue)
         if not len(queue):
             del self._queues[namespace], self._place_of[namespace]
-            self._last_left = self._counters[namespace]
+            if not self._queues:
+                self._virtual_time = max(self._virtual_time, self._counters[namespace])
 
     def rank(self, sequence: Sequence) -> tuple[float, int]:
         return (self.counter(sequence.request.namespace), sequence.order)
@@ -223,19 +233,19 @@ class FairShare:
             self._place_of[namespace] = place
             heapq.heappush(self._places, place)
 
-    def _floor(self) -> float:
-        """Return the smallest counter of the tenants that queue."""
+    def _advance(self) -> None:
+        """Move the virtual time to the smallest counter of the tenants that queue; it never goes back."""
         head = self.peek()
-        return self._last_left if head is None else self._counters[head.request.namespace]
+        if head is not None:
+            self._virtual_time = max(self._virtual_time, self._counters[head.request.namespace])
 
     def _prune(self) -> None:
-        """Forget idle tenants whose counter a return would lift anyway; bounds memory."""
+        """Forget idle tenants behind the virtual time, which get their whole credit again; bounds memory."""
         if len(self._counters) < self._prune_at:
             return
-        floor = self._floor()
         self._counters = {
             namespace: counter
             for namespace, counter in self._counters.items()
-            if counter > floor or namespace in self._queues
+            if counter > self._virtual_time or namespace in self._queues
         }
         self._prune_at = max(4096, 2 * len(self._counters))

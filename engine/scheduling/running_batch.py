@@ -80,6 +80,27 @@ class RunningBatch:
                 self._preempt(self._newest_surplus())
         return True
 
+    def displace_for_share(self, sequence: Sequence) -> bool:
+        """Let a sequence join in place of the newest row of the tenant with the most for its weight.
+
+        False, with no row preempted, when its own tenant would then have more than that one, or it would not fit. The
+        oldest row and rows that were preempted before keep their places: no request is computed a third time for the
+        shares of others.
+        """
+        loads = self._loads()
+        rows = [row for row in self._running[1:] if not row.num_preemptions]
+        newest = max(rows, key=lambda row: (loads[row.request.namespace], row.order), default=None)
+        if newest is None:
+            return False
+        left = loads[newest.request.namespace] - 1 / newest.request.weight
+        request = sequence.request
+        if left < loads.get(request.namespace, 0.0) + 1 / request.weight:
+            return False
+        if not self._blocks.fits_without((newest,), sequence, len(self._running) - 1):
+            return False
+        self._preempt(newest)
+        return self.join(sequence)
+
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that ends or is preempted. The caller gives its blocks back."""
         # Launched rows count: the device computes them, whether or not their results are used.
@@ -131,14 +152,15 @@ class RunningBatch:
 
     def _newest_surplus(self) -> Sequence:
         """Return the newest row of the tenant with the most for its weight, of those with several. O(rows)."""
+        loads = self._loads()
+        return max(self._surplus(), key=lambda row: (loads[row.request.namespace], row.order))
+
+    def _loads(self) -> dict[bytes, float]:
+        """Return each tenant's number of rows for its weight. O(rows)."""
         rows = Counter(row.request.namespace for row in self._running)
         # Requests keep the weight they were sent with; the newest one counts for all of a tenant's.
         weights = {row.request.namespace: row.request.weight for row in self._running}
-
-        def load(row: Sequence) -> tuple[float, int]:
-            return (rows[row.request.namespace] / weights[row.request.namespace], row.order)
-
-        return max(self._surplus(), key=load)
+        return {namespace: number / weights[namespace] for namespace, number in rows.items()}
 
     def _preempt(self, sequence: Sequence) -> None:
         """Preempt a sequence. A token that a launched step samples for it is lost; the same one will be sampled again."""

@@ -166,6 +166,7 @@ class Scheduler:
         self._expire()
         self._wake()
         self._admit_starved()
+        self._admit_for_share()
         self._limit = None
         step = StepRows(self.max_tokens)
         started, preempted = self._batch.plan_decodes(step)
@@ -270,6 +271,21 @@ class Scheduler:
         """
         sequence = self._queue.next_starved(self._batch.namespaces)
         if sequence is not None and self._batch.displace(sequence):
+            self._leave_queue(sequence)
+
+    def _admit_for_share(self) -> None:
+        """While every row is taken, admit the policy's next sequences in place of rows of tenants that have more of the
+        batch for their weight.
+
+        Otherwise a tenant below its share would wait for a row of another to end, and those end in waves. At most as many
+        join as have prompts that the step can compute.
+        """
+        tokens = self.max_tokens - len(self._batch)
+        while tokens > 0 and not self._batch.num_free:
+            sequence = self._queue.next()
+            if sequence is None or not self._batch.displace_for_share(sequence):
+                return
+            tokens -= sequence.num_uncomputed_tokens
             self._leave_queue(sequence)
 
     def _fill(self, step: StepRows, started: list[Sequence], room: bool) -> StepPlan | None:

@@ -1,5 +1,6 @@
 """Policies alone, and fair share driven through the simulated engine."""
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -65,18 +66,42 @@ def test_weight_two_gets_twice_the_service() -> None:
     assert served[:6].count("gold") == 4
 
 
-def test_idle_time_earns_nothing() -> None:
-    policy = FairShare()
+def test_idle_time_earns_no_more_than_the_credit() -> None:
+    policy = FairShare(credit=100)
     busy = sequence("busy", 0)
     policy.push(busy)
     policy.charge_output(busy, 500)
     newcomer = sequence("new", 1)
     policy.push(newcomer)
-    assert policy.counter(b"new") == policy.counter(b"busy") == 1000
+    assert policy.counter(b"new") == policy.counter(b"busy") - 100 == 900
+    policy.charge_output(newcomer, 30)
+    policy.remove(newcomer)
+    policy.push(newcomer)
+    assert policy.counter(b"new") == 960, "the credit that is left"
     policy.remove(busy)
     policy.remove(newcomer)
     policy.push(sequence("later", 2))
-    assert policy.counter(b"later") == 1000
+    assert policy.counter(b"later") == 900, "what was served to those below their share moves no virtual time"
+
+
+def test_a_crowd_that_always_returns_from_idle_does_not_starve_a_backlogged_tenant() -> None:
+    credit, cost = 500, 50
+    policy = FairShare(credit=credit)
+    backlog = [sequence("busy", order) for order in range(2_000)]
+    for item in backlog:
+        policy.push(item)
+    crowd = [sequence(f"t{index}", 10_000 + index) for index in range(20)]
+    served = Counter[str]()
+    for turn in range(2_000):
+        visitor = crowd[turn % len(crowd)]
+        policy.push(visitor)
+        head = policy.peek()
+        assert head is not None
+        policy.remove(head)
+        policy.charge_prompt(head, cost)
+        served[head.request.namespace.decode()] += cost
+        assert max(served.values()) - served["busy"] <= credit + 2 * cost
+    assert served["busy"] >= 2_000 * cost / 21 - credit
 
 
 def test_output_tokens_and_adapter_loads_cost_more_than_prompt_tokens() -> None:

@@ -88,9 +88,9 @@ def test_adapters_evicted_while_the_batch_is_full_are_loaded_again(simulation: "
     run.check_idle()
 
 
-@pytest.mark.parametrize("policy", [FairShare, FirstComeFirstServed])
+@pytest.mark.parametrize(("policy", "for_shares"), [(FairShare, 1), (FirstComeFirstServed, 0)])
 def test_a_tenant_with_a_row_is_not_in_the_way_of_one_without(
-    simulation: "SimulationType", policy: type[FairShare | FirstComeFirstServed]
+    simulation: "SimulationType", policy: type[FairShare | FirstComeFirstServed], for_shares: int
 ) -> None:
     run = simulation(max_num_seqs=4, num_blocks=400, policy=policy(), residency={"load_s": 5.0})
     run.submit(prompt(5, 70), tenant="c", max_tokens=200)
@@ -99,7 +99,7 @@ def test_a_tenant_with_a_row_is_not_in_the_way_of_one_without(
         run.submit(prompt(5, 80 + start), tenant="c", max_tokens=200)
     other = run.submit(prompt(3), tenant="b", adapter="slow", max_tokens=3)[0]
     assert first_token_s(run, other) < 7.0, "seconds: five of loading, one of waiting and a few steps"
-    assert run.scheduler.num_preemptions == 1
+    assert run.scheduler.num_preemptions == 1 + for_shares
     run.run()
     run.check_idle()
 
