@@ -19,7 +19,7 @@ CAPACITY = 16.8
 
 
 def step_s(rows: int, prompt_tokens: int) -> float:
-    """As measured for the demo model on two cores."""
+    """Not fitted to a machine: chosen so that the capacity is about that of the demo model on two cores."""
     return 0.012 + 0.0008 * rows + 0.0004 * prompt_tokens
 
 
