@@ -1,7 +1,8 @@
 """Sends commands of concurrent callers on one connection, without waiting for each other's replies (pipelining).
 
 Invariant: a connection's replies come in the order of its commands. A connection that was silent for one caller gets no further
-command, so that each caller's deadline concerns the server, and not an earlier caller's connection.
+command, so that each caller's deadline concerns the server, and not an earlier caller's connection. Replies on one connection
+are no sign of life of another.
 """
 
 import asyncio
@@ -45,7 +46,7 @@ class PipelinedCommands:
                 async with asyncio.timeout_at(due):
                     pipe = await self._opened()
         reply = pipe.send(hiredis.pack_command(tuple(arguments)))  # type: ignore[arg-type]  # of any length
-        expiry = expire_reply(reply, wait_s, self._replies)
+        expiry = expire_reply(reply, wait_s, pipe.replied)
         try:
             return await reply
         except BaseException as error:
@@ -78,6 +79,8 @@ class _Pipe:
 
     def __init__(self, client: Redis, connection: AbstractConnection, clock: ReplyClock) -> None:
         self._client = client
+        self.replied = ReplyClock()
+        """Of this connection alone; `clock` is that of all."""
         self._clock = clock
         self._connection = connection
         # Each caller has a deadline of its own.
@@ -136,7 +139,7 @@ class _Pipe:
                 raise
             except RedisError as error:
                 answer = error
-            self._clock.read_at = self._loop.time()
+            self.replied.read_at = self._clock.read_at = self._loop.time()
             _answer(self._replies.popleft(), answer)
             if not self.takes_commands and not self._replies:
                 self._working.cancel()

@@ -1,16 +1,18 @@
 """Commands of concurrent callers on one connection: each gets its own reply, and a late or lost connection is replaced."""
 
 import asyncio
+from pathlib import Path
 from random import Random
 
+import hiredis
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from loraplex.tenants.counters import pipelined_commands
+from loraplex.tenants.counters import deadline, pipelined_commands
 from loraplex.tenants.counters.deadline import ReplyClock
 from loraplex.tenants.counters.pipelined_commands import PipelinedCommands
-from loraplex.tenants.valkey import FAILURES
+from loraplex.tenants.valkey import FAILURES, open_valkey
 
 
 async def connections(client: Redis) -> int:
@@ -58,6 +60,41 @@ async def test_a_late_reply_costs_its_caller_the_deadline_and_others_nothing(cli
     # The next caller has a connection of its own, and the first one still gets its reply.
     assert await commands.run(10, ("ECHO", "next")) == b"next"
     assert await patient == b"OK"
+
+
+async def test_replies_of_the_next_connection_prolong_no_wait_on_a_silent_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first connection is silent after its handshake, as one that the network has lost; the others answer."""
+    monkeypatch.setattr(deadline, "BUSY_SECONDS", 3600.0)
+    monkeypatch.setattr(pipelined_commands, "CLOSE_SECONDS", 3600.0)
+    connected: list[asyncio.StreamWriter] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.append(writer)
+        is_silent, received = len(connected) == 1, hiredis.Reader()
+        while data := await reader.read(1 << 16):
+            received.feed(data)
+            while command := received.gets():
+                if not (is_silent and command[0] == b"ECHO"):
+                    writer.write(b"+OK\r\n")
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, tmp_path / "lost.sock")
+    client = open_valkey(f"unix://{tmp_path}/lost.sock?protocol=2", command_s=60)
+    assert isinstance(client, Redis)
+    commands = PipelinedCommands(client, ReplyClock())
+    patient = asyncio.create_task(commands.run(0.5, ("ECHO", "patient")))
+    with pytest.raises(TimeoutError):
+        await commands.run(0.05, ("ECHO", "impatient"))
+    async with asyncio.timeout(60):
+        while not patient.done():
+            assert await commands.run(30, ("ECHO", "next")) == b"OK"
+            await asyncio.sleep(0.01)
+    assert isinstance(patient.exception(), TimeoutError)
+    await client.aclose()
+    server.close()
+    await server.wait_closed()
 
 
 async def test_a_lost_connection_fails_who_waits_and_is_replaced(client: Redis) -> None:
