@@ -62,7 +62,7 @@ class Counters:
     ) -> None:
         """`redis` serves what requests wait for, within `command_s`; `bulk_redis` what may be large, within `bulk_s`."""
         self._redis = ScriptRunner(redis, command_s)
-        self._bulk = ScriptRunner(bulk_redis or redis, bulk_s)
+        self._bulk = ScriptRunner(bulk_redis or redis, bulk_s, bulk=True)
         self._lease_us = round(lease_s * 1e6)
         self._met_newer = False
         self._scripts = {name: load_script(name) for name in get_args(ScriptName)}

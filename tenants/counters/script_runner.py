@@ -6,6 +6,7 @@ the server has replied that it did not run.
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from hashlib import sha1
 from pathlib import Path
@@ -23,6 +24,7 @@ FOLDER = Path(__file__).parent / "lua"
 # Every script begins with these files: their functions are local to it.
 OPENING = ("state", "bucket", "reservation")
 # Fewer than a cluster client's connections, of which each takes one command: further calls wait instead of failing.
+# So few that each of thousands of bulk calls is answered in its time, which begins with its turn.
 MAX_COMMANDS = 32
 # How the error of `state.lua` begins.
 NEWER = "NEWER"
@@ -54,16 +56,22 @@ def load_script(name: ScriptName) -> Script:
 
 
 class ScriptRunner:
-    """Runs scripts on one client, until it has been silent for `deadline_s`. The client's own timeouts are longer."""
+    """Runs scripts on one client, until it has been silent for `deadline_s`. The client's own timeouts are longer.
 
-    def __init__(self, client: Valkey, deadline_s: float) -> None:
+    Calls that are `bulk` take turns; those that requests wait for do not, except in a cluster.
+    """
+
+    def __init__(self, client: Valkey, deadline_s: float, *, bulk: bool = False) -> None:
         self._client = client
         self.replies = ReplyClock()
         """Stays unset for a cluster: replies of one node say nothing of another."""
         # A cluster's client finds the node of each command.
         self._pipelined = PipelinedCommands(client, self.replies) if isinstance(client, Redis) else None
         self._deadline_s = deadline_s
-        self._slots = asyncio.Semaphore(MAX_COMMANDS)
+        takes_turns = bulk or self._pipelined is None
+        self._turns: AbstractAsyncContextManager[None] = (
+            asyncio.Semaphore(MAX_COMMANDS) if takes_turns else nullcontext()
+        )
         self.fallbacks = 0
         """Scripts that had to be sent with their text."""
 
@@ -90,7 +98,8 @@ class ScriptRunner:
             return await self._command(("EVAL", script.text, 1, state_key, *arguments))
 
     async def _command(self, arguments: Sequence[str | int]) -> Any:
-        if self._pipelined is not None:
-            return await self._pipelined.run(self._deadline_s, arguments)
-        async with self._slots, Deadline(self._deadline_s, self.replies):
-            return await self._client.execute_command(*arguments)
+        async with self._turns:
+            if self._pipelined is not None:
+                return await self._pipelined.run(self._deadline_s, arguments)
+            async with Deadline(self._deadline_s, self.replies):
+                return await self._client.execute_command(*arguments)

@@ -11,10 +11,11 @@ from tests.tenants.counters.limited_tenant import EMPTY, LimitedTenant, admit, d
 
 from loraplex.tenants.counters.counter_replies import CountersMissing
 from loraplex.tenants.counters.counters import Counters
+from loraplex.tenants.counters.deadline import BUSY_SECONDS
 from loraplex.tenants.counters.script_runner import ScriptRunner, load_script
 from loraplex.tenants.errors import ValkeyUnavailable
 from loraplex.tenants.quotas.limits import QuotaLimits
-from loraplex.tenants.valkey import COMMAND_SECONDS, open_valkey
+from loraplex.tenants.valkey import ANSWER_SECONDS, COMMAND_SECONDS, open_valkey
 
 
 async def test_the_server_is_the_one_that_the_test_names(client: Redis, counter_server: str) -> None:
@@ -63,6 +64,30 @@ async def test_calls_side_by_side_need_one_exchange(tmp_path: Path) -> None:
     client = open_valkey(f"unix://{tmp_path}/together.sock?protocol=2", command_s=60)
     runner, script = ScriptRunner(client, 60), load_script("read")
     assert await asyncio.gather(*(runner.run(script, "key", ()) for _ in range(count))) == [1] * count
+    await client.aclose()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_each_of_many_bulk_calls_is_answered_in_its_time(tmp_path: Path) -> None:
+    """As the leases of a full gateway: all of them take longer than one may."""
+
+    async def answer_slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received = hiredis.Reader()
+        while data := await reader.read(1 << 16):
+            received.feed(data)
+            while command := received.gets():
+                if command[0] == b"EVALSHA":
+                    await asyncio.sleep(0.005)
+                writer.write(b"*0\r\n" if command[0] == b"EVALSHA" else b"+OK\r\n")
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer_slowly, tmp_path / "slow.sock")
+    client = open_valkey(f"unix://{tmp_path}/slow.sock?protocol=2", command_s=60)
+    counters = Counters(client)
+    calls = [counters.expired(LimitedTenant().tenant_id) for _ in range(300)]
+    assert 0.005 * len(calls) > max(ANSWER_SECONDS, BUSY_SECONDS)
+    assert await asyncio.gather(*calls) == [[]] * len(calls)
     await client.aclose()
     server.close()
     await server.wait_closed()
