@@ -51,6 +51,11 @@ _Place: TypeAlias = tuple[float, int, bytes]
 class Policy(Protocol):
     """Orders the sequences that could join the batch now, and counts their service."""
 
+    @property
+    def shares_rows(self) -> bool:
+        """Whether its next sequence may take a row of a tenant that has more of a full batch."""
+        ...
+
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -88,6 +93,8 @@ class Policy(Protocol):
 
 class FirstComeFirstServed:
     """By submission, across all tenants. A tenant with many requests delays all later ones."""
+
+    shares_rows = False
 
     def __init__(self) -> None:
         self._queue = ArrivalQueue()
@@ -129,6 +136,8 @@ class FairShare:
     serve. Costs are in prompt tokens, divided by `EngineRequest.weight`; a second of loading costs by default what a
     mid-sized model prefills in it.
     """
+
+    shares_rows = True
 
     def __init__(
         self,

@@ -81,25 +81,29 @@ class RunningBatch:
         return True
 
     def displace_for_share(self, sequence: Sequence) -> bool:
-        """Let a sequence join in place of the newest row of the tenant with the most for its weight.
+        """Let a sequence join in place of the newest row of the tenant that has the most for its weight without that row.
 
         False, with no row preempted, when its own tenant would then have more than that one, or it would not fit. The
-        oldest row and rows that were preempted before keep their places: no request is computed a third time for the
-        shares of others.
+        oldest row and rows that gave way before keep their places: a request gives way to the shares of others once.
         """
-        loads = self._loads()
-        rows = [row for row in self._running[1:] if not row.num_preemptions]
-        newest = max(rows, key=lambda row: (loads[row.request.namespace], row.order), default=None)
-        if newest is None:
-            return False
-        left = loads[newest.request.namespace] - 1 / newest.request.weight
+        rows, weights = self._shares()
+        left = {namespace: (number - 1) / weights[namespace] for namespace, number in rows.items()}
         request = sequence.request
-        if left < loads.get(request.namespace, 0.0) + 1 / request.weight:
+        own = (rows[request.namespace] + 1) / request.weight
+        if max(left.values(), default=0.0) < own:
+            return False
+        giving = (row for row in self._running[1:] if not row.gave_way)
+        newest = max(giving, key=lambda row: (left[row.request.namespace], row.order), default=None)
+        if newest is None or left[newest.request.namespace] < own:
             return False
         if not self._blocks.fits_without((newest,), sequence, len(self._running) - 1):
             return False
+        newest.gave_way = True
         self._preempt(newest)
-        return self.join(sequence)
+        while not self.join(sequence):
+            if not self._blocks.reclaim(keep=sequence):
+                return False
+        return True
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that ends or is preempted. The caller gives its blocks back."""
@@ -152,15 +156,16 @@ class RunningBatch:
 
     def _newest_surplus(self) -> Sequence:
         """Return the newest row of the tenant with the most for its weight, of those with several. O(rows)."""
-        loads = self._loads()
+        rows, weights = self._shares()
+        loads = {namespace: number / weights[namespace] for namespace, number in rows.items()}
         return max(self._surplus(), key=lambda row: (loads[row.request.namespace], row.order))
 
-    def _loads(self) -> dict[bytes, float]:
-        """Return each tenant's number of rows for its weight. O(rows)."""
+    def _shares(self) -> tuple[Counter[bytes], dict[bytes, float]]:
+        """Return each tenant's number of rows, and its weight. O(rows)."""
         rows = Counter(row.request.namespace for row in self._running)
         # Requests keep the weight they were sent with; the newest one counts for all of a tenant's.
         weights = {row.request.namespace: row.request.weight for row in self._running}
-        return {namespace: number / weights[namespace] for namespace, number in rows.items()}
+        return rows, weights
 
     def _preempt(self, sequence: Sequence) -> None:
         """Preempt a sequence. A token that a launched step samples for it is lost; the same one will be sampled again."""

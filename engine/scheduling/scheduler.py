@@ -173,7 +173,9 @@ class Scheduler:
         for sequence in preempted:
             self._queue.put(sequence)
         plan = self._fill(step, started, room=not preempted)
-        self._queue.stay("kv_blocks" if preempted else self._limit)
+        if preempted:
+            self._limit = "kv_blocks" if self._batch.num_free else "rows"
+        self._queue.stay(self._limit)
         if plan is not None:
             self._in_flight.launch(plan)
         return plan
@@ -281,7 +283,7 @@ class Scheduler:
         join as have prompts that the step can compute.
         """
         tokens = self.max_tokens - len(self._batch)
-        while tokens > 0 and not self._batch.num_free:
+        while self._policy.shares_rows and tokens > 0 and not self._batch.num_free:
             sequence = self._queue.next()
             if sequence is None or not self._batch.displace_for_share(sequence):
                 return

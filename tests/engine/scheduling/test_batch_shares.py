@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from loraplex.engine.batch.sequence import Sequence, SequenceStatus
 from loraplex.engine.batch.step_plan import SampledToken
 from loraplex.engine.errors import EngineOverloaded
+from loraplex.engine.scheduling.fairness import FirstComeFirstServed
 from loraplex.platform.bench.latency_metrics import percentile
 from loraplex.platform.bench.workload import arrival_offsets
 
@@ -103,5 +104,66 @@ def test_a_row_gives_way_once(simulation: "type[Simulation]") -> None:
         for _ in range(3):
             run.step()
     assert [row.num_preemptions for row in loud] == [0, 1, 1, 1], "the oldest one never"
+    run.run()
+    run.check_idle()
+
+
+def test_a_preemption_for_blocks_does_not_keep_a_row_from_giving_way(simulation: "type[Simulation]") -> None:
+    run = simulation(max_num_seqs=4, num_blocks=600, max_num_batched_tokens=64, max_slot_wait_s=1000.0)
+    loud = fill(run, "a", 4)
+    for row in loud:
+        row.num_preemptions = 1
+    quiet = fill(run, "b", 1)
+    assert quiet[0].status is SequenceStatus.RUNNING
+    run.run()
+    run.check_idle()
+
+
+def test_first_come_first_served_takes_no_row_for_shares(simulation: "type[Simulation]") -> None:
+    run = simulation(max_num_seqs=4, num_blocks=600, policy=FirstComeFirstServed(), max_slot_wait_s=1000.0)
+    fill(run, "a", 4)
+    quiet = fill(run, "b", 1)
+    assert quiet[0].status is SequenceStatus.WAITING
+    assert run.scheduler.num_preemptions == 0
+    run.run()
+    run.check_idle()
+
+
+def test_the_only_row_of_a_light_tenant_does_not_hide_the_rows_of_a_loud_one(
+    simulation: "type[Simulation]",
+) -> None:
+    run = simulation(max_num_seqs=8, num_blocks=600, max_num_batched_tokens=64, max_slot_wait_s=1000.0)
+    fill(run, "a", 3)
+    light = fill(run, "light", 1, weight=0.1)
+    fill(run, "a", 4)
+    quiet = fill(run, "b", 3)
+    assert [row.status for row in light + quiet] == [SequenceStatus.RUNNING] * 4
+    run.run()
+    run.check_idle()
+
+
+def test_blocks_of_choices_that_wait_make_room_for_a_share(simulation: "type[Simulation]") -> None:
+    run = simulation(max_num_seqs=2, num_blocks=60, max_num_batched_tokens=256, max_slot_wait_s=1000.0)
+    for start in (2, 200):
+        prompt = list(range(start, start + 90))
+        run.submit(prompt, tenant="a", max_tokens=60, sampling={"n": 3})
+    run.step()
+    (quiet,) = run.submit(list(range(500, 600)), tenant="b", max_tokens=3)
+    run.step()
+    assert quiet.status is SequenceStatus.RUNNING
+    assert run.scheduler.num_preemptions == 1
+    run.run()
+    run.check_idle()
+
+
+def test_one_that_waits_while_others_take_rows_waits_for_a_row(simulation: "type[Simulation]") -> None:
+    run = simulation(max_num_seqs=4, num_blocks=600, max_num_batched_tokens=16)
+    fill(run, "a", 4)
+    first, second = (
+        run.submit(list(range(start, start + 14)), tenant="b", max_tokens=100)[0] for start in (300, 400)
+    )
+    while SequenceStatus.WAITING in (first.status, second.status):
+        run.step()
+    assert second.causes.limit == "rows"
     run.run()
     run.check_idle()
