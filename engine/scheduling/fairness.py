@@ -131,10 +131,11 @@ class FairShare:
     """One counter of weighted service per tenant; the queued tenant with the smallest counter is next.
 
     A tenant whose queue was empty is lifted to `credit` below the virtual time, the smallest counter of the queued ones:
-    what it left unused of its share stays its own, up to `credit`. While a tenant queues, each other one gets at most
-    `credit` more weighted service than it, however often that one returns, plus twice what one step and one admission can
-    serve. Costs are in prompt tokens, divided by `EngineRequest.weight`; a second of loading costs by default what a
-    mid-sized model prefills in it.
+    what it left unused of its share stays its own, up to `credit`. While nobody queues, the counter of the last one that
+    did is the virtual time. While a tenant queues, each other one gets at most `credit` more weighted service than it,
+    however often that one returns, plus what the rows of both and one admission are served beyond their admission. Costs
+    are in prompt tokens, divided by `EngineRequest.weight`; a second of loading costs by default what a mid-sized model
+    prefills in it.
     """
 
     shares_rows = True
@@ -156,6 +157,7 @@ class FairShare:
         self._places: list[_Place] = []
         self._place_of: dict[bytes, _Place] = {}
         self._virtual_time = credit
+        self._last_left = b""
         self._num_queued = 0
         self._prune_at = 4096
 
@@ -167,15 +169,16 @@ class FairShare:
 
     def counter(self, namespace: bytes) -> float:
         """Weighted service that a tenant has received, lifted when it was idle."""
-        return self._counters.get(namespace, self._virtual_time - self._credit)
+        earliest = self._virtual_time - self._credit
+        counter = self._counters.get(namespace, earliest)
+        return counter if namespace in self._queues else max(counter, earliest)
 
     def push(self, sequence: Sequence) -> None:
         namespace = sequence.request.namespace
         queue = self._queues.get(namespace)
         if queue is None:
             self._advance()
-            earliest = self._virtual_time - self._credit
-            self._counters[namespace] = max(self._counters.get(namespace, earliest), earliest)
+            self._counters[namespace] = self.counter(namespace)
             queue = self._queues[namespace] = ArrivalQueue()
             self._prune()
         before = len(queue)
@@ -210,7 +213,7 @@ class FairShare:
         if not len(queue):
             del self._queues[namespace], self._place_of[namespace]
             if not self._queues:
-                self._virtual_time = max(self._virtual_time, self._counters[namespace])
+                self._last_left = namespace
 
     def rank(self, sequence: Sequence) -> tuple[float, int]:
         return (self.counter(sequence.request.namespace), sequence.order)
@@ -222,6 +225,7 @@ class FairShare:
         self._charge(sequence, self._output_cost * num_tokens)
 
     def charge_adapter_load(self, sequence: Sequence, seconds: float) -> None:
+        self._advance()  # An idle tenant pays from where it returns, or its return would lift it past the charge.
         self._charge(sequence, self._load_second_cost * seconds)
 
     def _charge(self, sequence: Sequence, cost: float) -> None:
@@ -245,8 +249,8 @@ class FairShare:
     def _advance(self) -> None:
         """Move the virtual time to the smallest counter of the tenants that queue; it never goes back."""
         head = self.peek()
-        if head is not None:
-            self._virtual_time = max(self._virtual_time, self._counters[head.request.namespace])
+        namespace = self._last_left if head is None else head.request.namespace
+        self._virtual_time = max(self._virtual_time, self._counters.get(namespace, 0.0))
 
     def _prune(self) -> None:
         """Forget idle tenants behind the virtual time, which get their whole credit again; bounds memory."""

@@ -84,6 +84,28 @@ def test_idle_time_earns_no_more_than_the_credit() -> None:
     assert policy.counter(b"later") == 900, "what was served to those below their share moves no virtual time"
 
 
+def test_what_a_lone_tenant_is_served_outside_the_queue_is_no_credit_of_others() -> None:
+    policy = FairShare(credit=100)
+    busy = sequence("busy", 0)
+    policy.push(busy)
+    policy.remove(busy)
+    policy.charge_output(busy, 500)
+    policy.push(sequence("new", 1))
+    assert policy.counter(b"new") == policy.counter(b"busy") - 100
+
+
+def test_an_idle_tenant_pays_for_its_adapter_from_where_it_returns() -> None:
+    policy = FairShare(credit=100, load_second_cost=1000)
+    idle, busy = sequence("idle", 0), sequence("busy", 1)
+    policy.push(idle)
+    policy.remove(idle)
+    policy.push(busy)
+    policy.charge_output(busy, 5_000)
+    policy.charge_adapter_load(idle, 2.0)
+    policy.push(idle)
+    assert policy.counter(b"idle") == policy.counter(b"busy") - 100 + 2_000
+
+
 def test_a_crowd_that_always_returns_from_idle_does_not_starve_a_backlogged_tenant() -> None:
     credit, cost = 500, 50
     policy = FairShare(credit=credit)
