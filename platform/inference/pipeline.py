@@ -34,6 +34,7 @@ from loraplex.platform.parameters.request_models import (
     CompletionRequest,
     GenerationBody,
     PromptRequest,
+    TokenizeRequest,
     messages_of,
     prompts_of,
     tools_of,
@@ -184,17 +185,24 @@ class InferencePipeline:
         return self._encode(values, model)
 
     def _encode(self, values: PromptRequest, model: ResolvedModel) -> list[list[int]]:
+        """Return the ids of every prompt. Raises `ContextTooLong` early for one that cannot fit, unless it is only counted."""
         prompts = self._dependencies.prompts
+        check = (
+            None if isinstance(values, TokenizeRequest) else partial(self._left, values, bound="at least ")
+        )
         messages = messages_of(values)
         if messages is None:
-            return [prompts.text_ids(each) if isinstance(each, str) else each for each in prompts_of(values)]
+            return [
+                prompts.text_ids(each, check) if isinstance(each, str) else each
+                for each in prompts_of(values)
+            ]
         effort = values.reasoning_effort if isinstance(values, ChatRequest) else None
         if effort is not None and not prompts.knows("reasoning_effort"):
             message = "`reasoning_effort` is not supported: the model's chat template does not know it."
             raise UnsupportedParameter(message, param="reasoning_effort")
         options = {} if effort is None else {"reasoning_effort": effort}
         style = self._style(model)
-        return [prompts.chat_ids(messages, options, self._prompt_tools(values, style), style)]
+        return [prompts.chat_ids(messages, options, self._prompt_tools(values, style), style, check)]
 
     def _prompt_tools(self, values: PromptRequest, style: ToolStyle) -> tuple[Tool, ...]:
         """Return all tools, whichever of them may be called, so that the prompt's prefix stays the same.
@@ -273,19 +281,24 @@ class InferencePipeline:
         return AdapterRef(namespace=namespace, digest=model.digest, blob_path=path)
 
     def _max_tokens(self, ids: list[int], values: GenerationBody, name: str) -> int:
-        info = self._dependencies.engine.info()
+        vocab_size = self._dependencies.engine.info().vocab_size
         if not ids:
             raise InvalidParameter(f"`{name}` holds no token.", param=name)
-        if max(ids) >= info.vocab_size:
-            raise InvalidParameter(f"`{name}` must hold token ids in 0..{info.vocab_size - 1}.", param=name)
-        left = info.max_model_len - len(ids)
-        requested = values.requested_tokens
-        if left < 1 or (requested or 1) > left:
+        if max(ids) >= vocab_size:
+            raise InvalidParameter(f"`{name}` must hold token ids in 0..{vocab_size - 1}.", param=name)
+        left = self._left(values, len(ids))
+        default = values.max_tokens or self._dependencies.config.default_max_tokens
+        return values.requested_tokens or min(default, left)
+
+    def _left(self, values: GenerationBody, tokens: int, bound: str = "") -> int:
+        """Return what the context leaves next to a prompt of `tokens`. Raises `ContextTooLong` if fewer than requested."""
+        context, requested = self._dependencies.engine.info().max_model_len, values.requested_tokens or 1
+        if requested > context - tokens:
             raise ContextTooLong(
-                f"The context holds {info.max_model_len} tokens; the prompt has {len(ids)} and {requested or 1} more were requested.",
-                name,
+                f"The context holds {context} tokens; the prompt has {bound}{tokens} and {requested} more were requested.",
+                _prompt_name(values),
             )
-        return requested or min(values.max_tokens or self._dependencies.config.default_max_tokens, left)
+        return context - tokens
 
     def _check_product(self, tokens: int, logprobs: int | None) -> None:
         """Check the bounds of tokens and log-probabilities. `logprobs`: alternatives per token, None without any."""

@@ -8,7 +8,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from jinja2.exceptions import TemplateError
 from tokenizers import AddedToken, Tokenizer
@@ -17,6 +17,7 @@ from loraplex.grammar.constraints import Tool
 from loraplex.grammar.tools.call_syntax import ToolStyle, style_of_template
 from loraplex.platform.errors import InvalidParameter, UnsupportedParameter
 from loraplex.platform.inference.prompting.control_tokens import TokenFragments
+from loraplex.platform.inference.prompting.length_bound import length_bound
 from loraplex.platform.inference.prompting.tool_messages import (
     as_text,
     called_names,
@@ -27,6 +28,9 @@ from loraplex.platform.parameters.chat_messages import ChatMessage
 
 _PRIVATE_USE: Final = range(0xF0000, 0xFFFFE)
 _PROBE: Final = "is a system message rendered"
+
+LengthCheck: TypeAlias = Callable[[int], object]
+"""Receives a number of tokens that a prompt certainly has, before it is tokenized; raises what refuses a prompt of so many."""
 
 
 class Marks(NamedTuple):
@@ -58,6 +62,8 @@ class PromptRenderer:
         self._fragments = TokenFragments(control)
         self._aliases = {token: f"\U0010fffd{secrets.token_hex(16)}\U0010fffd" for token in control}
         self._encoder, self._alias_ids = _aliased(tokenizer.backend_tokenizer.to_str(), self._aliases)
+        # The plain copy has no token that this one lacks: a bound of this one holds for it, too.
+        self._length_bound = length_bound(self._encoder.to_str())
         self._control_ids = frozenset(self._alias_ids.values())
         self._bos_id: int | None = tokenizer.bos_token_id
         self._renders_system = self._template is not None and self._renders_role("system")
@@ -76,11 +82,13 @@ class PromptRenderer:
         options: Mapping[str, object] | None = None,
         tools: Sequence[Tool] = (),
         style: ToolStyle | None = None,
+        check: LengthCheck | None = None,
     ) -> list[int]:
         """Return the ids of the conversation, followed by the template's generation prompt.
 
         `style`: how the model spells calls; None: as its template does. A template that does not know the style gets
-        tools, calls and results as text. Raises `InvalidParameter` when the template refuses the messages.
+        tools, calls and results as text. Raises `InvalidParameter` when the template refuses the messages, and what `check`
+        raises.
         """
         style = style or self.style
         if self.writes_tools_as_text(style):
@@ -91,10 +99,12 @@ class PromptRenderer:
         marks = _absent_characters([*plain, *offered])
         marked = [self._marked(message, marks) for message in plain]
         known = {"tools": _mapped(offered, self._breaker(marks))} if offered else {}
-        return self._encode(self._render(marked, {**(options or {}), **known}), marks)
+        return self._encode(self._render(marked, {**(options or {}), **known}), marks, check)
 
-    def text_ids(self, text: str) -> list[int]:
+    def text_ids(self, text: str, check: LengthCheck | None = None) -> list[int]:
         """Return the ids of a raw prompt. Control tokens count as such; a prompt begins with at most one begin token."""
+        # One begin token may be dropped.
+        self._check_length(text, check, dropped=1)
         ids = _ids(self._plain, text, special=True)
         doubled = self._bos_id is not None and ids[:2] == [self._bos_id, self._bos_id]
         return ids[1:] if doubled else ids
@@ -140,11 +150,16 @@ class PromptRenderer:
             ) from error
         return rendered
 
-    def _encode(self, rendered: str, marks: Marks) -> list[int]:
+    def _check_length(self, text: str, check: LengthCheck | None, dropped: int = 0) -> None:
+        if check is not None and self._length_bound is not None:
+            check(self._length_bound.fewest_tokens(text) - dropped)
+
+    def _encode(self, rendered: str, marks: Marks, check: LengthCheck | None) -> list[int]:
         # A token of one character cannot be split: its marker follows it.
         written = re.compile(f"(?:{self._control_pattern.pattern})(?!{marks.inside})")
         aliased = written.sub(lambda match: self._aliases[match.group()], rendered)
         aliased = aliased.replace(marks.inside, "").replace(marks.edge, "")
+        self._check_length(aliased, check)
         ids = _ids(self._encoder, aliased, special=False)
         if not self._control_ids.isdisjoint(ids):
             raise InvalidParameter(

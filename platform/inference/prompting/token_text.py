@@ -20,7 +20,7 @@ class TokenText:
         self._tokenizer = tokenizer
         self._added = {token["id"]: token["content"] for token in spec["added_tokens"]}
         self._byte_level = '"ByteLevel"' in json.dumps([spec["decoder"], spec["pre_tokenizer"]])
-        self._alphabet = _byte_alphabet()
+        self._alphabet = byte_alphabet()
         self._known: dict[int, tuple[str, bytes]] = {}
 
     def __call__(self, token_id: int) -> tuple[str, bytes]:
@@ -43,7 +43,7 @@ class TokenText:
         return bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode()
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """Return character -> byte: printable Latin-1 represents itself, the other bytes follow from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

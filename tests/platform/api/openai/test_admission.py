@@ -18,7 +18,7 @@ from loraplex.engine.fake_engine import FakeScript, Fault
 from loraplex.grammar.errors import GrammarRefused
 from loraplex.platform.inference.admission import RENEWALS
 from loraplex.platform.inference.dependencies import ServingConfig
-from loraplex.platform.inference.prompting.chat_template import PromptRenderer
+from loraplex.platform.inference.prompting.chat_template import LengthCheck, PromptRenderer
 from loraplex.platform.tenant_limiter import AT_ONCE
 from loraplex.tenants.errors import (
     DatabaseUnavailable,
@@ -341,14 +341,14 @@ async def test_large_prompts_of_one_tenant_take_turns(start_gateway: Any, monkey
     running, most, lock = 0, 0, threading.Lock()
     encode = PromptRenderer.text_ids
 
-    def watched(renderer: PromptRenderer, text: str) -> list[int]:
+    def watched(renderer: PromptRenderer, text: str, check: LengthCheck | None) -> list[int]:
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
         time.sleep(0.01)
         try:
-            return encode(renderer, text)
+            return encode(renderer, text, check)
         finally:
             with lock:
                 running -= 1

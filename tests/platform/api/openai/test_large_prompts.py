@@ -1,4 +1,7 @@
-"""Large prompts are encoded before admission: a few at a time, in turn by tenant, also when their clients leave."""
+"""Large prompts are encoded before admission: a few at a time, in turn by tenant, also when their clients leave.
+
+A prompt that cannot fit is refused without that.
+"""
 
 import asyncio
 import gc
@@ -10,6 +13,7 @@ import pytest
 from loraplex.platform.errors import ContextTooLong
 from loraplex.platform.inference import pipeline
 from loraplex.platform.inference.dependencies import ServingConfig
+from loraplex.platform.inference.prompting import chat_template
 
 BUSY_S = 180.0
 LARGE: Any = {"model": "demo/base", "prompt": "x" * 20_000, "max_tokens": 1}
@@ -90,3 +94,41 @@ async def test_the_error_of_a_prompt_whose_client_left_is_not_logged(
     assert (await next_one).status_code == 400
     gc.collect()
     assert "never retrieved" not in caplog.text
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_without_tokenizing_it(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenized: list[int] = []
+    tokenize = chat_template._ids
+
+    def watched(tokenizer: Any, text: str, special: bool) -> list[int]:
+        tokenized.append(len(text))
+        return tokenize(tokenizer, text, special)
+
+    monkeypatch.setattr(chat_template, "_ids", watched)
+    gateway = await start_gateway()
+    text = "x" * 1_999_000
+    chat = {"model": "demo/base", "messages": [{"role": "user", "content": text}], "max_tokens": 1}
+    for path, body, param in [
+        ("completions", {**LARGE, "prompt": text}, "prompt"),
+        ("completions", {**LARGE, "prompt": ["short", text]}, "prompt"),
+        ("chat/completions", chat, "messages"),
+    ]:
+        tokenized.clear()
+        response = await gateway.post(f"/v1/{path}", body)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert error["param"] == param and "the prompt has at least " in error["message"]
+        assert max(tokenized, default=0) <= len("short")
+    response = await gateway.post("/v1/tokenize", {"model": "demo/base", "prompt": text})
+    assert response.json()["count"] > 4096, "it is counted, whatever the context holds"
+
+
+async def test_a_prompt_that_may_fit_is_tokenized_and_refused_with_its_size(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    response = await gateway.post("/v1/completions", {**LARGE, "prompt": "x" * 20_000})
+    assert (
+        response.status_code == 400
+        and "the prompt has 20001 and 1 more" in response.json()["error"]["message"]
+    )
