@@ -185,7 +185,8 @@ def test_planning_a_steady_decode_stays_cheap_with_a_thousand_waiting(
 ) -> None:
     run = simulation(num_blocks=4096, max_num_seqs=64, residency={"budget": 8, "load_s": 0.1})
     for index in range(64):
-        run.submit([2 + index] * 8, tenant="busy", max_tokens=200)
+        # Tenants with one row each: none gives way to those that wait, so the decode stays steady.
+        run.submit([2 + index] * 8, tenant=f"busy{index}", max_tokens=200)
     for _ in range(8):
         run.step()
     alone = planning_seconds(run)
