@@ -25,8 +25,8 @@ async def test_a_client_shortens_the_time_of_its_request_and_never_lengthens_it(
     assert (longer, without) == (100.0, 100.0)
 
 
-async def test_the_time_before_the_engine_counts(start_gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    gateway = await start_gateway(FakeScript())
+def slow_down(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every admission take 0.3 s longer."""
     admit = gateway.admissions.admit
 
     async def admit_slowly(*arguments: Any) -> Any:
@@ -34,6 +34,11 @@ async def test_the_time_before_the_engine_counts(start_gateway: Any, monkeypatch
         return await admit(*arguments)
 
     monkeypatch.setattr(gateway.admissions, "admit", admit_slowly)
+
+
+async def test_the_time_before_the_engine_counts(start_gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway = await start_gateway(FakeScript())
+    slow_down(gateway, monkeypatch)
     response = await gateway.post("/v1/completions", BODY, **{TIMEOUT_HEADER: "0.2"})
     assert response.status_code == 200, "the scripted engine knows no time limits"
     (request,) = gateway.engine.requests
@@ -44,13 +49,7 @@ async def test_the_time_before_the_engine_counts_for_the_first_token(
     start_gateway: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = await start_gateway(limits=ServingConfig(key_cache_s=0.0, first_token_timeout_s=100.0))
-    admit = gateway.admissions.admit
-
-    async def admit_slowly(*arguments: Any) -> Any:
-        await asyncio.sleep(0.3)
-        return await admit(*arguments)
-
-    monkeypatch.setattr(gateway.admissions, "admit", admit_slowly)
+    slow_down(gateway, monkeypatch)
     response = await gateway.post("/v1/completions", BODY, **{TIMEOUT_HEADER: "30"})
     assert response.status_code == 200, response.text
     (request,) = gateway.engine.requests
