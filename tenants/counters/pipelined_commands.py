@@ -40,11 +40,10 @@ class PipelinedCommands:
         The silence includes the opening of a connection. See `SilenceTimer` for a loop that is late.
         """
         pipe = self._pipe
-        if pipe is None or not pipe.takes_commands:
-            due = asyncio.get_running_loop().time() + wait_s
-            while pipe is None or not pipe.takes_commands:
-                async with asyncio.timeout_at(due):
-                    pipe = await self._opened()
+        due = asyncio.get_running_loop().time() + wait_s
+        while pipe is None or not pipe.takes_commands:
+            async with asyncio.timeout_at(due):
+                pipe = await self._opened()
         reply = pipe.send(hiredis.pack_command(tuple(arguments)))  # type: ignore[arg-type]  # of any length
         expiry = expire_reply(reply, wait_s, pipe.replied)
         try:
