@@ -1,11 +1,11 @@
 """Compares the rows of the ledger with what is summed from them: rollups by the hour, and months of these; totals by the day, and
 months of these; invoices.
 
-Invariant: each comparison is one statement, so it sees all that a settlement wrote or nothing of it. It corrects nothing: a
-difference is a defect or a foreign change.
+Invariant: each comparison is one statement, so it sees all that a settlement wrote or nothing of it; one that differs is made
+again. It corrects nothing: a difference is a defect or a foreign change.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias
@@ -24,15 +24,18 @@ Compared: TypeAlias = Literal["rollups", "monthly_rollups", "days", "months", "i
 MAX_NAMED: Final = 20
 """Differences that a comparison names; it counts and adds up all of them."""
 CLOCKS_APART: Final = timedelta(minutes=5)
-"""More than the clock of a gateway, in an id, and that of the counters, in a time of admission, may differ."""
+"""How far the clock of a gateway, in an id, and that of the counters, in a time of admission, are apart at most as a rule."""
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
+WRONG_CLOCK: Final = DAY
+"""How far they may be apart: one may have jumped, or show the time of another zone."""
 # Ids outside contain no time: releases before the ledger had partitions derived some from other ids.
 FIRST_TIME: Final = datetime(2020, 1, 1, tzinfo=UTC)
 LAST_TIME: Final = datetime(2100, 1, 1, tzinfo=UTC)
 ALONE: Final = text("SELECT pg_try_advisory_xact_lock(hashtextextended('loraplex usage comparison', 0))")
 _RECORDS: Final = """usage_records r WHERE admitted_at >= :start AND admitted_at < :end
-            AND (id >= :first_id AND id < :last_id OR id < :no_time_before OR id >= :no_time_from)"""
+            AND (id >= :first_id AND id < :last_id OR id < :no_time_before OR id >= :no_time_from)
+            AND (CAST(:tenants AS uuid[]) IS NULL OR r.tenant_id = ANY(CAST(:tenants AS uuid[])))"""
 _SUMS: Final = ("requests", "uncached_tokens", "cached_tokens", "completion_tokens", "amount_pico")
 _TOTALS: Final = ("requests", "tokens", "amount_nano")
 
@@ -103,10 +106,12 @@ _COMPARED: Final[Mapping[Compared, str]] = {
     "months": _totals(_OF_DAYS),
     "invoices": invoices_compared(_RECORDS),
 }
+_OF_ROWS: Final[frozenset[Compared]] = frozenset({"rollups", "days", "invoices"})
 _RESULT: Final = f"""
 SELECT count(*), count(*) FILTER (WHERE differs <> '{{}}'), coalesce(sum(abs(drift_pico)), 0),
-    (array_agg(jsonb_build_array(tenant_id, place, differs)) FILTER (WHERE differs <> '{{}}'))[1:{MAX_NAMED}]
-FROM compared"""
+    (array_agg(jsonb_build_array(tenant_id, place, differs)) FILTER (WHERE differs <> '{{}}'))[1:{MAX_NAMED}],
+    array_agg(DISTINCT tenant_id) FILTER (WHERE differs <> '{{}}')
+FROM compared WHERE CAST(:tenants AS uuid[]) IS NULL OR tenant_id = ANY(CAST(:tenants AS uuid[]))"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,11 +157,18 @@ class Comparison:
 
 
 async def compare(session: AsyncSession, part: ComparedRange) -> Comparison:
-    """Compare one part for all tenants, in a session of an operator."""
+    """Compare one part for all tenants, in a session of an operator.
+
+    It reads rows with ids of that time. Where these differ from their sums, a clock may have been wrong: then it compares the
+    tenants concerned once more, with the rows whose ids are up to `WRONG_CLOCK` away.
+    """
     statement = text(f"WITH compared AS MATERIALIZED ({_COMPARED[part.compared]}){_RESULT}")
-    row = (await session.execute(statement, _parameters(part))).one()
+    row = (await session.execute(statement, _parameters(part, CLOCKS_APART, None))).one()
+    sums, tenants = row[0], row[4]
+    if tenants and part.compared in _OF_ROWS:
+        row = (await session.execute(statement, _parameters(part, WRONG_CLOCK, tenants))).one()
     named = tuple(Difference(UUID(tenant), place, exceeds) for tenant, place, exceeds in row[3] or ())
-    return Comparison(part=part, sums=row[0], differing=row[1], drift_pico=int(row[2]), named=named)
+    return Comparison(part=part, sums=sums, differing=row[1], drift_pico=int(row[2]), named=named)
 
 
 async def first_comparable(session: AsyncSession) -> datetime | None:
@@ -215,17 +227,25 @@ def monthly_ranges(first: datetime, now: datetime) -> Iterator[ComparedRange]:
         month = _month_start(month - DAY)
 
 
-def _parameters(part: ComparedRange) -> dict[str, Any]:
+def _parameters(
+    part: ComparedRange, clocks_apart: timedelta, tenants: Sequence[UUID] | None
+) -> dict[str, Any]:
+    """`tenants`: whose rows and sums are compared; None: everyone's."""
     periods = periods_of(part.start)
     if part.compared == "months":
-        return {"period": periods.month, "days": f"d:{periods.month.removeprefix('m:')}-%"}
+        return {
+            "period": periods.month,
+            "days": f"d:{periods.month.removeprefix('m:')}-%",
+            "tenants": tenants,
+        }
     parameters = {
         "start": part.start,
         "end": part.end,
-        "first_id": uuid7_from(part.start - CLOCKS_APART),
-        "last_id": uuid7_from(part.end + CLOCKS_APART),
+        "first_id": uuid7_from(part.start - clocks_apart),
+        "last_id": uuid7_from(part.end + clocks_apart),
         "no_time_before": _FIRST_ID,
         "no_time_from": uuid7_from(LAST_TIME),
+        "tenants": tenants,
     }
     if part.compared == "invoices":
         return {**parameters, "invoiced": periods.month.removeprefix("m:")}

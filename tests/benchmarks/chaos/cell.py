@@ -199,8 +199,8 @@ async def compare(
     for customer in customers:
         limit = customer.tenant.tokens_per_day
         if limit is not None:
-            used = await tokens_of(database, customer.id)
-            result.over_quota_tokens += max(0, used - limit)
+            days = await tokens_of_days(database, customer.id)
+            result.over_quota_tokens += sum(max(0, used - limit) for used in days)
     sums = await compared_sums(database)
     result.sums_drift_pico = sum(each.drift_pico for each in sums)
     counters = await compared_counters(database, world.redis_url)
@@ -211,11 +211,10 @@ async def compare(
     ]
 
 
-async def tokens_of(database: Database, tenant_id: UUID) -> int:
-    """All tokens that the ledger has of a tenant."""
+async def tokens_of_days(database: Database, tenant_id: UUID) -> Sequence[int]:
+    """The tokens that the ledger has of each of a tenant's days: at midnight, and where a clock jumps across it, there are two."""
     row = UsageRecord
     tokens = func.sum(row.uncached_tokens + row.cached_tokens + row.completion_tokens)
     async with database.as_operator() as session:
-        return int(
-            await session.scalar(select(func.coalesce(tokens, 0)).where(row.tenant_id == tenant_id)) or 0
-        )
+        days = await session.scalars(select(tokens).where(row.tenant_id == tenant_id).group_by(row.day))
+        return [int(used) for used in days]

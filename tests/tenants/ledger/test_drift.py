@@ -8,7 +8,7 @@ import pytest
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, make_tenant, settle
 
 from loraplex.tenants.database import Database
-from loraplex.tenants.ids import uuid7_derived
+from loraplex.tenants.ids import uuid7_derived, uuid7_from
 from loraplex.tenants.ledger.drift import (
     DAY,
     HOUR,
@@ -174,6 +174,30 @@ async def test_a_deleted_row_is_found(database: Database) -> None:
     differing = [each for each in await everything(database) if each.differing]
     assert {each.part.compared for each in differing} == {"rollups", "days"}
     assert differing[0].named
+
+
+@pytest.mark.parametrize("off", [-HOUR, -timedelta(minutes=6), timedelta(minutes=6), 14 * HOUR])
+async def test_rows_of_a_gateway_whose_clock_is_wrong_are_found(database: Database, off: timedelta) -> None:
+    """The gateway's clock is in the ids of rows, that of the counters in the times that sums are made of."""
+    tenant = use(database.url)
+    key = next(iter(tenant.keys.values()))
+    hour, day = (AT.replace(minute=0, second=0, microsecond=0, hour=hour) for hour in (AT.hour, 0))
+    for at in (hour, AT, day, day + DAY - timedelta(milliseconds=1)):
+        wrong = UUID(int=uuid7_from(at + off).int | uuid4().int >> 66)
+        settle(database.url, tenant, [Used(None, key, at, amount_pico=1_500, id=wrong)])
+    parts = [
+        ComparedRange(compared="rollups", start=hour, end=hour + HOUR),
+        ComparedRange(compared="days", start=day, end=day + DAY),
+    ]
+    async with database.as_operator() as session:
+        found = [await compare(session, part) for part in parts]
+    assert [(each.differing, each.drift_pico, each.named) for each in found] == [(0, 0, ())] * 2
+    assert all(each.sums > 1 for each in found), "that of the whole comparison"
+    where = f"tenant_id = '{tenant.id}' AND hour = '{hour}' AND amount_pico = 3000"
+    plant(database.url, f"UPDATE usage_rollups SET amount_pico = 3001 WHERE {where}")
+    async with database.as_operator() as session:
+        hourly = await compare(session, parts[0])
+    assert (hourly.differing, hourly.drift_pico) == (1, 1), "what else differs is named still"
 
 
 async def test_many_differences_are_counted_and_few_are_named(database: Database) -> None:
