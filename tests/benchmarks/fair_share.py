@@ -111,12 +111,13 @@ async def _measure_quiet(
 ) -> None:
     shape, times = world.shape, dict[str, list[float]]()
     for number in range(shape.rounds + 1):  # the first round warms up
-        for name, offered in ((FAIR, capacity / 2), (TENFOLD, 5 * capacity)):
+        for place, (name, offered) in enumerate(((FAIR, capacity / 2), (TENFOLD, 5 * capacity))):
             progress(f"round {number} of {shape.rounds}: {name}")
-            async with _offer(world, loud, offered, number):
+            seed = 2 * number + place  # No case repeats a prompt of an earlier one, which would be cached.
+            async with _offer(world, loud, offered, seed):
                 rate = shape.quiet_load * capacity
                 offsets = arrival_offsets(max(2, int(rate * shape.seconds)), rate, number)
-                requests = world.requests(quiet, len(offsets), 1000 + number)
+                requests = world.requests(quiet, len(offsets), 1000 + seed)
                 load = await run_load(world.server.base_url, requests, offsets=offsets)
             if number:
                 times.setdefault(name, []).extend(_first_tokens(load))
