@@ -5,18 +5,15 @@ longer than `max_adapter_wait_s` is next: no other adapter loads, and running on
 """
 
 import heapq
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, MutableMapping
 
 from loraplex.engine.batch.sequence import Sequence, SequenceStatus
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.errors import AdapterError
 from loraplex.engine.lora.residency import AdapterResidency, AdapterState
 from loraplex.engine.messages import AdapterRef
+from loraplex.engine.scheduling.adapter_queues import AdapterKey, AdapterQueue, RankedQueues, waiting_since
 from loraplex.engine.scheduling.fairness import Policy
-
-AdapterKey: TypeAlias = tuple[bytes, str]
 
 MIN_AHEAD = 4
 AHEAD_SHARE = 8
@@ -28,26 +25,6 @@ REVIEW_INTERVAL_S = 0.05
 
 LOAD_GRACE_S = 1.0
 """A longer load is assumed to wait for room: a residency may learn an adapter's size only by loading it."""
-
-
-@dataclass(slots=True)
-class _Queue:
-    """The sequences that wait for one adapter, the longest waiting first. Never empty once filled."""
-
-    adapter: AdapterRef
-    sequences: dict[Sequence, None] = field(default_factory=dict)
-    load_began: float = 0.0
-    charged_s: float = 0.0
-
-    def add(self, sequence: Sequence) -> None:
-        last = next(reversed(self.sequences), None)
-        self.sequences[sequence] = None
-        if last is not None and _waiting_since(sequence) < _waiting_since(last):
-            self.sequences = dict.fromkeys(sorted(self.sequences, key=_waiting_since))
-
-    @property
-    def head(self) -> Sequence:
-        return next(iter(self.sequences))
 
 
 class AdapterScheduler:
@@ -67,9 +44,9 @@ class AdapterScheduler:
         self._policy = policy
         self._clock = clock
         self._running: dict[AdapterKey, int] = {}
-        self._absent: dict[AdapterKey, _Queue] = {}
-        self._loading: dict[AdapterKey, _Queue] = {}
-        self._resident: dict[AdapterKey, _Queue] = {}
+        self._absent = RankedQueues(policy.new_order())
+        self._loading: dict[AdapterKey, AdapterQueue] = {}
+        self._resident: dict[AdapterKey, AdapterQueue] = {}
         self._arrived: dict[AdapterKey, Sequence] = {}
         self._overdue: Sequence | None = None
         self._overdue_pin: AdapterRef | None = None
@@ -135,9 +112,10 @@ class AdapterScheduler:
         group = self._group(adapter)
         queue = group.get(adapter.key)
         if queue is None:
-            queue = group[adapter.key] = _Queue(adapter, load_began=self._clock())
+            queue = AdapterQueue(adapter, load_began=self._clock())
             self._changed = True
         queue.add(sequence)
+        group[adapter.key] = queue
 
     def discard(self, sequence: Sequence) -> None:
         """Forget a waiting sequence that ended."""
@@ -148,7 +126,9 @@ class AdapterScheduler:
             queue = group.get(adapter.key)
             if queue is not None and sequence in queue.sequences:
                 del queue.sequences[sequence]
-                if not queue.sequences:
+                if queue.sequences:
+                    group[adapter.key] = queue
+                else:
                     del group[adapter.key]
                     self._residency.abandon(adapter)
         self._forget(sequence)
@@ -181,7 +161,7 @@ class AdapterScheduler:
             reserved = self._overdue_key() not in self._running
         return len(self._running) + reserved < self._config.max_adapters_per_step
 
-    def _group(self, adapter: AdapterRef) -> dict[AdapterKey, _Queue]:
+    def _group(self, adapter: AdapterRef) -> MutableMapping[AdapterKey, AdapterQueue]:
         for group in (self._absent, self._loading, self._resident):
             if adapter.key in group:
                 return group
@@ -212,32 +192,34 @@ class AdapterScheduler:
     def _start_loads(self, free_slots: int) -> None:
         if self._overdue is not None and self._overdue_key() not in self._resident:
             key = self._overdue_key()
-            if key in self._absent:
-                self._load(key)
+            queue = self._absent.get(key)
+            if queue is not None and self._load(queue):
+                self._policy.charge_adapter_load(queue.head, queue.charged_s)
             if self._overdue_lacks_room():
                 self._drain_one_more()
             if key in self._absent or key in self._loading:
                 return
         room = free_slots + self._ahead - len(self._loading) - len(self._arrived)
-        if room <= 0 or not self._absent:
-            return
-        rank = self._policy.rank
-        ranked = ((rank(queue.head), key) for key, queue in self._absent.items())
-        for _, key in heapq.nsmallest(min(room, LOADS_PER_REVIEW), ranked):
-            if not self._load(key):
-                return
+        started: list[AdapterQueue] = []
+        while len(started) < min(room, LOADS_PER_REVIEW):
+            queue = self._absent.first
+            if queue is None or not self._load(queue):
+                break
+            started.append(queue)
+        # Charged after all are chosen: what a tenant pays for one load does not put its next one behind those of others.
+        for queue in started:
+            self._policy.charge_adapter_load(queue.head, queue.charged_s)
 
-    def _load(self, key: AdapterKey) -> bool:
-        queue = self._absent[key]
+    def _load(self, queue: AdapterQueue) -> bool:
+        """Start to load an absent adapter; False when no more loads may start. The caller charges `charged_s`."""
         if not self._residency.prefetch(queue.adapter):
             return False
         queue.charged_s = self._residency.load_seconds(queue.adapter)
-        self._policy.charge_adapter_load(queue.head, queue.charged_s)
         queue.load_began = self._clock()
-        self._loading[key] = self._absent.pop(key)
+        self._loading[queue.adapter.key] = self._absent.pop(queue.adapter.key)
         return True
 
-    def _settle(self, queue: _Queue) -> None:
+    def _settle(self, queue: AdapterQueue) -> None:
         """Charge the difference between a load's measured and expected time; a negative difference is given back."""
         took = self._residency.load_seconds(queue.adapter)
         self._policy.charge_adapter_load(queue.head, took - queue.charged_s)
@@ -275,7 +257,7 @@ class AdapterScheduler:
         bound = now - self._config.max_adapter_wait_s
         if not self._oldest_wait() < bound:
             return
-        late = [head for head in self._waiting_heads() if _waiting_since(head) < bound]
+        late = [head for head in self._waiting_heads() if waiting_since(head) < bound]
         if late:
             self._overdue = min(late, key=self._policy.rank)
             adapter = self._overdue.adapter
@@ -335,7 +317,3 @@ class AdapterScheduler:
         if self._overdue is None or self._overdue.adapter is None:
             raise ValueError("no adapter is overdue")
         return self._overdue.adapter.key
-
-
-def _waiting_since(sequence: Sequence) -> float:
-    return float("inf") if sequence.adapter_wait_since is None else sequence.adapter_wait_since

@@ -10,42 +10,24 @@ from itertools import chain
 from typing import Protocol, TypeAlias
 
 from loraplex.engine.batch.sequence import Sequence
-
-
-class ArrivalQueue:
-    """A heap with lazy removal."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, Sequence]] = []
-        self._members: set[int] = set()
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return (sequence for order, sequence in self._heap if order in self._members)
-
-    def push(self, sequence: Sequence) -> None:
-        if sequence.order not in self._members:
-            self._members.add(sequence.order)
-            heapq.heappush(self._heap, (sequence.order, sequence))
-
-    def peek(self) -> Sequence | None:
-        """The oldest sequence, or None."""
-        heap = self._heap
-        while heap and heap[0][0] not in self._members:
-            heapq.heappop(heap)
-        return heap[0][1] if heap else None
-
-    def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out; does nothing when it is not queued."""
-        self._members.discard(sequence.order)
-        if not self._members:
-            self._heap.clear()
-
+from loraplex.engine.scheduling.tenant_order import ArrivalQueue, TenantOrder
 
 _Place: TypeAlias = tuple[float, int, bytes]
 """A tenant's counter, its head's order, its namespace."""
+
+
+class SequenceOrder(Protocol):
+    """Sequences outside the queue of a policy, in its order."""
+
+    def push(self, sequence: Sequence) -> None: ...
+
+    def peek(self) -> Sequence | None:
+        """The sequence with the smallest rank; it stays."""
+        ...
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out; does nothing when it is not there."""
+        ...
 
 
 class Policy(Protocol):
@@ -76,6 +58,10 @@ class Policy(Protocol):
 
     def rank(self, sequence: Sequence) -> tuple[float, int]:
         """Sort key: smaller is served earlier; also valid for sequences outside the queue."""
+        ...
+
+    def new_order(self) -> SequenceOrder:
+        """Return an empty order, which follows every later charge."""
         ...
 
     def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:
@@ -117,6 +103,9 @@ class FirstComeFirstServed:
     def rank(self, sequence: Sequence) -> tuple[float, int]:
         return (0.0, sequence.order)
 
+    def new_order(self) -> SequenceOrder:
+        return ArrivalQueue()
+
     def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:
         """Service is not counted."""
 
@@ -156,6 +145,7 @@ class FairShare:
         self._queues: dict[bytes, ArrivalQueue] = {}
         self._places: list[_Place] = []
         self._place_of: dict[bytes, _Place] = {}
+        self._orders: list[TenantOrder] = []
         self._virtual_time = credit
         self._last_left = b""
         self._num_queued = 0
@@ -169,7 +159,7 @@ class FairShare:
 
     def counter(self, namespace: bytes) -> float:
         """Weighted service that a tenant has received, lifted when it was idle."""
-        earliest = self._virtual_time - self._credit
+        earliest = self._earliest()
         counter = self._counters.get(namespace, earliest)
         return counter if namespace in self._queues else max(counter, earliest)
 
@@ -218,6 +208,11 @@ class FairShare:
     def rank(self, sequence: Sequence) -> tuple[float, int]:
         return (self.counter(sequence.request.namespace), sequence.order)
 
+    def new_order(self) -> SequenceOrder:
+        order = TenantOrder(self.counter, self._earliest)
+        self._orders.append(order)
+        return order
+
     def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:
         self._charge(sequence, self._prompt_cost * num_tokens)
 
@@ -233,6 +228,12 @@ class FairShare:
         self._counters[request.namespace] = self.counter(request.namespace) + cost / request.weight
         if cost < 0:
             self._rise(request.namespace)
+            for order in self._orders:
+                order.rise(request.namespace)
+
+    def _earliest(self) -> float:
+        """Return the counter of a tenant with its whole credit, the lowest that one returns with."""
+        return self._virtual_time - self._credit
 
     def _rise(self, namespace: bytes) -> None:
         """Add a heap entry for a tenant that comes up before its old entry. A later place needs no entry."""
@@ -262,3 +263,5 @@ class FairShare:
             if counter > self._virtual_time or namespace in self._queues
         }
         self._prune_at = max(4096, 2 * len(self._counters))
+        for order in self._orders:
+            order.rise_all()
