@@ -21,7 +21,6 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
 from loraplex.platform.startup_errors import SettingsError
 from loraplex.tenants.api_keys.networks import parse_network
 from loraplex.tenants.billing.pricing import MAX_PRICE, Price
@@ -303,12 +302,16 @@ class Settings(BaseSettings):
 
         A configured proxy is taken to do so.
         """
-        try:
-            loopback = ip_address(self.host).is_loopback
-        except ValueError:
-            loopback = self.host == "localhost"
         is_plain = self.tls_certificate is None and not self.trusted_proxies
-        return self.role != "engine" and is_plain and not loopback
+        return self.role != "engine" and is_plain and not self.is_local
+
+    @property
+    def is_local(self) -> bool:
+        """Whether no other machine reaches `host`, but through a proxy on this one."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     @property
     def scheme(self) -> str:
@@ -334,41 +337,6 @@ class Settings(BaseSettings):
             max_adapters=self.default_max_adapters,
             max_adapter_bytes=self.default_max_adapter_bytes,
             max_keys=self.default_max_keys,
-        )
-
-    def engine_config(self, model: str) -> EngineConfig:
-        """The engine's part of the settings, for the model at `model`."""
-        return EngineConfig(
-            model=model,
-            dtype=self.dtype,
-            device=self.device,
-            quantization=self.quantization,
-            max_model_len=self.max_model_len,
-            memory_utilization=self.memory_utilization,
-            cuda_graphs=self.cuda_graphs,
-            deterministic=self.deterministic,
-            step_warning_s=self.engine_step_warning_s,
-            scheduler=SchedulerConfig(
-                max_num_seqs=self.max_num_seqs,
-                max_num_batched_tokens=self.max_num_batched_tokens,
-                max_adapters_per_step=self.max_adapters_per_step,
-                max_waiting=self.max_waiting,
-                chunked_prefill=self.chunked_prefill,
-                overlap=self.overlap,
-            ),
-            cache=CacheConfig(
-                block_size=self.kv_block_size,
-                kv_bytes=self.kv_cache_bytes,
-                kv_dtype=self.kv_cache_dtype,
-                prefix_caching=self.prefix_caching,
-            ),
-            lora=LoraConfig(
-                max_bytes=self.adapter_bytes,
-                host_max_bytes=self.adapter_host_bytes,
-                max_rank=self.max_lora_rank,
-                page_dtype=self.adapter_page_dtype,
-                max_page_error=self.adapter_page_error,
-            ),
         )
 
 

@@ -12,6 +12,7 @@ GatewayError
 ├── BodyShareExceeded         the bodies of the tenant's requests take all of its share of the memory for them
 ├── InsufficientScope
 ├── FormRefused               a form of the console that this server's own page of the same session has not sent
+├── MisdirectedRequest        asked of the console by a name that it is not known by
 ├── PreconditionRequired      a change without If-Match, which must name the revision that its author has seen
 ├── AddressNotAllowed         the key may not be used from the address of the request
 ├── TooManyUnknownKeys        the address of the request presented too many keys that do not exist
@@ -107,6 +108,10 @@ class FormRefused(GatewayError):
     pass
 
 
+class MisdirectedRequest(GatewayError):
+    pass
+
+
 class PreconditionRequired(GatewayError):
     pass
 
@@ -173,6 +178,7 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     BodyShareExceeded: ErrorRow(429, _RATE, "rate_limit_exceeded", retry_after_s=1),
     InsufficientScope: ErrorRow(403, _PERMISSION, "insufficient_scope"),
     FormRefused: ErrorRow(403, _PERMISSION, "form_refused"),
+    MisdirectedRequest: ErrorRow(421, _INVALID, "misdirected_request"),
     PreconditionRequired: ErrorRow(428, _INVALID, "precondition_required"),
     AddressNotAllowed: ErrorRow(403, _PERMISSION, "address_not_allowed"),
     TooManyUnknownKeys: ErrorRow(429, _RATE, "rate_limit_exceeded", retry_after_s=1),

@@ -17,6 +17,7 @@ from loraplex.engine.models.config import ModelConfig
 from loraplex.platform.cli.command_context import exit_codes
 from loraplex.platform.cli.plan_cost import cost_document, cost_lines, measured
 from loraplex.platform.config import Settings, load_settings
+from loraplex.platform.engines.engine_config import engine_config
 from loraplex.platform.engines.memory_worksheet import worksheet_document, worksheet_table
 from loraplex.platform.server.base_model_file import read_base_model
 from loraplex.platform.startup_errors import SettingsError
@@ -97,7 +98,7 @@ def _cost(
 
 def _model(settings: Settings) -> tuple[EngineConfig, ModelConfig]:
     path = settings.model or read_base_model(settings.data_dir).path
-    engine = settings.engine_config(path)
+    engine = engine_config(settings, path)
     try:
         return engine, load_model_config(path)
     except EngineError as error:

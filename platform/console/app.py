@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.error_pages import ErrorPages
+from loraplex.platform.console.known_hosts import KnownHosts, known_names
 from loraplex.platform.console.origin import PublicOrigin
 from loraplex.platform.console.routes import page_routers
 from loraplex.platform.console.security_headers import SecurityHeaders
@@ -30,9 +31,13 @@ MIN_COMPRESSED_BYTES: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class ConsoleOptions:
-    """`public_url`: the address that people use, without a slash at the end; None: that of each request."""
+    """`public_url`: the address that people use, without a slash at the end; None: that of each request.
+
+    `is_local`: no other machine reaches this server but through a proxy.
+    """
 
     public_url: str | None = None
+    is_local: bool = False
 
 
 def create_console(dependencies: GatewayDependencies, options: ConsoleOptions) -> FastAPI:
@@ -46,6 +51,9 @@ def create_console(dependencies: GatewayDependencies, options: ConsoleOptions) -
     for router in page_routers(endpoint):
         # Included, a router would build each of its routes a second time, with the first request.
         app.router.routes.extend(router.routes)
+    names = known_names(options.public_url, is_local=options.is_local)
+    if names is not None:
+        app.add_middleware(KnownHosts, names=names)
     _show_errors(app, endpoint)
     app.add_middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=6)
     app.add_middleware(SecurityHeaders)

@@ -28,6 +28,7 @@ _TITLES: Final = {
     409: "Not possible now",
     412: "It has changed meanwhile",
     413: "Too large",
+    421: "Not known by this name",
     422: "Not valid",
     429: "Limited",
     503: "Not available now",

@@ -16,6 +16,7 @@ import msgspec
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.config import Settings
 from loraplex.platform.engines import wire
+from loraplex.platform.engines.engine_config import engine_config
 from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.engines.pool import EnginePool
@@ -90,7 +91,7 @@ def _process(
 ) -> EngineProcess:
     options = EngineProcessOptions(
         address=address,
-        config=settings.engine_config(model),
+        config=engine_config(settings, model),
         fake=_fake_script(settings, model),
         buffer=_buffer_limits(settings),
         watchdog=WatchdogConfig(settings.engine_unresponsive_s, settings.engine_hang_timeout_s),

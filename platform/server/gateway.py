@@ -269,7 +269,9 @@ async def _create_app(
         routers.append(metrics_router(exposition))
     app = create_app(dependencies, routers, observers)
     if settings.console:
-        console = create_console(dependencies, ConsoleOptions(public_url=settings.public_url))
+        console = create_console(
+            dependencies, ConsoleOptions(settings.public_url, is_local=settings.is_local)
+        )
         app.router.routes.append(ConsoleRoute(console))
     await asyncio.to_thread(lambda: app.rendered_document)
     return app

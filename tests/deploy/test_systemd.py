@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tomllib
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from tests.deploy.settings_named import require_command, require_setting_variable, require_settings
@@ -74,4 +75,8 @@ def test_what_all_units_share_gives_a_drain_its_time_and_survives_a_killed_worke
 
 
 def test_the_example_of_the_settings_is_valid() -> None:
-    require_settings(tomllib.loads((UNITS / "loraplex.toml.example").read_text()))
+    settings = tomllib.loads((UNITS / "loraplex.toml.example").read_text())
+    require_settings(settings)
+    # The console answers by this name alone.
+    site = (UNITS.parent / "nginx" / "loraplex.conf").read_text()
+    assert f"server_name {urlsplit(settings['public_url']).hostname};" in site

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from loraplex.platform.config import load_settings
+from loraplex.platform.engines.engine_config import engine_config
 from loraplex.platform.startup_errors import SettingsError
 
 
@@ -150,12 +151,12 @@ def test_frozen() -> None:
 def test_engine_config_carries_the_limits() -> None:
     given = {"max_num_seqs": 3, "kv_cache_bytes": 1 << 21, "kv_cache_dtype": "fp8", "adapter_bytes": 0}
     given |= {"overlap": "on", "cuda_graphs": "off", "deterministic": True}
-    config = load_settings(given).engine_config("/m")
+    config = engine_config(load_settings(given), "/m")
     assert (config.scheduler.overlap, config.cuda_graphs, config.deterministic) == ("on", "off", True)
     assert (config.model, config.scheduler.max_num_seqs, config.cache.kv_bytes) == ("/m", 3, 1 << 21)
     assert (config.cache.kv_dtype, config.lora.max_bytes) == ("fp8", 0)
     assert [config.scheduler.max_tokens(is_cuda=is_cuda) for is_cuda in (False, True)] == [256, 1024]
-    scheduler = load_settings({"max_num_batched_tokens": 512}).engine_config("/m").scheduler
+    scheduler = engine_config(load_settings({"max_num_batched_tokens": 512}), "/m").scheduler
     assert scheduler.max_tokens(is_cuda=False) == scheduler.max_tokens(is_cuda=True) == 512
 
 

@@ -266,12 +266,14 @@ def test_both_files_or_neither(tmp_path: Path, given: str, named: str) -> None:
 
 def test_only_what_nothing_encrypts_is_warned_of(tmp_path: Path) -> None:
     tls = {"tls_certificate": tmp_path / "a", "tls_key": tmp_path / "b"}
-    for flags, exposed, scheme in (
-        ({"host": "0.0.0.0"}, True, "http"),
-        ({"host": "0.0.0.0", **tls}, False, "https"),
-        ({"host": "0.0.0.0", "trusted_proxies": "10.0.0.0/8"}, False, "http"),
-        ({"host": "::1"}, False, "http"),
-        ({"host": "localhost", **tls}, False, "https"),
+    for flags, exposed, local, scheme in (
+        ({"host": "0.0.0.0"}, True, False, "http"),
+        ({"host": "0.0.0.0", **tls}, False, False, "https"),
+        ({"host": "0.0.0.0", "trusted_proxies": "10.0.0.0/8"}, False, False, "http"),
+        ({"host": "gateway.internal"}, True, False, "http"),
+        ({"host": "::1"}, False, True, "http"),
+        ({"host": "localhost", **tls}, False, True, "https"),
     ):
         settings = load_settings(flags)
-        assert (settings.exposes_plain_http, settings.scheme) == (exposed, scheme)
+        seen = (settings.exposes_plain_http, settings.is_local, settings.scheme)
+        assert seen == (exposed, local, scheme)

@@ -1,0 +1,70 @@
+"""The names by which browsers may ask for the console.
+
+Invariant: a page of another site cannot make its own name lead here (DNS rebinding) and then read the console's answers as if they
+were its own: a request by a name that is not known runs no page.
+"""
+
+import re
+from collections.abc import Collection
+from ipaddress import ip_address
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from loraplex.platform.errors import MisdirectedRequest
+
+LOCALHOST: Final = "localhost"
+_HOST: Final = re.compile(r"(?:\[(?P<ipv6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
+
+
+def known_names(public_url: str | None, *, is_local: bool) -> frozenset[str] | None:
+    """Return the names that lead here besides `localhost`: that of `public_url`. None: any name may.
+
+    `is_local`: no other machine reaches this server, so it has no names but those of a proxy, which `public_url` says.
+    """
+    if public_url is not None:
+        return frozenset({_name(urlsplit(public_url).netloc)})
+    return frozenset() if is_local else None
+
+
+class KnownHosts:
+    """ASGI middleware: refuses requests by other names. Addresses are no names: a page of another site cannot take one.
+
+    Ports are not compared: a tunnel or a proxy has its own.
+    """
+
+    def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
+        self._app = app
+        self._names = {*names, LOCALHOST}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._knows(Headers(scope=scope).getlist("host")):
+            raise MisdirectedRequest(
+                "The console does not answer by this name. Open it by the address in the setting public_url, by localhost or by an "
+                "IP address; where people use another address, its operator sets public_url to it."
+            )
+        await self._app(scope, receive, send)
+
+    def _knows(self, hosts: list[str]) -> bool:
+        if len(hosts) != 1:
+            return False
+        name = _name(hosts[0])
+        return name in self._names or _is_address(name)
+
+
+def _name(host: str) -> str:
+    """Return the name or address in a `Host` header as names are compared; empty where it is none."""
+    parts = _HOST.fullmatch(host)
+    if parts is None:
+        return ""
+    return (parts["ipv6"] or parts["name"] or "").lower().removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

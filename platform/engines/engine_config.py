@@ -1,0 +1,40 @@
+"""The engine's part of the settings."""
+
+from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
+from loraplex.platform.config import Settings
+
+
+def engine_config(settings: Settings, model: str) -> EngineConfig:
+    """Return the configuration of an engine of the model at `model`."""
+    return EngineConfig(
+        model=model,
+        dtype=settings.dtype,
+        device=settings.device,
+        quantization=settings.quantization,
+        max_model_len=settings.max_model_len,
+        memory_utilization=settings.memory_utilization,
+        cuda_graphs=settings.cuda_graphs,
+        deterministic=settings.deterministic,
+        step_warning_s=settings.engine_step_warning_s,
+        scheduler=SchedulerConfig(
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_adapters_per_step=settings.max_adapters_per_step,
+            max_waiting=settings.max_waiting,
+            chunked_prefill=settings.chunked_prefill,
+            overlap=settings.overlap,
+        ),
+        cache=CacheConfig(
+            block_size=settings.kv_block_size,
+            kv_bytes=settings.kv_cache_bytes,
+            kv_dtype=settings.kv_cache_dtype,
+            prefix_caching=settings.prefix_caching,
+        ),
+        lora=LoraConfig(
+            max_bytes=settings.adapter_bytes,
+            host_max_bytes=settings.adapter_host_bytes,
+            max_rank=settings.max_lora_rank,
+            page_dtype=settings.adapter_page_dtype,
+            max_page_error=settings.adapter_page_error,
+        ),
+    )
