@@ -190,6 +190,18 @@ class Settings(BaseSettings):
             raise ValueError(f"must be given exactly if `{other}` is")
         return value
 
+    @field_validator("public_url")
+    @classmethod
+    def _an_origin_as_browsers_write_it(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if not parts.hostname or "@" in parts.netloc or not value.isascii():
+            raise ValueError("must be https://name or https://name:port, the name in ASCII (xn--…)")
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        is_usual = parts.port in (None, {"http": 80, "https": 443}[parts.scheme])
+        return f"{parts.scheme}://{host}" if is_usual else f"{parts.scheme}://{host}:{parts.port}"
+
     @field_validator("smtp_url")
     @classmethod
     def _links_in_mails_lead_here(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:

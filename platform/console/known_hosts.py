@@ -29,15 +29,18 @@ def known_names(public_url: str | None, *, is_local: bool) -> frozenset[str] | N
     return frozenset() if is_local else None
 
 
-class KnownHosts:
-    """ASGI middleware: refuses requests by other names. Addresses are no names: a page of another site cannot take one.
+def is_direct(host: str) -> bool:
+    """Return whether a `Host` header has `localhost` or an address, as of a tunnel's end: a page of another site can take neither."""
+    name = _name(host)
+    return name == LOCALHOST or _is_address(name)
 
-    Ports are not compared: a tunnel or a proxy has its own.
-    """
+
+class KnownHosts:
+    """ASGI middleware: refuses requests by other names. Ports are not compared: a tunnel or a proxy has its own."""
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
         self._app = app
-        self._names = {*names, LOCALHOST}
+        self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._knows(Headers(scope=scope).getlist("host")):
@@ -48,10 +51,7 @@ class KnownHosts:
         await self._app(scope, receive, send)
 
     def _knows(self, hosts: list[str]) -> bool:
-        if len(hosts) != 1:
-            return False
-        name = _name(hosts[0])
-        return name in self._names or _is_address(name)
+        return len(hosts) == 1 and (_name(hosts[0]) in self._names or is_direct(hosts[0]))
 
 
 def _name(host: str) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from loraplex.platform.auth.client_address import ClientAddresses
+from loraplex.platform.console.known_hosts import is_direct
 from loraplex.platform.errors import FormRefused
 
 PROTOCOL_HEADER = "x-forwarded-proto"
@@ -37,9 +38,13 @@ class PublicOrigin:
     def require(self, request: Request) -> None:
         """Raise `FormRefused` unless a page of this origin sent the request. Browsers name it in every POST.
 
-        Beside `public_url` that is the address of the request, which operators have through a tunnel: `KnownHosts` bounds it.
+        Beside `public_url` that is the address of the request, where it is that of an operator's tunnel. By the public name it is
+        not: a proxy may have left out its port, at which another service speaks.
         """
-        if request.headers.get("origin") not in (self.of(request), self._asked(request)):
+        origins = {self.of(request)}
+        if is_direct(request.headers.get("host", "")):
+            origins.add(self._asked(request))
+        if request.headers.get("origin") not in origins:
             raise FormRefused(
                 "This form was sent from another site. Open the page again on this server and repeat it."
             )

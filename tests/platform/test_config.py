@@ -148,6 +148,32 @@ def test_frozen() -> None:
         load_settings().port = 1
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("https://LLM.Example.com:443", "https://llm.example.com"),
+        ("http://llm.example.com:80", "http://llm.example.com"),
+        ("https://llm.example.com:8443", "https://llm.example.com:8443"),
+        ("http://[2001:DB8::1]:443", "http://[2001:db8::1]:443"),
+        ("https://xn--bcher-kva.example", "https://xn--bcher-kva.example"),
+    ],
+)
+def test_a_public_url_is_kept_as_browsers_write_an_origin(given: str, kept: str) -> None:
+    assert load_settings({"public_url": given}).public_url == kept
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("https://:8000", "https://user:secret@llm.example.com", "https://user@llm.example.com"),
+        *("https://bücher.example", "https://llm.example.com:x", "https://[::1", "https://llm.example.com/"),
+    ],
+)
+def test_a_public_url_that_is_no_origin_is_refused(given: str) -> None:
+    with pytest.raises(SettingsError, match="public_url"):
+        load_settings({"public_url": given})
+
+
 def test_engine_config_carries_the_limits() -> None:
     given = {"max_num_seqs": 3, "kv_cache_bytes": 1 << 21, "kv_cache_dtype": "fp8", "adapter_bytes": 0}
     given |= {"overlap": "on", "cuda_graphs": "off", "deterministic": True}

@@ -154,3 +154,17 @@ async def test_operators_sign_in_through_a_tunnel_beside_the_public_url(console:
         ):
             answer = await http.post(path, data=fields, headers={"origin": origin})
             assert answer.status_code == expected, origin
+
+
+@pytest.mark.parametrize("passed", ["http://llm.example.com", "http://llm.example.com:3000"])
+async def test_by_the_public_name_no_other_port_or_scheme_is_its_origin(
+    console: Console, passed: str
+) -> None:
+    """A proxy may pass the name without its port, and plain: another service of that name then has the request's own address."""
+    public, path = f"{PUBLIC}:8443", "/console/sign-in"
+    reconfigured(console, ConsoleOptions(public))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(console.app), base_url=passed) as http:
+        fields = Page(await http.get(path)).form(path) | {"email": "nobody@example.com", "password": "wrong"}
+        for origin, expected in ((public, 422), (passed, 403), (PUBLIC, 403)):
+            answer = await http.post(path, data=fields, headers={"origin": origin})
+            assert answer.status_code == expected, origin
