@@ -99,6 +99,15 @@ def test_gateways_trust_the_address_of_the_proxy_and_nothing_else() -> None:
     )
 
 
+@pytest.mark.parametrize("domain", ["localhost", "llm.example.com"])
+def test_gateways_know_the_name_that_the_proxy_serves(domain: str) -> None:
+    variables = {} if domain == "localhost" else {"LORAPLEX_DOMAIN": domain}
+    found = yaml.safe_load(interpolated("compose.yaml", LORAPLEX_MODEL="x", **variables))["services"]
+    assert found["proxy"]["environment"]["LORAPLEX_DOMAIN"] == domain
+    for name in ("gateway-1", "gateway-2"):
+        assert found[name]["environment"]["LORAPLEX_PUBLIC_URL"] == f"https://{domain}"
+
+
 def test_the_secrets_are_private_random_and_kept(secrets: Path) -> None:
     declared: dict[str, Any] = yaml.safe_load(interpolated("compose.yaml", LORAPLEX_MODEL="x"))["secrets"]
     names = {Path(each["file"]).name for each in declared.values()}

@@ -32,13 +32,20 @@ def skip_without_chromium() -> None:
 @asynccontextmanager
 async def watched_page(console: Console, person: Browser) -> AsyncIterator[Page]:
     """An empty page of that person."""
+    async with served(console.app) as url, opened(url) as page:
+        cookies = [{"name": name, "value": value, "url": url} for name, value in person.http.cookies.items()]
+        await page.context.add_cookies(cookies)  # type: ignore[arg-type]
+        yield page
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Page]:
+    """An empty page of a browser that nobody has used, for the server at `url`."""
     skip_without_chromium()
     wrong: list[str] = []
-    async with served(console.app) as url, async_playwright() as playwright:
+    async with async_playwright() as playwright:
         chromium = await playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
         context = await chromium.new_context(base_url=url, reduced_motion="reduce")
-        cookies = [{"name": name, "value": value, "url": url} for name, value in person.http.cookies.items()]
-        await context.add_cookies(cookies)  # type: ignore[arg-type]
         page = await context.new_page()
         page.set_default_timeout(60_000)
 

@@ -1,11 +1,16 @@
 """The names by which the console answers: what a page of another site reaches under a name of its own that leads here."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
+from playwright.async_api import expect
+from tests.platform.api.conftest import served
+from tests.platform.console.chromium import opened
 from tests.platform.console.conftest import Console, Page, SignedIn
+from tests.platform.services.people.people_world import PASSWORD, add_person
 
 from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
 
@@ -154,6 +159,23 @@ async def test_operators_sign_in_through_a_tunnel_beside_the_public_url(console:
         ):
             answer = await http.post(path, data=fields, headers={"origin": origin})
             assert answer.status_code == expected, origin
+
+
+@pytest.mark.parametrize("end", ["localhost", "127.0.0.1"])
+async def test_a_browser_keeps_its_session_through_a_tunnel(console: Console, end: str) -> None:
+    """Its cookies are those of TLS, which `public_url` speaks and the tunnel does not."""
+    reconfigured(console, ConsoleOptions(PUBLIC))
+    await add_person(console.database, "olga@example.com", operator=True)
+    async with served(console.app) as url, opened(url.replace("127.0.0.1", end)) as page:
+        await page.goto("/operator/console/sign-in")
+        await page.get_by_label("Email").fill("olga@example.com")
+        await page.get_by_label("Password").fill(PASSWORD)
+        await page.get_by_role("button", name="Sign in", exact=True).click()
+        await expect(page).to_have_url(re.compile(r"/operator/console$"))
+        (name,) = [each["name"] for each in await page.context.cookies() if "operator" in each["name"]]
+        assert name == "__Host-loraplex-operator"
+        answer = await page.goto("/operator/console")
+        assert answer is not None and answer.status == 200 and not answer.request.redirected_from
 
 
 @pytest.mark.parametrize("passed", ["http://llm.example.com", "http://llm.example.com:3000"])
