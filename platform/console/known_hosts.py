@@ -46,7 +46,7 @@ class KnownHosts:
         if scope["type"] == "http" and not self._knows(Headers(scope=scope).getlist("host")):
             raise MisdirectedRequest(
                 "The console does not answer by this name. Open it by the address in the setting public_url, by localhost or by an "
-                "IP address; where people use another address, its operator sets public_url to it."
+                "IP address; where people use another address, its operator sets public_url to it. A proxy must pass on the Host header."
             )
         await self._app(scope, receive, send)
 

@@ -130,7 +130,8 @@ async def test_the_refusal_runs_no_page_and_says_what_to_set(console: Console, s
     person = await signed_in()
     refused = await person.get("/console/keys")
     assert refused.status_code == 421
-    assert "public_url" in refused.text and person.session.email not in refused.text
+    assert "public_url" in refused.text and "Host header" in refused.text
+    assert person.session.email not in refused.text
     assert "content-security-policy" in refused.headers
     assert (await person.get("/console/keys", host="localhost:8000")).status_code == 200
     sent = await person.post("/console/sign-out", {"csrf": "x"})
