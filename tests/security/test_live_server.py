@@ -1,4 +1,4 @@
-"""S1, S2 and S13 on a whole `loraplex serve` with TLS: where it listens, and what bytes of an attacker do there.
+"""S1, S2, S12, S13 and S19 on a whole `loraplex serve` with TLS: where it listens, and what bytes of an attacker do there.
 
 Invariant: one server for all tests of the file, and it serves in the end as it did in the beginning.
 """
@@ -265,6 +265,35 @@ def test_s13_what_is_no_request_costs_one_connection(attacked: Attacked, sent: b
         except ConnectionError:
             answer = b""
     assert not answer or answer.startswith(b"HTTP/1.1 " + status), answer[:200]
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        pytest.param("GET {0} HTTP/1.1\r\nHost: localhost", "200", id="localhost"),
+        pytest.param("GET {0} HTTP/1.1\r\nHost: evil.example", "421", id="another name"),
+        pytest.param(
+            "GET {0} HTTP/1.1\r\nHost: evil.example\r\nX-Forwarded-Host: localhost\r\nForwarded: host=localhost",
+            "421",
+            id="forwarded by nobody",
+        ),
+        pytest.param("GET https://localhost{0} HTTP/1.1\r\nHost: evil.example", "421", id="absolute form"),
+        pytest.param("GET {0} HTTP/1.1\r\nHost: localhost\r\nHost: evil.example", "421", id="two names"),
+        pytest.param("GET {0} HTTP/1.1\r\nHost: localhost, evil.example", "421", id="two names in one"),
+        pytest.param("GET {0} HTTP/1.0", "421", id="no name"),
+        pytest.param("GET {0} HTTP/1.1\r\nHost:", "421", id="an empty name"),
+        pytest.param("GET {0} HTTP/1.1\r\nHost: [::1", "421", id="an address that does not end"),
+        pytest.param("GET /%63onsole/sign-in HTTP/1.1\r\nHost: evil.example", "421", id="an escaped path"),
+        pytest.param("GET /livez HTTP/1.1\r\nHost: 10.0.0.7:8000", "200", id="probe by address"),
+        pytest.param("GET /readyz HTTP/1.1\r\nHost: loraplex.svc", "200", id="probe by name"),
+    ],
+)
+def test_s19_the_console_is_asked_by_its_names(attacked: Attacked, head: str, status: str) -> None:
+    """As bytes of a connection, before any parser; probes are asked by any."""
+    with attacked.encrypted() as connection:
+        connection.sendall((head.format("/console/sign-in") + "\r\n\r\n").encode())
+        answer = connection.recv(4096)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer[:200]
 
 
 def test_s13_all_of_it_left_the_server_as_it_was(attacked: Attacked) -> None:
