@@ -8,6 +8,10 @@ from uuid import UUID, uuid5
 
 _MILLISECOND: Final = 1_000_000
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+CLOCKS_APART: Final = timedelta(minutes=5)
+"""How far the clock of a gateway, in an id, and that of the counters, in a time of admission, are apart at most as a rule."""
+WRONG_CLOCK: Final = timedelta(days=1)
+"""How far they may be apart: one may have jumped, or show the time of another zone."""
 
 
 def uuid7_from(time: datetime) -> UUID:

@@ -14,7 +14,7 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.ids import uuid7_from
+from loraplex.tenants.ids import CLOCKS_APART, WRONG_CLOCK, uuid7_from
 from loraplex.tenants.ledger.invoice_drift import invoices_compared
 from loraplex.tenants.ledger.statements import AMOUNT_NANO
 from loraplex.tenants.models import NO_ID
@@ -23,12 +23,8 @@ from loraplex.tenants.quotas.periods import period_end, periods_of
 Compared: TypeAlias = Literal["rollups", "monthly_rollups", "days", "months", "invoices"]
 MAX_NAMED: Final = 20
 """Differences that a comparison names; it counts and adds up all of them."""
-CLOCKS_APART: Final = timedelta(minutes=5)
-"""How far the clock of a gateway, in an id, and that of the counters, in a time of admission, are apart at most as a rule."""
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
-WRONG_CLOCK: Final = DAY
-"""How far they may be apart: one may have jumped, or show the time of another zone."""
 # Ids outside contain no time: releases before the ledger had partitions derived some from other ids.
 FIRST_TIME: Final = datetime(2020, 1, 1, tzinfo=UTC)
 LAST_TIME: Final = datetime(2100, 1, 1, tzinfo=UTC)

@@ -5,7 +5,7 @@ Invariant: a listing reads a bounded number of rows, however few of them its fil
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
@@ -14,14 +14,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from loraplex.tenants.errors import PhasesNotFound, RequestNotFound
-from loraplex.tenants.ids import uuid7_from
+from loraplex.tenants.ids import CLOCKS_APART, uuid7_from
 from loraplex.tenants.models import Adapter, ApiKey, RequestPhases, UsageRecord
 from loraplex.tenants.quotas.reservation import REQUEST_ID
 
 SCANNED: Final = 10_000
 """The most rows that one page of a filtered listing reads. Measured on two busy cores: 50,000 took a second."""
-CLOCKS_APART: Final = timedelta(minutes=5)
-"""More than the clock of a gateway, in an id, and that of the counters, in a time of admission, may differ."""
 
 LoggedRequest: TypeAlias = Row[UsageRecord, str | None, str | None, str | None, str | None]
 """A row of the ledger, the name of its adapter, and public id, name and kind of its key; None where their rows were erased."""

@@ -4,14 +4,13 @@ Invariant: every row of the month is there once, in the order of ids. Nothing is
 """
 
 from collections.abc import AsyncIterator
-from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.ids import uuid7_from
+from loraplex.tenants.ids import WRONG_CLOCK, uuid7_from
 from loraplex.tenants.ledger.drift import FIRST_TIME, LAST_TIME
 from loraplex.tenants.quotas.periods import period_end, period_start
 
@@ -38,8 +37,6 @@ _ROWS: Final = text(f"""
     WHERE r.tenant_id = :tenant_id AND r.month = :month
         AND (r.id >= :first_id AND r.id < :last_id OR r.id < :no_time_before OR r.id >= :no_time_from)
     ORDER BY r.id""")
-# An id is made by a gateway's clock, the month by the counters'.
-_CLOCKS_APART: Final = timedelta(days=1)
 
 
 async def exported_rows(session: AsyncSession, tenant_id: UUID, month: str) -> AsyncIterator[dict[str, Any]]:
@@ -48,8 +45,8 @@ async def exported_rows(session: AsyncSession, tenant_id: UUID, month: str) -> A
         "tenant_id": tenant_id,
         "month": month,
         # Other months' partitions are not read. Ids without a time are of releases before there were any.
-        "first_id": uuid7_from(period_start(month) - _CLOCKS_APART),
-        "last_id": uuid7_from(period_end(month) + _CLOCKS_APART),
+        "first_id": uuid7_from(period_start(month) - WRONG_CLOCK),
+        "last_id": uuid7_from(period_end(month) + WRONG_CLOCK),
         "no_time_before": uuid7_from(FIRST_TIME),
         "no_time_from": uuid7_from(LAST_TIME),
     }

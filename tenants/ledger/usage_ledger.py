@@ -39,7 +39,7 @@ from loraplex.tenants.quotas.reservation import (
 MAX_REAPED = 256
 FORGOTTEN_GATEWAY_SECONDS = 3600.0
 # The largest difference allowed between a gateway's clock, which is in its ids, and Valkey's.
-CLOCKS_APART = timedelta(seconds=30)
+MAX_SKEW = timedelta(seconds=30)
 # A request admitted so long after the counters were read comes from a clock that is ahead of theirs.
 AHEAD = timedelta(seconds=1)
 
@@ -144,7 +144,7 @@ class UsageLedger:
         """What the counters should have settled when they were read, `waited_s` ago. None if unknown: the tenant's counters
         were never built, or it has records of a clock that is ahead.
         """
-        first_id = uuid7_from(counted.at - CLOCKS_APART)
+        first_id = uuid7_from(counted.at - MAX_SKEW)
         least_id = min([first_id, *counted.open])
         periods = [use.period for use in counted.uses]
         ahead = counted.at + timedelta(seconds=waited_s) + AHEAD

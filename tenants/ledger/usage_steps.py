@@ -15,8 +15,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.errors import ReplayTooSlow
-from loraplex.tenants.ids import uuid7_from
-from loraplex.tenants.ledger.request_log import CLOCKS_APART
+from loraplex.tenants.ids import CLOCKS_APART, uuid7_from
 from loraplex.tenants.ledger.statements import AMOUNT_NANO
 from loraplex.tenants.models import UsageTotal
 from loraplex.tenants.quotas.limits import Level, Subject
