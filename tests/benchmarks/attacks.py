@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 import msgspec
 from tests.benchmarks.attackers.job import AttackJob
 from tests.benchmarks.attackers.registry import ATTACKERS
-from tests.benchmarks.checkout import CHECKOUT
+from tests.benchmarks.child import end_child, start_child
 
 from loraplex.platform.bench.client import CompletionRequest
 from loraplex.platform.bench.fixtures import open_fixtures, token_pool
@@ -21,8 +21,6 @@ from loraplex.platform.bench.load import LoadResult, run_load
 from loraplex.platform.bench.local_server import BASE_MODEL, run_local_server
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.bench.workload import arrival_offsets, draw_prompts
-from loraplex.platform.processes.child_process import module_command
-from loraplex.platform.processes.environment import foreign_environment
 
 CONTROL, ATTACKED = "attacker at a stub", "attacked"
 COLUMNS = ("p50_ttft_ms", "p99_ttft_ms", "requests", "errors", "attacks")
@@ -100,8 +98,8 @@ async def _measure_one(
 async def run_attacker(job: AttackJob) -> AsyncIterator[Counter[str]]:
     """Run the attacker's process beside the block; afterwards the counter has its outcome."""
     counted: Counter[str] = Counter()
-    process = await _child("tests.benchmarks.attackers", msgspec.json.encode(job))
-    ending = asyncio.create_task(_end(process, job.seconds + STOP_S))
+    process = await start_child("tests.benchmarks.attackers", msgspec.json.encode(job))
+    ending = asyncio.create_task(end_child(process, job.seconds + STOP_S))
     try:
         yield counted
     finally:
@@ -111,41 +109,12 @@ async def run_attacker(job: AttackJob) -> AsyncIterator[Counter[str]]:
 @asynccontextmanager
 async def run_stub() -> AsyncIterator[str]:
     """The address of a server that reads each request and answers it without work."""
-    process = await _child("tests.benchmarks.stub_server", b"")
+    process = await start_child("tests.benchmarks.stub_server", b"")
     assert process.stdout is not None
     try:
         yield (await process.stdout.readline()).decode().strip()
     finally:
-        await _end(process, STOP_S)
-
-
-async def _child(module: str, data: bytes) -> asyncio.subprocess.Process:
-    process = await asyncio.create_subprocess_exec(
-        *module_command(module),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env=foreign_environment() | {"PYTHONPATH": str(CHECKOUT)},
-    )
-    assert process.stdin is not None
-    process.stdin.write(data)
-    await process.stdin.drain()
-    return process
-
-
-async def _end(process: asyncio.subprocess.Process, within_s: float) -> bytes:
-    """Close the child's standard input, wait for its end and return what it printed. Raises `BenchFailed`."""
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        async with asyncio.timeout(within_s):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        raise BenchFailed(f"a process of the benchmark did not end within {within_s:g} s") from None
-    if process.returncode:
-        raise BenchFailed(f"a process of the benchmark ended with {process.returncode}")
-    return output
+        await end_child(process, STOP_S)
 
 
 def _summarize(report: Report, attack: str, shape: AttackShape, results: Mapping[str, CaseResult]) -> None:

@@ -1,20 +1,25 @@
 """What a tenant gets beside another one that offers ten times its share, and how two backlogged tenants share an engine.
 
-Invariant: all rates follow from a capacity that is measured on the same server, in the same run.
+Invariant: all rates of a round follow from the capacity measured just before it on the same server. The other tenant's client is
+a process of its own, so that the quiet one's clock waits for no event loop but its own.
 """
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import count
+from statistics import fmean
+
+import httpx
+from tests.benchmarks.tenant_load import Offered, OfferJob, begin_offer, end_offer
 
 from loraplex.platform.bench.client import CompletionRequest, StreamRecord, decode, stream_completion
 from loraplex.platform.bench.fixtures import BenchTenant, open_fixtures, token_pool
 from loraplex.platform.bench.latency_metrics import percentile
-from loraplex.platform.bench.load import LoadResult, run_load
+from loraplex.platform.bench.load import run_load
 from loraplex.platform.bench.local_server import BASE_MODEL, LocalServer, run_local_server
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.bench.workload import arrival_offsets, draw_prompts
@@ -24,9 +29,11 @@ COLUMNS = (
     "p50_ttft_ms",
     "p99_ttft_ms",
     "requests",
-    "errors",
     "offered_per_s",
+    "refused",
+    "late_ms",
     "capacity_per_s",
+    "rounds_repeated",
     "jain",
     "shares",
 )
@@ -35,17 +42,26 @@ REQUIRED_RATIO, REQUIRED_JAIN = 1.5, 0.95
 CONNECTIONS = {"max_connections": "16384", "max_connections_per_address": "16384"}
 OUTPUT_COST = 2.0
 """An output token in prompt tokens, as the scheduler charges it (`engine/scheduling/fairness.py`)."""
+MAX_SPEED_CHANGE = 1.15
+"""Of the capacity within a round; beyond it the offered rates are no shares any more, and the round is repeated."""
+WARM_UP_S = 5.0
+IDLE_S = 60.0
+WAITING_OR_RUNNING = re.compile(r"^vllm:num_requests_(?:running|waiting)\{.*\} (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairShareShape:
-    """Two tenants: half of the capacity is the share of each. The quiet one offers `quiet_load` of the capacity.
+    """Two tenants: half of the capacity is the share of each. The quiet one offers `quiet_load` of the capacity for `seconds`,
+    after the other one has offered for `lead_s`.
 
-    `backlog` requests of each tenant are in flight in the cases of backlogged tenants, whose weights are `weights`.
+    `backlog` requests of each tenant are in flight in the cases of backlogged tenants, whose weights are `weights`, and half as
+    many where the capacity is measured.
     """
 
-    seconds: float = 20.0
-    rounds: int = 3
+    seconds: float = 15.0
+    lead_s: float = 3.0
+    capacity_s: float = 8.0
+    rounds: int = 6
     input_len: int = 60
     output_len: int = 32
     quiet_load: float = 0.4
@@ -69,6 +85,29 @@ class _World:
         ]
 
 
+@dataclass(slots=True)
+class CaseTimes:
+    """The quiet tenant's times to first token in seconds, and what the other one offered."""
+
+    first_tokens: list[float] = field(default_factory=list)
+    offered: list[Offered] = field(default_factory=list)
+
+    def add(self, other: "CaseTimes") -> None:
+        self.first_tokens += other.first_tokens
+        self.offered += other.offered
+
+    def figure(self) -> dict[str, float]:
+        """The figures of a case."""
+        return {
+            "p50_ttft_ms": percentile(self.first_tokens, 50) * 1000,
+            "p99_ttft_ms": percentile(self.first_tokens, 99) * 1000,
+            "requests": len(self.first_tokens),
+            "offered_per_s": fmean(offered.rate for offered in self.offered),
+            "refused": sum(sum(offered.failed.values()) for offered in self.offered),
+            "late_ms": max(offered.late_s for offered in self.offered) * 1000,
+        }
+
+
 async def measure_fair_share(
     model: str, shape: FairShareShape, settings: Mapping[str, str], progress: Callable[[str], None]
 ) -> Report:
@@ -82,98 +121,129 @@ async def measure_fair_share(
                 for i, (one, other) in enumerate(shape.weights)
             ]
         world = _World(server, shape, await token_pool(server.base_url, quiet.api_key, BASE_MODEL))
-        progress("capacity")
-        capacity = await _capacity(world, loud)
-        await _measure_quiet(world, quiet, loud, capacity, report, progress)
+        await _measure_quiet(world, quiet, loud, report, progress)
         for (one, other), weights in zip(pairs, shape.weights, strict=True):
             progress(f"both backlogged, weights {weights[0]:g} and {weights[1]:g}")
             await _measure_backlogged(world, (one, other), weights, report)
     return report
 
 
-async def _capacity(world: _World, tenant: BenchTenant) -> float:
-    """Requests per second of a closed loop; the first half warms up."""
-    rate = 0.0
-    for seed in range(2):
-        requests = world.requests(tenant, 4 * world.shape.backlog, seed)
-        load = (await run_load(world.server.base_url, requests, world.shape.backlog)).require_complete()
-        rate = len(requests) / load.duration
-    return rate
-
-
 async def _measure_quiet(
-    world: _World,
-    quiet: BenchTenant,
-    loud: BenchTenant,
-    capacity: float,
-    report: Report,
-    progress: Callable[[str], None],
+    world: _World, quiet: BenchTenant, loud: BenchTenant, report: Report, progress: Callable[[str], None]
 ) -> None:
-    shape, times = world.shape, dict[str, list[float]]()
-    for number in range(shape.rounds + 1):  # the first round warms up
-        for place, (name, offered) in enumerate(((FAIR, capacity / 2), (TENFOLD, 5 * capacity))):
-            progress(f"round {number} of {shape.rounds}: {name}")
-            seed = 2 * number + place  # No case repeats a prompt of an earlier one, which would be cached.
-            async with _offer(world, loud, offered, seed):
-                rate = shape.quiet_load * capacity
-                offsets = arrival_offsets(max(2, int(rate * shape.seconds)), rate, number)
-                requests = world.requests(quiet, len(offsets), 1000 + seed)
-                load = await run_load(world.server.base_url, requests, offsets=offsets)
-            if number:
-                times.setdefault(name, []).extend(_first_tokens(load))
-    for name, offered in ((FAIR, capacity / 2), (TENFOLD, 5 * capacity)):
-        figure = {
-            "p50_ttft_ms": percentile(times[name], 50) * 1000,
-            "p99_ttft_ms": percentile(times[name], 99) * 1000,
-            "requests": len(times[name]),
-            "offered_per_s": offered,
-            "capacity_per_s": capacity,
+    shape, times = world.shape, {FAIR: CaseTimes(), TENFOLD: CaseTimes()}
+    capacities: list[float] = []
+    warm_up = replace(world, shape=replace(shape, seconds=WARM_UP_S))
+    await _measure_round(warm_up, quiet, loud, await _capacity(world, (quiet, loud), 0), 0)
+    capacity = await _capacity(world, (quiet, loud), 1)
+    for number in range(1, 2 * shape.rounds + 1):
+        found = await _measure_round(world, quiet, loud, capacity, number)
+        before, capacity = capacity, await _capacity(world, (quiet, loud), 1 + number)
+        p99 = ", ".join(f"{name} {percentile(found[name].first_tokens, 99) * 1000:.0f} ms" for name in times)
+        progress(f"round {number}: p99 TTFT, {p99}; capacity {before:.1f}/s, then {capacity:.1f}/s")
+        if max(before, capacity) > MAX_SPEED_CHANGE * min(before, capacity):
+            progress("the machine's speed changed: another round")
+            continue
+        capacities.append(before)
+        for name, result in found.items():
+            times[name].add(result)
+        if len(capacities) == shape.rounds:
+            break
+    else:
+        raise BenchFailed("the machine's speed changed in too many rounds: something else uses it")
+    for name, result in times.items():
+        figure = result.figure() | {
+            "capacity_per_s": fmean(capacities),
+            "rounds_repeated": number - shape.rounds,
         }
         report.cases.append(Case(name, asdict(shape), figure))
-    ratio = percentile(times[TENFOLD], 99) / percentile(times[FAIR], 99)
+    ratio = percentile(times[TENFOLD].first_tokens, 99) / percentile(times[FAIR].first_tokens, 99)
     report.ratios.append(Ratio("p99 TTFT: ten times its share / its share", ratio, REQUIRED_RATIO, "at most"))
 
 
-def _first_tokens(load: LoadResult) -> list[float]:
-    return [completion.time_to_first_token for completion in load.require_complete().completions]
+async def _measure_round(
+    world: _World, quiet: BenchTenant, loud: BenchTenant, capacity: float, number: int
+) -> dict[str, CaseTimes]:
+    """Both cases, in an order that alternates; no case repeats a prompt of an earlier one, which would be cached."""
+    names = (FAIR, TENFOLD) if number % 2 else (TENFOLD, FAIR)
+    found: dict[str, CaseTimes] = {}
+    for place, name in enumerate(names):
+        rate = capacity / 2 if name == FAIR else 5 * capacity
+        found[name] = await _measure_case(world, quiet, loud, (capacity, rate), (number, 2 * number + place))
+    return found
 
 
-@asynccontextmanager
-async def _offer(world: _World, tenant: BenchTenant, rate: float, seed: int) -> AsyncIterator[None]:
-    """Offer requests in an open loop while the block runs, whatever becomes of them; what is left is cancelled."""
-    number = int(2 * rate * world.shape.seconds)
-    requests = world.requests(tenant, number, 2000 + seed)
-    offered = asyncio.create_task(
-        run_load(world.server.base_url, requests, offsets=arrival_offsets(number, rate, 3000 + seed))
+async def _capacity(world: _World, tenants: tuple[BenchTenant, BenchTenant], seed: int) -> float:
+    """Requests per second that both tenants together get, half a backlog in flight each; the first quarter does not count."""
+    shape = world.shape
+    half = replace(world, shape=replace(shape, seconds=shape.capacity_s, backlog=shape.backlog // 2))
+    served = await _serve_backlogs(half, tenants, (1_000_000 * (seed + 1), 1_000_000 * (seed + 1) + 500_000))
+    return sum(served) / (0.75 * shape.capacity_s * (shape.input_len + OUTPUT_COST * shape.output_len))
+
+
+async def _measure_case(
+    world: _World, quiet: BenchTenant, loud: BenchTenant, rates: tuple[float, float], seeds: tuple[int, int]
+) -> CaseTimes:
+    """`rates`: the capacity, and what the other tenant offers. `seeds`: of the quiet tenant's arrivals, and of prompts."""
+    shape = world.shape
+    rate = shape.quiet_load * rates[0]
+    arrivals = arrival_offsets(max(2, int(rate * shape.seconds)), rate, seeds[0])
+    requests = world.requests(quiet, len(arrivals), 1000 + seeds[1])
+    job = OfferJob(
+        base_url=world.server.base_url,
+        api_key=loud.api_key,
+        model=BASE_MODEL,
+        pool=list(world.pool),
+        input_len=shape.input_len,
+        output_len=shape.output_len,
+        rate=rates[1],
+        seconds=2 * (shape.lead_s + shape.seconds),
+        seed=2000 + seeds[1],
     )
+    await _wait_idle(world.server.base_url)
+    offering = await begin_offer(job)
     try:
-        yield
-        if offered.done():
-            raise BenchFailed("the other tenant's requests ended before those of the quiet one")
+        offsets = [shape.lead_s + offset for offset in arrivals]
+        load = await run_load(world.server.base_url, requests, offsets=offsets)
     finally:
-        offered.cancel()
-        await asyncio.gather(offered, return_exceptions=True)
+        offered = await end_offer(offering)
+    await _wait_idle(world.server.base_url)
+    completions = load.require_complete().completions
+    return CaseTimes([completion.time_to_first_token for completion in completions], [offered])
+
+
+async def _wait_idle(base_url: str) -> None:
+    """Wait until the engine has no request: the next case meets nothing that the last one left."""
+    async with asyncio.timeout(IDLE_S), httpx.AsyncClient(base_url=base_url) as client:
+        while any(map(float, WAITING_OR_RUNNING.findall((await client.get("/metrics")).text))):
+            await asyncio.sleep(0.25)
 
 
 async def _measure_backlogged(
     world: _World, tenants: tuple[BenchTenant, BenchTenant], weights: tuple[float, float], report: Report
 ) -> None:
     shape = world.shape
-    began = time.perf_counter()
-    until = began + shape.seconds
-    served = await asyncio.gather(
-        *(
-            _backlog(world, tenant, seed, until)
-            for tenant, seed in zip(tenants, (10_000, 500_000), strict=True)
-        )
-    )
-    window = (began + shape.seconds / 4, until)
-    service = [sum(map(partial(_cost, window=window), records)) / w for records, w in zip(served, weights)]
+    served = await _serve_backlogs(world, tenants, (10_000, 500_000))
+    service = [each / weight for each, weight in zip(served, weights, strict=True)]
     jain = sum(service) ** 2 / (len(service) * sum(value**2 for value in service))
     figure = {"jain": jain, "shares": service[1] * weights[1] / (service[0] * weights[0])}
     name = f"both backlogged, weights {weights[0]:g} and {weights[1]:g}"
     report.cases.append(Case(name, asdict(shape), figure))
     report.ratios.append(Ratio(f"Jain index, {name}", jain, REQUIRED_JAIN, "at least"))
+
+
+async def _serve_backlogs(
+    world: _World, tenants: tuple[BenchTenant, BenchTenant], seeds: tuple[int, int]
+) -> list[float]:
+    """The service of each of two backlogged tenants, in prompt tokens, after the first quarter of `seconds`."""
+    shape = world.shape
+    began = time.perf_counter()
+    until = began + shape.seconds
+    records = await asyncio.gather(
+        *(_backlog(world, tenant, seed, until) for tenant, seed in zip(tenants, seeds, strict=True))
+    )
+    window = (began + shape.seconds / 4, until)
+    return [sum(map(partial(_cost, window=window), each)) for each in records]
 
 
 async def _backlog(world: _World, tenant: BenchTenant, first_seed: int, until: float) -> list[StreamRecord]:

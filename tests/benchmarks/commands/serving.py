@@ -105,8 +105,8 @@ def noisy_neighbours(
 def fair_share(
     model: Model = None,
     dtype: Dtype = "bfloat16",
-    seconds: Annotated[float, typer.Option(min=5.0, help="Of each case in each round.")] = 20.0,
-    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    seconds: Annotated[float, typer.Option(min=5.0, help="Of each case in each round.")] = 15.0,
+    rounds: Annotated[int, typer.Option(min=1)] = 6,
     load: Annotated[
         float, typer.Option(min=0.01, max=0.5, help="Of the quiet tenant, of the capacity.")
     ] = 0.4,
