@@ -24,7 +24,7 @@ from pydantic_settings import (
 from loraplex.platform.startup_errors import SettingsError
 from loraplex.tenants.api_keys.networks import parse_network
 from loraplex.tenants.billing.pricing import MAX_PRICE, Price
-from loraplex.tenants.default_limits import DefaultLimits
+from loraplex.tenants.default_limits import MAX_DEFAULT_TOKENS, DefaultLimits
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.outbox.receiver_urls import MAX_URL_LENGTH, parse_receiver_url
 from loraplex.tenants.outbox.signature import is_secret
@@ -100,6 +100,10 @@ class Settings(BaseSettings):
     default_max_adapters: int = Field(default=10_000, ge=0, le=1 << 30)
     default_max_adapter_bytes: int = Field(default=16 * GIB, ge=0, le=1 << 50)
     default_max_keys: int = Field(default=10_000, ge=1, le=1 << 30)
+    default_max_tokens: int = Field(default=4096, ge=0, le=MAX_DEFAULT_TOKENS)
+    tier_default_max_tokens: Annotated[
+        dict[str, Annotated[int, Field(ge=0, le=MAX_DEFAULT_TOKENS)]], NoDecode
+    ] = Field(default={}, max_length=64)
     max_open_uploads: int = Field(default=16, ge=1, le=1000)
     max_uploads_in_flight: int = Field(default=32, ge=1, le=1024)
 
@@ -236,6 +240,14 @@ class Settings(BaseSettings):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return tuple(value) if isinstance(value, list) else value
 
+    @field_validator("tier_default_max_tokens", mode="before")
+    @classmethod
+    def _tiers_with_their_numbers(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+        return {tier.strip(): number.strip() for tier, _, number in pairs}
+
     @field_validator("trusted_proxies")
     @classmethod
     def _proxies_are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -349,6 +361,8 @@ class Settings(BaseSettings):
             max_adapters=self.default_max_adapters,
             max_adapter_bytes=self.default_max_adapter_bytes,
             max_keys=self.default_max_keys,
+            default_max_tokens=self.default_max_tokens,
+            tier_default_max_tokens=self.tier_default_max_tokens,
         )
 
 

@@ -77,7 +77,7 @@ class Database:
     def __init__(
         self, url: str, *, pool_size: int = POOL_SIZE, limits: DefaultLimits = STANDARD_LIMITS
     ) -> None:
-        self.url = url
+        self.url, self.limits = url, limits
         self.breaker = CircuitBreaker()
         # Reports group some 100,000 rollups, which PostgreSQL sorts on disk if it has less memory. A month's report, of 32 ms,
         # takes 64 when PostgreSQL compiles it first (`jit`), and 460 when it optimizes that as well.

@@ -36,11 +36,12 @@ def settings_rows() -> list[tuple[str, str, str]]:
 def allowed(name: str, field: FieldInfo) -> str:
     """What a setting may be, from its type and bounds."""
     kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not type(None)]
-    if get_origin(field.annotation) is tuple:
+    if get_origin(field.annotation) in (tuple, dict):
         return {
             "engine": "`ipc://` addresses, or `ray://APP`",
             "trusted_proxies": "networks",
             "oidc_allowed_domains": "domains",
+            "tier_default_max_tokens": "`tier=tokens`",
         }[name]
     if all(isinstance(kind, str) for kind in kinds):
         return ", ".join(map(str, kinds))
@@ -58,7 +59,7 @@ def allowed(name: str, field: FieldInfo) -> str:
 
 
 def shown(name: str, value: Any) -> str:
-    if value is None or value == ():
+    if value in (None, (), {}):
         return ""
     if isinstance(value, bool):
         return str(value).lower()

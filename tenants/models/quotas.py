@@ -21,6 +21,7 @@ LIMIT_COLUMNS = (
     "max_adapters",
     "max_adapter_bytes",
     "max_keys",
+    "default_max_tokens",
 )
 
 
@@ -37,7 +38,8 @@ class Quota(Base):
             ["tenant_id", "adapter_id"], ["adapters.tenant_id", "adapters.id"], ondelete="CASCADE"
         ),
         CheckConstraint("num_nonnulls(api_key_id, adapter_id) <= 1", name="level"),
-        CheckConstraint(" AND ".join(f"{column} >= 0" for column in LIMIT_COLUMNS), name="limits"),
+        CheckConstraint(" AND ".join(f"{column} >= 0" for column in LIMIT_COLUMNS[:-1]), name="limits"),
+        CheckConstraint("default_max_tokens >= 0", name="default_max_tokens"),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
@@ -54,6 +56,7 @@ class Quota(Base):
     max_adapters: Mapped[BigInt | None]
     max_adapter_bytes: Mapped[BigInt | None]
     max_keys: Mapped[BigInt | None]
+    default_max_tokens: Mapped[int | None]
     revision: Mapped[Revision]
     updated_at: Mapped[datetime] = mapped_column(server_default=func.now())
 

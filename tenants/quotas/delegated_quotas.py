@@ -22,7 +22,7 @@ from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.storage_quota import StorageQuota
 
 FIRST_REVISION: Final = 1
-TENANT_ONLY: Final = ("max_adapters", "max_adapter_bytes", "max_keys")
+TENANT_ONLY: Final = ("max_adapters", "max_adapter_bytes", "max_keys", "default_max_tokens")
 """Limits that only a tenant as a whole has."""
 
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Literal, Self
 from uuid import UUID
 
+from loraplex.tenants.default_limits import MAX_DEFAULT_TOKENS
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.models.quotas import Quota
 
@@ -51,15 +52,17 @@ MAXIMA: Mapping[str, int] = MappingProxyType(
         "max_adapters": MAX_INTEGER,
         "max_adapter_bytes": MAX_INTEGER,
         "max_keys": MAX_INTEGER,
+        "default_max_tokens": MAX_DEFAULT_TOKENS,
     }
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaLimits:
-    """Limits; None means unlimited, or the installation's default for the last three (`DefaultLimits`).
+    """Limits; None means unlimited, or the installation's default for the last four (`DefaultLimits`).
 
-    Budgets in micro-units of money. Raises `InvalidField` naming the limit and its range.
+    Budgets in micro-units of money. `default_max_tokens` refuses nothing: it bounds chat answers whose requests name no maximum;
+    0 is what the context leaves. Raises `InvalidField` naming the limit and its range.
     """
 
     requests_per_minute: int | None = None
@@ -72,6 +75,7 @@ class QuotaLimits:
     max_adapters: int | None = None
     max_adapter_bytes: int | None = None
     max_keys: int | None = None
+    default_max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in self.items():

@@ -198,6 +198,19 @@ def test_trusted_proxies_are_networks(tmp_path: Path, monkeypatch: pytest.Monkey
             load_settings({"trusted_proxies": [wrong]})
 
 
+def test_tiers_have_default_maxima(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LORAPLEX_TIER_DEFAULT_MAX_TOKENS", "gold=8192, free = 0")
+    limits = load_settings({"default_max_tokens": 100}).default_limits
+    assert [limits.max_tokens(tier, None) for tier in ("gold", "free", "other")] == [8192, None, 100]
+    monkeypatch.delenv("LORAPLEX_TIER_DEFAULT_MAX_TOKENS")
+    (tmp_path / "loraplex.toml").write_text("[tier_default_max_tokens]\ngold = 5")
+    assert load_settings().tier_default_max_tokens == {"gold": 5}
+    for wrong in ("gold", "gold=many", "gold=-1", "gold=1000001"):
+        with pytest.raises(SettingsError, match="tier_default_max_tokens"):
+            load_settings({"tier_default_max_tokens": wrong})
+
+
 def test_the_engines_are_sockets_or_one_application_of_ray() -> None:
     assert load_settings({"engine": ("ray://loraplex",)}).ray_application == "loraplex"
     assert load_settings({"engine": ("ipc:///a", "ipc:///b")}).ray_application is None

@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
+from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
@@ -17,12 +18,15 @@ from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
 from loraplex.platform.services import quotas
 from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.default_limits import MAX_DEFAULT_TOKENS
 from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
 
 
 class TenantLimitsDocument(ResponseModel):
-    """The limits of a tenant as set. Null: `max_adapters`, `max_adapter_bytes` and `max_keys` are the installation's defaults."""
+    """The limits of a tenant as set. Null: `max_adapters`, `max_adapter_bytes` and `max_keys` are the installation's defaults,
+    `default_max_tokens` that of the tier or the installation.
+    """
 
     requests_per_minute: int | None
     tokens_per_minute: int | None
@@ -34,16 +38,18 @@ class TenantLimitsDocument(ResponseModel):
     max_adapters: int | None
     max_adapter_bytes: int | None
     max_keys: int | None
+    default_max_tokens: int | None
 
 
 class TenantQuotaUpdate(QuotaLimitFields):
-    """Fields that are absent stay unchanged. Null removes a limit, or sets `max_adapters`, `max_adapter_bytes` or `max_keys`
-    to the installation's default.
+    """Fields that are absent stay unchanged. Null removes a limit, or sets one of the last four to the installation's default.
+    `default_max_tokens`: of chat answers whose requests name no maximum; 0 is what the context leaves.
     """
 
     max_adapters: Count = None
     max_adapter_bytes: Count = None
     max_keys: Count = None
+    default_max_tokens: Annotated[int | None, Field(ge=0, le=MAX_DEFAULT_TOKENS)] = None
 
     def named(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in sorted(self.model_fields_set)}

@@ -40,7 +40,7 @@ def test_only_days_and_months_need_the_counters() -> None:
 VALUES = st.one_of(st.none(), st.integers(0, 3))
 
 
-@given(st.lists(VALUES, min_size=10, max_size=10), st.lists(VALUES, min_size=10, max_size=10))
+@given(st.lists(VALUES, min_size=11, max_size=11), st.lists(VALUES, min_size=11, max_size=11))
 def test_narrower_is_never_above(mine: list[int | None], above: list[int | None]) -> None:
     limits = QuotaLimits(**dict(zip(LIMIT_COLUMNS, mine, strict=True)))
     ceiling = QuotaLimits(**dict(zip(LIMIT_COLUMNS, above, strict=True)))

@@ -57,6 +57,7 @@ class Limits(BaseModel):
     max_adapters: int | None = _limit("max_adapters")
     max_adapter_bytes: int | None = _limit("max_adapter_bytes")
     max_keys: int | None = _limit("max_keys")
+    default_max_tokens: int | None = _limit("default_max_tokens")
 
 
 class LimitsForm(Limits):
