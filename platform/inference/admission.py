@@ -20,6 +20,7 @@ from loraplex.platform.inference.background_tasks import BackgroundTasks
 from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.inference.rate_limit_headers import rate_headers, refusal_headers, unavailable_headers
 from loraplex.platform.observability.request_record import RequestRecord
+from loraplex.tenants.admission.allowance import CompletionAllowance
 from loraplex.tenants.admission.controller import AdmissionController
 from loraplex.tenants.errors import LimitExceeded, PolicyStale, QuotaUnavailable, TenantsError
 from loraplex.tenants.ids import uuid7
@@ -71,8 +72,8 @@ class RequestContext:
             raise
 
 
-class ModelMoved(Exception):
-    """The model's name refers to another version under the caller's new policy: the request begins again with that."""
+class PolicyMoved(Exception):
+    """The caller's new policy changes the request: another version, or another default maximum. It begins again."""
 
 
 LOG = structlog.get_logger("loraplex.admission")
@@ -115,16 +116,16 @@ class PendingAdmission:
         return reservation
 
     @property
-    def model_moved(self) -> bool:
-        """Whether the admission has ended with `ModelMoved`."""
+    def policy_moved(self) -> bool:
+        """Whether the admission has ended with `PolicyMoved`."""
         ended = self._admitting.done() and not self._admitting.cancelled()
-        return ended and isinstance(self._admitting.exception(), ModelMoved)
+        return ended and isinstance(self._admitting.exception(), PolicyMoved)
 
     async def reservation_or_none(self) -> Reservation | None:
         """Wait for the journal; return None when the request was refused, which `reservation` has raised."""
         try:
             return await self._admitted()
-        except (TenantsError, GatewayError, ModelMoved) as error:
+        except (TenantsError, GatewayError, PolicyMoved) as error:
             LOG.debug("a request was refused after its provisional admission", reason=type(error).__name__)
             return None
 
@@ -161,17 +162,31 @@ class InferenceAdmission:
             context.headers.update(refusal_headers(error))
             raise error
 
+    async def allowance(
+        self, context: RequestContext, model: ResolvedModel, prompt_tokens: int
+    ) -> CompletionAllowance:
+        """Return what the caller's limits can admit of completions. Raises `PolicyMoved` under a new policy, and as `admit`."""
+        try:
+            return await self._controller.allowance(
+                _request(context, model, RequestSizes(prompt_tokens, 0, 1))
+            )
+        except PolicyStale:
+            if context.renewals == RENEWALS:
+                raise
+        await context.renew()
+        raise PolicyMoved
+
     async def admit(
         self,
         context: RequestContext,
         model: ResolvedModel,
         sizes: RequestSizes,
-        still_names: Callable[[ResolvedModel], Awaitable[bool]],
+        is_unchanged: Callable[[], Awaitable[bool]],
     ) -> PendingAdmission:
         """Reserve what a request may use.
 
-        A caller whose policy is outdated is authenticated again, at most `RENEWALS` times in one request. `still_names` says
-        whether the request's model name refers to `model` under the new policy; `ModelMoved` is raised where it does not.
+        A caller whose policy is outdated is authenticated again, at most `RENEWALS` times in one request. `is_unchanged` says
+        whether the request has the same model and the same sizes under the new policy; `PolicyMoved` is raised where it has not.
         Raises `LimitExceeded`, `PolicyStale`, `PriceMissing` or `StoreUnavailable` of tenants, and what authentication raises.
         """
         decided = asyncio.get_running_loop().create_future()
@@ -181,7 +196,7 @@ class InferenceAdmission:
                 decided.set_result(None)
 
         admitting = self._background_tasks.begin(
-            self._admit_renewing(context, model, sizes, still_names, decide)
+            self._admit_renewing(context, model, sizes, is_unchanged, decide)
         )
         admitting.add_done_callback(decide)
         pending = PendingAdmission(context, admitting)
@@ -197,58 +212,62 @@ class InferenceAdmission:
     async def cancel(self, pending: PendingAdmission, error: BaseException) -> None:
         """Cancel the reservation of a request that did not begin because of `error`.
 
-        Raises `ModelMoved` where the error was about a version that is no longer named.
+        Raises `PolicyMoved` where the error was about a request that the new policy changes.
         """
         await self._background_tasks.finish(self._cancel(pending))
-        if isinstance(error, Exception) and pending.model_moved:
-            raise ModelMoved from error
+        if isinstance(error, Exception) and pending.policy_moved:
+            raise PolicyMoved from error
 
     async def _admit_renewing(
         self,
         context: RequestContext,
         model: ResolvedModel,
         sizes: RequestSizes,
-        still_names: Callable[[ResolvedModel], Awaitable[bool]],
+        is_unchanged: Callable[[], Awaitable[bool]],
         on_provisional: OnProvisional,
     ) -> Reservation:
         with context.record.timed("admission"):
-            return await self._admit_current(context, model, sizes, still_names, on_provisional)
+            return await self._admit_current(context, model, sizes, is_unchanged, on_provisional)
 
     async def _admit_current(
         self,
         context: RequestContext,
         model: ResolvedModel,
         sizes: RequestSizes,
-        still_names: Callable[[ResolvedModel], Awaitable[bool]],
+        is_unchanged: Callable[[], Awaitable[bool]],
         on_provisional: OnProvisional,
     ) -> Reservation:
         while True:
-            caller = context.caller
-            request = ReservationRequest(
-                id=uuid7(),
-                request_id=context.request_id,
-                tenant_id=caller.tenant_id,
-                api_key_id=caller.api_key_id,
-                policy_epoch=caller.policy_epoch,
-                tier=caller.tier,
-                adapter_name=model.adapter_name,
-                adapter_id=model.adapter_id,
-                adapter_version=model.version,
-                digest=model.digest,
-                prompt_tokens=sizes.prompt_tokens,
-                completion_tokens=sizes.completion_tokens,
-                sequences=sizes.sequences,
-            )
             try:
-                return await self._controller.admit(request, on_provisional)
+                return await self._controller.admit(_request(context, model, sizes), on_provisional)
             except PolicyStale:
                 if context.renewals == RENEWALS:
                     raise
             await context.renew()
-            if not await still_names(model):
-                raise ModelMoved
+            if not await is_unchanged():
+                raise PolicyMoved
 
     async def _cancel(self, pending: PendingAdmission) -> None:
         reservation = await pending.reservation_or_none()
         if reservation is not None:
             await self._controller.cancel(reservation)
+
+
+def _request(context: RequestContext, model: ResolvedModel, sizes: RequestSizes) -> ReservationRequest:
+    """Build the request for a reservation of the caller as it is known now."""
+    caller = context.caller
+    return ReservationRequest(
+        id=uuid7(),
+        request_id=context.request_id,
+        tenant_id=caller.tenant_id,
+        api_key_id=caller.api_key_id,
+        policy_epoch=caller.policy_epoch,
+        tier=caller.tier,
+        adapter_name=model.adapter_name,
+        adapter_id=model.adapter_id,
+        adapter_version=model.version,
+        digest=model.digest,
+        prompt_tokens=sizes.prompt_tokens,
+        completion_tokens=sizes.completion_tokens,
+        sequences=sizes.sequences,
+    )

@@ -44,7 +44,6 @@ class ServingConfig:
     max_tokenizing: int = 16
     max_tokenizing_per_tenant: int = 4
     max_prompt_characters: int = 2_000_000
-    default_max_tokens: int = 1024
     max_completion_tokens: int = 131_072
     max_logprobs: int = 524_288
     queue_timeout_s: float | None = 120.0

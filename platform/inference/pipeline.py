@@ -20,7 +20,12 @@ from loraplex.grammar.spec import encode_spec
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.auth.authenticator import Caller
 from loraplex.platform.errors import ContextTooLong, InvalidParameter, ModelNotFound, UnsupportedParameter
-from loraplex.platform.inference.admission import InferenceAdmission, ModelMoved, RequestContext, RequestSizes
+from loraplex.platform.inference.admission import (
+    InferenceAdmission,
+    PolicyMoved,
+    RequestContext,
+    RequestSizes,
+)
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.in_flight import InFlightRequests
@@ -30,6 +35,7 @@ from loraplex.platform.inference.structured_output.output_planner import OutputP
 from loraplex.platform.parameters.json_object import size_of
 from loraplex.platform.parameters.output_constraints import build_output_constraints
 from loraplex.platform.parameters.request_models import (
+    COMPLETION_DEFAULT_TOKENS,
     ChatRequest,
     CompletionRequest,
     GenerationBody,
@@ -86,7 +92,7 @@ class InferencePipeline:
         while True:
             try:
                 return await self._begin(context, values, constraints, arrival)
-            except ModelMoved:
+            except PolicyMoved:
                 context.headers.clear()
 
     async def _begin(
@@ -96,7 +102,7 @@ class InferencePipeline:
         constraints: OutputConstraints | None,
         arrival: float,
     ) -> "Generation":
-        """Start a generation. Raises `ModelMoved` when the model's name refers to another version meanwhile."""
+        """Start a generation. Raises `PolicyMoved` when another policy of the caller changes the request meanwhile."""
         prompts = len(values.prompt) if isinstance(values, CompletionRequest) else 1
         request = self._in_flight.add(context.caller.tenant_id, prompts * values.n)
         async with request.until_started():
@@ -125,14 +131,15 @@ class InferencePipeline:
         context.headers.update(model.headers())
         values = values.with_defaults(model.defaults)
         prompts = await self.prompt_ids(values, model, context.caller.tenant_id)
-        samplings = self._samplings(values, prompts)
+        default = await self._default_max_tokens(context, values, prompts, model)
+        samplings = self._samplings(values, prompts, default)
         sizes = RequestSizes(
             prompt_tokens=sum(map(len, prompts)),
             completion_tokens=sum(each.max_tokens * each.n for each in samplings),
             sequences=sum(each.n for each in samplings),
         )
-        still_names = partial(self._still_names, context, values)
-        pending = await self._admission.admit(context, model, sizes, still_names)
+        is_unchanged = partial(self._is_unchanged, context, values, prompts, model, default)
+        pending = await self._admission.admit(context, model, sizes, is_unchanged)
         try:
             prepared = _PreparedRequest(values, prompts, samplings)
             requests, output = await self._engine_requests(context, prepared, model, constraints, arrival)
@@ -147,14 +154,20 @@ class InferencePipeline:
         sticky = values.user or context.request_id
         return await self.models.resolve(context.caller, values.model, sticky)
 
-    async def _still_names(
-        self, context: RequestContext, values: GenerationBody, model: ResolvedModel
+    async def _is_unchanged(
+        self,
+        context: RequestContext,
+        values: GenerationBody,
+        prompts: list[list[int]],
+        model: ResolvedModel,
+        default: int | None,
     ) -> bool:
-        """Return whether the request's model name refers to `model` under the caller's present policy."""
+        """Return whether the request has this model and this default maximum under the caller's present policy."""
         try:
-            return await self._resolve(context, values) == model
+            is_same = await self._resolve(context, values) == model
         except ModelNotFound:
             return False
+        return is_same and await self._default_max_tokens(context, values, prompts, model) == default
 
     async def prompt_ids(
         self, values: PromptRequest, model: ResolvedModel, tenant_id: UUID
@@ -262,10 +275,38 @@ class InferencePipeline:
         ]
         return requests, output
 
-    def _samplings(self, values: GenerationBody, prompts: list[list[int]]) -> list[SamplingParams]:
-        """Return the sampling of every prompt, checked against the context length and the vocabulary."""
+    async def _default_max_tokens(
+        self, context: RequestContext, values: GenerationBody, prompts: list[list[int]], model: ResolvedModel
+    ) -> int | None:
+        """Return the most tokens per choice of a request that names none, before the context bounds it; None if it names one.
+
+        The version's profile goes before the default of tenant, tier and installation. It is lowered to what the gateway's bounds
+        and all limits of the caller admit, so that the same number is generated and reserved.
+        """
+        if values.requested_tokens is not None:
+            return None
+        config = self._dependencies.config
+        allowance = await self._admission.allowance(context, model, sum(map(len, prompts)))
+        wanted = values.max_tokens
+        if wanted is None:
+            limits = self._dependencies.database.limits
+            own = limits.max_tokens(context.caller.tier, allowance.default_max_tokens)
+            wanted = COMPLETION_DEFAULT_TOKENS if isinstance(values, CompletionRequest) else own
+        bounds = [config.max_completion_tokens, allowance.completion_tokens]
+        logprobs = values.sampling_fields()["logprobs"]
+        bounds.append(None if logprobs is None else config.max_logprobs // (1 + logprobs))
+        fits = min(bound for bound in bounds if bound is not None) // (len(prompts) * values.n)
+        return max(1, fits if wanted is None else min(fits, max(wanted, values.min_tokens)))
+
+    def _samplings(
+        self, values: GenerationBody, prompts: list[list[int]], default: int | None
+    ) -> list[SamplingParams]:
+        """Return the sampling of every prompt, checked against the context length and the vocabulary.
+
+        `default`: the most tokens of each choice, if the request names none.
+        """
         name = _prompt_name(values)
-        budgets = [self._max_tokens(ids, values, name) for ids in prompts]
+        budgets = [self._max_tokens(ids, values, name, default) for ids in prompts]
         fields = values.sampling_fields()
         self._check_product(sum(budgets) * values.n, fields["logprobs"])
         samplings = [SamplingParams(max_tokens=budget, **fields) for budget in budgets]
@@ -280,15 +321,14 @@ class InferencePipeline:
         self._dependencies.recorder.record_adapter(model.digest, model.name)
         return AdapterRef(namespace=namespace, digest=model.digest, blob_path=path)
 
-    def _max_tokens(self, ids: list[int], values: GenerationBody, name: str) -> int:
+    def _max_tokens(self, ids: list[int], values: GenerationBody, name: str, default: int | None) -> int:
         vocab_size = self._dependencies.engine.info().vocab_size
         if not ids:
             raise InvalidParameter(f"`{name}` holds no token.", param=name)
         if max(ids) >= vocab_size:
             raise InvalidParameter(f"`{name}` must hold token ids in 0..{vocab_size - 1}.", param=name)
         left = self._left(values, len(ids))
-        default = values.max_tokens or self._dependencies.config.default_max_tokens
-        return values.requested_tokens or min(default, left)
+        return values.requested_tokens or (left if default is None else min(default, left))
 
     def _left(self, values: GenerationBody, tokens: int, bound: str = "") -> int:
         """Return what the context leaves next to a prompt of `tokens`. Raises `ContextTooLong` if fewer than requested."""

@@ -31,6 +31,8 @@ from loraplex.platform.parameters.value_types import (
 )
 
 MAX_TOKENS: Final = 1_000_000
+COMPLETION_DEFAULT_TOKENS: Final = 16
+"""The most tokens of a completion whose request names no maximum, as in the OpenAI API."""
 MAX_STOP_BYTES: Final = 1024
 MAX_STOP_TOKENS: Final = 64
 MAX_SALT_BYTES: Final = 256
@@ -79,7 +81,7 @@ class GenerationRequest(ModelRequest):
     """The parameters that chat and completions share. Most are fields of `SamplingParams`."""
 
     max_tokens: Annotated[int | None, _COUNT] = Field(
-        None, description="most tokens per choice; default 1024 or what the context leaves"
+        None, description="most tokens per choice; default: chat `default_max_tokens`, completions 16"
     )
     n: Annotated[int, Integer(1, MAX_CHOICES)] = Field(1, description="choices per prompt")
     temperature: Annotated[float, Number(0, 2)] = Field(1.0, description="0 is greedy")

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import structlog
 
+from loraplex.tenants.admission.allowance import CompletionAllowance
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.admission.denial_log import DenialLog
@@ -209,6 +210,13 @@ class QuotaAdmissionController:
         self._shipping.begin()
         return reservation
 
+    async def allowance(self, request: ReservationRequest) -> CompletionAllowance:
+        """What the limits can admit of completions beside the prompts of a request whose other sizes are not known yet.
+
+        Raises `PolicyStale`, `PriceMissing`, `DatabaseUnavailable`.
+        """
+        return await self._reserver.allowance(request)
+
     def follow(self, reservation: Reservation, used_so_far: Callable[[], SettledUsage]) -> None:
         """Write what the request has used so far to the journal while it runs. `used_so_far` is called twice a second."""
         running = self._requests.running.get(reservation.id)
@@ -381,6 +389,10 @@ class AdmissionController(Protocol):
 
         Raises `LimitExceeded`, `PolicyStale`, `PriceMissing` or `StoreUnavailable` of tenants, also after `on_provisional`.
         """
+        ...
+
+    async def allowance(self, request: ReservationRequest) -> CompletionAllowance:
+        """Return what the limits can admit of completions beside the prompts. Raises as `admit` does for policy and price."""
         ...
 
     def recent_refusal(self, key: AuthenticatedKey, request_id: str) -> LimitExceeded | None:

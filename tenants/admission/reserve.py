@@ -13,6 +13,7 @@ from uuid import UUID
 
 import structlog
 
+from loraplex.tenants.admission.allowance import CompletionAllowance, completion_tokens_within
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.admission.denial_log import DenialLog
@@ -121,6 +122,20 @@ class Reserver:
         except CountersNewer:
             return await self._by_local_limiter(request)
         return await self._without_counters(request)
+
+    async def allowance(self, request: ReservationRequest) -> CompletionAllowance:
+        """What a request with these prompts may have of completions. Raises as `reserve` does for its policy and its price."""
+        policy = await self.policies.of(request.tenant_id, request.policy_epoch)
+        subjects = policy.subjects(request.tenant_id, request.api_key_id, request.adapter_id)
+        tokens = completion_tokens_within(
+            [subject.limits for subject in subjects],
+            request.prompt_tokens,
+            self.local_limiter.share if self.breaker.is_open else int,
+            lambda: self.prices.versions_near(
+                request.tenant_id, request.tier, request.adapter_name, datetime.now(UTC)
+            ),
+        )
+        return CompletionAllowance(policy.tenant.default_max_tokens, tokens)
 
     async def _by_counters(
         self, request: ReservationRequest, on_provisional: OnProvisional | None

@@ -71,6 +71,12 @@ class PriceBook:
         """As `PriceTable.bound_nano`. Raises `PriceMissing`."""
         return self._table.bound_nano(tenant_id, tier, adapter_name, at, prompt_tokens, completion_tokens)
 
+    def versions_near(
+        self, tenant_id: UUID, tier: str, adapter_name: str | None, at: datetime
+    ) -> list[PriceVersion]:
+        """As `PriceTable.versions_near`. Raises `PriceMissing`."""
+        return self._table.versions_near(tenant_id, tier, adapter_name, at)
+
     async def reload(self, database: Database) -> None:
         """Read the prices again if they have changed. Raises `DatabaseUnavailable`."""
         began = time.monotonic()

@@ -94,23 +94,23 @@ class PriceTable:
 
         Raises `PriceMissing` if it has no price at all of that time.
         """
-        near = self._versions_near(tenant_id, tier, adapter_name, at - NEAR, at + NEAR)
-        if not near:
-            raise self._missing(tenant_id, tier, at)
+        near = self.versions_near(tenant_id, tier, adapter_name, at)
         return max([version.price.bound_nano(prompt_tokens, completion_tokens) for version in near])
 
-    def _versions_near(
-        self, tenant_id: UUID, tier: str, adapter_name: str | None, first: datetime, last: datetime
+    def versions_near(
+        self, tenant_id: UUID, tier: str, adapter_name: str | None, at: datetime
     ) -> list[PriceVersion]:
-        """Every version that applies at some moment from `first` to `last`."""
+        """Every version that applies to such a request at most `NEAR` before or after that time. Raises `PriceMissing` without any."""
         near = []
-        for currency, begin, end in self._spans(tenant_id, first, last):
+        for currency, begin, end in self._spans(tenant_id, at - NEAR, at + NEAR):
             cards = self._cards(tenant_id, tier, adapter_name, currency)
             changes = {start for card in cards for start in card.starts_within(begin, end)}
             for moment in (begin, *changes):
                 version = _in_force(cards, moment)
                 if version is not None:
                     near.append(version)
+        if not near:
+            raise self._missing(tenant_id, tier, at)
         return near
 
     def _spans(

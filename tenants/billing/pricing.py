@@ -42,6 +42,13 @@ class Price:
         """The most that so many tokens can cost, in nano-units: nothing is cached."""
         return amount_nano(self.amount_pico(prompt_tokens, 0, completion_tokens))
 
+    def completion_tokens_within(self, nano: int, prompt_tokens: int) -> int | None:
+        """The most completion tokens for which `bound_nano` is at most `nano`; None for any number. Below zero: not even none."""
+        left_pico = nano * PICO_PER_NANO - prompt_tokens * self.prompt
+        if self.completion:
+            return left_pico // self.completion
+        return None if left_pico >= 0 else -1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceVersion:

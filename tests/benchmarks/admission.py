@@ -132,7 +132,7 @@ class Scenario:
         async def renewed(caller: Caller) -> Caller:
             return caller
 
-        async def still_names(model: ResolvedModel) -> bool:
+        async def is_unchanged() -> bool:
             return True
 
         call = RequestContext(
@@ -143,7 +143,7 @@ class Scenario:
         )
         shape = self._shape
         sizes = RequestSizes(shape.input_len, shape.output_len, 1)
-        return await self._admission.admit(call, BASE, sizes, still_names)
+        return await self._admission.admit(call, BASE, sizes, is_unchanged)
 
     def _engine_request(self) -> EngineRequest:
         return EngineRequest(

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
+from loraplex.tenants.admission.allowance import CompletionAllowance
 from loraplex.tenants.admission.drift_log import DriftLog
 from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.billing.pricing import NO_PRICE
@@ -66,6 +67,9 @@ class FakeAdmissions:
             rate=self.rate,
             degraded=self.degraded,
         )
+
+    async def allowance(self, request: ReservationRequest) -> CompletionAllowance:
+        return CompletionAllowance(None, None)
 
     def recent_refusal(self, key: AuthenticatedKey, request_id: str) -> LimitExceeded | None:
         return self.recent

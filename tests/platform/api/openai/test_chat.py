@@ -154,15 +154,6 @@ async def test_a_stop_string_ends_the_text(start_gateway: Any) -> None:
     assert response.choices[0].finish_reason == "stop"
 
 
-async def test_max_tokens_defaults_to_1024_or_what_the_context_leaves(start_gateway: Any) -> None:
-    gateway = await start_gateway(ANSWERS)
-    client = gateway.client()
-    await client.chat.completions.create(model=MODEL, messages=USER)
-    assert gateway.engine.requests[0].sampling.max_tokens == 1024
-    await client.completions.create(model=MODEL, prompt=[1] * 4000)
-    assert gateway.engine.requests[1].sampling.max_tokens == 96
-
-
 async def test_what_does_not_fit_is_refused_with_its_size(start_gateway: Any) -> None:
     gateway = await start_gateway(ANSWERS)
     client = gateway.client()

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
+from tests.platform.api.limited_gateway import PRICE, limited
 from tests.platform.api.tenant import test_quotas
-from tests.platform.api.tenant.test_quotas import BODY, PRICE, limited
+from tests.platform.api.tenant.test_quotas import BODY
 
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.billing.price_book import PriceBook

@@ -1,58 +1,25 @@
 """Quotas over HTTP on real stores: use, narrower limits, explanations of refusals, threshold events."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import httpx
 import pytest
 from sqlalchemy import select
-from tests.tenants.admission.memory_journal import MemoryJournal
-from tests.tenants.billing.fixed_prices import fixed_prices
+from tests.platform.api.limited_gateway import limited
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.tenant_limiter import AT_ONCE
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.admission.controller import QuotaAdmissionController
-from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.counters.counter_replies import Decision, Explanation, LimitUse, UnknownLimit
 from loraplex.tenants.database import Database
-from loraplex.tenants.models import Quota, RequestPhases, RequestRollup, UsageRecord
+from loraplex.tenants.models import RequestPhases, RequestRollup, UsageRecord
 from loraplex.tenants.quotas.limits import Subject
-from loraplex.tenants.valkey import open_valkey
 
 BODY: Any = {"model": "demo/base", "prompt": [[1, 2, 3, 4]], "max_tokens": 6}
-CACHED = FakeScript(cached_tokens=2)
-PRICE = Price(prompt=1_000_000, cached_prompt=500_000, completion=2_000_000)
-
-
-@asynccontextmanager
-async def limited(
-    start_gateway: Any,
-    database: Database,
-    valkey_url: str,
-    script: FakeScript = CACHED,
-    /,
-    **limits: int,
-) -> AsyncIterator[tuple[Any, httpx.AsyncClient]]:
-    """A gateway that counts, and a client with the admin key of its tenant `acme`, which has `limits`."""
-    client = open_valkey(valkey_url)
-    admissions = QuotaAdmissionController(
-        database, client, fixed_prices(PRICE), uuid4(), journal=MemoryJournal()
-    )
-    gateway = await start_gateway(script, admissions=admissions)
-    gateway.key = await gateway.tenant("boss", ("tenant:admin",))
-    async with database.as_operator() as session:
-        tenant = await TenantRepository(session).get("boss")
-        session.add(Quota(tenant_id=tenant.id, **limits))
-    headers = {"authorization": f"Bearer {gateway.key}"}
-    async with httpx.AsyncClient(base_url=f"{gateway.url}/tenant/v1", headers=headers) as http:
-        yield gateway, http
-    await admissions.close()
-    await client.aclose()
 
 
 async def usage_records(database: Database) -> list[tuple[str, int, int, int]]:

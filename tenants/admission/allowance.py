@@ -1,0 +1,45 @@
+"""The most that one request may reserve: what the default maximum of a request that names none is lowered to.
+
+Invariant: it depends on the limits, not on what is used of them, so that equal requests get equal maxima.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from loraplex.tenants.billing.pricing import PriceVersion
+from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, NANO_PER_MICRO, QuotaLimits
+
+TOKEN_PERIODS = tuple(
+    name for name in COUNTED if name.startswith("tokens_per_") and name != "tokens_per_minute"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionAllowance:
+    """`default_max_tokens`: the tenant's own, None where its tier or the installation sets it. `completion_tokens`: the most of all
+    sequences that the limits can admit beside the prompts; None without such a limit, below 1 where they admit none.
+    """
+
+    default_max_tokens: int | None
+    completion_tokens: int | None
+
+
+def completion_tokens_within(
+    limits: Sequence[QuotaLimits],
+    prompt_tokens: int,
+    share: Callable[[int], int],
+    prices: Callable[[], Sequence[PriceVersion]],
+) -> int | None:
+    """The most completion tokens beside these prompts that all `limits` can admit; None for any number.
+
+    `share`: the part of a rate that is given out at once. `prices`: those that may apply, asked only where money is limited.
+    """
+    tokens = [each.get(name) for each in limits for name in TOKEN_PERIODS]
+    tokens += [None if each.tokens_per_minute is None else share(each.tokens_per_minute) for each in limits]
+    rooms = [limit - prompt_tokens for limit in tokens if limit is not None]
+    budgets = [budget for each in limits for name in BUDGETS if (budget := each.get(name)) is not None]
+    if budgets:
+        nano = min(budgets) * NANO_PER_MICRO
+        bought = [each.price.completion_tokens_within(nano, prompt_tokens) for each in prices()]
+        rooms += [each for each in bought if each is not None]
+    return min(rooms, default=None)
