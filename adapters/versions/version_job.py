@@ -25,7 +25,7 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.errors import NotFound, StoreUnavailable, TenantsError, VersionStateChanged
 from loraplex.tenants.registry.versions import Findings, PendingVersion, PendingVersions, VersionStates
 
-PROBE_CHECK = "canary"
+PROBE_CHECK = "probe"
 NOT_PROBED = Check(PROBE_CHECK, True, "not run: the version was pushed without it", warning=True)
 
 

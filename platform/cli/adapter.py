@@ -88,7 +88,7 @@ def push(
     ] = None,
     no_probe: Annotated[
         bool,
-        typer.Option("--no-probe", help="Let no engine try the adapter first (the canary). It is audited."),
+        typer.Option("--no-probe", help="Let no engine probe the adapter first. It is audited."),
     ] = False,
     model: Model = None,
     promote: Annotated[
@@ -121,7 +121,7 @@ def push(
         raise typer.BadParameter("--no-probe and --model are for this data directory, not for --url")
 
     async def run() -> None:
-        with Console(stderr=True).status(f"pushing {folder.name}: validation and canary"):
+        with Console(stderr=True).status(f"pushing {folder.name}: validation and probe"):
             if url is not None and key is not None:
                 async with open_remote_push(url, key, tenant) as remote:
                     pushed = await remote.push(request)
@@ -379,7 +379,7 @@ def _pushed_document(pushed: PushedVersion) -> dict[str, Any]:
 def _explain_waiting(pushed: PushedVersion) -> None:
     place = f"{pushed.name}@{pushed.version}"
     text = (
-        f"{place} is validating: no server runs on this data directory. The next start of one probes it (the canary); "
+        f"{place} is validating: no server runs on this data directory. The next start of one probes it; "
         "then move an alias to it. A server elsewhere takes the folder with --url and --key."
     )
     Console(stderr=True, soft_wrap=True).print(escape(text))

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 CheckState: TypeAlias = Literal["passed", "warning", "failed", "open"]
 CHECKS: Final = (
     *("files", "manifest", "header", "tensor_names", "target_modules", "patterns", "pairs"),
-    *("shapes", "ranks", "base_copies", "finite", "effect", "canary"),
+    *("shapes", "ranks", "base_copies", "finite", "effect", "probe"),
 )
 HOW_TO_MEND: Final[Mapping[str, str]] = {
     "files": "Upload exactly adapter_config.json and adapter_model.safetensors, as PEFT's save_pretrained writes them. Leave out"
@@ -33,7 +33,7 @@ HOW_TO_MEND: Final[Mapping[str, str]] = {
     " are not used.",
     "finite": "The training diverged. Take an earlier checkpoint, or train again with a lower learning rate or in bfloat16.",
     "effect": "Every update is zero, as before the first step of training. Check that you saved the trained weights.",
-    "canary": "The adapter could not be run exactly on this server's base model. Lower lora_alpha or the rank if its values are"
+    "probe": "The adapter could not be run exactly on this server's base model. Lower lora_alpha or the rank if its values are"
     " very large, and train on the base model that this server serves.",
     "memory": "The file needs too much memory to read, mostly because of a very large header. Save the adapter again with PEFT.",
     "cpu": "The file takes too long to read. Save the adapter again with PEFT, with fewer and larger tensors.",

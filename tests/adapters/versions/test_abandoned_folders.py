@@ -130,7 +130,7 @@ async def test_a_server_that_dies_after_storing_leaves_one_step(
     other = Server(database, server.root, Instant())
     await other.lifecycle.sweep()
     ready = await other.version(begun)
-    assert ready.state == "ready" and ready.report["checks"][-1]["name"] == "canary"
+    assert ready.state == "ready" and ready.report["checks"][-1]["name"] == "probe"
     assert other.validation.folders == [] and other.pending_files() == []
 
 

@@ -52,7 +52,7 @@ async def test_an_upload_is_validated_probed_stored_and_ready(
     assert ready.state == "ready" and ready.rank == 4 and ready.digest is not None
     server.storage.verify(tenant_id, ready.digest, BASE_DIGEST)
     names = [check["name"] for check in ready.report["checks"]]
-    assert names[:3] == ["files", "manifest", "header"] and names[-1] == "canary"
+    assert names[:3] == ["files", "manifest", "header"] and names[-1] == "probe"
     (probed,) = server.engine.probed
     assert (probed.namespace, probed.digest) == (namespace_of(tenant_id), ready.digest)
 
@@ -89,7 +89,7 @@ async def test_a_failing_probe_rejects_with_the_figures(server: Server, tenant_i
     rejected = await server.version(await server.begin(tenant_id))
     assert rejected.state == "rejected"
     failed = rejected.report["checks"][-1]
-    assert failed["name"] == "canary" and not failed["passed"]
+    assert failed["name"] == "probe" and not failed["passed"]
     assert "q_proj differs" in failed["detail"] and "q_proj 0.5; allowed: 0.01" in failed["detail"]
     assert not list(server.root.glob("*/*/*")), "nothing was stored"
 

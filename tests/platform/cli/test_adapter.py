@@ -97,7 +97,7 @@ def test_without_a_server_a_version_waits_for_the_next_start(home: Path, model: 
     assert result.exit_code == 0, result.output
     pushed = json.loads(result.stdout)
     assert (pushed["version"], pushed["state"], pushed["promoted"]) == (1, "validating", False)
-    assert "no server runs on this data directory" in result.stderr and "canary" in result.stderr
+    assert "no server runs on this data directory" in result.stderr and "probes it" in result.stderr
     (shown,) = run_json(home, "show", "voice")["versions"]
     assert shown["state"] == "validating" and shown["report"] == {"checks": []}
     refused = run(home, "delete", "voice")

@@ -18,8 +18,8 @@ from loraplex.tenants.api_keys.key_format import generate_key
 from loraplex.tenants.errors import InvalidName
 from loraplex.tenants.registry.adapters import AdapterProfile
 
-PASSED = {"name": "canary", "passed": True, "detail": "2 modules agree", "warning": False}
-FAILED = {"name": "canary", "passed": False, "detail": "the adapter: it differs", "warning": False}
+PASSED = {"name": "probe", "passed": True, "detail": "2 modules agree", "warning": False}
+FAILED = {"name": "probe", "passed": False, "detail": "the adapter: it differs", "warning": False}
 Answer = Callable[[httpx.Request], httpx.Response | None]
 
 
@@ -194,7 +194,7 @@ async def test_a_rejected_version_is_an_error_with_its_report(
     server.state = "rejected"
     with pytest.raises(VersionRejected, match="the adapter: it differs") as refused:
         await push.push(PushRequest(name="voice", folder=folder))
-    assert refused.value.check == "canary"
+    assert refused.value.check == "probe"
 
 
 async def test_another_tenants_key_and_wrong_input_send_nothing_else(

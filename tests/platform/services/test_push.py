@@ -136,7 +136,7 @@ async def test_a_server_validates_and_probes(home: Home) -> None:
         pushed = await home.push.push(home.tenant_id, home.request())
     assert (pushed.state, pushed.version, pushed.promoted) == ("ready", 1, True)
     assert [probed.digest for probed in server.engine.probed] == [pushed.digest]
-    assert pushed.report.checks[-1].name == "canary"
+    assert pushed.report.checks[-1].name == "probe"
     assert await home.resolved("voice") == (1, pushed.digest)
     size = (home.folder() / WEIGHTS).stat().st_size
     assert await home.entries() == [
@@ -148,11 +148,11 @@ async def test_a_server_validates_and_probes(home: Home) -> None:
     assert home.left() == ["gateways.lock"]
 
 
-async def test_what_the_canary_rejects_is_not_served(home: Home) -> None:
+async def test_what_the_probe_rejects_is_not_served(home: Home) -> None:
     async with home.server(BAD_PROBE):
         with pytest.raises(VersionRejected, match="q_proj differs") as refused:
             await home.push.push(home.tenant_id, home.request())
-    assert refused.value.check == "canary" and not refused.value.report.passed
+    assert refused.value.check == "probe" and not refused.value.report.passed
     assert await home.resolved("voice") is None
     assert [entry[0] for entry in await home.entries()][-2:] == ["version.create", "version.reject"]
 
@@ -265,7 +265,7 @@ async def test_a_skipped_probe_is_in_the_audit_log_and_in_the_report(home: Home)
     made = next(after for action, _, _, after in await home.entries() if action == "version.create")
     assert made["probed"] is False
     last = pushed.report.checks[-1]
-    assert (last.name, last.passed, last.warning) == ("canary", True, True)
+    assert (last.name, last.passed, last.warning) == ("probe", True, True)
     async with home.database.as_operator() as session:
         (version,) = await AdapterRepository(session, home.tenant_id).versions("voice")
     assert version.report == {"checks": pushed.report.as_dicts()} and len(version.report["checks"]) == 13

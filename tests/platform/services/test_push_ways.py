@@ -109,19 +109,19 @@ async def test_a_command_leaves_the_version_of_an_upload(installation: Installat
     assert uploaded.accepted, uploaded.detail
     assert [entry["action"] for entry in entries_since(before, by_upload)] == MADE
     pushed, before, by_command = await walk(installation, Installation.push)
-    assert pushed.accepted and "canary" in pushed.detail, pushed.detail
+    assert pushed.accepted and "probe" in pushed.detail, pushed.detail
     entries = entries_since(before, by_command)
     assert [author_of(entry) for entry in entries] == [
         *(command_author(), command_author(), SYSTEM, command_author())
     ]
     assert compared(by_command) == compared(by_upload)
-    assert len(installation.server.engine.probed) == 2, "the canary ran for both"
+    assert len(installation.server.engine.probed) == 2, "the probe ran for both"
 
 
 async def test_a_push_to_a_url_leaves_the_version_of_an_upload(installation: Installation) -> None:
     _, _, by_upload = await walk(installation, Installation.upload)
     pushed, before, by_url = await walk(installation, Installation.push_by_url)
-    assert pushed.accepted and "canary" in pushed.detail, pushed.detail
+    assert pushed.accepted and "probe" in pushed.detail, pushed.detail
     entries = entries_since(before, by_url)
     assert [entry["action"] for entry in entries if entry["action"] != "upload.open"] == MADE
     assert {author_of(entry)[0] for entry in entries} == {"key", "system"}
@@ -129,7 +129,7 @@ async def test_a_push_to_a_url_leaves_the_version_of_an_upload(installation: Ins
     assert len(installation.server.engine.probed) == 2
 
 
-async def test_the_canary_rejects_both_alike(installation: Installation) -> None:
+async def test_the_probe_rejects_both_alike(installation: Installation) -> None:
     installation.server.engine.script = FakeScript(probe=BAD_PROBE)
     refused, before, by_upload = await walk(installation, Installation.upload)
     assert not refused.accepted and "rejected, not ready" in refused.detail

@@ -40,7 +40,7 @@ async def page(console: Console, person: Browser) -> AsyncIterator[Page]:
 
 async def accept(console: Console, tenant_id: UUID) -> AdapterVersion:
     """Accept the uploaded version, as its validation would."""
-    checks = [{"name": name, "passed": True, "detail": f"{name} is fine"} for name in ("files", "canary")]
+    checks = [{"name": name, "passed": True, "detail": f"{name} is fine"} for name in ("files", "probe")]
     async with console.database.as_tenant(tenant_id) as session:
         record = await AdapterRepository(session, tenant_id).version("pirate", 1)
         audit = AuditRepository(session, Actor("system", "validation"), tenant_id)

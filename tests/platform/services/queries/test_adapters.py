@@ -134,17 +134,17 @@ def check(name: str, passed: bool = True, **more: Any) -> dict[str, Any]:
 
 def test_a_report_has_the_checks_in_their_order_and_says_how_to_mend_the_failed_one() -> None:
     stored = {
-        "checks": [check("files"), check("manifest"), check("effect", warning=True), check("canary", False)]
+        "checks": [check("files"), check("manifest"), check("effect", warning=True), check("probe", False)]
     }
     report = report_of(stored, "rejected")
     assert [(row.name, row.state) for row in report.checks] == [
         ("files", "passed"),
         ("manifest", "passed"),
         ("effect", "warning"),
-        ("canary", "failed"),
+        ("probe", "failed"),
     ]
     assert (report.passed, report.warnings, report.is_running) == (3, 1, False)
-    assert report.failed is not None and report.failed.mend == HOW_TO_MEND["canary"]
+    assert report.failed is not None and report.failed.mend == HOW_TO_MEND["probe"]
     assert set(CHECKS) <= set(HOW_TO_MEND)
     unknown = report_of({"checks": [check("of_tomorrow", False)]}, "rejected")
     assert unknown.failed is not None and unknown.failed.mend
