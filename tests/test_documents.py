@@ -17,6 +17,7 @@ README = ROOT / "README.md"
 SETTINGS_DOCUMENT = ROOT / "platform" / "README.md"
 FOLDERS = ("adapters", "deploy", "engine", "grammar", "migrations", "platform", "tenants", "tests")
 DOCUMENTS = [README, *(ROOT / folder / "README.md" for folder in FOLDERS)]
+ALL_DOCUMENTS = [README, *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))]
 CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
 SETTINGS_BEGIN, SETTINGS_END = "<!-- settings: checked -->", "<!-- settings: end -->"
 FAULTS_BEGIN, FAULTS_END = "<!-- faults: checked -->", "<!-- faults: end -->"
@@ -110,7 +111,14 @@ def test_every_file_a_document_names_exists(document: Path) -> None:
         assert (document.parent / name).is_dir() or (ROOT / name).is_dir(), name
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("document", ALL_DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_module_that_any_document_names_exists(document: Path) -> None:
+    folders = [folder for folder in document.parents if folder.is_relative_to(ROOT)]
+    for name in re.findall(r"`((?:[\w.-]+/)+\w+\.py)`", document.read_text()):
+        assert any((folder / name).is_file() for folder in folders), name
+
+
+@pytest.mark.parametrize("document", ALL_DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_leads_to_a_file(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
         if "://" not in target:
@@ -130,7 +138,9 @@ def test_the_constraints_pin_every_dependency_within_its_bounds() -> None:
 
 
 def test_torch_is_pinned_without_a_local_suffix() -> None:
-    assert re.search(r"^torch==[\d.]+$", CONSTRAINTS.read_text(), re.MULTILINE)
+    pin = re.search(r"^torch==[\d.]+$", CONSTRAINTS.read_text(), re.MULTILINE)
+    assert pin is not None
+    assert f"pip install {pin[0]} --index-url" in README.read_text()
 
 
 def test_continuous_integration_reads_the_test_command_from_the_readme() -> None:
