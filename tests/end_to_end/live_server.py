@@ -156,7 +156,7 @@ def serving(
     output, errors = (data_dir / f"{name}.{time.monotonic_ns()}" for name in ("output", "errors"))
     command = [sys.executable, "-c", RUN, "serve", "--demo", "--data-dir", str(data_dir), *arguments]
     with output.open("w") as out, errors.open("w") as err:
-        process = subprocess.Popen(command, env=_environment(settings or {}), stdout=out, stderr=err)
+        process = subprocess.Popen(command, env=environment(settings or {}), stdout=out, stderr=err)
     server = LiveServer(process, data_dir, output, errors)
     try:
         _await_start(server)
@@ -166,7 +166,8 @@ def serving(
         process.wait()
 
 
-def _environment(settings: Mapping[str, str]) -> dict[str, str]:
+def environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the tests without any setting of loraplex but those of the live demo and `settings`."""
     inherited = {
         key: value
         for key, value in os.environ.items()
