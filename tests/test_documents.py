@@ -140,7 +140,7 @@ def test_the_constraints_pin_every_dependency_within_its_bounds() -> None:
 def test_torch_is_pinned_without_a_local_suffix() -> None:
     pin = re.search(r"^torch==[\d.]+$", CONSTRAINTS.read_text(), re.MULTILINE)
     assert pin is not None
-    assert f"pip install {pin[0]} --index-url" in README.read_text()
+    assert f"uv pip install {pin[0]} --torch-backend=cpu" in README.read_text()
 
 
 def test_continuous_integration_reads_the_test_command_from_the_readme() -> None:
