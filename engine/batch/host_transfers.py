@@ -4,7 +4,7 @@ Invariant: a pinned buffer is written again only after the copy from it has run,
 into them. On a CPU nothing is copied.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -54,8 +54,8 @@ class HostTransfers:
         self._next = (index + 1) % BUFFERS
         buffer = self._buffer(index, size)
         host = buffer.numpy()
-        for tensor, offset in zip(tensors, offsets, strict=True):
-            host[offset : offset + tensor.nbytes] = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+        for octets, offset in _octets(tensors, offsets):
+            host[offset : offset + octets.nbytes] = octets.numpy()
         packed = self._send(index, buffer[:size])
         return _unpacked(packed, tensors, offsets)
 
@@ -65,8 +65,8 @@ class HostTransfers:
             return Results(list(tensors), None)
         offsets, size = _places(tensors)
         packed = torch.empty(size, dtype=torch.uint8, device=self._device)
-        for tensor, offset in zip(tensors, offsets, strict=True):
-            packed[offset : offset + tensor.nbytes].copy_(tensor.contiguous().view(-1).view(torch.uint8))
+        for octets, offset in _octets(tensors, offsets):
+            packed[offset : offset + octets.nbytes].copy_(octets)
         host = self._host(size)
         host.copy_(packed, non_blocking=True)
         return Results(_unpacked(host, tensors, offsets), self._record())
@@ -105,6 +105,13 @@ def _places(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
         offsets.append(size)
         size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
     return offsets, size
+
+
+def _octets(tensors: Sequence[Tensor], offsets: Sequence[int]) -> Iterator[tuple[Tensor, int]]:
+    """Yield the bytes of each tensor that has any, and their place. Empty ones of NumPy have no stride to view them by."""
+    for tensor, offset in zip(tensors, offsets, strict=True):
+        if tensor.nbytes:
+            yield tensor.contiguous().view(-1).view(torch.uint8), offset
 
 
 def _unpacked(packed: Tensor, tensors: Sequence[Tensor], offsets: Sequence[int]) -> list[Tensor]:

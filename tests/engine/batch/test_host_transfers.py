@@ -1,5 +1,9 @@
 """Packed transfers return the given tensors, whatever their types and sizes; here from a CPU to itself."""
 
+from typing import Any
+
+import msgspec
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,6 +17,29 @@ from loraplex.engine.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
 TYPES = (torch.int64, torch.int32, torch.float32, torch.float64, torch.bfloat16, torch.uint8)
+
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "max_tokens": (1, 500),
+    "n": (2,),
+    "temperature": (0.0, 0.4, 2.0),
+    "top_p": (0.3, 1.0),
+    "top_k": (1, 40),
+    "min_p": (0.1, 1.0),
+    "presence_penalty": (-2.0, 1.5),
+    "frequency_penalty": (-2.0, 0.5),
+    "repetition_penalty": (0.5, 1.3),
+    "logit_bias": ({7: 100.0}, {4: -100.0, 5: 3.0}),
+    "min_tokens": (1, 5),
+    "stop": (("a", "b"),),
+    "stop_token_ids": ((5, 6),),
+    "ignore_eos": (True,),
+    "include_stop_str_in_output": (True,),
+    "skip_special_tokens": (False,),
+    "seed": (-3, 11),
+    "logprobs": (0, 1, 20),
+}
+"""Values of every sampling parameter that differ from its default or are at a bound."""
 
 
 def random_tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tensor:
@@ -53,6 +80,17 @@ def test_strided_tensors_are_packed() -> None:
     assert torch.equal(HostTransfers(CPU, packs=True).stage([tensor])[0], tensor)
 
 
+@pytest.mark.parametrize(("dtype", "shape"), [(np.int64, (0,)), (np.float32, (2, 0)), (np.int32, (0, 3))])
+def test_tensors_of_no_bytes_are_packed(dtype: Any, shape: tuple[int, ...]) -> None:
+    """One that NumPy made has no stride, by which it could be viewed as bytes."""
+    empty, other = torch.from_numpy(np.concatenate([np.empty(shape, dtype)])), torch.arange(3)
+    transfers = HostTransfers(CPU, packs=True)
+    for tensors in ([empty], [empty, other], [other, empty]):
+        for arrived in (transfers.stage(tensors), transfers.fetch(tensors).wait()):
+            assert [t.dtype for t in arrived] == [t.dtype for t in tensors]
+            assert all(map(torch.equal, arrived, tensors))
+
+
 def test_on_the_host_nothing_is_copied() -> None:
     tensor = torch.arange(3)
     assert HostTransfers(CPU).stage([tensor])[0] is tensor
@@ -87,3 +125,25 @@ def test_a_sampler_with_packed_transfers_gives_the_same_tokens(temperature: floa
         for sequences, sampled in ((ours, expected), (theirs, found)):
             for sequence, token in zip(sequences, sampled, strict=True):
                 sequence.token_ids.append(token.token_id)
+
+
+def first_token(sampling: dict[str, Any], seed: int) -> Sequence:
+    """A sequence that has its prompt alone."""
+    params = SamplingParams(**{"max_tokens": 99, "temperature": 0.0, **sampling})
+    request = EngineRequest(request_id="r", namespace=b"", prompt_token_ids=[1, 2], sampling=params)
+    return Sequence(request, 0, 0.0, seed, [1, 2])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_first_token_with_each_parameter_is_the_same_packed(temperature: float) -> None:
+    assert VALUES.keys() == {field.name for field in msgspec.structs.fields(SamplingParams)}
+    each = [{"temperature": temperature, name: value} for name, values in VALUES.items() for value in values]
+    for samplings in (*([sampling] for sampling in each), *([sampling] * 2 for sampling in each), each):
+        logits = torch.randn(len(samplings), 300, generator=torch.Generator().manual_seed(len(samplings)))
+        plain, packed = (
+            Sampler(300, [0], transfers=HostTransfers(CPU, packs)).sample(
+                logits, [first_token(sampling, seed) for seed, sampling in enumerate(samplings)]
+            )
+            for packs in (False, True)
+        )
+        assert plain == packed and all(token.finite for token in plain), samplings
