@@ -32,8 +32,10 @@ READ = frozenset(
     }
 )
 
+# None of these changes the arithmetic. PEFT imports the class that `auto_mapping` names; nothing here reads it.
 HARMLESS = frozenset(
     {
+        "auto_mapping",
         "base_model_name_or_path",
         "eva_config",
         "inference_mode",
@@ -50,7 +52,6 @@ HARMLESS = frozenset(
 REFUSED = {
     "alora_invocation_tokens": "activated LoRA is not supported",
     "arrow_config": "Arrow routing among adapters is not supported",
-    "auto_mapping": "custom base classes are not supported",
     "corda_config": "CorDA changes the base weights; convert the adapter to plain LoRA before saving it",
     "ensure_weight_tying": "tied adapters are not supported",
     "fan_in_fan_out": "must be false: the base model has no Conv1D",

@@ -59,7 +59,7 @@ def peft_adapter(tmp_path: Path) -> PeftFactory:
                 tie_word_embeddings=tie,
             )
         )
-        model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **settings))
+        model = get_peft_model(base, LoraConfig(**{"task_type": "CAUSAL_LM", **settings}))
         with torch.no_grad():
             for parameter_name, parameter in model.named_parameters():
                 if "lora_" in parameter_name:

@@ -48,6 +48,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
         "target_modules": ["k_proj", "up_proj", "o_proj"],
     },
     "ends": {"r": 8, "lora_alpha": 8, "target_modules": ["embed_tokens", "lm_head", "k_proj"]},
+    "default": {"task_type": None},
 }
 BROKEN = "broken"
 
@@ -86,7 +87,8 @@ class Reference:
         self.adapted: dict[str | None, Any] = {None: self.base}
         self.folders: dict[str, Path] = {}
         for seed, (name, settings) in enumerate(ADAPTERS.items()):
-            model = get_peft_model(copy.deepcopy(self.base), PeftConfig(task_type="CAUSAL_LM", **settings))
+            lora = PeftConfig(**{"task_type": "CAUSAL_LM", **settings})
+            model = get_peft_model(copy.deepcopy(self.base), lora)
             randomize(model, "lora_", 0.15, seed=10 + seed)
             model.save_pretrained(str(folder / name), save_embedding_layers=False)
             self.adapted[name], self.folders[name] = model.eval(), folder / name

@@ -181,13 +181,6 @@ CONFIGS = [
     BadUpload(
         "layer_replication", config(layer_replication=[[0, 2]]), "manifest", "layer_replication", "replicated"
     ),
-    BadUpload(
-        "auto_mapping",
-        config(auto_mapping={"base_model_class": "os"}),
-        "manifest",
-        "auto_mapping",
-        "custom base classes",
-    ),
     BadUpload("unknown key", config(run_me="x"), "manifest", "run_me", "not a known field"),
     BadUpload(
         "PiSSA", config(init_lora_weights="pissa"), "manifest", "init_lora_weights", "changes the base"

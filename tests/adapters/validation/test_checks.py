@@ -42,8 +42,14 @@ def rewrite(
     config_file.write_text(json.dumps(json.loads(config_file.read_text()) | dict(config or {})))
 
 
-def test_an_adapter_of_peft_passes_every_check(model_config: ModelConfig, peft_adapter: PeftFactory) -> None:
-    _, folder = peft_adapter(r=4, target_modules="all-linear")
+@pytest.mark.parametrize("lora", [{"r": 4, "target_modules": "all-linear"}, {"task_type": None}])
+def test_an_adapter_of_peft_passes_every_check(
+    model_config: ModelConfig, peft_adapter: PeftFactory, lora: dict[str, Any]
+) -> None:
+    """Also with PEFT's own defaults: without a task type it saves the class of the base model."""
+    _, folder = peft_adapter(**lora)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert (config["task_type"] is None) == (config["auto_mapping"] is not None) == ("task_type" in lora)
     report = validate(folder, model_config)
     assert report.passed and not report.warnings
     assert [check.name for check in report.checks] == [
