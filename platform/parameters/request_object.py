@@ -44,7 +44,10 @@ ObjectT = TypeVar("ObjectT", bound="RequestObject")
 
 
 class RequestObject(BaseModel):
-    """An object with a closed set of fields, of which null counts as absent. `allowed` describes it in error messages."""
+    """An object with a closed set of fields. Null counts as absent, whatever its name.
+
+    `allowed` describes the object in error messages.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
     allowed: ClassVar[str]
@@ -66,11 +69,11 @@ class RequestObject(BaseModel):
         # Not left to pydantic, which would build an error for every unknown name.
         if not isinstance(value, dict):
             raise refused(cls.allowed, value)
+        if None in value.values():
+            value = {name: each for name, each in value.items() if each is not None}
         if not value.keys() <= cls._names:
             unknown = next(name for name in value if name not in cls._names)
             raise PydanticCustomError(_UNKNOWN, cls.allowed, {"unknown": unknown[:MAX_NAME]})
-        if None in value.values():
-            return {name: each for name, each in value.items() if each is not None}
         return value
 
     @classmethod

@@ -13,7 +13,7 @@ from loraplex.tenants.models import TOOL_STYLES
 def test_absent_null_and_given() -> None:
     assert read_profile_change({}) == {}
     assert read_profile_change({"tool_style": None, "defaults": None}) == {"tool_style": None, "defaults": {}}
-    given = {"tool_style": "llama3", "defaults": {"top_k": 40, "temperature": 1, "min_p": None}}
+    given = {"tool_style": "llama3", "defaults": {"top_k": 40, "temperature": 1, "min_p": None, "seed": None}}
     assert read_profile_change(given) == {
         "tool_style": "llama3",
         "defaults": {"top_k": 40, "temperature": 1.0},
@@ -36,6 +36,7 @@ def test_defaults_have_the_bounds_of_requests(name: str) -> None:
     ("body", "param"),
     [
         ({"template": "{{ messages }}"}, "template"),
+        ({"template": None}, "template"),
         ({"defaults": {"chat_template": "x"}}, "defaults.chat_template"),
         ({"defaults": {"seed": 1}}, "defaults.seed"),
         ({"defaults": {"stop": ["\n"]}}, "defaults.stop"),

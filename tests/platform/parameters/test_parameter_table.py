@@ -8,7 +8,7 @@ import jsonschema_rs
 import pytest
 from tests.platform.parameters import nested_bounds, plain_bounds
 from tests.platform.parameters.nested_bounds import NestedKind
-from tests.platform.parameters.request_parts import NAMED, USER, allowed_tools, schema, tool
+from tests.platform.parameters.request_parts import CALL, NAMED, USER, allowed_tools, schema, tool
 
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.errors import (
@@ -109,6 +109,36 @@ def test_null_counts_as_absent(endpoint: Endpoint, row: Parameter) -> None:
         assert missing.value.param == row.name
     elif endpoint != "tokenize":
         assert getattr(read_parameters(endpoint, body(endpoint, row, None)), row.name) == row.default
+
+
+UNKNOWN = {"foo": None, "cache_control": None, "x" * 1000: None}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "given"),
+    [
+        ("completions", {"stream_options": {"include_usage": True}, "stream": True}),
+        ("completions", {"structured_outputs": {"regex": "a+"}}),
+        ("tokenize", {"prompt": "hello"}),
+        ("chat", {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]}),
+        ("chat", {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}),
+        ("chat", {"tools": [tool()], "tool_choice": NAMED}),
+        ("chat", {"tools": [tool()], "tool_choice": allowed_tools("f")}),
+        ("chat", {"response_format": schema()}),
+    ],
+)
+def test_an_unknown_name_with_null_is_absent(endpoint: Endpoint, given: dict[str, Any]) -> None:
+    """In every object of a body, but not in schemas, whose names are data."""
+    body = {**BASE[endpoint], **given}
+    assert read_parameters(endpoint, with_nulls(body)) == read_parameters(endpoint, body)
+
+
+def with_nulls(value: Any, name: str = "") -> Any:
+    if isinstance(value, list):
+        return [with_nulls(each) for each in value]
+    if not isinstance(value, dict) or name in ("parameters", "schema"):
+        return value
+    return UNKNOWN | {key: with_nulls(each, key) for key, each in value.items()}
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions", "tokenize"])

@@ -46,6 +46,7 @@ async def test_a_body_becomes_its_model() -> None:
     ("body", "error", "param"),
     [
         ({"name": "a", "colour": "red"}, UnknownParameter, "colour"),
+        ({"name": "a", "colour": None}, UnknownParameter, "colour"),
         ({"name": "a", "split": [{"version": 1, "x": 1}]}, UnknownParameter, "split.0.x"),
         ({}, MissingParameter, "name"),
         ({"name": 1}, InvalidParameter, "name"),
