@@ -207,7 +207,7 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Annotated[list[Prompt], Prompts()] = Field(description=_PROMPT)
     logprobs: Annotated[int | None, Integer(0, 5)] = Field(
-        None, description="log-probabilities and best alternatives"
+        None, description="log-probability of the chosen token and of so many best ones"
     )
     echo: Annotated[None, Refused("prompts are not repeated", (False,))] = Field(
         None, description="not offered"

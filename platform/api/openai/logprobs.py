@@ -39,7 +39,10 @@ def _entry(token_id: int, logprob: float, text_of: TokenText) -> TokenLogprob:
 
 @dataclass(slots=True)
 class CompletionLogprobs:
-    """Parallel lists of one choice. `text_offset` counts characters of the tokens' own texts."""
+    """Parallel lists of one choice. `text_offset` counts characters of the tokens' own texts.
+
+    `top_logprobs` always has the sampled token, so one more entry than asked for where it is none of the best.
+    """
 
     text_of: TokenText
     offset: int = 0
@@ -53,9 +56,8 @@ class CompletionLogprobs:
             text, _ = self.text_of(each.token_id)
             self.tokens.append(text)
             self.token_logprobs.append(_finite(each.logprob))
-            self.top_logprobs.append(
-                {self.text_of(token)[0]: _finite(logprob) for token, logprob in each.top}
-            )
+            best = {self.text_of(token)[0]: _finite(logprob) for token, logprob in each.top}
+            self.top_logprobs.append(best | {text: self.token_logprobs[-1]})
             self.text_offset.append(self.offset)
             self.offset += len(text)
 

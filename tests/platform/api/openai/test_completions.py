@@ -1,13 +1,16 @@
 """Completions and tokenize: every form of prompt, several prompts, and the formats of the responses."""
 
 import asyncio
-from typing import Any
+import math
+from typing import Any, cast
 
 import httpx
 import openai
 import pytest
 
 from loraplex.engine.fake_engine import FakeScript, Fault
+from loraplex.engine.messages import TokenLogprob
+from loraplex.platform.api.openai.logprobs import LOWEST, CompletionLogprobs
 
 MODEL = "demo/base"
 ANSWERS = FakeScript(answers=(("one", " two"), ("three",)), cached_tokens=1)
@@ -54,6 +57,22 @@ async def test_logprobs_are_parallel_lists(start_gateway: Any) -> None:
     async for chunk in await create(model=MODEL, prompt="hello", logprobs=2, stream=True):
         offsets += chunk.choices[0].logprobs.text_offset if chunk.choices[0].logprobs else []
     assert offsets == whole.text_offset
+    alone = (await create(model=MODEL, prompt="hello", logprobs=0)).choices[0].logprobs
+    assert alone.top_logprobs == [{token: -0.5} for token in alone.tokens]
+
+
+def test_the_sampled_token_is_among_the_best_ones() -> None:
+    """As the last of up to `logprobs` + 1 where it is none of them, and by its own number where its text is another's."""
+    lists = CompletionLogprobs(cast(Any, lambda token: (f"t{token % 10}", b"")))
+    best = [(1, -0.1), (2, -0.2)]
+    for token, logprob in ((2, -0.2), (3, -7.0), (4, -math.inf), (11, -8.0)):
+        lists.add([TokenLogprob(token, logprob, best)])
+    assert lists.take().top_logprobs == [
+        {"t1": -0.1, "t2": -0.2},
+        {"t1": -0.1, "t2": -0.2, "t3": -7.0},
+        {"t1": -0.1, "t2": -0.2, "t4": LOWEST},
+        {"t1": -8.0, "t2": -0.2},
+    ]
 
 
 async def test_usage_of_a_stream(start_gateway: Any) -> None:
