@@ -48,7 +48,20 @@ class InvalidRequest(EngineError):
 
 
 class PromptTooLong(InvalidRequest):
+    """`prompt` and `completion` tokens are more than the `limit` of one sequence."""
+
     code = "context_length_exceeded"
+
+    def __init__(self, limit: int, prompt: int, completion: int) -> None:
+        super().__init__("prompt", overflow_message(limit, prompt, completion))
+
+
+def overflow_message(limit: int, prompt: int, completion: int, name: str = "prompt", bound: str = "") -> str:
+    """Return the text by whose beginning clients of OpenAI know an overflow. `bound`: what `prompt` is of its true size."""
+    return (
+        f"This model's maximum context length is {limit} tokens. However, you requested {prompt + completion} tokens "
+        f"({bound}{prompt} in the {name}, {completion} for the completion)."
+    )
 
 
 class UnsupportedFeature(InvalidRequest):

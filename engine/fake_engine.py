@@ -214,9 +214,9 @@ class FakeEngine:
         if request.request_id in self._live:
             raise InvalidRequest("request_id", "`request_id` is in use")
         request.sampling.validate(self.script.info.vocab_size)
-        limit = self.script.info.max_model_len
-        if len(request.prompt_token_ids) + request.sampling.max_tokens > limit:
-            raise PromptTooLong("prompt", f"prompt and max_tokens exceed the model's {limit} tokens")
+        limit, prompt = self.script.info.max_model_len, len(request.prompt_token_ids)
+        if prompt + request.sampling.max_tokens > limit:
+            raise PromptTooLong(limit, prompt, request.sampling.max_tokens)
 
     @contextmanager
     def _registered(self, request: EngineRequest) -> Iterator[asyncio.Event]:

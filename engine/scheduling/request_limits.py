@@ -40,10 +40,7 @@ class RequestValidator:
     def _check_length(self, prompt: int, max_tokens: int) -> None:
         limit = min(self.max_model_len, self.max_cache_tokens)
         if prompt + max_tokens > limit:
-            raise PromptTooLong(
-                "prompt",
-                f"{prompt} prompt tokens and `max_tokens` {max_tokens} exceed the {limit} tokens one sequence may hold",
-            )
+            raise PromptTooLong(limit, prompt, max_tokens)
 
 
 def new_sequences(request: EngineRequest, arrival: float, order: int) -> list[Sequence]:

@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 
 from msgspec.structs import replace
 
+from loraplex.engine.errors import overflow_message
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.grammar.constraints import OutputConstraints, Tool
@@ -192,8 +193,11 @@ class InferencePipeline:
         limit = self._dependencies.config.max_prompt_characters
         size = _characters(values, limit)
         if size > limit:
+            context, name = self._dependencies.engine.info().max_model_len, _prompt_name(values)
             raise ContextTooLong(
-                f"The prompt has {size} characters; at most {limit} are read.", _prompt_name(values)
+                f"This model's maximum context length is {context} tokens. However, you requested {size} "
+                f"characters in the {name}, of which at most {limit} are read.",
+                name,
             )
         return self._encode(values, model)
 
@@ -335,7 +339,7 @@ class InferencePipeline:
         context, requested = self._dependencies.engine.info().max_model_len, values.requested_tokens or 1
         if requested > context - tokens:
             raise ContextTooLong(
-                f"The context holds {context} tokens; the prompt has {bound}{tokens} and {requested} more were requested.",
+                overflow_message(context, tokens, requested, _prompt_name(values), bound),
                 _prompt_name(values),
             )
         return context - tokens

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from loraplex.platform.inference.dependencies import ServingConfig
 
 MODEL = "demo/base"
 USER: Any = [{"role": "user", "content": "hello"}]
+BEGINNING = "This model's maximum context length is 4096 tokens. However, you requested "
 ANSWERS = FakeScript(answers=(("Hello", " wörld", "!"), ("Other",)), cached_tokens=2)
 
 
@@ -157,14 +159,22 @@ async def test_a_stop_string_ends_the_text(start_gateway: Any) -> None:
 async def test_what_does_not_fit_is_refused_with_its_size(start_gateway: Any) -> None:
     gateway = await start_gateway(ANSWERS)
     client = gateway.client()
-    with pytest.raises(BadRequestError, match="4096") as refused:
-        await client.completions.create(model=MODEL, prompt=[1] * 4000, max_tokens=97)
-    assert refused.value.code == "context_length_exceeded"
     with pytest.raises(BadRequestError) as refused:
-        await client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "x y " * 50_000}]
-        )
-    assert refused.value.code == "context_length_exceeded" and refused.value.param == "messages"
+        await client.completions.create(model=MODEL, prompt=[1] * 4000, max_tokens=97)
+    error: Any = refused.value.body
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert error["message"] == (f"{BEGINNING}4097 tokens (4000 in the prompt, 97 for the completion).")
+    # Small ones are counted, of large ones the fewest tokens are known, of larger ones the characters.
+    for content, size in (
+        ("x y " * 2_000, r"\d+ tokens \(\d+ in the messages, 1 for the completion\)\."),
+        ("x y " * 50_000, r"\d+ tokens \(at least \d+ in the messages, 1 for the completion\)\."),
+        ("x y " * 500_001, r"2000004 characters in the messages, of which at most 2000000 are read\."),
+    ):
+        with pytest.raises(BadRequestError) as refused:
+            await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": content}])
+        error = refused.value.body
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+        assert re.fullmatch(BEGINNING + size, error["message"])
     assert gateway.engine.requests == []
 
 
