@@ -19,6 +19,7 @@ from loraplex.platform.api.direct_routes import DirectRoutes
 from loraplex.platform.api.docs import docs_router
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.openapi import Application
+from loraplex.platform.api.openai.missing_endpoints import instead_of
 from loraplex.platform.api.openai.openapi import DOCUMENTED_MODELS
 from loraplex.platform.api.openai.routes import inference_router
 from loraplex.platform.api.operator.routes import operator_router
@@ -94,9 +95,10 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
     row = ErrorRow(status, "invalid_request_error", code)
-    return error_response(
-        ClientError(row, f"{request.method} {request.scope['path'][:200]}: {code.replace('_', ' ')}")
-    )
+    path = request.scope["path"]
+    instead = instead_of(path) if status == 404 else None
+    message = f"{request.method} {path[:200]}: {code.replace('_', ' ')}"
+    return error_response(ClientError(row, f"{message}; {instead}" if instead else message))
 
 
 def error_response(error: ClientError) -> Response:
