@@ -247,6 +247,7 @@ class Engine:
             step_tokens_histogram=list(self._steps.histogram),
             step_seconds=self._steps.seconds,
             tenant_steps=self._steps.tenants(),
+            step_adapters=self._steps.adapters(),
             waiting_for_grammar=scheduler.num_waiting_for_grammar,
             mask_seconds=self._masks.seconds,
             late_masks=self._masks.num_late,

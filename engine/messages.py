@@ -15,6 +15,9 @@ STEP_TOKEN_BOUNDS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8
 OTHER_TENANTS: Final = b""
 """In `TenantSteps`: all tenants that have no entry of their own."""
 
+BASE_MODEL: Final = "base"
+"""In `EngineStats.step_adapters`: the base model, which has no digest of an adapter."""
+
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 
 
@@ -234,6 +237,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     the bytes per second of loads, measured lately: into host memory, and from there to the device. `adapter_page_error` is the
     greatest relative error that 8-bit pages cause in a module of a resident adapter. `tenant_steps`: the largest tenants first,
     at most 20, then the others as `OTHER_TENANTS`. `max_running` is the most sequences that a batch may have.
+    `step_adapters` are the digests of the newest step's rows, each once; `BASE_MODEL` stands for rows without an adapter.
     """
 
     running: int = 0
@@ -278,6 +282,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float = 0.0
     slow_steps: int = 0
     tenant_steps: list[TenantSteps] = []
+    step_adapters: list[str] = []
     waiting_for_grammar: int = 0
     grammar_compilations: int = 0
     grammar_compile_seconds: float = 0.0

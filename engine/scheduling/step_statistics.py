@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Final
 
 from loraplex.engine.batch.step_plan import PlannedRow, StepPlan
-from loraplex.engine.messages import OTHER_TENANTS, STEP_TOKEN_BOUNDS, TenantSteps
+from loraplex.engine.messages import BASE_MODEL, OTHER_TENANTS, STEP_TOKEN_BOUNDS, TenantSteps
 
 WINDOW_S: Final = 60.0
 SLICE_S: Final = 5.0
@@ -60,6 +60,7 @@ class StepStatistics:
         self._slices = deque([_Slice(clock())])
         self._report: list[TenantSteps] = []
         self._reported_at = float("-inf")
+        self._newest: StepPlan | None = None
         self.num_steps = 0
         self.num_tokens = 0
         self.seconds = 0.0
@@ -67,7 +68,7 @@ class StepStatistics:
 
     def count(self, plan: StepPlan) -> None:
         """Count a step that is launched."""
-        num_tokens = plan.num_tokens
+        num_tokens, self._newest = plan.num_tokens, plan
         self._current().add(plan, num_tokens)
         self.num_steps += 1
         self.num_tokens += num_tokens
@@ -83,6 +84,12 @@ class StepStatistics:
             self._reported_at = now
             self._report = self._tenants()
         return self._report
+
+    def adapters(self) -> list[str]:
+        """Return the digests of the newest step's rows, each once, and `BASE_MODEL` if one has no adapter."""
+        rows = () if self._newest is None else self._newest.rows
+        adapters = [row.sequence.adapter for row in rows]
+        return sorted({BASE_MODEL if each is None else each.digest for each in adapters})
 
     def _current(self) -> _Slice:
         """Return the newest slice, after dropping those that have left the window."""

@@ -49,13 +49,16 @@ class Residency(ResponseModel):
 
 
 class Queues(ResponseModel):
-    """Numbers of sequences. `heartbeat_age_s`: seconds since the last step."""
+    """Numbers of sequences. `heartbeat_age_s`: seconds since the last step. `step_adapters`: the digests of the adapters that
+    the rows of the newest step had; `base` stands for the base model.
+    """
 
     running: int
     waiting: int
     waiting_for_adapter: int
     waiting_for_grammar: int
     heartbeat_age_s: float
+    step_adapters: list[str]
 
 
 class KvCache(ResponseModel):

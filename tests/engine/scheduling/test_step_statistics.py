@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from loraplex.engine.messages import OTHER_TENANTS, TenantSteps
+from loraplex.engine.messages import BASE_MODEL, OTHER_TENANTS, TenantSteps
 from loraplex.engine.scheduling.step_statistics import MOST_TENANTS, StepStatistics
 
 if TYPE_CHECKING:
@@ -36,6 +36,21 @@ def test_tokens_count_for_their_tenant_as_prefill_or_decode(simulation: "Simulat
     # The last token of a response is sampled and never computed.
     assert counted.tenants() == [TenantSteps(b"a", 27, 4, 0), TenantSteps(b"b", 3, 8, 0)]
     assert counted.num_tokens == tokens == 42 and sum(counted.histogram) == counted.num_steps
+
+
+def test_the_newest_step_says_which_adapters_its_rows_have(simulation: "SimulationType") -> None:
+    run = simulation(max_num_seqs=4)
+    counted = statistics(run)
+    assert counted.adapters() == []
+    run.submit([2] * 4, tenant="a", adapter="x", max_tokens=3)
+    run.submit([2] * 4, tenant="b", adapter="x", max_tokens=3)
+    run.submit([2] * 4, tenant="b", max_tokens=2)
+    seen = []
+    while run.is_busy:
+        if (plan := run.step()) is not None:
+            counted.count(plan)
+            seen.append(counted.adapters())
+    assert [BASE_MODEL, "x"] in [sorted(each, key=len, reverse=True) for each in seen] and seen[-1] == ["x"]
 
 
 def test_tokens_that_a_grammar_forces_count_each(
