@@ -1,4 +1,4 @@
-"""The demo's three tenants, each with its own adapter and keys.
+"""The demo's three tenants, each with its own adapter, keys and sample usage.
 
 Invariant: idempotent. A restart keeps keys that still work, replaces the others, and never moves an alias.
 """
@@ -9,6 +9,7 @@ from uuid import UUID
 
 from loraplex.platform.demo.demo_file import DemoAccess, DemoTenantAccess, read_demo_file, write_demo_file
 from loraplex.platform.demo.errors import TenantIsNotTheDemos
+from loraplex.platform.demo.history import announce_history, write_history
 from loraplex.platform.services import api_keys, tenants
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.api_keys import OperatorKeys
@@ -53,7 +54,7 @@ async def prepare_demo(
     console_root: str | None,
     model: str,
 ) -> DemoAccess:
-    """Create missing tenants, keys and adapters, write `demo.json` in `data_dir` and return its content.
+    """Create missing tenants with keys, adapters and sample usage, write `demo.json` in `data_dir` and return its content.
 
     `console_root`: the address of the console, None without one; `console_url` becomes a link that signs in once, as an admin of
     the first tenant. `model` is the served name of the base model. Raises `TenantIsNotTheDemos` if a name is in use by another tenant.
@@ -76,6 +77,7 @@ async def prepare_demo(
         for adapter in plan.adapters:
             request = PushRequest(name=adapter, folder=ADAPTERS_FOLDER / adapter, promote="first")
             await push.push_unprobed(owner.tenant_id, request)
+        await write_history(database, owner.tenant_id, plan.adapters[0])
     return access
 
 
@@ -94,6 +96,7 @@ class _Owner:
 async def _tenant(uow: UnitOfWork, name: str) -> _Owner:
     try:
         created = await tenants.create(uow, name, first_key_name=ADMIN_KEY)
+        await announce_history(uow, created.tenant.id)
         return _Owner(created.tenant.id, created.key.plaintext)
     except NameTaken:
         tenant = await TenantRepository(uow.session).get(name)

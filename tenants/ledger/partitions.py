@@ -64,6 +64,14 @@ class LedgerPartitions:
         await self.close()
         return dropped, made
 
+    async def add_month(self, at: datetime) -> None:
+        """Make the ledger's partition of a month that may be over. Where the table is busy, the default one takes its rows.
+
+        Raises `DatabaseUnavailable`.
+        """
+        await self._run(ADD, LEDGER, at)
+        await self.close()
+
     async def drop_oldest(self, parent: str, keep: int) -> str | None:
         """Drop the oldest partition that is older than `keep` months or days; return its name, None if there is none or the
         table is busy. Raises `DatabaseUnavailable`.

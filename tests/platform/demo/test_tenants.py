@@ -5,20 +5,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.platform.demo.prepared import CONSOLE, prepare
 
-from loraplex.adapters.storage.blob_store import BlobStore
-from loraplex.adapters.storage.local_store import LocalAdapterStore
-from loraplex.adapters.target_modules import adaptable_modules
-from loraplex.adapters.validation.own_files import OwnFilesValidation
-from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.platform.demo.announcement import announcement
-from loraplex.platform.demo.demo_file import DEMO_FILE, DemoAccess, read_demo_file
+from loraplex.platform.demo.demo_file import DEMO_FILE, read_demo_file
 from loraplex.platform.demo.errors import TenantIsNotTheDemos
-from loraplex.platform.demo.tenants import prepare_demo
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.people.sign_in import use_link
 from loraplex.platform.services.push import FolderPush
-from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
@@ -26,27 +19,7 @@ from loraplex.tenants.errors import LinkNotValid, RevokedKey
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.resolution import ModelResolver
 
-BASE_DIGEST = "b" * 64
-CONSOLE = "http://127.0.0.1:8000"
 NAMES = {"harbor": "pirate", "ledger": "records", "acme": "support"}
-
-
-@pytest.fixture
-def push(database: Database, demo_model: Path, tmp_path: Path) -> FolderPush:
-    storage = LocalAdapterStore(tmp_path / "adapters")
-    modules = adaptable_modules(load_model_config(str(demo_model)))
-    return FolderPush(
-        database,
-        lambda tenant_id: unit_of_work(database, system_actor("demo"), tenant_id, None),
-        BlobStore(storage, None, BASE_DIGEST),
-        OwnFilesValidation(modules, BASE_DIGEST),
-    )
-
-
-async def prepare(database: Database, push: FolderPush, data_dir: Path) -> DemoAccess:
-    return await prepare_demo(
-        database, push, data_dir, base_url="http://127.0.0.1:8000", console_root=CONSOLE, model="smollm2"
-    )
 
 
 async def scopes_of(database: Database, text: str) -> tuple[str | None, list[str]]:
@@ -98,7 +71,7 @@ async def test_a_restart_changes_nothing(database: Database, push: FolderPush, t
     async with database.as_operator() as session:
         tenant = await TenantRepository(session).get("harbor")
         assert len(await AdapterRepository(session, tenant.id).versions("pirate")) == 1
-        assert len(await KeyRepository(session).list(tenant.id)) == 2
+        assert len(await KeyRepository(session).list(tenant.id)) == 3
 
 
 @pytest.mark.parametrize("damage", ["lost", "damaged"])

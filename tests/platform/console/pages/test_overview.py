@@ -12,6 +12,7 @@ from tests.tenants.ledger.stored_usage import make_tenant
 
 from loraplex.platform.console.formatting import money_spent
 from loraplex.platform.services.queries import overview
+from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 
 
@@ -62,6 +63,16 @@ async def test_each_role_sees_its_part(console: Console, database: Database) -> 
     assert tiles == {"admin": 4, "developer": 4, "viewer": 4, "billing": 1}
     assert keys == {"admin": True, "developer": True, "viewer": False, "billing": False}
     assert "Spend per day" in page.text and "Requests by adapter" not in page.text
+
+
+async def test_sample_usage_is_called_one(console: Console, database: Database) -> None:
+    tenant = make_tenant(database.url)
+    async with database.as_operator() as session:
+        made = await KeyRepository(session).create(tenant.id, overview.SAMPLE_KEY, ["inference"])
+        await KeyRepository(session).revoke(tenant.id, made.record.key_id)
+    page = await (await console.signed_in("admin", tenant.name)).page("/console")
+    assert "is a sample that serve --demo wrote" in page.text
+    assert page.find(".note a").attributes["href"] == f"/console/requests?key={made.record.key_id}"
 
 
 async def test_without_counters_the_rest_is_shown(console: Console, database: Database) -> None:

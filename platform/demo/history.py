@@ -1,0 +1,123 @@
+"""Sample usage of a demo tenant: the month before its first start, with a final invoice, and the present one until yesterday.
+
+Invariant: the ledger settles its rows as those of requests, under a key that is named after them and ends with them. Their ids
+follow from the tenant and its age: what an interrupted start repeats is not written twice.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any, Final
+from uuid import UUID
+
+from loraplex.platform.services import api_keys
+from loraplex.platform.services.actors import system_actor
+from loraplex.platform.services.api_keys import OperatorKeys
+from loraplex.platform.services.billing import invoices, tenant_billing
+from loraplex.platform.services.queries.overview import SAMPLE_KEY
+from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.scopes import INFERENCE
+from loraplex.tenants.billing.pricing import PriceVersion
+from loraplex.tenants.billing.rate_cards import RateCards
+from loraplex.tenants.database import Database
+from loraplex.tenants.ids import uuid7_derived, uuid7_from
+from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.ledger.partitions import LedgerPartitions, LedgerRetention
+from loraplex.tenants.ledger.usage_ledger import UsageLedger
+from loraplex.tenants.quotas.periods import periods_of
+from loraplex.tenants.quotas.reservation import RequestTimings, Reservation, ReservationRequest, SettledUsage
+from loraplex.tenants.registry.resolution import ModelResolver, ResolvedAdapter
+
+REQUEST_PREFIX: Final = "demo-history"
+ISSUER: Final = "loraplex demo: a sample, nothing is owed"
+"""On every invoice of the demo's tenants."""
+DAY: Final = timedelta(days=1)
+SATURDAY: Final = 5
+PREFIX_TOKENS: Final = 192
+"""What the prompts of an application begin with, and the cache has."""
+
+
+async def announce_history(uow: UnitOfWork, tenant_id: UUID) -> None:
+    """Make the key of a new tenant's sample usage, whose text nobody gets. `write_history` is due until it has ended."""
+    await api_keys.create(uow, OperatorKeys(uow, tenant_id), SAMPLE_KEY, [INFERENCE])
+    await tenant_billing.change(uow, tenant_id, {"issuer": ISSUER})
+
+
+async def write_history(database: Database, tenant_id: UUID, adapter: str) -> None:
+    """Write what was announced, and nothing where that is done. `adapter` has four of five requests, the base model the rest.
+
+    Raises `DatabaseUnavailable`.
+    """
+    async with database.as_operator() as session:
+        keys = await KeyRepository(session).list(tenant_id)
+        key = next((each for each in keys if each.name == SAMPLE_KEY and each.revoked_at is None), None)
+        card = await RateCards(session).oldest_for_all()
+        # A card of the demo has no end yet; another installation's first one may not price the whole of last month.
+        if key is None or card is None or card.effective_to is not None:
+            return
+        tenant = await TenantRepository(session).by_id(tenant_id)
+        served = await ModelResolver(session, tenant_id).resolve(adapter)
+    month = Month.of(tenant.created_at).previous
+    price = PriceVersion(id=card.id, currency=card.key.currency, price=card.price)
+    rows = []
+    for number, (at, usage) in enumerate(_samples(tenant.name, month.begin, tenant.created_at)):
+        request = _admitted((tenant_id, key.id), number, at, usage, served if number % 5 else None)
+        admitted = Reservation(request=request, **asdict(periods_of(at)), admitted_at=at, price=price)
+        rows.append((admitted, usage.priced(price.price)))
+    await LedgerPartitions(database.url, LedgerRetention()).add_month(month.begin)
+    ledger = UsageLedger(database)
+    try:
+        await asyncio.gather(*(ledger.settle(*row) for row in rows))
+    finally:
+        await ledger.close()
+    async with unit_of_work(database, system_actor("demo"), None, None) as uow:
+        await invoices.finalize(uow, tenant_id, month, now=datetime.now(UTC))
+        await api_keys.revoke(uow, OperatorKeys(uow, tenant_id), key.key_id)
+
+
+def _admitted(
+    ids: tuple[UUID, UUID], number: int, at: datetime, usage: SettledUsage, model: ResolvedAdapter | None
+) -> ReservationRequest:
+    """A sample request, of the tenant and key `ids`, as it was admitted; `model` None: for the base model."""
+    tenant_id, key_id = ids
+    adapter: dict[str, Any] = {}
+    if model is not None:
+        adapter = {"adapter_id": model.adapter_id, "adapter_version": model.version, "digest": model.digest}
+    return ReservationRequest(
+        id=uuid7_derived(uuid7_from(at), f"{tenant_id} {number}"),
+        tenant_id=tenant_id,
+        api_key_id=key_id,
+        request_id=f"{REQUEST_PREFIX}-{number}",
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        **adapter,
+    )
+
+
+def _samples(seed: str, begin: datetime, end: datetime) -> Iterator[tuple[datetime, SettledUsage]]:
+    """Requests of the days from `begin` until that of `end`: most in working hours, few at weekends, a batch at night."""
+    random, midnight = Random(seed), begin
+    while midnight + DAY <= end:
+        is_weekend = midnight.weekday() >= SATURDAY
+        if not is_weekend:
+            at = midnight + timedelta(hours=2, minutes=random.random() * 10)
+            yield at, _usage(random, prompts=random.randint(48, 128))
+        for _ in range(random.randint(0, 1) if is_weekend else random.randint(1, 4)):
+            at = midnight + timedelta(hours=random.triangular(6, 21, 14))
+            yield at, _usage(random)
+        midnight += DAY
+
+
+def _usage(random: Random, prompts: int = 1) -> SettledUsage:
+    ttft_ms, tokens = round(random.lognormvariate(5, 0.5)), round(random.lognormvariate(4.5, 0.5))
+    return SettledUsage(
+        outcome="aborted" if random.random() < 0.03 else "completed",
+        prompt_tokens=prompts * (PREFIX_TOKENS + round(random.lognormvariate(5.5, 0.7))),
+        cached_tokens=PREFIX_TOKENS * (prompts - 1 + random.randint(0, 1)),
+        completion_tokens=prompts * tokens,
+        timings=RequestTimings(ttft_ms=ttft_ms, duration_ms=ttft_ms + 30 * tokens),
+    )
