@@ -51,11 +51,15 @@ class ConsoleEndpoint:
         dependencies: GatewayDependencies,
         templates: Templates,
         origin: PublicOrigin,
+        *,
+        temperature: int | None = None,
     ) -> None:
+        """`temperature`: the playground's at first, see `ConsoleOptions`."""
         self._dependencies = dependencies
         self._templates = templates
         self._limiter = TenantLimiter("pages", per_tenant=AT_ONCE, waiting=MAX_WAITING)
         self.origin = origin
+        self.temperature = temperature
         self.cookies = Cookies(origin)
 
     @property

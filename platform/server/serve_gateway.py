@@ -60,7 +60,8 @@ async def serve_gateway(
     if demo and not PRICE_SETTINGS & settings.model_fields_set:
         settings = settings.model_copy(update=DEMO_PRICES)
     async with AsyncExitStack() as stack:
-        gateway = await stack.enter_async_context(open_gateway(settings, model, engines, on_stage))
+        opening = open_gateway(settings, model, engines, on_stage, demo=demo)
+        gateway = await stack.enter_async_context(opening)
         before, after = await _announcements(settings, gateway, listeners.api, on_stage, demo=demo)
         on_stage.finish()
         print(before, flush=True)

@@ -6,6 +6,7 @@ import pytest
 from tests.platform.console.conftest import Console, Page, SignedIn
 from tests.platform.services.queries.test_playground import FOR_ALL, tenant_with_pirate
 
+from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
 from loraplex.platform.errors import WorkersUnavailable
 from loraplex.tenants.billing.rate_cards import RateCards
 
@@ -51,6 +52,17 @@ async def test_the_page_offers_what_the_tenant_may_call(console: Console, signed
     assert chosen.texts("#model-b option[selected]") == ["pirate@2"]
     unknown = await browser.page(f"{PLAYGROUND}?model=%22%3E%3Cscript%3E")
     assert "<script>" not in unknown.response.text.partition("<main")[2]
+
+
+async def test_the_demos_first_answers_repeat(console: Console, signed_in: SignedIn) -> None:
+    browser = await signed_in()
+    assert "value" not in (await browser.page(PLAYGROUND)).find("#p-temperature").attributes
+    console.app.router.routes[-1] = ConsoleRoute(
+        create_console(console.dependencies, ConsoleOptions(temperature=0))
+    )
+    page = await browser.page(PLAYGROUND)
+    assert page.find("#p-temperature").attributes["value"] == "0"
+    assert "value" not in page.find("#p-top_p").attributes
 
 
 async def test_a_tenant_without_adapters_has_the_base_model(signed_in: SignedIn) -> None:
