@@ -15,6 +15,11 @@ COMMANDS: Final = {
         "serve_command",
         "Serve a base model and its tenants' adapters.",
     ),
+    "tour": (
+        "loraplex.platform.cli.tour.command",
+        "tour_command",
+        "Try nine claims on the running demo, each with the request that repeats it.",
+    ),
     "tenant": (
         "loraplex.platform.cli.tenant",
         "app",
