@@ -1,5 +1,6 @@
 """The first steps of a tenant: a key, an adapter, a request, a budget. Invariant: a step is done once its thing exists."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal, TypeAlias, get_args
@@ -8,7 +9,6 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.accounts.first_things import first_things
-from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.ledger.request_log import RequestFilters, RequestLog
 from loraplex.tenants.ledger.request_reports import latest_failures
 from loraplex.tenants.registry.resolution import ModelResolver
@@ -20,13 +20,14 @@ HOUR: Final = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstSteps:
-    """What exists already; None for what does not. `key` is the oldest key's name and public id, `adapter` the newest ready
-    version's name and number, `refusal` the error code of the last request that was refused or failed within the hour.
+    """What exists already; None for what does not. `key` is name and public id of the oldest key that the tenant made itself,
+    `adapter` the newest ready version's name and number, `refusal` the error code of the last request that was refused or failed
+    within the hour.
 
     `skipped`: steps that the person wants to see no more.
     """
 
-    key: tuple[str, str] | None
+    key: Sequence[str] | None
     adapter: tuple[str, int] | None
     answered_at: datetime | None
     refusal: str | None
@@ -51,14 +52,13 @@ async def open_steps(
     """Return the first steps while one of them is neither done nor skipped, else None."""
     wanted = frozenset[str](STEPS) - skipped
     # Most tenants are done, which one statement says.
-    found = await first_things(session, tenant_id) if wanted else wanted
-    if wanted <= found:
+    found = await first_things(session, tenant_id) if wanted else {}
+    if wanted <= found.keys():
         return None
-    keys = await KeyRepository(session).page(tenant_id, None, 1)
     versions = await ModelResolver(session, tenant_id).versions(1)
     answered = await _answered_at(session, tenant_id)
     steps = FirstSteps(
-        key=(keys[0].name, keys[0].key_id) if keys else None,
+        key=found.get("key"),
         adapter=(versions[0].name, versions[0].version) if versions else None,
         answered_at=answered,
         refusal=None if answered else await _refusal(session, tenant_id, now),
