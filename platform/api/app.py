@@ -17,6 +17,7 @@ from loraplex.grammar.errors import GrammarError
 from loraplex.platform.api.body_budget import BodyBudget
 from loraplex.platform.api.direct_routes import DirectRoutes
 from loraplex.platform.api.docs import docs_router
+from loraplex.platform.api.head_requests import HeadRequests
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.openapi import Application
 from loraplex.platform.api.openai.missing_endpoints import instead_of
@@ -68,6 +69,7 @@ def create_app(
     for error in (GatewayError, EngineError, AdaptersError, GrammarError, TenantsError):
         app.add_exception_handler(error, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_middleware(HeadRequests)
     app.add_middleware(_around, observers=observers)
     app.direct = DirectRoutes(direct, partial(_around, observers=observers))
     return app

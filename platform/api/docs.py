@@ -6,7 +6,7 @@ from typing import Final
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from loraplex.platform.static_files import StaticFiles
 
@@ -28,7 +28,7 @@ PAGE: Final = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>loraplex API</title>
-<link rel="icon" href="data:,">
+<link rel="icon" href="/favicon.ico" type="image/svg+xml">
 <link rel="stylesheet" href="{style}">
 <script src="{bundle}" defer></script>
 <script src="{start}" type="module"></script>
@@ -52,8 +52,12 @@ def docs_router() -> APIRouter:
     async def show(request: Request) -> Response:
         return HTMLResponse(page, headers=HEADERS)
 
+    async def without_slash(request: Request) -> Response:
+        return RedirectResponse("/docs", 303)
+
     router = APIRouter()
     router.add_route("/docs", show, include_in_schema=False)
+    router.add_route("/docs/", without_slash, include_in_schema=False)
     router.add_route(f"{STATIC_PREFIX}/{{name:path}}", static.send, include_in_schema=False)
     return router
 

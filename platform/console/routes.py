@@ -11,6 +11,7 @@ from loraplex.platform.console.pages.adapters import adapters_pages
 from loraplex.platform.console.pages.aliases import aliases_pages
 from loraplex.platform.console.pages.audit import audit_pages
 from loraplex.platform.console.pages.billing import billing_pages
+from loraplex.platform.console.pages.index import index_pages
 from loraplex.platform.console.pages.keys import keys_pages
 from loraplex.platform.console.pages.limits import limits_pages
 from loraplex.platform.console.pages.links import links_pages
@@ -29,6 +30,7 @@ from loraplex.platform.console.pages.versions import versions_pages
 from loraplex.platform.console.pages.webhooks import webhooks_pages
 
 PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
+    index_pages,
     sign_in_pages,
     links_pages,
     mailed_links_pages,

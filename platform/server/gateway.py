@@ -21,6 +21,7 @@ from loraplex.adapters.storage.garbage_collection import BlobGarbageCollector
 from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.engine.messages import EngineInfo
 from loraplex.platform.api.app import create_app
+from loraplex.platform.api.index import index_router
 from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.auth.identity_provider import IdentityProvider, ProviderOptions
 from loraplex.platform.config import Settings
@@ -282,6 +283,8 @@ async def _create_app(
         options = ConsoleOptions(settings.public_url, is_local=settings.is_local, temperature=temperature)
         console = create_console(dependencies, options)
         app.router.routes.append(ConsoleRoute(console))
+    # Behind the console, which takes `/` of browsers.
+    app.include_router(index_router(console=settings.console))
     await asyncio.to_thread(lambda: app.rendered_document)
     return app
 

@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 from fastapi import FastAPI
 
+from loraplex.platform.api.head_requests import HeadRequests
 from loraplex.platform.config import PLAIN_HTTP, Settings
 from loraplex.platform.engines.startup import StartingEngines
 from loraplex.platform.observability.exposition import metrics_router
@@ -129,6 +130,7 @@ def _serving_metrics(
 ) -> AbstractAsyncContextManager[None]:
     app = FastAPI(openapi_url=None)
     app.include_router(metrics_router(gateway.exposition))
+    app.add_middleware(HeadRequests)
     return serving(app, listener, shutdown)
 
 

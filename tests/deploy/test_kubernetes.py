@@ -229,4 +229,5 @@ def test_the_ingress_leads_to_every_route_of_tenants_and_to_none_of_operators() 
     for route in (entry.split()[1] for entry in SCOPES):
         reached = any(route.startswith(f"{prefix}/") for prefix in prefixes)
         assert reached is not route.startswith("/operator"), route
+    assert paths["/"] == paths["/favicon.ico"] == "Exact"
     assert not any(path.startswith(("/metrics", "/readyz", "/operator")) for path in paths)

@@ -103,7 +103,7 @@ SCOPES: Final = {
     "GET /operator/v1/usage": OPERATOR,
     "POST /operator/v1/usage/corrections": OPERATOR,
 }
-DOCUMENTATION: Final = {"/openapi.json", "/docs", "/docs/static/{name:path}"}
+DOCUMENTATION: Final = {"/openapi.json", "/docs", "/docs/", "/docs/static/{name:path}"}
 
 
 def in_process(app: FastAPI) -> httpx.AsyncClient:

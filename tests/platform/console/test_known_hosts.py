@@ -61,7 +61,7 @@ def reconfigured(console: Console, options: ConsoleOptions) -> Console:
     return console
 
 
-async def status(console: Console, path: str, hosts: Sequence[str]) -> int:
+async def status(console: Console, path: str, hosts: Sequence[str], accept: str = "*/*") -> int:
     """The status of a request with as many `Host` headers as there are `hosts`."""
     sent: list[Any] = []
 
@@ -71,7 +71,7 @@ async def status(console: Console, path: str, hosts: Sequence[str]) -> int:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    headers = [(b"host", host.encode()) for host in hosts]
+    headers = [(b"host", host.encode()) for host in hosts] + [(b"accept", accept.encode())]
     scope: dict[str, Any] = {
         "type": "http",
         "asgi": {"version": "3.0"},

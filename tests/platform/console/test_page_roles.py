@@ -23,6 +23,7 @@ OPERATOR: Final = "an operator"
 PUBLIC: Final = "nothing"
 # The longest beginning of a path counts.
 READ: Final = {
+    "/": PUBLIC,
     "/console": ANY,
     "/console/account": ANY,
     "/console/first-steps": ANY,

@@ -35,7 +35,7 @@ def _filled(path: str) -> str:
 
 
 def is_open(path: str) -> bool:
-    return path.rpartition("/")[2] in OPEN
+    return path == "/" or path.rpartition("/")[2] in OPEN
 
 
 def csrf_of(page: Page) -> str:
