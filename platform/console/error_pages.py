@@ -18,8 +18,14 @@ from loraplex.platform.console.endpoint import (
 from loraplex.platform.console.forms import FormInvalid
 from loraplex.platform.errors import ClientError, ErrorRow, describe, unavailable_store
 from loraplex.platform.observability.request_id import request_id_of
+from loraplex.platform.services.people.errors import LinkNotValid
 
 LOG: Final = structlog.get_logger("loraplex.console")
+USED_UP: Final = (
+    "This link was used, has expired, or never was. If you have a password, sign in with it. If not, an admin of your team can "
+    "send another link. On the server, `loraplex user reset EMAIL` prints one that sets a password, and "
+    "`loraplex user create --operator` one for a new operator. Each start of `loraplex serve --demo` prints one for the demo's admin."
+)
 _TITLES: Final = {
     400: "The request is not valid",
     403: "Not allowed",
@@ -45,6 +51,9 @@ class ErrorPages:
         """Return the response to an error before the first byte of another one."""
         if isinstance(error, SignInNeeded):
             return self._sign_in(request)
+        path, query = request.url.path, f"?{request.url.query}" if request.url.query else ""
+        if isinstance(error, HTTPException) and request.method == "GET" and path.endswith("/"):
+            return redirect(request, path.rstrip("/") + query)
         described = _described(error)
         if described.row.is_logged:
             LOG.error("page failed", request_id=request_id_of(request.scope), exc_info=error)
@@ -61,9 +70,7 @@ class ErrorPages:
             error=described,
             store=unavailable_store(error),
             # Only what a reload does not send again is asked for again by itself.
-            again=request.url.path + (f"?{request.url.query}" if request.url.query else "")
-            if request.method == "GET"
-            else None,
+            again=path + query if request.method == "GET" else None,
         )
         if described.row.retry_after_s is not None:
             response.headers["retry-after"] = str(described.row.retry_after_s)
@@ -81,6 +88,8 @@ def _described(error: Exception) -> ClientError:
     if isinstance(error, HTTPException):
         status = 404 if error.status_code == 405 else error.status_code
         return ClientError(ErrorRow(status, "invalid_request_error", "not_found"), "There is no such page.")
+    if isinstance(error, LinkNotValid):
+        return ClientError(ErrorRow(404, "invalid_request_error", "not_found"), USED_UP)
     if isinstance(error, RequestValidationError):
         return ClientError(
             ErrorRow(404, "invalid_request_error", "not_found"), "There is nothing at this address."

@@ -30,7 +30,8 @@ MAX_AGENT_LENGTH: Final = 300
 class FoundSession:
     """A session that works. `tenant_id` None: the operator's area; `role` None there, and for an operator who looks in.
 
-    `adapters` and `keys`: how many adapters, and keys that work, the tenant has.
+    `by_link_only`: the person has neither a password nor an identity of a provider. `adapters` and `keys`: how many adapters,
+    and keys that work, the tenant has.
     """
 
     id: UUID
@@ -38,6 +39,7 @@ class FoundSession:
     email: str
     name: str
     is_operator: bool
+    by_link_only: bool
     tenant_id: UUID | None
     tenant_name: str | None
     role: str | None
@@ -194,6 +196,7 @@ def _working(condition: ColumnElement[bool], now: datetime) -> Any:
             UserSession.expires_at,
         ),
         *(User.email, User.name, User.is_operator, Tenant.name.label("tenant_name"), Membership.role),
+        and_(User.password_hash.is_(None), User.oidc_issuer.is_(None)).label("by_link_only"),
         *(_count(Adapter, Adapter.deleted_at.is_(None)).label("adapters"), _working_keys(now).label("keys")),
         tenants_as_json(UserSession.user_id).label("tenants"),
     )

@@ -16,6 +16,7 @@ from starlette.responses import RedirectResponse, Response
 
 from loraplex.platform.auth.identity_provider import Attempt, IdentityProvider, ProviderIdentity, new_attempt
 from loraplex.platform.console.endpoint import ConsoleEndpoint
+from loraplex.platform.console.error_pages import USED_UP
 from loraplex.platform.console.forms import Entered, Form, read_open_form
 from loraplex.platform.services.people.errors import AlreadyMember, LinkNotValid, SignInRefused
 from loraplex.platform.services.people.provider_sign_in import (
@@ -73,7 +74,7 @@ class ProviderPages:
         try:
             address = await self.provider.begin(self._redirect_uri(request), attempt)
         except SignInRefused as error:
-            return self._refused(request, str(error))
+            return self._refused(request, error)
         response = RedirectResponse(address, 303)
         self._keep(request, response, DOMAIN, attempt)
         return response
@@ -90,7 +91,7 @@ class ProviderPages:
                 return await self._ask(request, Acceptance(identity, attempt.invitation, attempt.state))
             response = await self._enter(request, identity, attempt)
         except (SignInRefused, LinkNotValid) as error:
-            response = self._refused(request, str(error))
+            response = self._refused(request, error)
         self.endpoint.cookies.drop_attempt(request, response)
         return response
 
@@ -107,7 +108,7 @@ class ProviderPages:
             )
             response = self.endpoint.enter(request, signed_in)
         except (SignInRefused, LinkNotValid, AlreadyMember) as error:
-            response = self._refused(request, str(error))
+            response = self._refused(request, error)
         self.endpoint.cookies.drop_attempt(request, response)
         return response
 
@@ -144,8 +145,8 @@ class ProviderPages:
         except (InvalidToken, ValueError):
             return None
 
-    def _refused(self, request: Request, text: str) -> Response:
-        form = Entered(errors={"": text})
+    def _refused(self, request: Request, error: Exception) -> Response:
+        form = Entered(errors={"": USED_UP if isinstance(error, LinkNotValid) else str(error)})
         return self.endpoint.page(request, None, "sign_in/sign_in.html", status=403, form=form)
 
     def _redirect_uri(self, request: Request) -> str:

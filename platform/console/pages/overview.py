@@ -15,6 +15,7 @@ from loraplex.platform.console.charts import ChartRow, Series, named, symbol
 from loraplex.platform.console.endpoint import ConsoleEndpoint, redirect
 from loraplex.platform.console.forms import Form, read_form
 from loraplex.platform.services.people.identity import ConsoleSession
+from loraplex.platform.services.people.own_account import is_fresh
 from loraplex.platform.services.queries import first_steps, limits, overview
 from loraplex.platform.services.queries.first_steps import FirstSteps
 from loraplex.platform.services.queries.overview import (
@@ -106,6 +107,7 @@ def overview_pages(endpoint: ConsoleEndpoint) -> APIRouter:
             statuses=overview.STATUSES,
             currency=currency,
             steps=found.steps,
+            offers_password=session.by_link_only and is_fresh(session, now),
         )
 
     @router.post("/console/first-steps")

@@ -16,6 +16,7 @@ from loraplex.platform.console.endpoint import (
     page_within,
     redirect,
 )
+from loraplex.platform.console.error_pages import USED_UP
 from loraplex.platform.console.forms import Entered, Form, parse, read_form, read_open_form
 from loraplex.platform.console.pages.links import LinkPages
 from loraplex.platform.console.sign_in_tickets import Pair, SignInTickets
@@ -32,10 +33,6 @@ from loraplex.platform.services.people.sign_in import SignedIn, find_link, sign_
 from loraplex.platform.services.people.sign_up import is_open
 from loraplex.platform.services.unit_of_work import UnitOfWork
 
-USED_UP = (
-    "This link was used, has expired, or never was. Its sender can make another; on the server "
-    "`loraplex user create --operator` prints one for operators."
-)
 OPEN_FORM = Depends(read_open_form)
 FORM = Depends(read_form)
 

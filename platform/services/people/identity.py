@@ -17,7 +17,7 @@ class ConsoleSession:
     """A signed-in person in one tenant, or in the operator's area: there `tenant_id`, `tenant_name` and `role` are None.
 
     `scopes` include those they imply; in the operator's area: `operator`. `operator`: the person may enter that area.
-    `tenants`: those the person may switch to. `second_factor`: the sign-in was confirmed by a code.
+    `by_link_only`: the person has nothing else to sign in with. `tenants`: those the person may switch to. `second_factor`: the sign-in was confirmed by a code.
     `viewing_as_operator`: an operator looks into the tenant, read-only. `adapters` and `keys`: how many adapters, and keys that
     work, the tenant has.
     """
@@ -31,6 +31,7 @@ class ConsoleSession:
     role: str | None
     scopes: frozenset[str]
     operator: bool
+    by_link_only: bool
     tenants: tuple[tuple[UUID, str], ...]
     csrf_token: str = field(repr=False)
     created_at: datetime
@@ -72,6 +73,7 @@ def console_session(found: FoundSession, token: str) -> ConsoleSession:
         role=None if viewing else found.role,
         scopes=VIEWING_SCOPES if viewing else scopes_of(found.role),
         operator=found.is_operator,
+        by_link_only=found.by_link_only,
         tenants=tuple((each.tenant_id, each.name) for each in found.tenants),
         csrf_token=hashlib.sha256(CSRF_DOMAIN + token.encode()).hexdigest(),
         created_at=found.created_at,

@@ -53,7 +53,7 @@ class OwnAccount:
             credentials = await CredentialRepository(session).by_id(self.session.user_id)
         if credentials.password_hash is not None:
             await self.check.password(self.password)
-        elif not _is_fresh(self.session, self.now):
+        elif not is_fresh(self.session, self.now):
             raise SignInRefused(NOT_FRESH)
 
     def unit_of_work(self) -> AbstractAsyncContextManager[UnitOfWork]:
@@ -84,9 +84,10 @@ async def protection(
         has_password=has_password,
         second_factor=credentials.has_second_factor,
         recovery_codes=left,
-        needs_sign_in=not has_password and not _is_fresh(session, now or datetime.now(UTC)),
+        needs_sign_in=not has_password and not is_fresh(session, now or datetime.now(UTC)),
     )
 
 
-def _is_fresh(session: ConsoleSession, now: datetime) -> bool:
+def is_fresh(session: ConsoleSession, now: datetime) -> bool:
+    """Return whether the session's sign-in stands for the password of an account that has none."""
     return now - session.signed_in_at <= FRESH

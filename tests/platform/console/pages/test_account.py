@@ -6,6 +6,9 @@ from sqlalchemy import text
 from tests.platform.console.conftest import ORIGIN, Console, Page, SignedIn
 from tests.platform.services.people.people_world import PASSWORD
 
+from loraplex.platform.services.actors import system_actor
+from loraplex.platform.services.people.accounts import DEMO_EMAIL, demo_link
+from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.registry.adapters import AdapterRepository
 
@@ -155,3 +158,44 @@ async def test_without_a_password_a_change_takes_a_new_sign_in(console: Console,
     for path in ("password", "second-factor", "second-factor/remove", "recovery-codes"):
         refused = await person.post(f"/console/account/{path}", fields)
         assert refused.status_code == 422 and "a sign-in of the last 5 minutes" in refused.text
+
+
+async def test_who_came_by_a_link_is_offered_a_password_at_once_and_told_the_ways_later(
+    console: Console, signed_in: SignedIn
+) -> None:
+    http = await console.browser()
+
+    async def came_by_link() -> Page:
+        tenant_id = await console.tenant("harbor")
+        async with unit_of_work(console.database, system_actor("demo"), None, None) as uow:
+            token = await demo_link(uow, tenant_id)
+        assert (await http.get(f"/console/sign-in?token={token}")).headers["location"] == "/console"
+        return Page(await http.get("/console"))
+
+    offered = await came_by_link()
+    assert (
+        "has no password yet" in offered.text
+        and offered.find(".note a").attributes["href"] == "/console/account"
+    )
+    async with console.database.as_writer() as session:
+        await session.execute(text("UPDATE sessions SET expires_at = expires_at - interval '6 minutes'"))
+    assert "has no password" not in Page(await http.get("/console")).text
+    late = Page(await http.get("/console/account"))
+    assert f"loraplex user reset {DEMO_EMAIL}" in late.texts("code") and "It takes a link." in late.text
+    # The next link leads to a form that works, and the person then comes back by the password.
+    await came_by_link()
+    page = Page(await http.get("/console/account"))
+    sent = page.form("/console/account/password") | {"password": NEW}
+    done = await http.post("/console/account/password", data=sent, headers={"origin": ORIGIN})
+    assert done.status_code == 303
+    assert "has no password" not in Page(await http.get("/console")).text
+    form, headers = {"email": DEMO_EMAIL, "password": NEW}, {"origin": ORIGIN}
+    back = await (await console.browser()).post("/console/sign-in", data=form, headers=headers)
+    assert back.headers["location"] == "/console"
+    # Who has an identity at a provider needs none here.
+    person = await signed_in("admin")
+    async with console.database.as_writer() as session:
+        await session.execute(
+            text("UPDATE users SET password_hash = NULL, oidc_issuer = 'i', oidc_subject = email")
+        )
+    assert "has no password" not in (await person.page("/console")).text

@@ -172,6 +172,8 @@ async def test_the_links_of_the_demo_of_operators_and_of_resets(console: Console
     assert (await http.get("/console/sign-in", params={"token": demo})).headers["location"] == "/console"
     used = await (await console.browser()).get("/console/sign-in", params={"token": demo})
     assert used.status_code == 404 and "was used, has expired" in used.text
+    ways = {"loraplex user reset EMAIL", "loraplex user create --operator", "loraplex serve --demo"}
+    assert ways <= set(Page(used).texts(".note code"))
     http = await console.browser()
     page = Page(await http.get("/operator/console/sign-in", params={"token": operator}))
     assert page.find("h1").text() == "Set up an operator"
@@ -192,6 +194,8 @@ async def test_the_links_of_the_demo_of_operators_and_of_resets(console: Console
     done = await http.post("/console/reset-password", data=sent, headers=POST)
     assert done.headers["location"] == "/console/sign-in"
     assert "has a new password" in (await http.get("/console/sign-in")).text
+    again = await http.post("/console/reset-password", data=sent, headers=POST)
+    assert again.status_code == 404 and ways <= set(Page(again).texts("main .sub code"))
     assert (await http.post("/console/sign-in", data=FORM, headers=POST)).status_code == 422
 
 
