@@ -14,7 +14,7 @@ PAINT = """() => new Promise(resolve => new PerformanceObserver((_, observer) =>
     resolve(Object.fromEntries(entries.map(entry => [entry.name, Math.round(entry.startTime)])));
 }).observe({ type: "paint", buffered: true }))"""
 FIRST = {"admin": "/console", "viewer": "/console", "operator": "/operator/console"}
-OUTSIDE = ("/console/sign-in", "/operator/console/sign-in")
+OUTSIDE = ("/", "/console/sign-in", "/operator/console/sign-in")
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (360, "light")])

@@ -152,7 +152,7 @@ async def test_texts_are_never_markup(console: Console) -> None:
         browser = operator if route.path.startswith("/operator/") else admin
         addresses = [route.at(given)] if route.names_something else [route.path, f"{route.path}?{asked}"]
         for address in addresses:
-            answer = await browser.get(address)
+            answer = await browser.get(address, accept="text/html")
             assert answer.headers["x-content-type-options"] == "nosniff", address
             if is_page(answer) and not answer.is_redirect:
                 assert_inert(Page(answer), address)

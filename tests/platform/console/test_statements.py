@@ -55,9 +55,9 @@ THINGS: Final = (
         'open', now() + interval '1 day' FROM numbers
     """,
     """
-    INSERT INTO api_keys (id, tenant_id, key_id, environment, secret_sha256, name, scopes)
+    INSERT INTO api_keys (id, tenant_id, key_id, environment, secret_sha256, name, scopes, created_by)
     SELECT md5('key' || n)::uuid, :tenant_id, left(md5('public' || n), 16), 'live', sha256(n::text::bytea), 'key ' || n,
-        '{inference}' FROM numbers
+        '{inference}', 'olga@harbor.example' FROM numbers
     """,
     """
     INSERT INTO quotas (id, tenant_id, api_key_id, adapter_id, requests_per_minute, budget_per_month)
