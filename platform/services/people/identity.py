@@ -17,9 +17,9 @@ class ConsoleSession:
     """A signed-in person in one tenant, or in the operator's area: there `tenant_id`, `tenant_name` and `role` are None.
 
     `scopes` include those they imply; in the operator's area: `operator`. `operator`: the person may enter that area.
-    `by_link_only`: the person has nothing else to sign in with. `tenants`: those the person may switch to. `second_factor`: the sign-in was confirmed by a code.
-    `viewing_as_operator`: an operator looks into the tenant, read-only. `adapters` and `keys`: how many adapters, and keys that
-    work, the tenant has.
+    `by_link_only`: the person has neither a password nor an identity of a provider. `tenants`: those the person may switch to.
+    `second_factor`: the sign-in was confirmed by a code. `viewing_as_operator`: an operator looks into the tenant, read-only.
+    `adapters` and `keys`: how many adapters, and keys that work, the tenant has.
     """
 
     id: UUID

@@ -448,6 +448,7 @@ def check_metrics_listener(serve: Serve) -> None:
     address = re.search(r"http://\S+", serve.process.stdout.readline())
     assert address is not None
     assert "loraplex_dependency_up" in httpx.get(address[0]).text
+    assert httpx.head(address[0]).status_code == 200
     assert httpx.get(f"{serve.url}/metrics").status_code == 404
     assert httpx.get(address[0].replace("/metrics", "/readyz")).status_code == 404
 
