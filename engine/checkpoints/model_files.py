@@ -26,6 +26,11 @@ def locate_model(path: str) -> Path:
 
     Raises `ModelError`.
     """
+    return local_model(path) or download_model(path)
+
+
+def local_model(path: str) -> Path | None:
+    """A directory or `.gguf` file as it is; None for a hub id, which is not looked up. Raises `ModelError`."""
     local = Path(path)
     if local.is_dir() or (local.is_file() and local.suffix == GGUF_SUFFIX):
         return local
@@ -33,7 +38,7 @@ def locate_model(path: str) -> Path:
         raise _unreadable_file(local)
     if _HUB_ID.fullmatch(path) is None:
         raise ModelError(f"model {path!r}: neither a directory, nor a .gguf file, nor a hub id 'owner/name'")
-    return download_model(path)
+    return None
 
 
 def weight_files(model: Path) -> tuple[Path, ...]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from loraplex.engine.client import EngineClient
+from loraplex.engine.errors import EngineError
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.platform.engines import spawn_messages
 from loraplex.platform.engines.server import EngineServer
@@ -49,6 +50,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         opener = prepare_engine(spawn, report)
+    except EngineError as error:
+        # It names the model's file or field: a traceback would add nothing.
+        report(Broken(str(error)))
+        sys.exit(1)
     except Exception as error:
         report(Broken(f"{type(error).__name__}: {error}"))
         raise

@@ -11,6 +11,7 @@ from importlib import import_module
 
 import structlog
 
+from loraplex.engine.errors import EngineError
 from loraplex.platform.config import PLAIN_HTTP, Settings
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.startup import OnStage, StartingEngines, open_lone_engine, start_engines
@@ -28,6 +29,8 @@ LOG = structlog.get_logger("loraplex.serve")
 async def serve(settings: Settings, demo: bool) -> None:
     """Serve until a signal. Raises `StartError`, or `CancelledError` when a signal arrives during the start."""
     _require_role_settings(settings, demo)
+    if settings.model is not None and settings.role != "gateway" and settings.fake_engine is None:
+        _require_model(settings.model)
     shutdown = Shutdown()
     shutdown.install()
     if settings.role == "engine":
@@ -64,6 +67,19 @@ def _require_role_settings(settings: Settings, demo: bool) -> None:
         from loraplex.platform.server.request_observers import load_tracing
 
         load_tracing()
+
+
+def _require_model(model: str) -> None:
+    """Check a model on this disk; one of the hub is checked by the engine, which fetches it. Raises `SettingsError`."""
+    from loraplex.engine.checkpoints.config_reader import load_model_config
+    from loraplex.engine.checkpoints.model_files import local_model, weight_files
+
+    try:
+        if (found := local_model(model)) is not None:
+            load_model_config(str(found))
+            weight_files(found)
+    except EngineError as error:
+        raise SettingsError(f"setting `model`: {error}") from None
 
 
 async def _serve_engine(settings: Settings, demo: bool, shutdown: Shutdown) -> None:

@@ -1,6 +1,7 @@
 """The command line: quick help without torch, clear errors, exit codes."""
 
 import gc
+import json
 import socket
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from transformers import LlamaConfig
 from typer.testing import CliRunner
 
 from loraplex.platform.cli.main import main
@@ -63,12 +65,22 @@ def test_unknown_commands_and_options_exit_2(tmp_path: Path) -> None:
         (["--role", "gateway"], ["engine", "at least one"]),
         (["--model", "m", "--engine", "ipc:///tmp/e"], ["engine", "gateway"]),
         (["--role", "engine", "--model", "m", "--engine", "tcp://1"], ["engine", "tcp://1", "ipc://"]),
+        (["--model", "/nonexistent"], ["model", "/nonexistent", "hub id"]),
+        (["--model", "file.txt"], ["model", "file.txt", ".gguf"]),
+        (["--model", "broken.gguf"], ["model", "GGUF"]),
+        (["--model", "folder"], ["model", "folder/config.json", "No such file"]),
+        (["--model", "configured"], ["model", "configured", "model.safetensors"]),
+        (
+            ["--role", "engine", "--engine", "ipc:///tmp/e", "--model", "folder"],
+            ["model", "folder/config.json"],
+        ),
     ],
 )
 def test_wrong_settings_exit_2_and_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    make_what_is_no_model(tmp_path)
     done = CliRunner().invoke(main, ["serve", "--port", "0", *arguments])
     assert done.exit_code == 2, done.stderr
     assert gc.isenabled(), "a caller in this process goes on"
@@ -78,10 +90,31 @@ def test_wrong_settings_exit_2_and_are_named(
         assert word in done.stderr
 
 
+def test_a_model_that_the_hub_does_not_have_ends_the_engine_without_a_traceback(tmp_path: Path) -> None:
+    role = ("--role", "engine", "--engine", f"ipc://{tmp_path}/run/e.sock")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("HF_HOME", str(tmp_path / "cache"))
+        done = loraplex("serve", *role, "--model", "nobody/nothing", folder=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "model 'nobody/nothing'" in done.stderr and "from the hub" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def make_what_is_no_model(folder: Path) -> None:
+    for name in ("file.txt", "broken.gguf"):
+        (folder / name).write_text("no model")
+    (folder / "folder").mkdir()
+    (folder / "configured").mkdir()
+    (folder / "configured" / "config.json").write_text(
+        json.dumps(LlamaConfig(architectures=["LlamaForCausalLM"]).to_dict())
+    )
+
+
 def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = loraplex("serve", "--model", "m", "--port", str(port), folder=tmp_path)
+        done = loraplex("serve", "--demo", "--port", str(port), folder=tmp_path)
     assert done.returncode == 1
     assert f"127.0.0.1:{port}" in done.stderr and "taken" in done.stderr
     assert not (tmp_path / ".loraplex").exists()
