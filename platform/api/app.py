@@ -31,7 +31,11 @@ from loraplex.platform.errors import ClientError, ErrorRow, GatewayError, descri
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.rate_limit_headers import RETRY_HEADER
 from loraplex.platform.observability.request_id import RequestIds, request_id_of
-from loraplex.platform.observability.request_record import ObservedRequests, RequestObserver
+from loraplex.platform.observability.request_record import (
+    ObservedRequests,
+    RequestObserver,
+    request_record_of,
+)
 from loraplex.tenants.errors import TenantsError
 
 LOG = structlog.get_logger("loraplex.gateway")
@@ -82,6 +86,7 @@ def _around(app: ASGIApp, observers: Sequence[RequestObserver]) -> ASGIApp:
 
 async def _on_error(request: Request, error: Exception) -> Response:
     client_error = describe(error)
+    request_record_of(request.scope).error_code = client_error.row.code
     if client_error.row.is_logged:
         LOG.error(
             "request failed",
@@ -97,6 +102,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
     row = ErrorRow(status, "invalid_request_error", code)
+    request_record_of(request.scope).error_code = code
     path = request.scope["path"]
     instead = instead_of(path) if status == 404 else None
     message = f"{request.method} {path[:200]}: {code.replace('_', ' ')}"

@@ -18,6 +18,7 @@ from loraplex.engine.messages import Delta, Finished
 from loraplex.platform.api.client_presence import unless_disconnected
 from loraplex.platform.errors import ClientError, ClientGone, describe
 from loraplex.platform.inference.generation import Generation
+from loraplex.platform.observability.request_record import request_record_of
 
 DONE: Final = b"data: [DONE]\n\n"
 LOG: Final = structlog.get_logger("loraplex.streaming")
@@ -68,7 +69,7 @@ class EventStream(Response):
                 await self._generation.close(error)
             finally:
                 with suppress(ClientGone):
-                    await self._fail(error, send)
+                    await self._fail(error, scope, send)
         finally:
             await self._generation.close()
 
@@ -86,8 +87,9 @@ class EventStream(Response):
         await self._send(send, encoder.closing() + DONE)
         await self._send(send, b"", more=False)
 
-    async def _fail(self, error: Exception, send: Send) -> None:
+    async def _fail(self, error: Exception, scope: Scope, send: Send) -> None:
         client_error = describe(error)
+        request_record_of(scope).error_code = client_error.row.code
         if client_error.row.is_logged:
             LOG.error("stream failed", code=client_error.row.code, exc_info=error)
         await self._send(send, error_event(client_error))

@@ -18,6 +18,7 @@ from loraplex.platform.console.endpoint import (
 from loraplex.platform.console.forms import FormInvalid
 from loraplex.platform.errors import ClientError, ErrorRow, describe, unavailable_store
 from loraplex.platform.observability.request_id import request_id_of
+from loraplex.platform.observability.request_record import request_record_of
 from loraplex.platform.services.people.errors import LinkNotValid
 
 LOG: Final = structlog.get_logger("loraplex.console")
@@ -55,6 +56,7 @@ class ErrorPages:
         if isinstance(error, HTTPException) and request.method == "GET" and path.endswith("/"):
             return redirect(request, path.rstrip("/") + query)
         described = _described(error)
+        request_record_of(request.scope).error_code = described.row.code
         if described.row.is_logged:
             LOG.error("page failed", request_id=request_id_of(request.scope), exc_info=error)
         if isinstance(error, HTTPException):

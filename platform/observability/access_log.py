@@ -17,7 +17,7 @@ def log_request(finished: FinishedRequest) -> None:
     """Write the line: at level info, and at debug for probes, which would fill the log."""
     handler, tenant_id = finished.handler, finished.tenant_id
     write = LOG.debug if handler in PROBES else LOG.info
-    stats = finished.record.stats
+    stats, code = finished.record.stats, finished.record.error_code
     write(
         "request",
         request_id=finished.request_id,
@@ -26,6 +26,7 @@ def log_request(finished: FinishedRequest) -> None:
         handler=handler,
         status=finished.status,
         duration_ms=_milliseconds(finished.ended - finished.began),
+        **({} if code is None else {"code": code}),
         **({} if stats is None else _inference(stats)),
     )
 

@@ -42,7 +42,8 @@ class InferenceCall:
 class RequestRecord:
     """`phases`: begin and end, on the monotonic clock, of what the gateway did with the request, by name; `causes`: what it
     waited for in them, in numbers and names of limits. `call` and `stats`
-    are set for inference requests that came so far; `adapter_id` once the model is resolved to an adapter.
+    are set for inference requests that came so far; `adapter_id` once the model is resolved to an adapter; `error_code` where
+    the answer is an error, or a stream ended with one.
     """
 
     phases: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -50,6 +51,7 @@ class RequestRecord:
     call: InferenceCall | None = None
     stats: RequestStats | None = None
     adapter_id: UUID | None = None
+    error_code: str | None = None
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:

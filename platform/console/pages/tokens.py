@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from loraplex.platform.console.endpoint import ConsoleEndpoint, SignInNeeded
 from loraplex.platform.console.forms import read_form
 from loraplex.platform.errors import ClientError, ErrorRow, InsufficientScope, InvalidParameter, describe
+from loraplex.platform.observability.request_record import request_record_of
 from loraplex.platform.services.people.playground_tokens import ConsoleToken, issue_console_token
 from loraplex.platform.services.unit_of_work import UnitOfWork
 
@@ -45,12 +46,12 @@ def token_pages(endpoint: ConsoleEndpoint) -> APIRouter:
         try:
             issued = await issue(request)
         except SignInNeeded:
-            return refusal(SESSION_ENDED)
+            return refusal(request, SESSION_ENDED)
         except Exception as error:
             described = describe(error)
             if described.row.is_logged:
                 raise
-            return refusal(described)
+            return refusal(request, described)
         seconds = int((issued.expires_at - datetime.now(UTC)).total_seconds())
         return JSONResponse(
             {
@@ -73,8 +74,9 @@ def token_scope(text: str) -> TokenScope:
     raise InvalidParameter(f"`scope` must be {allowed}.", param="scope")
 
 
-def refusal(error: ClientError) -> Response:
+def refusal(request: Request, error: ClientError) -> Response:
     """Build the response to a script that is refused: the error object of the API."""
+    request_record_of(request.scope).error_code = error.row.code
     headers = {"cache-control": "no-store"}
     if error.row.retry_after_s is not None:
         headers["retry-after"] = str(error.row.retry_after_s)

@@ -15,7 +15,11 @@ async def test_pages_are_logged_by_their_routes(console: Console, signed_in: Sig
         await browser.get("/console/billing/invoices/kanarienvogel?kanarienvogel=1")
         await browser.get("/console/static/tokens.css")
         await browser.get("/console/kanarienvogel")
-    handlers = [line["handler"] for line in logged if line["event"] == "request"]
+        refused = await browser.post("/console/token", {"scope": "kanarienvogel"})
+    *pages, token = [line for line in logged if line["event"] == "request"]
+    assert [line.get("code") for line in pages] == [None, *3 * ["not_found"]]
+    assert token["code"] == refused.json()["error"]["code"] == "form_refused"
+    handlers = [line["handler"] for line in pages]
     assert handlers[0] == "/console/billing" and "{" in handlers[1]
     assert handlers[2:] == ["/console/static/{name:path}", "none"]
     assert logged[0]["tenant_id"] == str(browser.session.tenant_id)
