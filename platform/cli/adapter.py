@@ -72,7 +72,10 @@ Model = Annotated[str | None, typer.Option("--model", help="The base model, wher
 @app.command()
 def push(
     folder: Annotated[
-        Path, typer.Argument(help="Contains adapter_config.json and adapter_model.safetensors.")
+        Path,
+        typer.Argument(
+            help="Contains adapter_config.json and adapter_model.safetensors.", exists=True, file_okay=False
+        ),
     ],
     tenant: Tenant,
     name: Annotated[str, typer.Option("--name", help="The adapter's name.")],

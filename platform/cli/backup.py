@@ -28,6 +28,7 @@ from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS, Post
 from loraplex.platform.datastores.embedded.postgres import superuser_url
 from loraplex.platform.datastores.embedded.server_role import prepare_row_roles
 from loraplex.platform.datastores.embedded.servers import SERVICES_FOLDER
+from loraplex.platform.datastores.installation import require_installation
 from loraplex.platform.datastores.migrations import current_revision, newest_revision
 from loraplex.tenants.valkey import open_valkey
 
@@ -74,6 +75,7 @@ def backup_command(
 
     async def work() -> None:
         settings = load_settings({"data_dir": data_dir})
+        require_installation(settings, files=True)
         async with _open_databases(settings, superuser_url) as databases:
             manifest = await asyncio.to_thread(_back_up, settings, databases, folder)
         _print(manifest, folder, as_json)

@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.datastores.connections import ensure_schema, open_stores
 from loraplex.platform.datastores.embedded.servers import running_redis_url
+from loraplex.platform.datastores.installation import require_installation
 from loraplex.platform.services.actors import command_actor
 from loraplex.platform.services.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work
 from loraplex.platform.startup_errors import StartError
@@ -47,6 +48,7 @@ async def open_database(data_dir: Path | None = None) -> AsyncIterator[Database]
 async def open_command_stores(data_dir: Path | None = None) -> AsyncIterator[CommandStores]:
     """Open the migrated database, and find the Valkey of the running servers. Raises `StartError`."""
     settings = load_settings({"data_dir": data_dir})
+    require_installation(settings)
     async with store_addresses(settings) as (url, embedded, redis_url):
         folder = settings.data_dir if embedded else None
         await asyncio.to_thread(ensure_schema, url, migrate=embedded, embedded_in=folder)

@@ -12,6 +12,7 @@ from loraplex.engine.checkpoints.digest import model_digest
 from loraplex.platform.cli.command_context import TenantCommand
 from loraplex.platform.config import load_settings
 from loraplex.platform.datastores.blob_storage import BlobStorage
+from loraplex.platform.datastores.installation import require_installation
 from loraplex.platform.server.adapter_validation import AdapterValidation
 from loraplex.platform.server.base_model_file import BaseModelFacts, default_served_name, read_base_model
 from loraplex.platform.services.push import FolderPush
@@ -44,8 +45,9 @@ async def local_push(command: TenantCommand, model: str | None) -> FolderPush:
     Raises `DependencyFailed`, `ModelError`.
     """
     home = command.home
-    facts = read_base_model(home) if model is None else await asyncio.to_thread(_facts_of, model, home)
     settings = load_settings({"data_dir": home})
+    require_installation(settings, files=True)
+    facts = read_base_model(home) if model is None else await asyncio.to_thread(_facts_of, model, home)
     return FolderPush(
         command.database,
         lambda _: command.unit_of_work(),
@@ -57,8 +59,10 @@ async def local_push(command: TenantCommand, model: str | None) -> FolderPush:
 
 
 def data_dir_blobs(home: Path) -> BlobStorage:
-    """Return the storage of a data directory, for everything but fetching adapters from a bucket."""
-    return BlobStorage(load_settings({"data_dir": home}), "")
+    """Return the storage of a data directory, for everything but fetching adapters from a bucket. Raises `DependencyFailed`."""
+    settings = load_settings({"data_dir": home})
+    require_installation(settings, files=True)
+    return BlobStorage(settings, "")
 
 
 def _facts_of(model: str, home: Path) -> BaseModelFacts:

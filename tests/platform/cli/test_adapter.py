@@ -19,11 +19,12 @@ from loraplex.engine.checkpoints.digest import model_digest
 from loraplex.platform.cli.adapter import app
 from loraplex.platform.server.base_model_file import BaseModelFacts, write_base_model
 from loraplex.platform.services.actors import command_actor
+from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
 
 
 @pytest.fixture
 def home(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data directory without a server, on a database with the tenants acme and bolt."""
+    """A data directory that no server runs on now, on a database with the tenants acme and bolt."""
     monkeypatch.setenv("DATABASE_URL", database_url)
     with psycopg.connect(database_url, autocommit=True) as connection:
         for name in ("acme", "bolt"):
@@ -32,6 +33,7 @@ def home(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> 
             )
     folder = tmp_path / "home"
     folder.mkdir(mode=0o700)
+    (folder / JOURNAL_FOLDER).mkdir()
     return folder
 
 

@@ -27,6 +27,7 @@ from loraplex.adapters.versions.pending_folders import PendingFolders
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.server.base_model_file import BaseModelFacts, write_base_model
 from loraplex.tenants.database import Database
+from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
 
 OF_UPLOADS: Final = ("uploads", "upload_parts", "idempotency_records")
 """Tables of the way that a folder takes, not of what it becomes."""
@@ -70,6 +71,7 @@ async def installation(
     monkeypatch.setenv("DATABASE_URL", database_url)
     monkeypatch.setenv("REDIS_URL", valkey_url)
     monkeypatch.setenv("LORAPLEX_DATA_DIR", str(tmp_path))
+    (tmp_path / JOURNAL_FOLDER).mkdir()
     write_base_model(tmp_path, BaseModelFacts("demo/base", str(tmp_path), BASE_DIGEST))
     write_good(tmp_path / "voice")
     database, root = Database(database_url, pool_size=3), tmp_path / "adapters"
