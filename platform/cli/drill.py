@@ -28,6 +28,7 @@ from loraplex.platform.drills.faults.gateway_kill import GatewayKill
 from loraplex.platform.drills.faults.redis_flush import RedisFlush
 from loraplex.platform.drills.installation import Installation, find_installation
 from loraplex.platform.drills.report import DrillReport
+from loraplex.platform.startup_errors import DependencyFailed
 from loraplex.tenants.errors import TenantsError
 
 app = typer.Typer(
@@ -40,7 +41,8 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 BaseUrls = Annotated[
     list[str] | None,
     typer.Option(
-        "--base-url", help="Each gateway that gets requests; repeatable. Default: by host and port."
+        "--base-url",
+        help="Each gateway that gets requests; repeatable. Default: those of the data directory.",
     ),
 ]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
@@ -215,7 +217,7 @@ def drill(
     with exit_codes():
         try:
             report = asyncio.run(within())
-        except TenantsError as error:
+        except (TenantsError, DependencyFailed) as error:
             raise DrillImpossible(str(error)) from error
         except (asyncio.CancelledError, KeyboardInterrupt):
             raise DrillImpossible("stopped before the end; the fault was taken back") from None

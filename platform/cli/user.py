@@ -1,6 +1,7 @@
 """`loraplex user`: people of the console, without HTTP. Invariant: a link is printed once, alone on standard output."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,11 +11,13 @@ from loraplex.platform.cli.command_context import command_unit_of_work, open_dat
 from loraplex.platform.cli.output import print_document, print_rows
 from loraplex.platform.cli.tenant import LimitOptions, Weight, read_limit
 from loraplex.platform.config import load_settings
-from loraplex.platform.demo.snippet import root_url
+from loraplex.platform.server.gateway_address import running_gateways
 from loraplex.platform.services.people import accounts, sign_up, team
 from loraplex.platform.services.people.link_addresses import link_address
+from loraplex.platform.startup_errors import DependencyFailed
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.models import ROLES, User
+from loraplex.tenants.people.links import FIRST_RUN_LIFETIME, INVITATION_LIFETIME, RESET_LIFETIME
 from loraplex.tenants.people.memberships import tenants_of
 from loraplex.tenants.people.roles import ADMIN
 from loraplex.tenants.people.users import UserRepository
@@ -49,12 +52,16 @@ def create(
 
     async def work() -> None:
         async with command_unit_of_work(data_dir) as uow:
+            root, now = console_root(data_dir), datetime.now(UTC)
             if tenant is None or email is None:
-                token = await accounts.invite_operator(uow, email)
+                token, ends = await accounts.invite_operator(uow, email), now + FIRST_RUN_LIFETIME
+                effect = f"{email or 'whoever has it'} becomes an operator"
             else:
                 tenant_id = (await TenantRepository(uow.session).get(tenant)).id
                 token = (await team.invite(uow, tenant_id, email, role)).token
-        print_link(token, data_dir, as_json, operator=operator)
+                ends = now + INVITATION_LIFETIME
+                effect = f"{email} joins the tenant {tenant} as {role}"
+        print_link(link_address(root, token, operator=operator), effect, ends, as_json)
 
     run_command(work())
 
@@ -82,8 +89,10 @@ def reset(
 
     async def work() -> None:
         async with command_unit_of_work(data_dir) as uow:
+            root, ends = console_root(data_dir), datetime.now(UTC) + RESET_LIFETIME
             token = await accounts.reset_user(uow, email, second_factor=second_factor)
-        print_link(token, data_dir, as_json)
+        effect = f"{email} sets a new password" + (", without a second factor" if second_factor else "")
+        print_link(link_address(root, token), effect, ends, as_json)
 
     run_command(work())
 
@@ -143,11 +152,27 @@ def close_sign_up(data_dir: DataDir = None) -> None:
     run_command(work())
 
 
-def print_link(token: str, data_dir: Path | None, as_json: bool, *, operator: bool = False) -> None:
+def console_root(data_dir: Path | None) -> str:
+    """The address of the console in links: `public_url`, else that of a server that runs on the data directory.
+
+    Raises `DependencyFailed`.
+    """
     settings = load_settings({"data_dir": data_dir})
-    root = settings.public_url or root_url(settings.host, settings.port, settings.scheme)
-    address = link_address(root, token, operator=operator)
-    typer.echo(json.dumps({"url": address}) if as_json else address)
+    if settings.public_url is not None:
+        return settings.public_url
+    for each in running_gateways(settings.data_dir):
+        if each.console_url is not None:
+            return each.console_url
+    raise DependencyFailed(
+        f"no server with a console runs on {settings.data_dir}, so a link would lead nowhere: start it first, "
+        "or set `public_url` (LORAPLEX_PUBLIC_URL) to its address"
+    )
+
+
+def print_link(address: str, effect: str, ends: datetime, as_json: bool) -> None:
+    """Print only the link on standard output, so that `LINK=$(loraplex …)` works. `effect`: what happens by it."""
+    typer.echo(json.dumps({"url": address, "expires_at": ends.isoformat()}) if as_json else address)
+    typer.echo(f"By this link {effect}. It works once, until {ends:%Y-%m-%d %H:%M} UTC.", err=True)
 
 
 def user_document(user: User) -> dict[str, Any]:

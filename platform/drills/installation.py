@@ -14,9 +14,10 @@ import psutil
 from loraplex.platform.config import Settings
 from loraplex.platform.datastores.embedded.lock import ConnectionFacts, OwnerLock
 from loraplex.platform.datastores.embedded.servers import SERVICES_FOLDER
-from loraplex.platform.demo.snippet import root_url
+from loraplex.platform.datastores.installation import require_installation
 from loraplex.platform.drills.errors import DrillImpossible
 from loraplex.platform.engines import process, wire
+from loraplex.platform.server.gateway_address import running_gateways
 from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
 
 LOCK_SUFFIX: Final = ".lock"
@@ -75,10 +76,11 @@ class Installation:
 
 
 async def find_installation(settings: Settings, base_urls: Sequence[str]) -> Installation:
-    """Find the stores, and check that each gateway is ready. Without `base_urls`, the gateway is where `settings` say.
+    """Find the stores, and check that each gateway is ready. Without `base_urls`, they are those that run on the data directory.
 
-    Raises `DrillImpossible`.
+    Raises `DrillImpossible`, `DependencyFailed`.
     """
+    require_installation(settings, files=True)
     facts = None
     if settings.database_url is None or settings.redis_url is None:
         facts = _embedded(settings.data_dir)
@@ -87,8 +89,10 @@ async def find_installation(settings: Settings, base_urls: Sequence[str]) -> Ins
         settings,
         facts.database_url if database is None and facts else database.get_secret_value() if database else "",
         facts.redis_url if valkey is None and facts else valkey.get_secret_value() if valkey else "",
-        tuple(base_urls) or (root_url(settings.host, settings.port, settings.scheme),),
+        tuple(base_urls) or tuple(each.base_url for each in running_gateways(settings.data_dir)),
     )
+    if not installation.base_urls:
+        raise DrillImpossible(f"no gateway runs on {settings.data_dir}: name each of them with --base-url")
     for base_url in installation.base_urls:
         if not await installation.is_ready(base_url):
             raise DrillImpossible(f"{base_url} is not ready: name each running gateway with --base-url")

@@ -25,6 +25,7 @@ from loraplex.platform.server.connection_limiter import (
 )
 from loraplex.platform.server.first_run import first_run_notice
 from loraplex.platform.server.gateway import OpenGateway, open_gateway
+from loraplex.platform.server.gateway_address import GatewayAddress, announced
 from loraplex.platform.server.prices import PRICE_SETTINGS
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.progress import Progress
@@ -64,6 +65,7 @@ async def serve_gateway(
         opening = open_gateway(settings, model, engines, on_stage, demo=demo)
         gateway = await stack.enter_async_context(opening)
         before, after = await _announcements(settings, gateway, listeners.api, on_stage, demo=demo)
+        stack.enter_context(announced(settings.data_dir, _address(settings, listeners.api)))
         on_stage.finish()
         print(before, flush=True)
         shutdown.started()
@@ -103,9 +105,8 @@ async def _announcements(
         banner = await _demo_banner(settings, gateway, listener)
     else:
         banner = f"Serving {gateway.served_model_name} at {base_url(settings, listener)}/v1"
-    notice = None
-    if settings.console:
-        notice = await first_run_notice(gateway.database, _console_root(settings, listener))
+    root = _address(settings, listener).console_url
+    notice = None if root is None else await first_run_notice(gateway.database, root)
     return (f"{notice}\n\n{banner}", None) if demo and notice is not None else (banner, notice)
 
 
@@ -154,20 +155,21 @@ async def _demo_banner(settings: Settings, gateway: OpenGateway, listener: socke
         BlobStore(gateway.adapters, None, info.model_digest),
         OwnFilesValidation(modules, info.model_digest),
     )
+    address = _address(settings, listener)
     access = await prepare_demo(
         gateway.database,
         push,
         settings.data_dir,
-        base_url=base_url(settings, listener),
-        console_root=_console_root(settings, listener) if settings.console else None,
+        base_url=address.base_url,
+        console_root=address.console_url,
         model=gateway.served_model_name,
     )
     return announcement(access, settings.data_dir / DEMO_FILE)
 
 
-def _console_root(settings: Settings, listener: socket.socket) -> str:
-    """Return the address of the console in links."""
-    return settings.public_url or base_url(settings, listener)
+def _address(settings: Settings, listener: socket.socket) -> GatewayAddress:
+    own = base_url(settings, listener)
+    return GatewayAddress(own, (settings.public_url or own) if settings.console else None)
 
 
 def base_url(settings: Settings, listener: socket.socket) -> str:

@@ -2,14 +2,19 @@
 
 import asyncio
 import json
+import re
+from datetime import datetime, timedelta
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import psycopg
 import pytest
+from psycopg import sql
 from typer.testing import CliRunner, Result
 
 from loraplex.platform.cli import tenant, user
 from loraplex.platform.server.first_run import first_run_notice
+from loraplex.platform.server.gateway_address import GatewayAddress, announced
 from loraplex.platform.services.people.invitations import Acceptance, accept_invitation
 from loraplex.platform.services.people.sign_in import SignedIn
 from loraplex.tenants.database import Database
@@ -31,6 +36,22 @@ def token_of(address: str) -> str:
     return parse_qs(urlsplit(address).query)["token"][0]
 
 
+def until(printed: Result) -> datetime:
+    """The time until which a link is said to work."""
+    found = re.search(r"until (\d{4}-\d\d-\d\d \d\d:\d\d) UTC", printed.stderr)
+    assert found is not None, printed.stderr
+    return datetime.strptime(f"{found[1]} +0000", "%Y-%m-%d %H:%M %z")
+
+
+def expiry(database_url: str, table: str) -> datetime:
+    """When the newest link of a table ends."""
+    with psycopg.connect(database_url) as connection:
+        query = sql.SQL("SELECT max(expires_at) FROM {}").format(sql.Identifier(table))
+        row = connection.execute(query).fetchone()
+    assert row is not None
+    return row[0]  # type: ignore[no-any-return]
+
+
 async def accept(database_url: str, token: str, email: str) -> SignedIn:
     database = Database(database_url)
     entered = Acceptance(name="Ada", email=email, password="a long enough password")
@@ -47,6 +68,8 @@ def test_create_prints_a_link_alone_and_list_shows_who_accepted(database_url: st
     created = command("create", "ada@example.com", "--tenant", "acme", "--role", "developer")
     assert created.exit_code == 0 and len(created.stdout.split()) == 1
     assert created.stdout.startswith("https://llm.example.com/console/sign-in?token=")
+    assert "By this link ada@example.com joins the tenant acme as developer. It works once" in created.stderr
+    assert until(created) <= expiry(database_url, "invitations") < until(created) + timedelta(minutes=2)
     assert json.loads(command("list", "--json").stdout) == []
     opened = asyncio.run(accept(database_url, token_of(created.stdout.strip()), ""))
     assert (opened.session.tenant_name, opened.session.role) == ("acme", "developer")
@@ -57,8 +80,38 @@ def test_create_prints_a_link_alone_and_list_shows_who_accepted(database_url: st
         False,
     )
     assert "ada@example.com" in command("list").stdout
-    reset = json.loads(command("reset", "ada@example.com", "--json").stdout)
+    answered = command("reset", "ada@example.com", "--second-factor", "--json")
+    assert "ada@example.com sets a new password, without a second factor" in answered.stderr
+    reset = json.loads(answered.stdout)
     assert reset["url"].startswith("https://llm.example.com/console/sign-in?token=")
+    late = expiry(database_url, "one_time_links") - datetime.fromisoformat(reset["expires_at"])
+    assert timedelta() <= late < timedelta(minutes=1)
+
+
+def test_a_link_to_an_operator_says_what_it_is_for_and_until_when(database_url: str) -> None:
+    created = command("create", "--operator")
+    assert created.stdout.startswith("https://llm.example.com/operator/console/sign-in?token=")
+    assert "By this link whoever has it becomes an operator. It works once" in created.stderr
+    assert until(created) <= expiry(database_url, "invitations") < until(created) + timedelta(minutes=2)
+
+
+def test_links_lead_to_a_gateway_that_runs_on_the_data_directory(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LORAPLEX_PUBLIC_URL")
+    assert CliRunner().invoke(tenant.app, ("create", "acme")).exit_code == 0
+    invite = ("create", "ada@example.com", "--tenant", "acme")
+    headless = GatewayAddress("http://127.0.0.1:1", None)
+    with announced(tmp_path, headless):
+        refused = command(*invite)
+        assert refused.exit_code == 1 and refused.stdout == ""
+        assert f"no server with a console runs on {tmp_path}" in refused.stderr
+        assert "public_url" in refused.stderr and "Traceback" not in refused.stderr
+        with announced(tmp_path, GatewayAddress("http://127.0.0.1:1", "https://[::1]:8443")):
+            assert command(*invite).stdout.startswith("https://[::1]:8443/console/sign-in?token=")
+        assert command("create", "--operator").exit_code == 1
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute("SELECT count(*) FROM invitations").fetchone() == (1,)
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,12 @@ from structlog.testing import capture_logs
 from tests.end_to_end.live_server import command_line, descendants, lives
 from tests.platform.server.serve_process import Serve, make_key, model_folder, script, serving, stores, until
 from tests.tenants.invoices.billed_tenant import make_billed_tenant
+from typer.testing import CliRunner
 
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript, Fault
 from loraplex.engine.messages import EngineRequest, Failed
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.platform.cli import user
 from loraplex.platform.config import PLAIN_HTTP, load_settings
 from loraplex.platform.datastores.embedded.orphans import executable
 from loraplex.platform.engines import startup
@@ -333,14 +335,24 @@ def test_two_gateways_share_one_engine(tmp_path: Path, model_folder: Path, store
             with serving(tmp_path / "g", None, fake, *arguments, settings=stores) as two:
                 assert chat(one.url, key).status_code == 200
                 assert chat(two.url, key).status_code == 200
+                assert link_of_a_command(one, stores).startswith((one.url, two.url))
                 two.process.kill()
                 two.process.wait()
                 assert chat(one.url, key).status_code == 200
+                assert link_of_a_command(one, stores).startswith(f"{one.url}/operator/console/sign-in?token=")
                 engine.process.send_signal(signal.SIGTERM)
                 assert engine.process.wait(60) == 0
                 until(lambda: httpx.get(f"{one.url}/readyz").status_code == 503)
                 assert chat(one.url, key).status_code == 503
                 until(lambda: invoices_of(stores["database_url"]) == [("billed", "draft")])
+        assert link_of_a_command(one, stores) == "", "no gateway runs any more"
+
+
+def link_of_a_command(serve: Serve, stores: dict[str, str]) -> str:
+    """The link that `loraplex user create --operator` prints beside a server; none where it fails."""
+    environment = {name.upper(): value for name, value in stores.items()}
+    options = ("create", "--operator", "--data-dir", str(serve.folder / "data"))
+    return CliRunner().invoke(user.app, options, env=environment).stdout
 
 
 def frozen_engine(serve: Serve) -> int:

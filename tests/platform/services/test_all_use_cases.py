@@ -29,6 +29,7 @@ from loraplex.platform.services import stored_results, uploads
 from loraplex.platform.services.actors import Actor
 from loraplex.platform.services.billing import invoices, rate_cards
 from loraplex.platform.services.unit_of_work import UnitOfWork
+from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
 
 # Both register a version, which needs a server that validates it: see `test_push_ways.py`.
 WALKED_BY_PUSHES: Final = {uploads.complete_upload, uploads.submit_folder}
@@ -54,6 +55,8 @@ async def world(
     monkeypatch.setenv("DATABASE_URL", database_url)
     monkeypatch.setenv("REDIS_URL", valkey_url)
     monkeypatch.setenv("LORAPLEX_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("LORAPLEX_PUBLIC_URL", "https://llm.example.com")
+    (tmp_path / JOURNAL_FOLDER).mkdir()
     async with open_world(database_url, valkey_url, tmp_path) as opened:
         # A server runs on this data directory: commands leave the files of deleted versions to it.
         with PendingFolders(tmp_path / "adapters").watched():

@@ -23,6 +23,8 @@ from loraplex.platform.drills.faults.gateway_kill import GatewayKill
 from loraplex.platform.drills.installation import Installation, find_installation
 from loraplex.platform.drills.ledger_drift import LedgerDrift
 from loraplex.platform.drills.traffic import RequestOutcome
+from loraplex.platform.server.gateway_address import GatewayAddress, announced
+from loraplex.platform.startup_errors import DependencyFailed
 
 NOTHING = Observed([], 0.0, 1.0, LedgerDrift())
 GATEWAY = """
@@ -193,6 +195,10 @@ async def test_a_full_disk_that_refuses_nothing_or_charges_breaks_promises(tmp_p
 
 
 async def test_a_drill_needs_a_running_installation(tmp_path: Path) -> None:
+    with pytest.raises(DependencyFailed, match="no installation there"):
+        await find_installation(load_settings({"data_dir": tmp_path}), ())
+    for folder in ("embedded/postgres", "journal"):
+        (tmp_path / folder).mkdir(parents=True)
     with pytest.raises(DrillImpossible, match="no server runs"):
         await find_installation(load_settings({"data_dir": tmp_path}), ())
     stores = {"database_url": "postgresql://u:p@/name", "redis_url": "redis://127.0.0.1:1"}
@@ -202,8 +208,10 @@ async def test_a_drill_needs_a_running_installation(tmp_path: Path) -> None:
             await find_installation(settings, [url])
     async with answering(200) as url:
         assert (await find_installation(settings, [url])).base_urls == (url,)
-    with pytest.raises(DrillImpossible, match="not ready"):
+    with pytest.raises(DrillImpossible, match="no gateway runs on .*--base-url"):
         await find_installation(settings, [])
-    encrypted = settings.model_copy(update={"tls_certificate": tmp_path / "certificate.pem"})
-    with pytest.raises(DrillImpossible, match="https://127.0.0.1:8000 is not ready"):
-        await find_installation(encrypted, [])
+    with (
+        announced(tmp_path, GatewayAddress("https://127.0.0.1:1", None)),
+        pytest.raises(DrillImpossible, match="https://127.0.0.1:1 is not ready"),
+    ):
+        await find_installation(settings, [])
