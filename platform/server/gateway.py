@@ -392,7 +392,7 @@ def _namespace_of(secret: bytes, tenant_id: UUID) -> bytes:
 
 
 def _currency_of(prices: PriceBook, tenant_id: UUID) -> str:
-    return prices.currency(tenant_id, datetime.now(UTC))
+    return prices.table.currency(tenant_id, datetime.now(UTC))
 
 
 async def _adapter_path(blobs: BlobStore, tenant_id: UUID, digest: str) -> str:

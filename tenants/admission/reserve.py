@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from uuid import UUID
 
 import structlog
@@ -131,9 +132,7 @@ class Reserver:
             [subject.limits for subject in subjects],
             request.prompt_tokens,
             self.local_limiter.share if self.breaker.is_open else int,
-            lambda: self.prices.versions_near(
-                request.tenant_id, request.tier, request.adapter_name, datetime.now(UTC)
-            ),
+            partial(self._prices_near, request),
         )
         return CompletionAllowance(policy.tenant.default_max_tokens, tokens)
 
@@ -218,22 +217,21 @@ class Reserver:
     async def _bounded(self, request: ReservationRequest) -> ReservationRequest:
         """Add the limits that the request counts for, and the most it can cost."""
         policy = await self.policies.of(request.tenant_id, request.policy_epoch)
+        tokens = request.prompt_tokens, request.completion_tokens
         return replace(
             request,
             subjects=policy.subjects(request.tenant_id, request.api_key_id, request.adapter_id),
-            amount_nano=self.prices.bound_nano(
-                request.tenant_id,
-                request.tier,
-                request.adapter_name,
-                datetime.now(UTC),
-                request.prompt_tokens,
-                request.completion_tokens,
-            ),
+            amount_nano=max([each.price.bound_nano(*tokens) for each in self._prices_near(request)]),
         )
+
+    def _prices_near(self, request: ReservationRequest) -> list[PriceVersion]:
+        """Return the prices that the counters may give the request, whose clock decides when it is admitted."""
+        now = datetime.now(UTC)
+        return self.prices.table.prices_near(request.tenant_id, request.tier, request.adapter_name, now)
 
     def _price(self, request: ReservationRequest, admitted_at: datetime) -> PriceVersion:
         """Return the price at the time of admission. A card that began after the bound was taken may exceed what is reserved."""
-        chosen = self.prices.price(request.tenant_id, request.tier, request.adapter_name, admitted_at)
+        chosen = self.prices.table.price(request.tenant_id, request.tier, request.adapter_name, admitted_at)
         if chosen.price.bound_nano(request.prompt_tokens, request.completion_tokens) > request.amount_nano:
             raise QuotaUnavailable("the price rose while this request was admitted; try again")
         return chosen

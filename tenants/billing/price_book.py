@@ -6,10 +6,9 @@ Invariant: a price comes from one table as a whole. While PostgreSQL cannot be r
 import asyncio
 import time
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import groupby
 from typing import Any, Final
-from uuid import UUID
 
 import structlog
 from sqlalchemy import func, select
@@ -31,10 +30,10 @@ LOG = structlog.get_logger("loraplex.prices")
 
 
 class PriceBook:
-    """The newest table of prices. `epoch`: the number under which it was read."""
+    """`table`: the newest one. `epoch`: the number under which it was read."""
 
     def __init__(self, table: PriceTable, epoch: int = 0) -> None:
-        self._table = table
+        self.table = table
         self._epoch = epoch
         self._compared_at = time.monotonic()
 
@@ -51,39 +50,13 @@ class PriceBook:
         """Seconds since these prices were last known to be the newest."""
         return time.monotonic() - self._compared_at
 
-    def currency(self, tenant_id: UUID, at: datetime) -> str:
-        """The currency that the tenant is charged in."""
-        return self._table.currency(tenant_id, at)
-
-    def price(self, tenant_id: UUID, tier: str, adapter_name: str | None, at: datetime) -> PriceVersion:
-        """The price of a request that is admitted at that time. Raises `PriceMissing`."""
-        return self._table.price(tenant_id, tier, adapter_name, at)
-
-    def bound_nano(
-        self,
-        tenant_id: UUID,
-        tier: str,
-        adapter_name: str | None,
-        at: datetime,
-        prompt_tokens: int,
-        completion_tokens: int,
-    ) -> int:
-        """As `PriceTable.bound_nano`. Raises `PriceMissing`."""
-        return self._table.bound_nano(tenant_id, tier, adapter_name, at, prompt_tokens, completion_tokens)
-
-    def versions_near(
-        self, tenant_id: UUID, tier: str, adapter_name: str | None, at: datetime
-    ) -> list[PriceVersion]:
-        """As `PriceTable.versions_near`. Raises `PriceMissing`."""
-        return self._table.versions_near(tenant_id, tier, adapter_name, at)
-
     async def reload(self, database: Database) -> None:
         """Read the prices again if they have changed. Raises `DatabaseUnavailable`."""
         began = time.monotonic()
         async with database.as_writer() as session:
             epoch = await _epoch(session)
             if epoch != self._epoch:
-                self._table = await load_table(session)
+                self.table = await load_table(session)
                 self._epoch = epoch
         self._compared_at = began
 

@@ -81,26 +81,10 @@ class PriceTable:
             raise self._missing(tenant_id, tier, at)
         return found
 
-    def bound_nano(
-        self,
-        tenant_id: UUID,
-        tier: str,
-        adapter_name: str | None,
-        at: datetime,
-        prompt_tokens: int,
-        completion_tokens: int,
-    ) -> int:
-        """The most that a request costs which is admitted at most `NEAR` before or after that time, in nano-units.
-
-        Raises `PriceMissing` if it has no price at all of that time.
-        """
-        near = self.versions_near(tenant_id, tier, adapter_name, at)
-        return max([version.price.bound_nano(prompt_tokens, completion_tokens) for version in near])
-
-    def versions_near(
+    def prices_near(
         self, tenant_id: UUID, tier: str, adapter_name: str | None, at: datetime
     ) -> list[PriceVersion]:
-        """Every version that applies to such a request at most `NEAR` before or after that time. Raises `PriceMissing` without any."""
+        """Every price of a request that is admitted at most `NEAR` before or after that time. Raises `PriceMissing` without any."""
         near = []
         for currency, begin, end in self._spans(tenant_id, at - NEAR, at + NEAR):
             cards = self._cards(tenant_id, tier, adapter_name, currency)

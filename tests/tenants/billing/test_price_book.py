@@ -45,16 +45,16 @@ async def test_a_book_has_every_card_and_the_currencies(database: Database) -> N
         await billings.change(await billings.locked(european), {"currency": "EUR"})
     book = await PriceBook.open(database)
     now, step = datetime.now(UTC), timedelta(microseconds=1)
-    assert book.price(tenant_id, "gold", None, now).price.prompt == 1
-    assert book.price(tenant_id, "gold", None, begins - step).price.prompt == 1
-    assert book.price(tenant_id, "gold", None, begins).price.prompt == 2
-    assert book.price(tenant_id, "gold", "poet", at_poet).price.prompt == 3
-    assert book.bound_nano(tenant_id, "gold", "poet", now, 1000, 0) == 3
-    assert book.currency(european, now) == "EUR" and book.currency(uuid4(), now) == "USD"
-    found = book.price(european, "gold", "poet", in_euros)
+    assert book.table.price(tenant_id, "gold", None, now).price.prompt == 1
+    assert book.table.price(tenant_id, "gold", None, begins - step).price.prompt == 1
+    assert book.table.price(tenant_id, "gold", None, begins).price.prompt == 2
+    assert book.table.price(tenant_id, "gold", "poet", at_poet).price.prompt == 3
+    assert max(each.price.prompt for each in book.table.prices_near(tenant_id, "gold", "poet", now)) == 3
+    assert book.table.currency(european, now) == "EUR" and book.table.currency(uuid4(), now) == "USD"
+    found = book.table.price(european, "gold", "poet", in_euros)
     assert (found.price.prompt, found.currency) == (4, "EUR")
     with pytest.raises(PriceMissing, match=f"no price in EUR.*{european}.*free"):
-        book.price(european, "free", None, in_euros)
+        book.table.price(european, "free", None, in_euros)
 
 
 async def test_a_change_is_read_once_and_an_unchanged_table_not_at_all(
@@ -75,7 +75,7 @@ async def test_a_change_is_read_once_and_an_unchanged_table_not_at_all(
     begins = await make(database, ALL, 2)
     await book.reload(database)
     await book.reload(database)
-    assert read == 1 and book.price(uuid4(), "gold", None, begins).price.prompt == 2
+    assert read == 1 and book.table.price(uuid4(), "gold", None, begins).price.prompt == 2
 
 
 async def test_versions_that_ended_long_ago_are_not_read(database: Database) -> None:
@@ -89,7 +89,7 @@ async def test_versions_that_ended_long_ago_are_not_read(database: Database) -> 
         await session.execute(text("ALTER TABLE price_versions ENABLE TRIGGER keep_price_version"))
     book = await PriceBook.open(database)
     with pytest.raises(PriceMissing):
-        book.price(uuid4(), "gold", None, datetime(2025, 12, 1, tzinfo=UTC))
+        book.table.price(uuid4(), "gold", None, datetime(2025, 12, 1, tzinfo=UTC))
 
 
 async def test_prices_stay_in_force_while_postgresql_is_away_and_follow_when_it_is_back(
@@ -104,10 +104,10 @@ async def test_prices_stay_in_force_while_postgresql_is_away_and_follow_when_it_
             with pytest.raises(DatabaseUnavailable):
                 await book.reload(database)
             outdated_s = book.age_s
-            assert book.price(tenant_id, "gold", None, datetime.now(UTC)).price.prompt == 1
+            assert book.table.price(tenant_id, "gold", None, datetime.now(UTC)).price.prompt == 1
         begins = await make(database, ALL, 2)
         async with asyncio.timeout(60):
-            while book.price(tenant_id, "gold", None, begins).price.prompt == 1:
+            while book.table.price(tenant_id, "gold", None, begins).price.prompt == 1:
                 await asyncio.sleep(0.01)
             while book.age_s >= outdated_s:
                 await asyncio.sleep(0.01)

@@ -118,10 +118,11 @@ def test_what_is_reserved_covers_an_admission_at_any_time_near(
             bounds.append(found.price.bound_nano(prompt, completion))
     if not bounds:
         with pytest.raises(PriceMissing):
-            table.bound_nano(*asked, at, prompt, completion)
+            table.prices_near(*asked, at)
         return
     # Exactly the dearest price near: a larger bound would refuse requests that have room.
-    assert table.bound_nano(*asked, at, prompt, completion) == max(bounds)
+    prices = [each.price for each in table.prices_near(*asked, at)]
+    assert max(price.bound_nano(prompt, completion) for price in prices) == max(bounds)
 
 
 def test_a_price_changes_exactly_at_its_start() -> None:
