@@ -5,7 +5,7 @@ Valkey's scripts compute.
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 from uuid import UUID
 
 from loraplex.tenants.default_limits import MAX_DEFAULT_TOKENS
@@ -23,15 +23,7 @@ LimitName = Literal[
     "budget_per_month",
 ]
 # The limits that an admission tests, in the order of the scripts; PostgreSQL counts the others.
-COUNTED: tuple[LimitName, ...] = (
-    "requests_per_minute",
-    "tokens_per_minute",
-    "concurrent_requests",
-    "tokens_per_day",
-    "tokens_per_month",
-    "budget_per_day",
-    "budget_per_month",
-)
+COUNTED: tuple[LimitName, ...] = get_args(LimitName)
 PERIODIC = COUNTED[3:]
 RATES: frozenset[LimitName] = frozenset({"requests_per_minute", "tokens_per_minute"})
 BUDGETS: frozenset[LimitName] = frozenset({"budget_per_day", "budget_per_month"})
