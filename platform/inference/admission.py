@@ -227,25 +227,15 @@ class InferenceAdmission:
         on_provisional: OnProvisional,
     ) -> Reservation:
         with context.record.timed("admission"):
-            return await self._admit_current(context, model, sizes, is_unchanged, on_provisional)
-
-    async def _admit_current(
-        self,
-        context: RequestContext,
-        model: ResolvedModel,
-        sizes: RequestSizes,
-        is_unchanged: Callable[[], Awaitable[bool]],
-        on_provisional: OnProvisional,
-    ) -> Reservation:
-        while True:
-            try:
-                return await self._controller.admit(_request(context, model, sizes), on_provisional)
-            except PolicyStale:
-                if context.renewals == RENEWALS:
-                    raise
-            await context.renew()
-            if not await is_unchanged():
-                raise PolicyMoved
+            while True:
+                try:
+                    return await self._controller.admit(_request(context, model, sizes), on_provisional)
+                except PolicyStale:
+                    if context.renewals == RENEWALS:
+                        raise
+                await context.renew()
+                if not await is_unchanged():
+                    raise PolicyMoved
 
     async def _cancel(self, pending: PendingAdmission) -> None:
         reservation = await pending.reservation_or_none()
