@@ -9,8 +9,9 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from inspect import Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Console
@@ -53,145 +54,90 @@ RecoverSeconds = Annotated[
     float, typer.Option("--recover-seconds", min=1, max=1800, help="Longest wait for recovery.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+MakeFault: TypeAlias = Callable[..., Fault]
 
 
-@app.command("redis-flush")
-def redis_flush(
-    seconds: Seconds = 10.0,
-    rate: Rate = 4.0,
-    max_tokens: MaxTokens = 16,
-    recover: RecoverSeconds = 120.0,
-    base_url: BaseUrls = None,
-    data_dir: DataDir = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+def drill_command(name: str) -> Callable[[MakeFault], MakeFault]:
+    """Make a command of a function that builds its fault: with the options of the function, then those of every drill."""
+
+    def register(make_fault: MakeFault) -> MakeFault:
+        def command(
+            rate: Rate = 4.0,
+            max_tokens: MaxTokens = 16,
+            recover: RecoverSeconds = 120.0,
+            base_url: BaseUrls = None,
+            data_dir: DataDir = None,
+            yes: Yes = False,
+            as_json: AsJson = False,
+            **own: Any,
+        ) -> None:
+            load = DrillLoad(rate_per_s=rate, max_tokens=max_tokens, recover_s=recover)
+            drill(lambda found: make_fault(found, load, **own), load, base_url, data_dir, yes, as_json)
+
+        _, _, *options = signature(make_fault).parameters.values()
+        *shared, _ = signature(command).parameters.values()
+        # Where typer reads the options and the help of a command.
+        command.__doc__ = make_fault.__doc__
+        vars(command)["__signature__"] = Signature([*options, *shared])
+        app.command(name)(command)
+        return make_fault
+
+    return register
+
+
+@drill_command("redis-flush")
+def redis_flush(found: Installation, _: DrillLoad, seconds: Seconds = 10.0) -> Fault:
     """Valkey loses all counters; they are rebuilt from the ledger and the journals."""
-    load = DrillLoad(rate_per_s=rate, max_tokens=max_tokens, recover_s=recover)
-    drill(
-        lambda found: RedisFlush(installation=found, seconds=seconds), load, base_url, data_dir, yes, as_json
-    )
+    return RedisFlush(installation=found, seconds=seconds)
 
 
-@app.command("db-outage")
-def db_outage(
-    seconds: Seconds = 15.0,
-    rate: Rate = 4.0,
-    max_tokens: MaxTokens = 16,
-    recover: RecoverSeconds = 120.0,
-    base_url: BaseUrls = None,
-    data_dir: DataDir = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+@drill_command("db-outage")
+def db_outage(found: Installation, _: DrillLoad, seconds: Seconds = 15.0) -> Fault:
     """PostgreSQL refuses all connections; known callers are served on."""
-    load = DrillLoad(rate_per_s=rate, max_tokens=max_tokens, recover_s=recover)
-    drill(
-        lambda found: DatabaseOutage(installation=found, seconds=seconds),
-        load,
-        base_url,
-        data_dir,
-        yes,
-        as_json,
-    )
+    return DatabaseOutage(installation=found, seconds=seconds)
 
 
-@app.command("gateway-kill")
+@drill_command("gateway-kill")
 def gateway_kill(
+    found: Installation,
+    load: DrillLoad,
     restart: Annotated[
         str | None, typer.Option(help="A command that starts the gateway again; it outlives the drill.")
     ] = None,
-    rate: Rate = 4.0,
-    max_tokens: MaxTokens = 16,
-    recover: RecoverSeconds = 120.0,
-    base_url: BaseUrls = None,
-    data_dir: DataDir = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Fault:
     """A gateway is killed; its supervisor starts it again, and its journal settles what was open."""
-    load = DrillLoad(rate_per_s=rate, max_tokens=max_tokens, recover_s=recover)
-    drill(
-        lambda found: GatewayKill(installation=found, seconds=recover, restart=restart),
-        load,
-        base_url,
-        data_dir,
-        yes,
-        as_json,
-    )
+    return GatewayKill(installation=found, seconds=load.recover_s, restart=restart)
 
 
-@app.command("engine-kill")
-def engine_kill(
-    rate: Rate = 4.0,
-    max_tokens: MaxTokens = 16,
-    recover: RecoverSeconds = 120.0,
-    base_url: BaseUrls = None,
-    data_dir: DataDir = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+@drill_command("engine-kill")
+def engine_kill(found: Installation, _: DrillLoad) -> Fault:
     """The engine is killed; its gateway starts another one."""
-    load = DrillLoad(rate_per_s=rate, max_tokens=max_tokens, recover_s=recover)
-    drill(
-        lambda found: EngineKill(installation=found, seconds=longest_loss_s(found.settings)),
-        load,
-        base_url,
-        data_dir,
-        yes,
-        as_json,
-    )
+    return EngineKill(installation=found, seconds=longest_loss_s(found.settings))
 
 
-@app.command("engine-hang")
-def engine_hang(
-    rate: Rate = 4.0,
-    max_tokens: MaxTokens = 16,
-    recover: RecoverSeconds = 120.0,
-    base_url: BaseUrls = None,
-    data_dir: DataDir = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+@drill_command("engine-hang")
+def engine_hang(found: Installation, _: DrillLoad) -> Fault:
     """The engine stops and answers nothing, until the watchdog of its gateway replaces it."""
-    load = DrillLoad(rate_per_s=rate, max_tokens=max_tokens, recover_s=recover)
-    drill(
-        lambda found: EngineHang(installation=found, seconds=longest_loss_s(found.settings)),
-        load,
-        base_url,
-        data_dir,
-        yes,
-        as_json,
-    )
+    return EngineHang(installation=found, seconds=longest_loss_s(found.settings))
 
 
-@app.command("disk-full")
+@drill_command("disk-full")
 def disk_full(
+    found: Installation,
+    _: DrillLoad,
     seconds: Seconds = 10.0,
     max_ballast: Annotated[
         float,
         typer.Option(min=0.001, max=10_000, help="GiB that the drill may take; with more free it refuses."),
     ] = 4.0,
-    rate: Rate = 4.0,
-    max_tokens: MaxTokens = 16,
-    recover: RecoverSeconds = 120.0,
-    base_url: BaseUrls = None,
-    data_dir: DataDir = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Fault:
     """The data directory's file system has no space left; requests are refused before admission."""
-    load = DrillLoad(rate_per_s=rate, max_tokens=max_tokens, recover_s=recover)
-
-    def fault(found: Installation) -> Fault:
-        return DiskFull(
-            installation=found,
-            seconds=seconds,
-            max_ballast_bytes=int(max_ballast * GIB),
-            ballast=DiskFull.ballast_of(found.data_dir),
-        )
-
-    drill(fault, load, base_url, data_dir, yes, as_json)
+    return DiskFull(
+        installation=found,
+        seconds=seconds,
+        max_ballast_bytes=int(max_ballast * GIB),
+        ballast=DiskFull.ballast_of(found.data_dir),
+    )
 
 
 def drill(
