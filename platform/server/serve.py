@@ -34,7 +34,7 @@ async def serve(settings: Settings, demo: bool) -> None:
     shutdown = Shutdown()
     shutdown.install()
     if settings.role == "engine":
-        await _serve_engine(settings, demo, shutdown)
+        await _serve_engine(settings, shutdown)
     else:
         await _serve_gateway(settings, demo, shutdown)
 
@@ -82,9 +82,9 @@ def _require_model(model: str) -> None:
         raise SettingsError(f"setting `model`: {error}") from None
 
 
-async def _serve_engine(settings: Settings, demo: bool, shutdown: Shutdown) -> None:
+async def _serve_engine(settings: Settings, shutdown: Shutdown) -> None:
     address = settings.engine[0]
-    model = await _model(settings, demo)
+    model = await _model(settings)
     async with AsyncExitStack() as stack:
         on_stage = stack.enter_context(shown_progress())
         engine = await open_lone_engine(settings, model, address, stack, on_stage)
@@ -110,7 +110,7 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
         if settings.exposes_plain_http:
             LOG.warning(PLAIN_HTTP, host=settings.host)
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        model = None if settings.role == "gateway" else await _model(settings, demo)
+        model = None if settings.role == "gateway" else await _model(settings)
         async with AsyncExitStack() as stack:
             on_stage = stack.enter_context(shown_progress())
             engines = _start_engines(settings, model, stack, on_stage)
@@ -145,11 +145,10 @@ def _require_own_port(settings: Settings, listener: socket.socket) -> None:
         raise PortTaken(settings.host, port, "the API has this port", "--metrics-port")
 
 
-async def _model(settings: Settings, demo: bool) -> str:
+async def _model(settings: Settings) -> str:
+    """Return the model's folder or hub id: the demo's where none is set, which `_require_role_settings` allows it alone."""
     if settings.model is not None:
         return settings.model
-    if not demo:
-        raise SettingsError("setting `model`: none given")
     from loraplex.platform.demo.model import ensure_demo_model
 
     return str(await asyncio.to_thread(ensure_demo_model, settings.data_dir))

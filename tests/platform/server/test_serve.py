@@ -409,7 +409,7 @@ async def test_a_lone_engine_in_a_crash_loop_ends_its_process_with_an_error(
             "fake_engine": tmp_path / "script.json",
         }
     )
-    serving = asyncio.create_task(_serve_engine(settings, False, Shutdown()))
+    serving = asyncio.create_task(_serve_engine(settings, Shutdown()))
     engine = RemoteEngine(address, EventBufferConfig())
     engine.start()
     sampling = SamplingParams(max_tokens=1)
