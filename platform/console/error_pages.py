@@ -27,6 +27,7 @@ USED_UP: Final = (
     "send another link. On the server, `loraplex user reset EMAIL` prints one that sets a password, and "
     "`loraplex user create --operator` one for a new operator. Each start of `loraplex serve --demo` prints one for the demo's admin."
 )
+_NOT_FOUND: Final = ErrorRow(404, "invalid_request_error", "not_found")
 _TITLES: Final = {
     400: "The request is not valid",
     403: "Not allowed",
@@ -91,11 +92,9 @@ def _described(error: Exception) -> ClientError:
         status = 404 if error.status_code == 405 else error.status_code
         return ClientError(ErrorRow(status, "invalid_request_error", "not_found"), "There is no such page.")
     if isinstance(error, LinkNotValid):
-        return ClientError(ErrorRow(404, "invalid_request_error", "not_found"), USED_UP)
+        return ClientError(_NOT_FOUND, USED_UP)
     if isinstance(error, RequestValidationError):
-        return ClientError(
-            ErrorRow(404, "invalid_request_error", "not_found"), "There is nothing at this address."
-        )
+        return ClientError(_NOT_FOUND, "There is nothing at this address.")
     if isinstance(error, FormInvalid):
         named = [f"Field {name}: {message}" if name else message for name, message in error.errors.items()]
         return ClientError(ErrorRow(422, "invalid_request_error", "invalid_value"), "; ".join(named))
