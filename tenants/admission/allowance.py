@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from loraplex.tenants.billing.pricing import PriceVersion
-from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, NANO_PER_MICRO, QuotaLimits
+from loraplex.tenants.quotas.limits import BUDGETS, NANO_PER_MICRO, PERIODIC, QuotaLimits
 
-TOKEN_PERIODS = tuple(
-    name for name in COUNTED if name.startswith("tokens_per_") and name != "tokens_per_minute"
-)
+TOKEN_PERIODS = tuple(name for name in PERIODIC if name not in BUDGETS)
 
 
 @dataclass(frozen=True, slots=True)
