@@ -20,8 +20,9 @@ from loraplex.adapters.report import ValidationReport
 from loraplex.adapters.storage.garbage_collection import remove_files_of
 from loraplex.adapters.versions.pending_folders import PendingFolders
 from loraplex.engine.errors import EngineError
-from loraplex.platform.cli.command_context import TenantCommand, open_tenant_command
+from loraplex.platform.cli.command_context import DataDir, TenantCommand, open_tenant_command
 from loraplex.platform.cli.local_push import data_dir_blobs, local_push
+from loraplex.platform.cli.output import AsJson
 from loraplex.platform.cli.remote_push import open_remote_push
 from loraplex.platform.errors import GatewayError
 from loraplex.platform.parameters.adapter_profile import read_profile_change
@@ -64,8 +65,6 @@ app = typer.Typer(name="adapter", help="A tenant's LoRA adapters.", no_args_is_h
 
 Tenant = Annotated[str, typer.Option("--tenant", help="The tenant's name.")]
 Name = Annotated[str, typer.Argument(help="The adapter's name.")]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Model = Annotated[str | None, typer.Option("--model", help="The base model, where no server has run yet.")]
 
 

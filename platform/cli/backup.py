@@ -20,8 +20,8 @@ from sqlalchemy.exc import ArgumentError
 from loraplex.platform.backups.backup import BackupSource, back_up
 from loraplex.platform.backups.manifest import BackupFailed, Manifest, read_manifest
 from loraplex.platform.backups.restore import RestoreTarget, require_new, restore
-from loraplex.platform.cli.command_context import run_command
-from loraplex.platform.cli.output import print_document
+from loraplex.platform.cli.command_context import DataDir, run_command
+from loraplex.platform.cli.output import AsJson, print_document
 from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.datastores.connections import open_stores
 from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS, PostgresBinaries, find_postgres
@@ -45,7 +45,6 @@ def _database_address(given: str | None) -> str | None:
 
 
 Folder = Annotated[Path, typer.Argument(help="The backup's folder.")]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
 Superuser = Annotated[
     str | None,
     typer.Option(
@@ -55,7 +54,6 @@ Superuser = Annotated[
         "- reads it from standard input.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 from uuid import UUID
 
 import typer
@@ -27,6 +28,8 @@ from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import CountersNewer, InvalidField, TenantsError, ValkeyUnavailable
 from loraplex.tenants.valkey import open_valkey
+
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
 
 
 @dataclass(frozen=True, slots=True)

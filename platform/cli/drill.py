@@ -17,7 +17,8 @@ import typer
 from rich.console import Console
 
 from loraplex.platform.cli.bench import print_progress
-from loraplex.platform.cli.command_context import exit_codes
+from loraplex.platform.cli.command_context import DataDir, exit_codes
+from loraplex.platform.cli.output import AsJson
 from loraplex.platform.config import load_settings
 from loraplex.platform.drills.drill import DrillLoad, run_drill
 from loraplex.platform.drills.errors import DrillImpossible
@@ -46,14 +47,12 @@ BaseUrls = Annotated[
         help="Each gateway that gets requests; repeatable. Default: those of the data directory.",
     ),
 ]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
 Seconds = Annotated[float, typer.Option(min=1, max=300, help="How long the fault lasts.")]
 Rate = Annotated[float, typer.Option(min=0.1, max=100, help="Requests per second.")]
 MaxTokens = Annotated[int, typer.Option(min=1, max=1024, help="Tokens of each response.")]
 RecoverSeconds = Annotated[
     float, typer.Option("--recover-seconds", min=1, max=1800, help="Longest wait for recovery.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 MakeFault: TypeAlias = Callable[..., Fault]
 
 

@@ -4,15 +4,14 @@ Invariant: every command names the owner of its keys, with `--tenant NAME` or `-
 """
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
 
 import typer
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.platform.cli.command_context import command_unit_of_work, open_database, run_command
-from loraplex.platform.cli.output import print_document, print_key, print_rows
+from loraplex.platform.cli.command_context import DataDir, command_unit_of_work, open_database, run_command
+from loraplex.platform.cli.output import AsJson, print_document, print_key, print_rows
 from loraplex.platform.services import api_keys
 from loraplex.platform.services.api_keys import OperatorKeys
 from loraplex.tenants.accounts.tenants import TenantRepository
@@ -38,8 +37,6 @@ AllowedCidrs = Annotated[
 GraceSeconds = Annotated[
     int, typer.Option(help="Seconds for which the old key still works, at most 30 days.")
 ]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 COLUMNS = (
     "key_id",
     "name",

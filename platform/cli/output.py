@@ -5,12 +5,14 @@ Invariant: with `--json` only JSON reaches standard output.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def print_key(plaintext: str, as_json: bool) -> None:

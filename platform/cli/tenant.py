@@ -4,14 +4,13 @@ Invariant: a key is printed once, alone on standard output. Running servers appl
 keys.
 """
 
-from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
 
 import typer
 
-from loraplex.platform.cli.command_context import command_unit_of_work, open_database, run_command
-from loraplex.platform.cli.output import print_document, print_key, print_rows
+from loraplex.platform.cli.command_context import DataDir, command_unit_of_work, open_database, run_command
+from loraplex.platform.cli.output import AsJson, print_document, print_key, print_rows
 from loraplex.platform.services import tenants
 from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.accounts.tenants import TenantRepository
@@ -24,8 +23,6 @@ from loraplex.tenants.registry.adapters import AdapterRepository
 app = typer.Typer(name="tenant", help="Tenants: operator work without HTTP.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="The tenant's name.")]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Weight = Annotated[float, typer.Option(help="Fair share of the engine, relative to others (at most 1000).")]
 Tier = Annotated[str, typer.Option(help="The name of the tenant's tier.")]
 LimitOptions = Annotated[

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from loraplex.platform.cli.command_context import command_unit_of_work, open_database, run_command
-from loraplex.platform.cli.output import print_document, print_rows
+from loraplex.platform.cli.command_context import DataDir, command_unit_of_work, open_database, run_command
+from loraplex.platform.cli.output import AsJson, print_document, print_rows
 from loraplex.platform.cli.tenant import LimitOptions, Weight, read_limit
 from loraplex.platform.config import load_settings
 from loraplex.platform.server.gateway_address import running_gateways
@@ -32,8 +32,6 @@ TenantName = Annotated[str | None, typer.Option("--tenant", help="The tenant to 
 Role = Annotated[str, typer.Option(help=f"The role there: {', '.join(ROLES)}.")]
 Operator = Annotated[bool, typer.Option("--operator", help="An operator, who manages all tenants.")]
 SecondFactor = Annotated[bool, typer.Option("--second-factor", help="Remove the second factor, too.")]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 COLUMNS = ("email", "name", "operator", "tenants", "second_factor", "last_seen_at", "disabled_at")
 
 

@@ -1,13 +1,12 @@
 """`loraplex credit`: grant credits to tenants and list them. Invariant: a credit is never changed or taken back."""
 
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from loraplex.platform.cli.command_context import command_unit_of_work, open_database, run_command
-from loraplex.platform.cli.output import print_document, print_rows
+from loraplex.platform.cli.command_context import DataDir, command_unit_of_work, open_database, run_command
+from loraplex.platform.cli.output import AsJson, print_document, print_rows
 from loraplex.platform.services.billing import credits
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.errors import InvalidField
@@ -17,8 +16,6 @@ from loraplex.tenants.rfc3339 import utc_text, zoned_time
 app = typer.Typer(name="credit", help="Credits of tenants, which invoices use up.", no_args_is_help=True)
 
 TenantName = Annotated[str, typer.Option("--tenant", help="The tenant's name.")]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AmountMicro = Annotated[int, typer.Argument(help="Micro-units of money: 5000000 is 5.")]
 Reason = Annotated[str, typer.Option(help="Why it is granted; the tenant reads it.")]
 Priority = Annotated[int, typer.Option(help="0 to 100: of a lower one it is used first.")]

@@ -8,12 +8,13 @@ from uuid import UUID
 import typer
 
 from loraplex.platform.cli.command_context import (
+    DataDir,
     command_unit_of_work,
     exit_codes,
     open_database,
     run_command,
 )
-from loraplex.platform.cli.output import print_document, print_rows
+from loraplex.platform.cli.output import AsJson, print_document, print_rows
 from loraplex.platform.services.billing import invoices
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.errors import InvalidField
@@ -34,8 +35,6 @@ Currency = Annotated[str | None, typer.Option(help="Default: the tenant's curren
 InvoiceId = Annotated[UUID, typer.Argument(help="The invoice's id.")]
 Reference = Annotated[str, typer.Option(help="What the payment is found by, such as the id of a transfer.")]
 Folder = Annotated[Path, typer.Argument(help="The folder of the export.")]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 COLUMNS = ("id", "tenant_id", "month", "currency", "state", "number", "total")
 LINE_COLUMNS = ("kind", "month", "adapter", "token_class", "price", "tokens", "amount_pico", "amount_micro")
 MAX_ROWS = 10_000

@@ -5,14 +5,13 @@ Invariant: prices are whole micro-units of money per million tokens, as on the o
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.platform.cli.command_context import command_unit_of_work, open_database, run_command
-from loraplex.platform.cli.output import print_document, print_rows
+from loraplex.platform.cli.command_context import DataDir, command_unit_of_work, open_database, run_command
+from loraplex.platform.cli.output import AsJson, print_document, print_rows
 from loraplex.platform.services.billing import rate_cards
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.billing.preview import RatedTotal, RatedUsage, totals
@@ -45,8 +44,6 @@ EffectiveFrom = Annotated[
     str | None, typer.Option(help="When it begins, such as 2030-01-31T12:00:00Z. Default: now.")
 ]
 Month = Annotated[str | None, typer.Option(help="YYYY-MM, in UTC. Default: last month.")]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 COLUMNS = ("currency", "applies_to", "effective_from", "prompt", "cached_prompt", "completion")
 PREVIEW_COLUMNS = ("name", "currency", "billed_pico", "draft_pico")
 

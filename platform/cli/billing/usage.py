@@ -19,11 +19,12 @@ from uuid import UUID
 import typer
 
 from loraplex.platform.cli.command_context import (
+    DataDir,
     open_command_stores,
     open_tenant_command,
     run_command,
 )
-from loraplex.platform.cli.output import print_rows
+from loraplex.platform.cli.output import AsJson, print_rows
 from loraplex.tenants.admission.counter_drift import counted_tenants, counter_drifts
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
@@ -46,8 +47,6 @@ app = typer.Typer(
     name="usage", help="The usage ledger: export it, and compare its sums.", no_args_is_help=True
 )
 
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TenantName = Annotated[str, typer.Option("--tenant", help="The tenant's name.")]
 Month = Annotated[
     str, typer.Option("--month", help="The month of the requests' admission, as 2026-11 (UTC).")
