@@ -22,7 +22,7 @@ async def test_gateways_that_start_together_make_one_card(database: Database) ->
     settings = load_settings(PRICES)
     async with AsyncExitStack() as stack:
         opened = await asyncio.gather(*(open_prices(settings, database, stack) for _ in range(3)))
-        found = {each.price(uuid4(), "standard", None, datetime.now(UTC)) for each in opened}
+        found = {each.table.price(uuid4(), "standard", None, datetime.now(UTC)) for each in opened}
     [version] = found
     assert (version.currency, version.price) == ("EUR", settings.price)
     async with database.as_operator() as session:
