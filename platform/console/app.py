@@ -1,6 +1,5 @@
 """The console as an application of its own, beside the API in one gateway: its errors are pages, its headers its own."""
 
-import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,7 +28,6 @@ STATIC: Final = Path(__file__).parent / "static"
 STATIC_PREFIX: Final = "/console/static"
 AREAS: Final = ("/console", "/operator/console")
 MIN_COMPRESSED_BYTES: Final = 1000
-_WEIGHT: Final = re.compile(r";\s*q=([01](?:\.[0-9]{0,3})?)\s*(?:;|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +88,10 @@ class ConsoleRoute(BaseRoute):
         path = scope.get("path", "")
         is_ours = scope["type"] == "http" and (
             any(path == area or path.startswith(f"{area}/") for area in AREAS)
-            or (path == "/" and prefers_html(",".join(Headers(scope=scope).getlist("accept"))))
+            or (path == "/" and "text/html" in Headers(scope=scope).get("accept", ""))
         )
         return (Match.FULL if is_ours else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the console answer."""
         await self._console(scope, receive, send)
-
-
-def prefers_html(accept: str) -> bool:
-    """Return whether an `Accept` header wants HTML more than JSON, as browsers do (RFC 9110, 12.5.1)."""
-    weights = {}
-    for each in accept.lower().split(","):
-        weight = _WEIGHT.search(each)
-        weights[each.partition(";")[0].strip()] = float(weight[1]) if weight else 1.0
-    anything = weights.get("*/*", 0.0)
-    html = weights.get("text/html", weights.get("text/*", anything))
-    return html > weights.get("application/json", weights.get("application/*", anything))
