@@ -336,7 +336,9 @@ class InferencePipeline:
 
     def _left(self, values: GenerationBody, tokens: int, bound: str = "") -> int:
         """Return what the context leaves next to a prompt of `tokens`. Raises `ContextTooLong` if fewer than requested."""
-        context, requested = self._dependencies.engine.info().max_model_len, values.requested_tokens or 1
+        info, requested = self._dependencies.engine.info(), values.requested_tokens or 1
+        # As the engine bounds a sequence: `max_model_len` may be set larger than its KV cache.
+        context = min(info.max_model_len, info.num_blocks * info.block_size)
         if requested > context - tokens:
             raise ContextTooLong(
                 overflow_message(context, tokens, requested, _prompt_name(values), bound),

@@ -4,11 +4,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import select
 from sqlalchemy import text as sql
 from tests.platform.api.limited_gateway import CACHED, counting, limited
 
-from loraplex.engine.fake_engine import FakeScript
+from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.tenants.database import Database
 from loraplex.tenants.default_limits import DefaultLimits
@@ -65,6 +66,13 @@ async def test_the_context_bounds_the_default(start_gateway: Any) -> None:
     assert left == CONTEXT - len(prompt.prompt_token_ids)
     prompts = COMPLETION | {"prompt": [[1] * 4000, [1] * 4090]}
     assert await asked(gateway, "/v1/completions", prompts) == [16, 6]
+
+
+async def test_a_kv_cache_smaller_than_the_context_bounds_it(start_gateway: Any) -> None:
+    info = replace(DEFAULT_INFO, num_blocks=100)
+    gateway = await start_gateway(FakeScript(info=info))
+    ((granted,), prompt) = await asked(gateway, "/v1/chat/completions", CHAT), gateway.engine.requests[-1]
+    assert granted == 100 * info.block_size - len(prompt.prompt_token_ids)
 
 
 async def test_completions_take_16_and_the_profile_goes_before(start_gateway: Any) -> None:
