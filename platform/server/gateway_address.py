@@ -47,12 +47,11 @@ def announced(data_dir: Path, address: GatewayAddress) -> Iterator[None]:
 def running_gateways(data_dir: Path) -> list[GatewayAddress]:
     """Return the addresses of the gateways that run on a data directory, and remove the files of killed ones."""
     running = []
-    # None are there for this process if they are another user's. A file may go while it is looked for.
-    with suppress(PermissionError):
-        for path in (data_dir / FOLDER).glob("*.json"):
-            with suppress(FileNotFoundError), path.open("rb") as file:
-                if try_flock(file.fileno(), fcntl.LOCK_SH):
-                    path.unlink()
-                else:
-                    running.append(msgspec.json.decode(file.read(), type=GatewayAddress))
+    for path in (data_dir / FOLDER).glob("*.json"):
+        # A file may go while it is looked for. Another user's is not for this process, nor is it its to remove.
+        with suppress(FileNotFoundError, PermissionError), path.open("rb") as file:
+            if try_flock(file.fileno(), fcntl.LOCK_SH):
+                path.unlink()
+            else:
+                running.append(msgspec.json.decode(file.read(), type=GatewayAddress))
     return running

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from loraplex.platform.processes.child_process import python_command
 from loraplex.platform.server.gateway_address import FOLDER, GatewayAddress, announced, running_gateways
 
@@ -63,3 +65,20 @@ def test_a_file_is_found_by_its_lock_and_not_by_a_process_id_of_its_owner(tmp_pa
         copied = file.with_name("copied.json")
         copied.write_bytes(file.read_bytes())
         assert running_gateways(tmp_path) == [HERE] and not copied.exists()
+
+
+def test_a_file_of_another_user_hides_no_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may remove any file, and tests may run as root."""
+
+    def not_permitted(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    with announced(tmp_path, HERE):
+        (file,) = (tmp_path / FOLDER).iterdir()
+        ended = [file.with_name(f"{name}.json") for name in ("a", "z")]
+        for each in ended:
+            each.write_bytes(file.read_bytes())
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", not_permitted)
+            patch.setattr(Path, "glob", lambda *_: iter([ended[0], file, ended[1]]))
+            assert running_gateways(tmp_path) == [HERE]
