@@ -78,7 +78,7 @@ def _require_model(model: str) -> None:
         if (found := local_model(model)) is not None:
             load_model_config(str(found))
             weight_files(found)
-    except EngineError as error:
+    except (EngineError, OSError) as error:
         raise SettingsError(f"setting `model`: {error}") from None
 
 

@@ -66,6 +66,7 @@ def test_unknown_commands_and_options_exit_2(tmp_path: Path) -> None:
         (["--model", "m", "--engine", "ipc:///tmp/e"], ["engine", "gateway"]),
         (["--role", "engine", "--model", "m", "--engine", "tcp://1"], ["engine", "tcp://1", "ipc://"]),
         (["--model", "/nonexistent"], ["model", "/nonexistent", "hub id"]),
+        (["--model", "n" * 300], ["model", "nnn", "too long"]),
         (["--model", "file.txt"], ["model", "file.txt", ".gguf"]),
         (["--model", "broken.gguf"], ["model", "GGUF"]),
         (["--model", "folder"], ["model", "folder/config.json", "No such file"]),
