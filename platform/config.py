@@ -26,6 +26,7 @@ from loraplex.tenants.api_keys.networks import parse_network
 from loraplex.tenants.billing.pricing import MAX_PRICE, Price
 from loraplex.tenants.default_limits import MAX_DEFAULT_TOKENS, DefaultLimits
 from loraplex.tenants.errors import InvalidField
+from loraplex.tenants.names import TENANT_NAME
 from loraplex.tenants.outbox.receiver_urls import MAX_URL_LENGTH, parse_receiver_url
 from loraplex.tenants.outbox.signature import is_secret
 
@@ -102,7 +103,8 @@ class Settings(BaseSettings):
     default_max_keys: int = Field(default=10_000, ge=1, le=1 << 30)
     default_max_tokens: int = Field(default=4096, ge=0, le=MAX_DEFAULT_TOKENS)
     tier_default_max_tokens: Annotated[
-        dict[str, Annotated[int, Field(ge=0, le=MAX_DEFAULT_TOKENS)]], NoDecode
+        dict[Annotated[str, Field(pattern=TENANT_NAME)], Annotated[int, Field(ge=0, le=MAX_DEFAULT_TOKENS)]],
+        NoDecode,
     ] = Field(default={}, max_length=64)
     max_open_uploads: int = Field(default=16, ge=1, le=1000)
     max_uploads_in_flight: int = Field(default=32, ge=1, le=1024)
@@ -246,6 +248,8 @@ class Settings(BaseSettings):
         if not isinstance(value, str):
             return value
         pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+        if not all(number for _, _, number in pairs):
+            raise ValueError("must be tier=tokens, with commas between them, as in gold=8192,free=512")
         return {tier.strip(): number.strip() for tier, _, number in pairs}
 
     @field_validator("trusted_proxies")

@@ -206,7 +206,9 @@ def test_tiers_have_default_maxima(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("LORAPLEX_TIER_DEFAULT_MAX_TOKENS")
     (tmp_path / "loraplex.toml").write_text("[tier_default_max_tokens]\ngold = 5")
     assert load_settings().tier_default_max_tokens == {"gold": 5}
-    for wrong in ("gold", "gold=many", "gold=-1", "gold=1000001"):
+    with pytest.raises(SettingsError, match="must be tier=tokens"):
+        load_settings({"tier_default_max_tokens": "gold"})
+    for wrong in ("gold=many", "gold=-1", "gold=1000001", "Gold=1", "=1"):
         with pytest.raises(SettingsError, match="tier_default_max_tokens"):
             load_settings({"tier_default_max_tokens": wrong})
 
