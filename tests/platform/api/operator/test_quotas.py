@@ -12,6 +12,7 @@ REFUSED: tuple[tuple[str, Any], ...] = (
     ("requests_per_minute", 100_000_001),
     ("budget_per_day", 9_000_000_000_001),
     ("budget_per_year", 1),
+    ("default_max_tokens", 1_000_001),
 )
 
 
@@ -19,7 +20,7 @@ async def test_limits_are_changed_by_name(operator: Any) -> None:
     path, _ = await operator.tenant()
     fresh = await operator.get(f"{path}/quotas")
     assert fresh.json() == dict.fromkeys(LIMIT_COLUMNS) and fresh.headers["etag"] == '"1"'
-    body = {"tokens_per_day": 500, "budget_per_month": 9_000_000_000_000}
+    body = {"tokens_per_day": 500, "budget_per_month": 9_000_000_000_000, "default_max_tokens": 0}
     changed = await operator.patch(f"{path}/quotas", body, fresh.headers["etag"])
     assert changed.json() == {**dict.fromkeys(LIMIT_COLUMNS), **body}
     late = await operator.patch(f"{path}/quotas", {"max_keys": 1}, fresh.headers["etag"])

@@ -260,6 +260,7 @@ async def test_limits_that_are_not_narrower_are_refused(
     cases: list[tuple[Any, dict[str, str], int, str | None]] = [
         ({"requests_per_minute": 61}, seen, 400, "requests_per_minute"),
         ({"max_keys": 1}, seen, 400, "max_keys"),
+        ({"default_max_tokens": 1}, seen, 400, "default_max_tokens"),
         ({"tokens_per_day": -1}, seen, 400, "tokens_per_day"),
         ({"tokens_per_day": "1"}, seen, 400, "tokens_per_day"),
         ({}, {}, 428, None),

@@ -85,16 +85,18 @@ async def test_what_was_typed_is_shown_again_with_its_error(
 async def test_limits_tier_and_billing_data(console: Console, signed_in: SignedIn) -> None:
     tenant_id = await console.tenant("harbor")
     browser, address = await signed_in("operator"), f"{AREA}/tenants/{tenant_id}"
-    limits = {"requests_per_minute": "60", "budget_per_month": "30.50"}
+    limits = {"requests_per_minute": "60", "budget_per_month": "30.50", "default_max_tokens": "0"}
     stale = (await browser.page(address)).form(f"{address}/limits")
     saved = await browser.submit(address, f"{address}/limits", limits)
     assert (saved.status_code, saved.headers["location"]) == (303, address)
     page = await browser.page(address)
     assert "The limits apply to the next request" in page.find(".toasts").text()
-    assert page.form(f"{address}/limits")["budget_per_month"] == "30.5"
+    shown = page.form(f"{address}/limits")
+    assert (shown["budget_per_month"], shown["default_max_tokens"]) == ("30.5", "0")
     async with console.database.as_operator() as session:
         stored, _ = await TenantQuotas(session).get(tenant_id)
     assert (stored.requests_per_minute, stored.budget_per_month, stored.max_keys) == (60, 30_500_000, None)
+    assert stored.default_max_tokens == 0
     assert console.dependencies.admission_controller.published == [tenant_id]  # type: ignore[attr-defined]
     for wrong in ({"budget_per_month": "-5"}, {"budget_per_month": "1.1234567"}, {"tokens_per_day": "many"}):
         refused = await browser.submit(address, f"{address}/limits", wrong)
