@@ -10,7 +10,7 @@ from tests.tenants.admission.gateways import PRICE, make_tenant_with_gateways
 from loraplex.tenants.admission.allowance import completion_tokens_within
 from loraplex.tenants.billing.pricing import Price, PriceVersion
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import QuotaExhausted
+from loraplex.tenants.errors import QuotaExhausted, RateLimited
 from loraplex.tenants.quotas.limits import BUDGETS, NANO_PER_MICRO, QuotaLimits
 
 TOKENS = ("tokens_per_minute", "tokens_per_day", "tokens_per_month")
@@ -61,4 +61,18 @@ async def test_the_counters_admit_it_and_no_token_more(
         admitted = await gateway.admit(tenant.request(prompt=10, completion=most))
         # What is used changes nothing: the next one may wait for it, but is as large.
         assert await gateway.allowance(tenant.request(prompt=10, completion=0)) == allowance
+        await gateway.cancel(admitted)
+
+
+async def test_without_valkey_it_is_this_gateways_share(database: Database, valkey_url: str) -> None:
+    tenant = await make_tenant_with_gateways(database, valkey_url, "acme", tokens_per_minute=90)
+    async with tenant.gateway() as gateway:
+        gateway.maintenance.local_limiter.count_gateways(2)
+        gateway.maintenance.breaker.is_open = True
+        allowance = await gateway.allowance(tenant.request(prompt=10, completion=0))
+        assert allowance.completion_tokens == 45 - 10
+        with pytest.raises(RateLimited):
+            await gateway.admit(tenant.request(prompt=10, completion=36))
+        admitted = await gateway.admit(tenant.request(prompt=10, completion=35))
+        assert admitted.degraded
         await gateway.cancel(admitted)
