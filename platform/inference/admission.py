@@ -163,13 +163,15 @@ class InferenceAdmission:
             raise error
 
     async def allowance(
-        self, context: RequestContext, model: ResolvedModel, prompt_tokens: int
+        self, context: RequestContext, model: ResolvedModel, prompt_tokens: int, *, unused: bool
     ) -> CompletionAllowance:
-        """Return what the caller's limits can admit of completions. Raises `PolicyMoved` under a new policy, and as `admit`."""
+        """Return what the caller's limits, or what is `unused` of days and months, can admit of completions.
+
+        Raises `PolicyMoved` under a new policy, and as `admit`.
+        """
+        request = _request(context, model, RequestSizes(prompt_tokens, 0, 1))
         try:
-            return await self._controller.allowance(
-                _request(context, model, RequestSizes(prompt_tokens, 0, 1))
-            )
+            return await self._controller.allowance(request, unused=unused)
         except PolicyStale:
             if context.renewals == RENEWALS:
                 raise

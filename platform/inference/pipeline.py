@@ -48,6 +48,7 @@ from loraplex.platform.parameters.request_models import (
 )
 from loraplex.platform.parameters.value_types import Prompt
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
+from loraplex.tenants.errors import QuotaExhausted
 
 INLINE_CHARACTERS = 8_192
 # Half of the processors: large prompts are encoded before admission, which needs their size.
@@ -61,6 +62,15 @@ class _PreparedRequest:
     values: GenerationBody
     prompts: list[list[int]]
     samplings: list[SamplingParams]
+
+    @property
+    def sizes(self) -> RequestSizes:
+        """The most that it may use."""
+        return RequestSizes(
+            prompt_tokens=sum(map(len, self.prompts)),
+            completion_tokens=sum(each.max_tokens * each.n for each in self.samplings),
+            sequences=sum(each.n for each in self.samplings),
+        )
 
 
 class InferencePipeline:
@@ -133,16 +143,20 @@ class InferencePipeline:
         values = values.with_defaults(model.defaults)
         prompts = await self.prompt_ids(values, model, context.caller.tenant_id)
         default = await self._default_max_tokens(context, values, prompts, model)
-        samplings = self._samplings(values, prompts, default)
-        sizes = RequestSizes(
-            prompt_tokens=sum(map(len, prompts)),
-            completion_tokens=sum(each.max_tokens * each.n for each in samplings),
-            sequences=sum(each.n for each in samplings),
-        )
         is_unchanged = partial(self._is_unchanged, context, values, prompts, model, default)
-        pending = await self._admission.admit(context, model, sizes, is_unchanged)
+        prepared, headers = self._prepared(values, prompts, default), dict(context.headers)
         try:
-            prepared = _PreparedRequest(values, prompts, samplings)
+            pending = await self._admission.admit(context, model, prepared.sizes, is_unchanged)
+        except QuotaExhausted:
+            # Less than the default is left of a day or a month: then the answer may have what is left.
+            left = await self._default_max_tokens(context, values, prompts, model, unused=True)
+            if left == default:
+                raise
+            context.headers.clear()
+            context.headers.update(headers)
+            prepared = self._prepared(values, prompts, left)
+            pending = await self._admission.admit(context, model, prepared.sizes, is_unchanged)
+        try:
             requests, output = await self._engine_requests(context, prepared, model, constraints, arrival)
             generation = Generation(self._dependencies, free_slots, model, requests, pending, arrival, output)
             context.headers.update(generation.headers())
@@ -280,17 +294,24 @@ class InferencePipeline:
         return requests, output
 
     async def _default_max_tokens(
-        self, context: RequestContext, values: GenerationBody, prompts: list[list[int]], model: ResolvedModel
+        self,
+        context: RequestContext,
+        values: GenerationBody,
+        prompts: list[list[int]],
+        model: ResolvedModel,
+        *,
+        unused: bool = False,
     ) -> int | None:
         """Return the most tokens per choice of a request that names none, before the context bounds it; None if it names one.
 
         The version's profile goes before the default of tenant, tier and installation. It is lowered to what the gateway's bounds
-        and all limits of the caller admit, so that the same number is generated and reserved.
+        and all limits of the caller admit, so that the same number is generated and reserved. `unused`: only what is left of days
+        and months counts.
         """
         if values.requested_tokens is not None:
             return None
         config = self._dependencies.config
-        allowance = await self._admission.allowance(context, model, sum(map(len, prompts)))
+        allowance = await self._admission.allowance(context, model, sum(map(len, prompts)), unused=unused)
         wanted = values.max_tokens
         if wanted is None:
             limits = self._dependencies.database.limits
@@ -302,10 +323,10 @@ class InferencePipeline:
         fits = min(bound for bound in bounds if bound is not None) // (len(prompts) * values.n)
         return max(1, fits if wanted is None else min(fits, max(wanted, values.min_tokens)))
 
-    def _samplings(
+    def _prepared(
         self, values: GenerationBody, prompts: list[list[int]], default: int | None
-    ) -> list[SamplingParams]:
-        """Return the sampling of every prompt, checked against the context length and the vocabulary.
+    ) -> _PreparedRequest:
+        """Return the request with the sampling of every prompt, checked against the context length and the vocabulary.
 
         `default`: the most tokens of each choice, if the request names none.
         """
@@ -316,7 +337,7 @@ class InferencePipeline:
         samplings = [SamplingParams(max_tokens=budget, **fields) for budget in budgets]
         for sampling in samplings:
             sampling.validate(self._dependencies.engine.info().vocab_size)
-        return samplings
+        return _PreparedRequest(values, prompts, samplings)
 
     async def _adapter_ref(self, caller: Caller, model: ResolvedModel, namespace: bytes) -> AdapterRef | None:
         if model.digest is None:

@@ -1,13 +1,14 @@
 """The most that one request may reserve: what the default maximum of a request that names none is lowered to.
 
-Invariant: it depends on the limits, not on what is used of them, so that equal requests get equal maxima.
+Invariant: what is used of a limit lowers it only where the period's end alone would help, so that equal requests get equal maxima.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from loraplex.tenants.billing.pricing import PriceVersion
-from loraplex.tenants.quotas.limits import BUDGETS, NANO_PER_MICRO, PERIODIC, QuotaLimits
+from loraplex.tenants.counters.counter_replies import LimitUse
+from loraplex.tenants.quotas.limits import BUDGETS, NANO_PER_MICRO, PERIODIC, QuotaLimits, Subject
 
 TOKEN_PERIODS = tuple(name for name in PERIODIC if name not in BUDGETS)
 
@@ -20,6 +21,18 @@ class CompletionAllowance:
 
     default_max_tokens: int | None
     completion_tokens: int | None
+
+
+def within(subject: Subject, uses: Iterable[LimitUse]) -> QuotaLimits:
+    """The limits of a subject, those of days and months less what `uses` says is used of them. What open requests have reserved
+    comes back.
+    """
+    left = {
+        each.name: max(0, each.limit - each.used)
+        for each in uses
+        if each.subject_id == subject.id and each.name in PERIODIC and each.limit is not None
+    }
+    return replace(subject.limits, **left)
 
 
 def completion_tokens_within(

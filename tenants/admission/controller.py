@@ -210,12 +210,13 @@ class QuotaAdmissionController:
         self._shipping.begin()
         return reservation
 
-    async def allowance(self, request: ReservationRequest) -> CompletionAllowance:
+    async def allowance(self, request: ReservationRequest, *, unused: bool = False) -> CompletionAllowance:
         """What the limits can admit of completions beside the prompts of a request whose other sizes are not known yet.
 
-        Raises `PolicyStale`, `PriceMissing`, `DatabaseUnavailable`.
+        `unused`: what is left of days and months is asked of the counters; else nothing counts as used. Raises `PolicyStale`,
+        `PriceMissing` and subclasses of `StoreUnavailable`.
         """
-        return await self._reserver.allowance(request)
+        return await self._reserver.allowance(request, unused=unused)
 
     def follow(self, reservation: Reservation, used_so_far: Callable[[], SettledUsage]) -> None:
         """Write what the request has used so far to the journal while it runs. `used_so_far` is called twice a second."""
@@ -391,8 +392,8 @@ class AdmissionController(Protocol):
         """
         ...
 
-    async def allowance(self, request: ReservationRequest) -> CompletionAllowance:
-        """Return what the limits can admit of completions beside the prompts. Raises as `admit` does for policy and price."""
+    async def allowance(self, request: ReservationRequest, *, unused: bool = False) -> CompletionAllowance:
+        """Return what the limits, or what is `unused` of days and months, can admit of completions beside the prompts. Raises as `admit` does for policy and price."""
         ...
 
     def recent_refusal(self, key: AuthenticatedKey, request_id: str) -> LimitExceeded | None:

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.allowance import CompletionAllowance, completion_tokens_within
+from loraplex.tenants.admission.allowance import CompletionAllowance, completion_tokens_within, within
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.admission.denial_log import DenialLog
@@ -124,12 +124,16 @@ class Reserver:
             return await self._by_local_limiter(request)
         return await self._without_counters(request)
 
-    async def allowance(self, request: ReservationRequest) -> CompletionAllowance:
-        """What a request with these prompts may have of completions. Raises as `reserve` does for its policy and its price."""
+    async def allowance(self, request: ReservationRequest, *, unused: bool = False) -> CompletionAllowance:
+        """What a request with these prompts may have of completions; `unused`: within what is left of days and months.
+
+        Raises as `reserve` does for its policy and its price, and `ValkeyUnavailable` or `CountersNewer` with `unused`.
+        """
         policy = await self.policies.of(request.tenant_id, request.policy_epoch)
         subjects = policy.subjects(request.tenant_id, request.api_key_id, request.adapter_id)
+        uses = await self.counters.read(request.tenant_id, subjects) if unused else None
         tokens = completion_tokens_within(
-            [subject.limits for subject in subjects],
+            [within(subject, uses or ()) for subject in subjects],
             request.prompt_tokens,
             self.local_limiter.share if self.breaker.is_open else int,
             partial(self._prices_near, request),

@@ -68,7 +68,7 @@ class FakeAdmissions:
             degraded=self.degraded,
         )
 
-    async def allowance(self, request: ReservationRequest) -> CompletionAllowance:
+    async def allowance(self, request: ReservationRequest, *, unused: bool = False) -> CompletionAllowance:
         return CompletionAllowance(None, None)
 
     def recent_refusal(self, key: AuthenticatedKey, request_id: str) -> LimitExceeded | None:

@@ -37,6 +37,7 @@ async def asked(gateway: Any, path: str, body: Any) -> list[int]:
     known = len(gateway.engine.requests)
     response = await gateway.post(path, body)
     assert response.status_code == 200, response.text
+    assert not {"x-loraplex-limit", "x-should-retry", "retry-after"} & response.headers.keys()
     requests = gateway.engine.requests[known:]
     if (reserved := getattr(gateway.admissions, "asked", None)) is not None:
         assert reserved[-1].completion_tokens == sum(
@@ -131,6 +132,25 @@ async def test_a_chat_of_a_tenant_with_few_tokens_per_minute_is_served(
         # A request that names one token more than could ever be admitted is refused, as before.
         response = await gateway.post("/v1/chat/completions", CHAT | {"max_tokens": granted + 1})
         assert response.status_code == 429 and response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"), [("tokens_per_day", 1000), ("tokens_per_month", 1000), ("budget_per_day", 2000)]
+)
+async def test_what_is_left_of_a_period_is_given_to_its_last_request(
+    start_gateway: Any, database: Database, valkey_url: str, limit: str, value: int
+) -> None:
+    """A prompt of 4 tokens costs 4 micro-units and a completion's token 2; the fake engine generates all it may."""
+    async with limited(start_gateway, database, valkey_url, FakeScript(), **{limit: value}) as (gateway, _):
+        await gateway.adapter("boss", "pirate", "b" * 64, AdapterProfile(None, {"max_tokens": 5000}))
+        body = COMPLETION | {"model": "pirate"}
+        used = (await gateway.post("/v1/completions", body | {"max_tokens": 100})).json()["usage"]
+        assert used["completion_tokens"] == 100
+        (granted,) = await asked(gateway, "/v1/completions", body)
+        assert granted == (1000 - 104 - 4 if limit != "budget_per_day" else (2000 - 204 - 4) // 2)
+        refused = await gateway.post("/v1/completions", body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+        assert refused.headers["x-loraplex-limit"] == limit and refused.headers["x-should-retry"] == "false"
 
 
 async def test_not_even_one_token_is_refused_by_the_limit(
