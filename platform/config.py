@@ -56,6 +56,7 @@ class Settings(BaseSettings):
         env_prefix="LORAPLEX_", frozen=True, extra="forbid", populate_by_name=True, protected_namespaces=()
     )
 
+    demo: bool = False
     model: str | None = Field(default=None, min_length=1)
     served_model_name: str | None = Field(default=None, min_length=1, max_length=200)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -41,6 +41,7 @@ def serve_command(
 ) -> None:
     """Serve one base model and its tenants' adapters behind the OpenAI API."""
     flags = {
+        "demo": demo or None,
         "model": model,
         "served_model_name": served_model_name,
         "dtype": dtype,
@@ -58,7 +59,7 @@ def serve_command(
     try:
         settings = load_settings(flags, config)
         configure_logs(settings.log_level)
-        _run(settings, demo)
+        _run(settings)
     except StartError as error:
         Console(stderr=True, soft_wrap=True).print(
             f"error: {error}", style="red", markup=False, highlight=False
@@ -66,13 +67,13 @@ def serve_command(
         raise typer.Exit(error.exit_code) from None
 
 
-def _run(settings: Settings, demo: bool) -> None:
+def _run(settings: Settings) -> None:
     """Run the server. A signal during the start cancels it, which is a normal end."""
     with paused_gc():
         from loraplex.platform.server.serve import serve
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            runner.run(serve(settings, demo))
+            runner.run(serve(settings))
         except (asyncio.CancelledError, KeyboardInterrupt):
             raise typer.Exit(0) from None

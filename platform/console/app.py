@@ -34,20 +34,20 @@ MIN_COMPRESSED_BYTES: Final = 1000
 class ConsoleOptions:
     """`public_url`: the address that people use, without a slash at the end; None: that of each request.
 
-    `is_local`: no other machine reaches this server but through a proxy. `temperature`: what the playground begins with; None:
-    nothing, so that the profile of the model or the API decides.
+    `is_local`: no other machine reaches this server but through a proxy. `is_demo`: the playground begins at temperature 0, and
+    the overview says what is a sample.
     """
 
     public_url: str | None = None
     is_local: bool = False
-    temperature: int | None = None
+    is_demo: bool = False
 
 
 def create_console(dependencies: GatewayDependencies, options: ConsoleOptions) -> FastAPI:
     """Build the application of all pages, with absolute paths."""
     static, templates = _assets()
     origin = PublicOrigin(options.public_url, dependencies.addresses)
-    endpoint = ConsoleEndpoint(dependencies, templates, origin, temperature=options.temperature)
+    endpoint = ConsoleEndpoint(dependencies, templates, origin, is_demo=options.is_demo)
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.state.endpoint, app.state.origin = endpoint, origin
     app.add_route(f"{STATIC_PREFIX}/{{name:path}}", static.send)

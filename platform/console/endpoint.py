@@ -52,14 +52,13 @@ class ConsoleEndpoint:
         templates: Templates,
         origin: PublicOrigin,
         *,
-        temperature: int | None = None,
+        is_demo: bool = False,
     ) -> None:
-        """`temperature`: the playground's at first, see `ConsoleOptions`."""
         self._dependencies = dependencies
         self._templates = templates
         self._limiter = TenantLimiter("pages", per_tenant=AT_ONCE, waiting=MAX_WAITING)
         self.origin = origin
-        self.temperature = temperature
+        self.is_demo = is_demo
         self.cookies = Cookies(origin)
 
     @property

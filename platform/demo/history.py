@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from loraplex.platform.services import api_keys
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.api_keys import OperatorKeys
 from loraplex.platform.services.billing import invoices, tenant_billing
-from loraplex.platform.services.queries.overview import SAMPLE_KEY
 from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
@@ -30,9 +29,10 @@ from loraplex.tenants.ledger.partitions import LedgerPartitions, LedgerRetention
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.quotas.reservation import RequestTimings, Reservation, ReservationRequest, SettledUsage
-from loraplex.tenants.registry.resolution import ModelResolver, ResolvedAdapter
+from loraplex.tenants.registry.resolution import ModelResolver
 
-REQUEST_PREFIX: Final = "demo-history"
+SAMPLE_KEY: Final = "demo history"
+"""The console's overview names it, too."""
 ISSUER: Final = "loraplex demo: a sample, nothing is owed"
 """On every invoice of the demo's tenants."""
 DAY: Final = timedelta(days=1)
@@ -64,8 +64,19 @@ async def write_history(database: Database, tenant_id: UUID, adapter: str) -> No
     month = Month.of(tenant.created_at).previous
     price = PriceVersion(id=card.id, currency=card.key.currency, price=card.price)
     rows = []
-    for number, (at, usage) in enumerate(_samples(tenant.name, month.begin, tenant.created_at)):
-        request = _admitted((tenant_id, key.id), number, at, usage, served if number % 5 else None)
+    for number, (at, usage) in enumerate(_samples(Random(tenant.name), month.begin, tenant.created_at)):
+        model = served if number % 5 else None
+        request = ReservationRequest(
+            id=uuid7_derived(uuid7_from(at), f"{tenant_id} {number}"),
+            tenant_id=tenant_id,
+            api_key_id=key.id,
+            adapter_id=None if model is None else model.adapter_id,
+            adapter_version=None if model is None else model.version,
+            digest=None if model is None else model.digest,
+            request_id=f"demo-history-{number}",
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+        )
         admitted = Reservation(request=request, **asdict(periods_of(at)), admitted_at=at, price=price)
         rows.append((admitted, usage.priced(price.price)))
     await LedgerPartitions(database.url, LedgerRetention()).add_month(month.begin)
@@ -79,45 +90,21 @@ async def write_history(database: Database, tenant_id: UUID, adapter: str) -> No
         await api_keys.revoke(uow, OperatorKeys(uow, tenant_id), key.key_id)
 
 
-def _admitted(
-    ids: tuple[UUID, UUID], number: int, at: datetime, usage: SettledUsage, model: ResolvedAdapter | None
-) -> ReservationRequest:
-    """A sample request, of the tenant and key `ids`, as it was admitted; `model` None: for the base model."""
-    tenant_id, key_id = ids
-    adapter: dict[str, Any] = {}
-    if model is not None:
-        adapter = {"adapter_id": model.adapter_id, "adapter_version": model.version, "digest": model.digest}
-    return ReservationRequest(
-        id=uuid7_derived(uuid7_from(at), f"{tenant_id} {number}"),
-        tenant_id=tenant_id,
-        api_key_id=key_id,
-        request_id=f"{REQUEST_PREFIX}-{number}",
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        **adapter,
-    )
-
-
-def _samples(seed: str, begin: datetime, end: datetime) -> Iterator[tuple[datetime, SettledUsage]]:
-    """Requests of the days from `begin` until that of `end`: most in working hours, few at weekends, a batch at night."""
-    random, midnight = Random(seed), begin
-    while midnight + DAY <= end:
+def _samples(random: Random, begin: datetime, end: datetime) -> Iterator[tuple[datetime, SettledUsage]]:
+    """Requests of the whole days from `begin` to `end`: most in working hours, few at weekends, a batch of prompts at night."""
+    for midnight in (begin + number * DAY for number in range((end - begin) // DAY)):
         is_weekend = midnight.weekday() >= SATURDAY
-        if not is_weekend:
-            at = midnight + timedelta(hours=2, minutes=random.random() * 10)
-            yield at, _usage(random, prompts=random.randint(48, 128))
-        for _ in range(random.randint(0, 1) if is_weekend else random.randint(1, 4)):
-            at = midnight + timedelta(hours=random.triangular(6, 21, 14))
-            yield at, _usage(random)
-        midnight += DAY
-
-
-def _usage(random: Random, prompts: int = 1) -> SettledUsage:
-    ttft_ms, tokens = round(random.lognormvariate(5, 0.5)), round(random.lognormvariate(4.5, 0.5))
-    return SettledUsage(
-        outcome="aborted" if random.random() < 0.03 else "completed",
-        prompt_tokens=prompts * (PREFIX_TOKENS + round(random.lognormvariate(5.5, 0.7))),
-        cached_tokens=PREFIX_TOKENS * (prompts - 1 + random.randint(0, 1)),
-        completion_tokens=prompts * tokens,
-        timings=RequestTimings(ttft_ms=ttft_ms, duration_ms=ttft_ms + 30 * tokens),
-    )
+        singles = random.randint(0, 1) if is_weekend else random.randint(1, 4)
+        batches = [] if is_weekend else [(2 + random.random() / 6, random.randint(48, 128))]
+        for hour, prompts in batches + [(random.triangular(6, 21, 14), 1) for _ in range(singles)]:
+            ttft_ms, tokens = round(random.lognormvariate(5, 0.5)), round(random.lognormvariate(4.5, 0.5))
+            yield (
+                midnight + timedelta(hours=hour),
+                SettledUsage(
+                    outcome="aborted" if random.random() < 0.03 else "completed",
+                    prompt_tokens=prompts * (PREFIX_TOKENS + round(random.lognormvariate(5.5, 0.7))),
+                    cached_tokens=PREFIX_TOKENS * (prompts - 1 + random.randint(0, 1)),
+                    completion_tokens=prompts * tokens,
+                    timings=RequestTimings(ttft_ms=ttft_ms, duration_ms=ttft_ms + 30 * tokens),
+                ),
+            )

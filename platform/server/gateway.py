@@ -97,15 +97,14 @@ class OpenGateway:
 
 @asynccontextmanager
 async def open_gateway(
-    settings: Settings, model: str | None, engines: StartingEngines, on_stage: OnStage, *, demo: bool = False
+    settings: Settings, model: str | None, engines: StartingEngines, on_stage: OnStage
 ) -> AsyncIterator[OpenGateway]:
     """Open a gateway beside the start of its engines, and wait for both. `model` is None when other processes run them.
-    `demo`: the playground begins with answers that repeat.
 
     Raises `StartError`: that of whichever fails first. The caller ends the engines.
     """
     async with AsyncExitStack() as stack:
-        opening = asyncio.create_task(_open(settings, model, engines, stack, on_stage, demo))
+        opening = asyncio.create_task(_open(settings, model, engines, stack, on_stage))
         try:
             gateway, _ = await asyncio.gather(opening, engines.ready)
         except BaseException:
@@ -116,17 +115,12 @@ async def open_gateway(
 
 
 async def _open(
-    settings: Settings,
-    model: str | None,
-    engines: StartingEngines,
-    stack: AsyncExitStack,
-    on_stage: OnStage,
-    demo: bool,
+    settings: Settings, model: str | None, engines: StartingEngines, stack: AsyncExitStack, on_stage: OnStage
 ) -> OpenGateway:
     addresses = await _open_stores(settings, stack, on_stage)
     await engines.described()
     with _as_settings_error():
-        return await _assemble(settings, model, addresses, engines.pool, stack, demo)
+        return await _assemble(settings, model, addresses, engines.pool, stack)
 
 
 @contextmanager
@@ -172,7 +166,6 @@ async def _assemble(
     addresses: StoreAddresses,
     engines: EnginePool,
     stack: AsyncExitStack,
-    demo: bool,
 ) -> OpenGateway:
     served_name = settings.served_model_name or default_served_name(model or engines.info().model_path)
     resources = await open_resources(settings, served_name, addresses, engines, stack)
@@ -194,7 +187,6 @@ async def _assemble(
             resources.health,
             exposition,
             request_observers(settings, resources.metrics, stack),
-            demo,
         ),
         exposition=exposition,
         engines=engines,
@@ -271,7 +263,6 @@ async def _create_app(
     health: Health,
     exposition: MetricsExposition,
     observers: Sequence[RequestObserver],
-    demo: bool,
 ) -> FastAPI:
     """Create the application and render its OpenAPI document, so that no request waits for that."""
     routers = [health_router(health)]
@@ -279,9 +270,9 @@ async def _create_app(
         routers.append(metrics_router(exposition))
     app = create_app(dependencies, routers, observers)
     if settings.console:
-        temperature = 0 if demo else None
-        options = ConsoleOptions(settings.public_url, is_local=settings.is_local, temperature=temperature)
-        console = create_console(dependencies, options)
+        console = create_console(
+            dependencies, ConsoleOptions(settings.public_url, settings.is_local, settings.demo)
+        )
         app.router.routes.append(ConsoleRoute(console))
     # Behind the console, which takes `/` of browsers.
     app.include_router(index_router(console=settings.console))

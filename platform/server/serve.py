@@ -26,9 +26,9 @@ from loraplex.platform.startup_errors import EngineStartFailed, PortTaken, Setti
 LOG = structlog.get_logger("loraplex.serve")
 
 
-async def serve(settings: Settings, demo: bool) -> None:
+async def serve(settings: Settings) -> None:
     """Serve until a signal. Raises `StartError`, or `CancelledError` when a signal arrives during the start."""
-    _require_role_settings(settings, demo)
+    _require_role_settings(settings)
     if settings.model is not None and settings.role != "gateway" and settings.fake_engine is None:
         _require_model(settings.model)
     shutdown = Shutdown()
@@ -36,10 +36,10 @@ async def serve(settings: Settings, demo: bool) -> None:
     if settings.role == "engine":
         await _serve_engine(settings, shutdown)
     else:
-        await _serve_gateway(settings, demo, shutdown)
+        await _serve_gateway(settings, shutdown)
 
 
-def _require_role_settings(settings: Settings, demo: bool) -> None:
+def _require_role_settings(settings: Settings) -> None:
     """Check settings that depend on each other. Raises `SettingsError`."""
     if settings.ray_application is None:
         for address in settings.engine:
@@ -61,7 +61,7 @@ def _require_role_settings(settings: Settings, demo: bool) -> None:
         raise SettingsError(
             "setting `engine`: role all runs its own engine; use --role gateway with --engine"
         )
-    if settings.model is None and settings.role != "gateway" and not demo:
+    if settings.model is None and settings.role != "gateway" and not settings.demo:
         raise SettingsError("setting `model`: none given; pass --model FOLDER_OR_HUB_ID, or --demo")
     if settings.otlp_endpoint is not None:
         from loraplex.platform.server.request_observers import load_tracing
@@ -97,7 +97,7 @@ async def _serve_engine(settings: Settings, shutdown: Shutdown) -> None:
             raise EngineStartFailed(str(engine.client.failure))
 
 
-async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> None:
+async def _serve_gateway(settings: Settings, shutdown: Shutdown) -> None:
     certificate = read_certificate(settings)
     with ExitStack() as sockets:
         listener = sockets.enter_context(bind(settings.host, settings.port))
@@ -120,7 +120,7 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
             from loraplex.platform.server.serve_gateway import Listeners, serve_gateway
 
             listeners = Listeners(listener, metrics_socket, certificate)
-            await serve_gateway(settings, model, engines, listeners, shutdown, on_stage, demo=demo)
+            await serve_gateway(settings, model, engines, listeners, shutdown, on_stage)
 
 
 def _start_engines(

@@ -55,16 +55,13 @@ async def serve_gateway(
     listeners: Listeners,
     shutdown: Shutdown,
     on_stage: Progress,
-    *,
-    demo: bool,
 ) -> None:
     """Serve until a signal. Raises `StartError`."""
-    if demo and not PRICE_SETTINGS & settings.model_fields_set:
+    if settings.demo and not PRICE_SETTINGS & settings.model_fields_set:
         settings = settings.model_copy(update=DEMO_PRICES)
     async with AsyncExitStack() as stack:
-        opening = open_gateway(settings, model, engines, on_stage, demo=demo)
-        gateway = await stack.enter_async_context(opening)
-        before, after = await _announcements(settings, gateway, listeners.api, on_stage, demo=demo)
+        gateway = await stack.enter_async_context(open_gateway(settings, model, engines, on_stage))
+        before, after = await _announcements(settings, gateway, listeners.api, on_stage)
         stack.enter_context(announced(settings.data_dir, _address(settings, listeners.api)))
         on_stage.finish()
         print(before, flush=True)
@@ -97,17 +94,17 @@ async def serve_gateway(
 
 
 async def _announcements(
-    settings: Settings, gateway: OpenGateway, listener: socket.socket, on_stage: Progress, *, demo: bool
+    settings: Settings, gateway: OpenGateway, listener: socket.socket, on_stage: Progress
 ) -> tuple[str, str | None]:
     """Return what is printed before and after the addresses. The demo's snippets come last: what follows is no part of them."""
-    if demo:
+    if settings.demo:
         on_stage("preparing the demo's tenants and adapters")
         banner = await _demo_banner(settings, gateway, listener)
     else:
         banner = f"Serving {gateway.served_model_name} at {base_url(settings, listener)}/v1"
     root = _address(settings, listener).console_url
     notice = None if root is None else await first_run_notice(gateway.database, root)
-    return (f"{notice}\n\n{banner}", None) if demo and notice is not None else (banner, notice)
+    return (f"{notice}\n\n{banner}", None) if settings.demo and notice is not None else (banner, notice)
 
 
 def _bounded(settings: Settings, gateway: OpenGateway, listeners: Listeners) -> HttpListener:

@@ -151,11 +151,6 @@ class KeyRepository:
         ending = (alive(datetime.now(UTC)), ApiKey.expires_at < before, ApiKey.replaced_by.is_(None))
         return (await self._session.scalars(query.where(*ending))).all()
 
-    async def ended(self, tenant_id: UUID, name: str, since: datetime, limit: int) -> Sequence[ApiKey]:
-        """At most `limit` keys of that name that were revoked at that time or later."""
-        query = of_owner(tenant_id).where(ApiKey.name == name, ApiKey.revoked_at >= since)
-        return (await self._session.scalars(query.limit(limit))).all()
-
     async def newest(
         self, tenant_id: UUID, state: KeyState | None, before: tuple[datetime, UUID] | None, limit: int
     ) -> Sequence[ApiKey]:

@@ -65,10 +65,7 @@ class LedgerPartitions:
         return dropped, made
 
     async def add_month(self, at: datetime) -> None:
-        """Make the ledger's partition of a month that may be over. Where the table is busy, the default one takes its rows.
-
-        Raises `DatabaseUnavailable`.
-        """
+        """Make the ledger's partition of a month that may be over. Raises `DatabaseUnavailable`."""
         await self._run(ADD, LEDGER, at)
         await self.close()
 

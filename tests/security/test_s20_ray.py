@@ -31,12 +31,12 @@ def test_s20_only_its_own_folder_imports_ray() -> None:
 def test_s20_no_cluster_without_tokens_is_joined(monkeypatch: pytest.MonkeyPatch, mode: str | None) -> None:
     settings = load_settings({"role": "gateway", "engine": ("ray://loraplex",)})
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    _require_role_settings(settings, False)
+    _require_role_settings(settings)
     monkeypatch.delenv("RAY_AUTH_MODE")
     if mode is not None:
         monkeypatch.setenv("RAY_AUTH_MODE", mode)
     with pytest.raises(SettingsError, match="needs the environment variable RAY_AUTH_MODE=token"):
-        _require_role_settings(settings, False)
+        _require_role_settings(settings)
 
 
 def test_s20_clusters_are_started_with_tokens_and_without_a_dashboard() -> None:

@@ -108,6 +108,7 @@ def overview_pages(endpoint: ConsoleEndpoint) -> APIRouter:
             currency=currency,
             steps=found.steps,
             offers_password=session.by_link_only and is_fresh(session, now),
+            is_demo=endpoint.is_demo,
         )
 
     @router.post("/console/first-steps")

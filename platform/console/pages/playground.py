@@ -88,7 +88,7 @@ def _add_page(router: APIRouter, endpoint: ConsoleEndpoint, allowed: Any) -> Non
             second=next((name for name in names if name != chosen), chosen),
             context=engine.info().max_model_len,
             first=parameter_fields(FIRST),
-            given={"temperature": endpoint.temperature},
+            given={"temperature": 0} if endpoint.is_demo else {},
             further=parameter_fields(FURTHER),
             starter_schema=indented(STARTER_SCHEMA),
             starter_tools=indented(STARTER_TOOLS),

@@ -37,8 +37,6 @@ CHARTED: Final = 5
 FAILURES: Final = 6
 NOTES: Final = 3
 EXPIRES_SOON: Final = timedelta(days=7)
-SAMPLE_KEY: Final = "demo history"
-"""The name of the key that usage has which nobody sent: `serve --demo` writes it, and ends the key."""
 PICO_PER_MICRO: Final = 1_000_000
 RangeName: TypeAlias = Literal["24h", "7d", "30d"]
 RANGES: Final[Mapping[RangeName, tuple[timedelta, timedelta]]] = {
@@ -127,7 +125,7 @@ class SpendOverview:
 class Attention:
     """Something that needs a person. `kind` selects the words; the other fields are what they name."""
 
-    kind: Literal["quarantined", "budget", "rejected", "key_expires", "sample"]
+    kind: Literal["quarantined", "budget", "rejected", "key_expires"]
     adapter: str | None = None
     version: int | None = None
     production: Mapping[int, int] | None = None
@@ -210,13 +208,9 @@ async def spend(
 async def attention(
     session: AsyncSession, tenant_id: UUID, spent: SpendOverview, now: datetime
 ) -> tuple[Attention, ...]:
-    """What a person must know, the worst first: quarantined versions, the budget, rejected versions, keys that expire, and
-    usage of the longest range that is a sample.
-    """
+    """What needs a person, the worst first: quarantined versions, the budget, rejected versions, keys that expire."""
     troubled = await troubled_versions(session, tenant_id, NOTES)
-    keys = KeyRepository(session)
-    expiring = await keys.expiring(tenant_id, now + EXPIRES_SOON, NOTES)
-    samples = await keys.ended(tenant_id, SAMPLE_KEY, now - RANGES["30d"][0], 1)
+    expiring = await KeyRepository(session).expiring(tenant_id, now + EXPIRES_SOON, NOTES)
     of_versions = {
         state: [
             Attention(
@@ -235,7 +229,6 @@ async def attention(
         Attention(kind="key_expires", key_id=key.key_id, key_name=key.name, at=key.expires_at)
         for key in expiring
     ]
-    of_keys += [Attention(kind="sample", key_id=key.key_id, at=key.revoked_at) for key in samples]
     budget = [Attention(kind="budget")] if spent.budget_ends_early else []
     found = [*of_versions["quarantined"], *budget, *of_versions["rejected"], *of_keys]
     return tuple(found[:NOTES])

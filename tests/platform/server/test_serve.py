@@ -236,7 +236,7 @@ async def test_keys_that_would_cross_a_network_unencrypted_are_warned_of(tmp_pat
     for host, count in (("0.0.0.0", 1), ("127.0.0.1", 0)):
         flags = {"host": host, "port": 0, "data_dir": tmp_path / "file", "model": "tiny"}
         with capture_logs() as logs, pytest.raises(FileExistsError):
-            await _serve_gateway(load_settings(flags), False, Shutdown())
+            await _serve_gateway(load_settings(flags), Shutdown())
         assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == [PLAIN_HTTP] * count
 
 
@@ -487,7 +487,7 @@ async def test_one_port_for_the_api_and_the_metrics_is_refused(tmp_path: Path) -
         }
     )
     with pytest.raises(PortTaken, match="--metrics-port"):
-        await _serve_gateway(settings, demo=False, shutdown=Shutdown())
+        await _serve_gateway(settings, Shutdown())
 
 
 @pytest.mark.parametrize("setting", ["database_url", "redis_url"])

@@ -66,7 +66,7 @@ async def start(folder: Path, model: Path, stores: dict[str, str]) -> None:
         }
     )
     async with asyncio.timeout(60):
-        await _serve_gateway(settings, demo=False, shutdown=Shutdown())
+        await _serve_gateway(settings, Shutdown())
 
 
 def engines() -> list[int]:

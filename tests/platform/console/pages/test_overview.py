@@ -10,9 +10,10 @@ from tests.platform.services.queries.observed_tenant import observed_tenant
 from tests.platform.services.queries.test_limits import CountingAdmissions, SilentAdmissions
 from tests.tenants.ledger.stored_usage import make_tenant
 
+from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
 from loraplex.platform.console.formatting import money_spent
+from loraplex.platform.demo.history import SAMPLE_KEY
 from loraplex.platform.services.queries import overview
-from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 
 
@@ -65,14 +66,13 @@ async def test_each_role_sees_its_part(console: Console, database: Database) -> 
     assert "Spend per day" in page.text and "Requests by adapter" not in page.text
 
 
-async def test_sample_usage_is_called_one(console: Console, database: Database) -> None:
-    tenant = make_tenant(database.url)
-    async with database.as_operator() as session:
-        made = await KeyRepository(session).create(tenant.id, overview.SAMPLE_KEY, ["inference"])
-        await KeyRepository(session).revoke(tenant.id, made.record.key_id)
-    page = await (await console.signed_in("admin", tenant.name)).page("/console")
-    assert "is a sample that serve --demo wrote" in page.text
-    assert page.find(".note a").attributes["href"] == f"/console/requests?key={made.record.key_id}"
+async def test_the_demo_says_what_is_a_sample(console: Console, database: Database) -> None:
+    browser = await console.signed_in("admin", observed_tenant(database.url).tenant.name)
+    told = f"Usage of the key {SAMPLE_KEY} is a sample that serve --demo wrote"
+    assert told not in (await browser.page("/console")).text
+    options = ConsoleOptions(is_demo=True)
+    console.app.router.routes[-1] = ConsoleRoute(create_console(console.dependencies, options))
+    assert told in (await browser.page("/console")).text
 
 
 async def test_without_counters_the_rest_is_shown(console: Console, database: Database) -> None:

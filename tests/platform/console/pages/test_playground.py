@@ -58,7 +58,7 @@ async def test_the_demos_first_answers_repeat(console: Console, signed_in: Signe
     browser = await signed_in()
     assert "value" not in (await browser.page(PLAYGROUND)).find("#p-temperature").attributes
     console.app.router.routes[-1] = ConsoleRoute(
-        create_console(console.dependencies, ConsoleOptions(temperature=0))
+        create_console(console.dependencies, ConsoleOptions(is_demo=True))
     )
     page = await browser.page(PLAYGROUND)
     assert page.find("#p-temperature").attributes["value"] == "0"

@@ -8,7 +8,6 @@ from tests.tenants.ledger.stored_usage import Used, make_tenant, settle
 from tests.tenants.ledger.test_request_reports import refuse
 
 from loraplex.platform.services.queries import overview
-from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import NO_ID
 
@@ -94,17 +93,3 @@ async def test_keys_that_expire_need_attention(database: Database) -> None:
         spent = await overview.spend(session, tenant.id, "USD", now)
         (note,) = await overview.attention(session, tenant.id, spent, now)
     assert (note.kind, note.key_id, note.key_name) == ("key_expires", soon, "k")
-
-
-async def test_sample_usage_is_named_while_a_chart_may_show_it(database: Database) -> None:
-    tenant = make_tenant(database.url)
-    async with database.as_operator() as session:
-        keys = KeyRepository(session)
-        made = await keys.create(tenant.id, overview.SAMPLE_KEY, ["inference"])
-        await keys.revoke(tenant.id, made.record.key_id)
-    async with database.as_tenant(tenant.id) as session:
-        now = datetime.now(UTC)
-        spent = await overview.spend(session, tenant.id, "USD", now)
-        (note,) = await overview.attention(session, tenant.id, spent, now)
-        assert (note.kind, note.key_id) == ("sample", made.record.key_id)
-        assert await overview.attention(session, tenant.id, spent, now + timedelta(days=31)) == ()
