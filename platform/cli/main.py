@@ -16,7 +16,7 @@ COMMANDS: Final = {
         "Serve a base model and its tenants' adapters.",
     ),
     "tour": (
-        "loraplex.platform.cli.tour.command",
+        "loraplex.platform.cli.tour",
         "tour_command",
         "Try nine claims on the running demo, each with the request that repeats it.",
     ),

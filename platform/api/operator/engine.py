@@ -49,8 +49,8 @@ class Residency(ResponseModel):
 
 
 class Queues(ResponseModel):
-    """Numbers of sequences. `heartbeat_age_s`: seconds since the last step. `step_adapters`: the digests of the adapters that
-    the rows of the newest step had; `base` stands for the base model.
+    """Numbers of sequences. `heartbeat_age_s`: seconds since the last step; `steps`: since the engine's start. `step_adapters`:
+    the digests of the adapters that the rows of the newest step had; `base` stands for the base model.
     """
 
     running: int
@@ -58,6 +58,7 @@ class Queues(ResponseModel):
     waiting_for_adapter: int
     waiting_for_grammar: int
     heartbeat_age_s: float
+    steps: int
     step_adapters: list[str]
 
 

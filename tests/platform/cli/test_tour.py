@@ -1,7 +1,8 @@
 """`loraplex tour` says what came back: a claim that fails makes exit code 1, and what any claim made is removed."""
 
-from collections.abc import Iterator
-from contextlib import AsyncExitStack
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
+from loraplex.platform.cli import tour as command
 from loraplex.platform.cli.main import main
-from loraplex.platform.cli.tour import claims, command
-from loraplex.platform.cli.tour.visitor import Found, Visitor
+from loraplex.platform.cli.tour import Found, Visit
 from loraplex.platform.config import load_settings
 from loraplex.platform.demo.demo_file import DemoAccess, DemoTenantAccess, write_demo_file
 from loraplex.platform.drills.installation import Installation
@@ -28,7 +29,7 @@ ACCESS = DemoAccess(
         for name, adapter in (("harbor", "pirate"), ("ledger", "records"), ("acme", "support"))
     ),
 )
-HELD = Found(True, "a question", "an [answer]", "curl")
+HELD = (True, "a question", "an [answer]")
 REMOVED: list[str] = []
 
 
@@ -50,8 +51,9 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[In
 
 
 def claim(outcome: Found | Exception) -> Any:
-    async def tried(visit: Visitor) -> Found:
-        visit.cleanup.callback(REMOVED.append, "made")
+    async def tried(visit: Visit) -> Found:
+        """A claim."""
+        visit.callback(REMOVED.append, "made")
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -63,9 +65,10 @@ def claim(outcome: Found | Exception) -> Any:
     ("outcome", "code", "shown"),
     [
         (HELD, 0, "an [answer]"),
-        (HELD._replace(held=False), 1, "BROKEN"),
+        ((False, *HELD[1:]), 1, "BROKEN"),
         (RequestFailed("HTTP 500"), 1, "RequestFailed: HTTP 500"),
         (httpx.ReadError("gone"), 1, "ReadError: gone"),
+        (KeyError("x-digest"), 1, "KeyError: 'x-digest'"),
     ],
 )
 def test_one_broken_claim_is_exit_code_1_and_the_others_are_tried(
@@ -75,10 +78,33 @@ def test_one_broken_claim_is_exit_code_1_and_the_others_are_tried(
     code: int,
     shown: str,
 ) -> None:
-    monkeypatch.setattr(command, "CLAIMS", (("First.", claim(outcome)), ("Second.", claim(HELD))))
+    monkeypatch.setattr(command, "CLAIMS", (claim(outcome), claim(HELD)))
     result = tour(installation.data_dir)
     assert result.exit_code == code and shown in result.output
     assert f"{2 - code} of 2 claims held." in result.output and REMOVED == ["made", "made"]
+    assert "kills the demo's engine once" in result.output.splitlines()[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_after_removing_what_was_made(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    async def stopped(visit: Visit) -> Found:
+        """A claim."""
+
+        async def remove() -> None:
+            await asyncio.sleep(0)
+            REMOVED.append("made")
+
+        visit.push_async_callback(remove)
+        signal.raise_signal(number)
+        await asyncio.sleep(60)
+        return HELD
+
+    monkeypatch.setattr(command, "CLAIMS", (stopped, claim(HELD)))
+    result = tour(installation.data_dir)
+    assert result.exit_code == 1 and "stopped before the end" in result.output
+    assert REMOVED == ["made"] and "claims held." not in result.output
 
 
 def test_without_a_demo_nothing_is_tried(tmp_path: Path) -> None:
@@ -114,24 +140,45 @@ class Server:
         return httpx.Response(201 if request.method == "POST" else 200, headers={"etag": "1"}, json=document)
 
 
-async def tried(found: Installation, server: Server, name: str) -> Found:
-    transport = httpx.MockTransport(server)
-    async with httpx.AsyncClient(base_url=URL, transport=transport) as http, AsyncExitStack() as made:
-        visit = Visitor(access=ACCESS, http=http, installation=found, cleanup=made)
-        result: Found = await getattr(claims, name)(visit)
-        return result
+async def tried(
+    found: Installation, server: Callable[[httpx.Request], httpx.Response], name: str
+) -> tuple[Found, str]:
+    """What a claim finds, and the command that repeats its last request."""
+    async with httpx.AsyncClient(base_url=URL, transport=httpx.MockTransport(server)) as http:
+        async with Visit(ACCESS, found, http) as visit:
+            result: Found = await getattr(command, name)(visit)
+        return result, visit.repeat
 
 
 async def test_isolation_is_held_by_what_comes_back(installation: Installation) -> None:
-    assert (await tried(installation, Server(), "isolation")).held
+    (held, _, _), repeat = await tried(installation, Server(), "isolation")
+    assert held and '-H "Authorization: Bearer $KEY"' in repeat and '"model": "records"' in repeat
     for server in (Server(cached_of_others=16), Server(adapter_status=200)):
-        assert not (await tried(installation, server, "isolation")).held
+        assert not (await tried(installation, server, "isolation"))[0][0]
 
 
 @pytest.mark.parametrize(("admitted", "held"), [(9, False), (10, True), (11, False)])
 async def test_exactly_as_many_as_the_limit(installation: Installation, admitted: int, held: bool) -> None:
     server = Server(admitted=admitted)
-    found = await tried(installation, server, "limit")
-    assert found.held == held and f"{admitted} answered" in found.got
+    found, repeat = await tried(installation, server, "limit")
+    assert found[0] == held and f"{admitted} answered" in found[2]
     assert server.deleted == ["/tenant/v1/keys/k"]
-    assert '-H "Authorization: Bearer $ADMIN_KEY"' in found.repeat and "harbor-admin" not in found.repeat
+    assert '-H "Authorization: Bearer $ADMIN_KEY"' in repeat and "harbor-admin" not in repeat
+
+
+@pytest.mark.parametrize(("steps", "held"), [((18, 18), True), ((54, 18), False)])
+async def test_adapters_that_run_one_after_the_other_take_more_steps(
+    installation: Installation, steps: tuple[int, int], held: bool
+) -> None:
+    """Each report is the newest one: before, while rows run, and after."""
+    reports = iter([0, 3, 3, 3, 3 + steps[0], 3 + steps[0], 3 + steps[0], 3 + sum(steps)])
+    running = iter([0, 0, 0, 1, 0, 0, 1, 0])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            return httpx.Response(200, json={"usage": {"completion_tokens": 16}})
+        queues = {"steps": next(reports), "running": next(running)}
+        return httpx.Response(200, json={"engines": [{"queues": queues}, {"queues": None}]})
+
+    found, _ = await tried(installation, answer, "mixing")
+    assert found[0] == held and f"in {steps[0]} steps, then" in found[2]
