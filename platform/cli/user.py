@@ -53,7 +53,7 @@ def create(
             root, now = console_root(data_dir), datetime.now(UTC)
             if tenant is None or email is None:
                 token, ends = await accounts.invite_operator(uow, email), now + FIRST_RUN_LIFETIME
-                effect = f"{email or 'whoever has it'} becomes an operator"
+                effect = f"{email or 'its holder'} becomes an operator"
             else:
                 tenant_id = (await TenantRepository(uow.session).get(tenant)).id
                 token = (await team.invite(uow, tenant_id, email, role)).token

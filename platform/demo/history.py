@@ -42,7 +42,7 @@ PREFIX_TOKENS: Final = 192
 
 
 async def announce_history(uow: UnitOfWork, tenant_id: UUID) -> None:
-    """Make the key of a new tenant's sample usage, whose text nobody gets. `write_history` is due until it has ended."""
+    """Make the key of a new tenant's sample usage, whose text is not kept. `write_history` is due until it has ended."""
     await api_keys.create(uow, OperatorKeys(uow, tenant_id), SAMPLE_KEY, [INFERENCE])
     await tenant_billing.change(uow, tenant_id, {"issuer": ISSUER})
 

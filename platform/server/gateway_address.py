@@ -1,6 +1,6 @@
 """Where the gateways of a data directory listen, for commands that run beside them.
 
-Invariant: a file counts while its gateway has it locked (flock), so that of a killed gateway misleads nobody.
+Invariant: a file counts while its gateway has it locked (flock), so that of a killed gateway misleads no command.
 """
 
 import fcntl

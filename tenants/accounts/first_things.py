@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-# Who made a key that an operator, a command or the demo made saw its text; nobody of the tenant need have.
+# Who made a key that an operator, a command or the demo made saw its text; people of the tenant need not have.
 _THINGS: Final = text("""
 SELECT (
         SELECT ARRAY[name, key_id] FROM api_keys

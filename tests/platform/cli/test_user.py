@@ -91,7 +91,7 @@ def test_create_prints_a_link_alone_and_list_shows_who_accepted(database_url: st
 def test_a_link_to_an_operator_says_what_it_is_for_and_until_when(database_url: str) -> None:
     created = command("create", "--operator")
     assert created.stdout.startswith("https://llm.example.com/operator/console/sign-in?token=")
-    assert "By this link whoever has it becomes an operator. It works once" in created.stderr
+    assert "By this link its holder becomes an operator. It works once" in created.stderr
     assert until(created) <= expiry(database_url, "invitations") < until(created) + timedelta(minutes=2)
 
 
