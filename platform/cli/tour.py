@@ -35,6 +35,7 @@ from loraplex.platform.demo.tenants import ADAPTERS_FOLDER
 from loraplex.platform.drills.drill import DrillLoad, run_drill
 from loraplex.platform.drills.faults.engine_loss import EngineKill, longest_loss_s
 from loraplex.platform.drills.installation import Installation, find_installation
+from loraplex.platform.inference.rate_limit_headers import MODE_HEADER
 from loraplex.platform.services.push import PushRequest
 from loraplex.platform.startup_errors import RequestFailed, StartError
 from loraplex.tenants.database import Database
@@ -57,6 +58,8 @@ KEY_LIFE: Final = timedelta(minutes=10)
 """A key that the tour could not revoke ends by itself."""
 USERS: Final = 24
 """So many that a split of 50 to 50 fails to show both versions once in eight million times."""
+LIMIT_TRIES: Final = 3
+"""On a busy machine Valkey may be late for a request, which the gateway's own share then counts: the limit is tried again."""
 ROWS: Final = 16
 ROW_TOKENS: Final = 16
 
@@ -210,11 +213,14 @@ async def limit(visit: Visit) -> Found:
     """A limit of 10 admits exactly 10 of 30 requests, and says why."""
     admin, until = visit.first.admin_key, datetime.now(UTC) + KEY_LIFE
     body = {"name": "tour", "expires_at": f"{until:%FT%TZ}"}
-    made = (await visit.send("POST", "/tenant/v1/keys", admin, body)).json()
-    path = f"/tenant/v1/keys/{made['id']}"
-    visit.push_async_callback(visit.send, "DELETE", path, admin)
-    await visit.replace(f"{path}/quotas", {"requests_per_minute": 10})
-    answers = await asyncio.gather(*(visit.chat(visit.model, made["api_key"], 429) for _ in range(30)))
+    for _ in range(LIMIT_TRIES):
+        made = (await visit.send("POST", "/tenant/v1/keys", admin, body)).json()
+        path = f"/tenant/v1/keys/{made['id']}"
+        visit.push_async_callback(visit.send, "DELETE", path, admin)
+        await visit.replace(f"{path}/quotas", {"requests_per_minute": 10})
+        answers = await asyncio.gather(*(visit.chat(visit.model, made["api_key"], 429) for _ in range(30)))
+        if not any(MODE_HEADER in each.headers for each in answers):
+            break
     refused = [each.headers["x-request-id"] for each in answers if each.status_code == 429]
     explained = await visit.send("GET", f"/tenant/v1/limits/explain/{[*refused, 'none'][0]}", admin)
     failed = [each for each in explained.json()["decisions"] if not each["passed"]]

@@ -31,7 +31,9 @@ async def test_a_small_console(database: Database, monkeypatch: pytest.MonkeyPat
     assert {"/operator/console", "/operator/console/tenants/{tenant_id}", "/operator/console/health"} <= names
     for case in report.cases:
         assert case.figure["p95_ms"] > 0 and case.figure["round_trip_p50_ms"] > 0
-        assert case.figure["statements"] >= 2 and case.figure["views"] == 2
+        # The page at / asks for no session and no store.
+        least = 0 if case.name == "/" else 2
+        assert case.figure["statements"] >= least and case.figure["views"] == 2
         assert 500 < case.figure["html_bytes"] < case.figure["first_load_bytes"]
         assert any(case.name in line and "statements" in line for line in progress)
     assert len(report.ratios) == 2

@@ -17,10 +17,11 @@ MAKE_ONE: Final = {"serve", "migrate", "restore"}
 BEFORE_THERE_IS_ONE: Final = {"doctor"}
 """Asked on purpose where there is none; `test_doctor.py` checks that nothing is made."""
 NO_INSTALLATION: Final = (1, "no installation there")
-# `plan` is about a model. Exit code 1 of a drill means a broken promise.
+# `plan` is about a model, `tour` about the demo. Exit code 1 of a drill means a broken promise.
 OTHERS: Final = {
     "plan": (1, "base_model.json is missing"),
     "drill": (2, "no installation there"),
+    "tour": (1, "no demo in"),
 }
 VALUES: Final = {
     "name": "acme",

@@ -92,7 +92,8 @@ async def test_the_generated_client_chats_and_calls_a_tool(start_gateway: Any, g
     [first, second] = gateway.engine.requests
     assert len(second.prompt_token_ids) > 5 and second.sampling.temperature == 0.5
     # What is not set is not sent: the defaults of an adapter's profile apply.
-    assert first.sampling.max_tokens == 1024 and "temperature" not in models.ChatRequest(MODEL, []).to_dict()
+    left = gateway.engine.info().max_model_len - len(first.prompt_token_ids)
+    assert first.sampling.max_tokens == left and "temperature" not in models.ChatRequest(MODEL, []).to_dict()
 
 
 async def test_the_generated_client_reads_errors_models_and_tokens(

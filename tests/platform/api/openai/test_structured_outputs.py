@@ -199,7 +199,7 @@ async def test_structured_outputs_in_both_endpoints(
 ) -> None:
     gateway = await start_gateway(FakeScript(answers=(tuple(text),)))
     asked = {"prompt": ["a", "b"]} if path == "completions" else {"messages": USER}
-    fields = {"model": MODEL, "structured_outputs": {**structure, "close": True}, **asked}
+    fields = {"model": MODEL, "structured_outputs": {**structure, "close": True}, "max_tokens": 100, **asked}
     answer = await gateway.post(f"/v1/{path}", fields)
     choices = answer.json()["choices"]
     assert [choice.get("text") or choice["message"]["content"] for choice in choices] == [text] * len(choices)
