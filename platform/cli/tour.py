@@ -334,7 +334,7 @@ CLAIMS: Final = (one_step, isolation, schema, tool, limit, alias, engine_kill, i
 def tour_command(
     data_dir: Annotated[Path | None, typer.Option("--data-dir", help="The demo's data directory.")] = None,
 ) -> None:
-    """Try nine claims on the running demo, in about 40 seconds. It kills the demo's engine once; what it makes it removes."""
+    """Try nine claims on the running demo, in less than a minute. It kills the demo's engine once; what it makes it removes."""
     with exit_codes():
         try:
             held = asyncio.run(_tour(data_dir))
