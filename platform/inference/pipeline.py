@@ -142,15 +142,15 @@ class InferencePipeline:
         context.headers.update(model.headers())
         values = values.with_defaults(model.defaults)
         prompts = await self.prompt_ids(values, model, context.caller.tenant_id)
-        default = await self._default_max_tokens(context, values, prompts, model)
-        is_unchanged = partial(self._is_unchanged, context, values, prompts, model, default)
-        prepared, headers = self._prepared(values, prompts, default), dict(context.headers)
+        most = await self._most_tokens(context, values, prompts, model)
+        is_unchanged = partial(self._is_unchanged, context, values, prompts, model, most)
+        prepared, headers = self._prepared(values, prompts, most), dict(context.headers)
         try:
             pending = await self._admission.admit(context, model, prepared.sizes, is_unchanged)
         except QuotaExhausted:
             # Less than the default is left of a day or a month: then the answer may have what is left.
-            left = await self._default_max_tokens(context, values, prompts, model, unused=True)
-            if left == default:
+            left = await self._most_tokens(context, values, prompts, model, unused=True)
+            if left == most:
                 raise
             context.headers.clear()
             context.headers.update(headers)
@@ -175,14 +175,14 @@ class InferencePipeline:
         values: GenerationBody,
         prompts: list[list[int]],
         model: ResolvedModel,
-        default: int | None,
+        most: int,
     ) -> bool:
-        """Return whether the request has this model and this default maximum under the caller's present policy."""
+        """Return whether the request has this model and this maximum under the caller's present policy."""
         try:
             is_same = await self._resolve(context, values) == model
         except ModelNotFound:
             return False
-        return is_same and await self._default_max_tokens(context, values, prompts, model) == default
+        return is_same and await self._most_tokens(context, values, prompts, model) == most
 
     async def prompt_ids(
         self, values: PromptRequest, model: ResolvedModel, tenant_id: UUID
@@ -293,7 +293,7 @@ class InferencePipeline:
         ]
         return requests, output
 
-    async def _default_max_tokens(
+    async def _most_tokens(
         self,
         context: RequestContext,
         values: GenerationBody,
@@ -301,15 +301,15 @@ class InferencePipeline:
         model: ResolvedModel,
         *,
         unused: bool = False,
-    ) -> int | None:
-        """Return the most tokens per choice of a request that names none, before the context bounds it; None if it names one.
+    ) -> int:
+        """Return the most tokens per choice: what the request names, else a default, before the context bounds it.
 
         The version's profile goes before the default of tenant, tier and installation. It is lowered to what the gateway's bounds
         and all limits of the caller admit, so that the same number is generated and reserved. `unused`: only what is left of days
         and months counts.
         """
         if values.requested_tokens is not None:
-            return None
+            return values.requested_tokens
         config = self._dependencies.config
         allowance = await self._admission.allowance(context, model, sum(map(len, prompts)), unused=unused)
         wanted = values.max_tokens
@@ -323,15 +323,13 @@ class InferencePipeline:
         fits = min(bound for bound in bounds if bound is not None) // (len(prompts) * values.n)
         return max(1, fits if wanted is None else min(fits, max(wanted, values.min_tokens)))
 
-    def _prepared(
-        self, values: GenerationBody, prompts: list[list[int]], default: int | None
-    ) -> _PreparedRequest:
+    def _prepared(self, values: GenerationBody, prompts: list[list[int]], most: int) -> _PreparedRequest:
         """Return the request with the sampling of every prompt, checked against the context length and the vocabulary.
 
-        `default`: the most tokens of each choice, if the request names none.
+        `most`: tokens per choice.
         """
         name = _prompt_name(values)
-        budgets = [self._max_tokens(ids, values, name, default) for ids in prompts]
+        budgets = [self._max_tokens(ids, values, name, most) for ids in prompts]
         fields = values.sampling_fields()
         self._check_product(sum(budgets) * values.n, fields["logprobs"])
         samplings = [SamplingParams(max_tokens=budget, **fields) for budget in budgets]
@@ -346,14 +344,13 @@ class InferencePipeline:
         self._dependencies.recorder.record_adapter(model.digest, model.name)
         return AdapterRef(namespace=namespace, digest=model.digest, blob_path=path)
 
-    def _max_tokens(self, ids: list[int], values: GenerationBody, name: str, default: int | None) -> int:
+    def _max_tokens(self, ids: list[int], values: GenerationBody, name: str, most: int) -> int:
         vocab_size = self._dependencies.engine.info().vocab_size
         if not ids:
             raise InvalidParameter(f"`{name}` holds no token.", param=name)
         if max(ids) >= vocab_size:
             raise InvalidParameter(f"`{name}` must hold token ids in 0..{vocab_size - 1}.", param=name)
-        left = self._left(values, len(ids))
-        return values.requested_tokens or (left if default is None else min(default, left))
+        return min(most, self._left(values, len(ids)))
 
     def _left(self, values: GenerationBody, tokens: int, bound: str = "") -> int:
         """Return what the context leaves next to a prompt of `tokens`. Raises `ContextTooLong` if fewer than requested."""

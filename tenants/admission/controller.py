@@ -393,7 +393,10 @@ class AdmissionController(Protocol):
         ...
 
     async def allowance(self, request: ReservationRequest, *, unused: bool = False) -> CompletionAllowance:
-        """Return what the limits, or what is `unused` of days and months, can admit of completions beside the prompts. Raises as `admit` does for policy and price."""
+        """Return what the limits, or what is `unused` of days and months, can admit of completions beside the prompts.
+
+        Raises `PolicyStale`, `PriceMissing` or `StoreUnavailable` of tenants.
+        """
         ...
 
     def recent_refusal(self, key: AuthenticatedKey, request_id: str) -> LimitExceeded | None:
