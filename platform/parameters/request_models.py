@@ -29,8 +29,10 @@ from loraplex.platform.parameters.value_types import (
     Text,
     TokenIds,
 )
+from loraplex.tenants.default_limits import MAX_DEFAULT_TOKENS
 
-MAX_TOKENS: Final = 1_000_000
+MAX_TOKENS: Final = MAX_DEFAULT_TOKENS
+"""A default may be as large as what a request names."""
 COMPLETION_DEFAULT_TOKENS: Final = 16
 """The most tokens of a completion whose request names no maximum, as in the OpenAI API."""
 MAX_STOP_BYTES: Final = 1024
