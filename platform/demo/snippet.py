@@ -10,12 +10,6 @@ QUESTION = "What is the capital of Italy?"
 MAX_TOKENS = 64
 
 
-def root_url(host: str, port: int, scheme: str = "http") -> str:
-    """The address of a server that listens on `host`; a wildcard address is reached through loopback."""
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"{scheme}://[{reachable}]:{port}" if ":" in reachable else f"{scheme}://{reachable}:{port}"
-
-
 def curl_snippet(base_url: str, api_key: str, model: str) -> str:
     """A shell command; `base_url` is the server's root and `model` an adapter's or the base model's name."""
     body = {

@@ -1,4 +1,4 @@
-"""Binds the sockets of a server before anything else starts.
+"""Binds the sockets of a server before anything else starts, and says where they are reached.
 
 Invariant: this module imports nothing that takes time, so that a taken port is reported at once.
 """
@@ -36,3 +36,9 @@ def _is_listening(family: int, address: tuple[object, ...]) -> bool:
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.settimeout(0.5)
         return probe.connect_ex(address) == 0
+
+
+def root_url(host: str, port: int, scheme: str = "http") -> str:
+    """The address of a server that listens on `host`; a wildcard address is reached through loopback."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"{scheme}://[{reachable}]:{port}" if ":" in reachable else f"{scheme}://{reachable}:{port}"

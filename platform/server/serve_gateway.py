@@ -26,6 +26,7 @@ from loraplex.platform.server.connection_limiter import (
 from loraplex.platform.server.first_run import first_run_notice
 from loraplex.platform.server.gateway import OpenGateway, open_gateway
 from loraplex.platform.server.gateway_address import GatewayAddress, announced
+from loraplex.platform.server.listening import root_url
 from loraplex.platform.server.prices import PRICE_SETTINGS
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.progress import Progress
@@ -171,7 +172,5 @@ def _address(settings: Settings, listener: socket.socket) -> GatewayAddress:
 
 def base_url(settings: Settings, listener: socket.socket) -> str:
     """The URL by which a client on this machine reaches the listener."""
-    from loraplex.platform.demo.snippet import root_url
-
     host, port = listener.getsockname()[:2]
     return root_url(host, port, settings.scheme)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from loraplex.platform.demo.snippet import QUESTION, curl_snippet, python_snippet, root_url
+from loraplex.platform.demo.snippet import QUESTION, curl_snippet, python_snippet
+from loraplex.platform.server.listening import root_url
 
 KEY = "lpx_live_0123456789abcdef_secret_crc"
 ANSWER = "It's Rome, matey!"
@@ -81,17 +82,3 @@ def test_python_runs_as_printed(server: RecordingServer, model: str) -> None:
     )
     assert (done.returncode, done.stdout) == (0, f"{ANSWER}\n"), done.stderr
     check_request(server, model)
-
-
-@pytest.mark.parametrize(
-    ("host", "url"),
-    [
-        ("127.0.0.1", "http://127.0.0.1:8000"),
-        ("0.0.0.0", "http://127.0.0.1:8000"),
-        ("::", "http://[::1]:8000"),
-        ("fd00::7", "http://[fd00::7]:8000"),
-        ("gpu.example", "http://gpu.example:8000"),
-    ],
-)
-def test_root_url_can_be_reached(host: str, url: str) -> None:
-    assert root_url(host, 8000) == url
