@@ -35,6 +35,17 @@ def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> tor
     return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
 
 
+def check_products(dtype: torch.dtype, device: torch.device) -> None:
+    """Check that `device` multiplies unquantized weights of `dtype`. Raises `ModelError` for float16 on a CPU without it."""
+    if dtype is not torch.float16 or device.type != "cpu" or not torch._C._has_mkldnn:
+        return
+    if not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        works = "float32, bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
+        raise ModelError(
+            f"`dtype` float16 needs instructions that this CPU lacks to multiply unquantized weights; allowed: auto, {works}"
+        )
+
+
 def machine_of(device: torch.device, dtype: torch.dtype) -> Machine:
     """Describe the device for the memory plan. A CPU's memory is shared, so its size is left unknown."""
     name = str(dtype).removeprefix("torch.")

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from loraplex.engine.capacity.memory_advice import format_bytes, memory_advice
 from loraplex.engine.capacity.memory_plan import MemoryPlan, plan_memory
+from loraplex.engine.capacity.weight_bytes import has_dense_products
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.checkpoints.digest import digest_of, file_hashes
 from loraplex.engine.checkpoints.model_files import locate_model
@@ -16,7 +17,7 @@ from loraplex.engine.checkpoints.quality_manifest import check_manifest
 from loraplex.engine.checkpoints.reader import open_checkpoint
 from loraplex.engine.checkpoints.weights import decoder_state
 from loraplex.engine.config import CacheConfig, EngineConfig
-from loraplex.engine.device import choose_device, choose_dtype, machine_of
+from loraplex.engine.device import check_products, choose_device, choose_dtype, machine_of
 from loraplex.engine.errors import ModelError
 from loraplex.engine.kv_cache.tensors import block_bytes, kv_cache_dtype
 from loraplex.engine.messages import EngineInfo
@@ -61,6 +62,8 @@ def load_model(
     dtype = choose_dtype(config.dtype, checkpoint_dtype(model), device)
     kv_dtype = kv_cache_dtype(config.cache.kv_dtype, dtype)
     memory = plan_memory(model, config, machine_of(device, dtype))
+    if has_dense_products(memory.weights, memory.machine.dtype):
+        check_products(dtype, device)
     _check_memory(model, config, memory)
     num_blocks = _num_blocks(config.cache, memory, model, kv_dtype)
     hashes = file_hashes(path)

@@ -3,7 +3,7 @@
 Invariant: the figures are those of the tensors that `decoder_state` makes; a CPU may lay some of them out once more.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from loraplex.engine.checkpoints.quantized_layout import (
@@ -73,6 +73,14 @@ def weight_bytes(model: ModelConfig, dtype: str, scheme: str) -> tuple[WeightByt
             count = before.count + _count(parameter)
             found[kind, format_name] = WeightBytes(kind, format_name, count, before.num_bytes + num_bytes)
     return tuple(sorted(found.values(), key=lambda entries: _ORDER.index(entries.kind)))
+
+
+def has_dense_products(weights: Iterable[WeightBytes], dtype: str) -> bool:
+    """Return whether a projection or the head keeps `dtype`. A head without an entry is that of the embeddings."""
+    quantized, dense = set[str](), set[str]()
+    for entry in weights:
+        (dense if entry.format == dtype else quantized).add(entry.kind)
+    return not {PROJECTIONS, HEAD} <= quantized - dense
 
 
 def _entries(

@@ -26,6 +26,7 @@ from loraplex.engine.capacity.memory_plan import (
     adapter_bytes,
     plan_memory,
 )
+from loraplex.engine.capacity.weight_bytes import has_dense_products, weight_bytes
 from loraplex.engine.checkpoints.config_reader import normalise_config
 from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
@@ -400,3 +401,29 @@ def test_a_checkpoint_that_is_quantized_is_planned_as_it_is_loaded() -> None:
     assert {weight.format for weight in plan_memory(model, config_of(), gpu(80 * GB)).weights} >= {"int8"}
     with pytest.raises(ModelError, match="`quantization` must be none for a checkpoint that is quantized"):
         plan_memory(model, config_of("int4"), gpu(80 * GB))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "ignored", "is_dense"),
+    [
+        ("none", None, True),
+        ("int4", None, False),
+        ("none", [], False),
+        ("none", ["lm_head"], True),
+        ("none", ["model.layers.3.self_attn.o_proj"], True),
+    ],
+)
+def test_one_projection_that_is_not_quantized_is_a_dense_product(
+    scheme: str, ignored: list[str] | None, is_dense: bool
+) -> None:
+    """`ignored`: modules that a quantized checkpoint leaves alone; None: it is not quantized."""
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "strategy": "channel"}}
+    compression = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ignored,
+    }
+    model = normalise_config(LLAMA_3_8B | ({} if ignored is None else {"quantization_config": compression}))
+    assert has_dense_products(weight_bytes(model, "float16", scheme), "float16") is is_dense
