@@ -29,13 +29,18 @@ SOME_ROWS = 2
 SAMPLINGS = (
     SamplingParams(max_tokens=2, temperature=0.0),
     SamplingParams(max_tokens=2, temperature=0.0, logprobs=2),
+    # Only the repetition penalty counts the prompt: without it the history of a first token is empty.
+    SamplingParams(max_tokens=2, temperature=0.0, frequency_penalty=1.0),
     SamplingParams(max_tokens=2, temperature=0.0, presence_penalty=1.0, repetition_penalty=1.1),
     SamplingParams(max_tokens=2, temperature=0.0, logit_bias={0: 1.0}, min_tokens=1),
+    # No token ends such a row, so `min_tokens` forbids none.
+    SamplingParams(max_tokens=2, temperature=0.0, min_tokens=1, ignore_eos=True),
     SamplingParams(max_tokens=2),
     SamplingParams(max_tokens=2, min_p=0.1),
+    SamplingParams(max_tokens=2, top_k=2),
     SamplingParams(max_tokens=2, top_k=2, top_p=0.9, min_p=0.1),
 )
-"""Every operation that the sampler may launch."""
+"""Every operation that the sampler may launch. Each is sampled alone, too: beside others no tensor of it is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +78,8 @@ class WarmUp:
         """Run steps and the sampler."""
         for rows in self._steps():
             self._decoder.forward(self._batch(rows), self._kv_cache)
-        for sequences in (_sequences(SAMPLINGS), _sequences(SAMPLINGS[-1:]), _sequences(SAMPLINGS[:1])):
-            self._sample(sequences)
+        for samplings in (SAMPLINGS, *((sampling,) for sampling in SAMPLINGS)):
+            self._sample(_sequences(samplings))
 
     def _steps(self) -> Iterator[list[PlannedRow]]:
         """Every tiling of decodes and of chunks, then every path of adapters."""

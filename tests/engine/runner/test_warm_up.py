@@ -1,12 +1,14 @@
-"""No step launches a kernel that the warm-up has not: every specialisation that Triton would compile is recorded.
+"""No step launches a kernel that the warm-up has not: every specialisation that Triton would compile is recorded, and
+every operator of the sampler.
 
 Kernels are not run, and what they would write is zeros: only what is launched counts here, as on a GPU for sm_90.
 """
 
 import importlib
+import itertools
 import pkgutil
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,11 @@ from tests.engine.interpreter_runs import INTERPRETING
 from tests.engine.kernels.launch_recorder import HopperDriver
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
 from loraplex.engine.kernels import cpu, dispatch
@@ -29,7 +34,9 @@ from loraplex.engine.kernels.reference import bitmask as reference
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef, EngineRequest, ProbeReport
 from loraplex.engine.model_loading import load_model
-from loraplex.engine.runner.warm_up import WarmUp, first_of_each
+from loraplex.engine.runner import warm_up
+from loraplex.engine.runner.warm_up import SAMPLINGS, WarmUp, first_of_each
+from loraplex.engine.sampling.sampler import PendingTokens, Sampler
 from loraplex.engine.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.skipif(INTERPRETING, reason="the interpreter has a process of its own")
@@ -48,6 +55,15 @@ WAVES = (
 )
 """Rows, adapters, tokens of the longest prompt, and grammars of requests that come at once."""
 NAMESPACE = bytes(32)
+OPTIONS = ("frequency_penalty", "repetition_penalty", "min_tokens", "ignore_eos")
+OTHERS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.0, "logprobs": 2},
+    {"logit_bias": {0: 1.0}},
+    {"top_k": 2},
+    {"top_p": 0.9},
+    {"min_p": 0.1},
+)
 
 
 class Driver(HopperDriver):
@@ -182,7 +198,7 @@ class Traffic:
         done.result()
         self._engine.close()
 
-    def _add(self, name: str, adapters: int, longest: int, grammars: Sequence[bytes | None]) -> None:
+    def _add(self, name: str, adapters: int, longest: int, grammars: tuple[bytes | None, ...]) -> None:
         choose = self._random
         sampling = SamplingParams(
             max_tokens=choose.choice((1, 8, 8, 20)),
@@ -247,7 +263,7 @@ def test_no_step_on_a_cpu_compiles(folder: Path, on_cpu: Recorder) -> None:
 def test_without_a_warm_up_the_same_steps_compile(
     folder: Path, on_hopper: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(WarmUp, "run", lambda warm_up: None)
+    monkeypatch.setattr(WarmUp, "run", lambda _: None)
     traffic = Traffic(folder, "int8")
     warm = set(on_hopper.launched)
     traffic.play()
@@ -255,6 +271,67 @@ def test_without_a_warm_up_the_same_steps_compile(
     assert {"bitmask_kernel", "cutoff_kernel", "prefill_kernel", "decode_kernel"} <= set(cold)
     assert cold.count("decode_kernel") > 1, "more rows than the least that a kernel is compiled for"
     assert cold.count("wide_kernel") > 1 and cold.count("skinny_kernel") > 1, "rows choose tiles"
+
+
+Operator = tuple[str, tuple[tuple[torch.dtype, int, bool], ...]]
+"""Its name, and of each operand the type, the number of dimensions, and whether it is empty."""
+
+
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records what runs."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: set[Operator] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        operands = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        self.seen.add((str(func), tuple((one.dtype, one.dim(), not one.numel()) for one in operands)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(scope="module")
+def operators_of_first_tokens() -> set[Operator]:
+    """What runs for one row of each combination of parameters, alone."""
+    sampler, operators = Sampler(VOCAB, [1]), Operators()
+    logits = torch.zeros(1, VOCAB, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        for values in itertools.product((0.0, 1.0), (1.0, 1.1), (0, 1), (False, True)):
+            for others in OTHERS:
+                options: dict[str, Any] = dict(zip(OPTIONS, values, strict=True)) | others
+                sampling = SamplingParams(max_tokens=2, **options)
+                request = EngineRequest(
+                    request_id="", namespace=NAMESPACE, prompt_token_ids=[0], sampling=sampling
+                )
+                sequence = Sequence(request=request, choice=0, arrival=0.0, seed=0, token_ids=[0])
+                with operators:
+                    sampler.start(logits, [sequence])
+    return operators.seen
+
+
+@pytest.mark.parametrize("left_out", [None, "frequency_penalty", "ignore_eos"])
+def test_no_first_token_runs_an_operator_that_the_warm_up_has_not(
+    left_out: str | None,
+    operators_of_first_tokens: set[Operator],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An empty operand counts as another operator: a device may refuse it. Without its entry it is missing."""
+    operators, start = Operators(), Sampler.start
+
+    def recorded(*arguments: Any) -> PendingTokens:
+        with operators:
+            return start(*arguments)
+
+    entries = tuple(s for s in SAMPLINGS if left_out is None or not getattr(s, left_out))
+    assert len(entries) == len(SAMPLINGS) - (left_out is not None)
+    monkeypatch.setattr(Sampler, "start", recorded)
+    monkeypatch.setattr(WarmUp, "_steps", lambda _: iter(()))
+    monkeypatch.setattr(warm_up, "SAMPLINGS", entries)
+    Traffic(folder)
+    assert bool(operators_of_first_tokens - operators.seen) is (left_out is not None)
 
 
 def test_the_first_number_of_each_value() -> None:
