@@ -1,11 +1,13 @@
 """What the machine code of each Triton kernel must be like on sm_90: a kernel without a demand here fails the compile rung.
 
-Invariant: ceilings hold under every Triton version that the compile rung is run with.
+Invariant: ceilings hold under every Triton version that the compile rung is run with; what is spilled is known by version.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import triton
 
 from loraplex.engine.kernels.triton.attention_tile import TILE_BYTES
 from loraplex.engine.kernels.triton.decode_attention import WIDE_HEAD
@@ -19,13 +21,29 @@ Constants = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Spills:
+    """`stack`: bytes of registers that wait in memory for the main loop's end; `accesses`: loads and stores of them."""
+
+    stack: int = 0
+    accesses: int = 0
+
+
+KNOWN_SPILLS = {
+    ("3.6.0", 64): Spills(16, 8),
+    ("3.6.0", 128): Spills(32, 14),
+    ("3.7.1", 64): Spills(16, 8),
+    ("3.7.1", 128): Spills(8, 2),
+}
+"""Of `decode_kernel` over pages of 8 bits, by Triton's version and the width of a head. No other kernel may spill."""
+
+
+@dataclass(frozen=True, slots=True)
 class Demand:
     """What a kernel's code must be like where its rows are 16 bits wide and its widths multiples of 16.
 
     `values` are the stored ones that one turn of its main loop takes, `most` the instructions a value may cost. An H200
     issues 15.6 for a bf16 value, 7.8 for one of 8 bits, 4.1 for one of 4 while its memory delivers one. `at_once`: all
-    loads are on their way before any is waited for. `programs`: how many an SM must have room for. `most_stack`: bytes of registers that may
-    wait outside the main loop for its end.
+    loads are on their way before any is waited for. `programs`: how many an SM must have room for. `spills`: the most there may be.
     """
 
     matrix: str | None = None
@@ -35,7 +53,7 @@ class Demand:
     at_once: bool = False
     most_shared: int = MAX_SHARED_BYTES
     programs: int = 1
-    most_stack: int = 0
+    spills: Spills = Spills()
 
 
 def _weights(c: Constants) -> int:
@@ -51,7 +69,8 @@ def _decode_demand(c: Constants) -> Demand:
         return Demand("HMMA", 128, _keys_and_values, 8.0, programs=2)
     # 8 bits have twice as many keys in a tile as bf16.
     if c["block_n"] * c["block_d"] == TILE_BYTES:
-        return Demand("HMMA", 128, _keys_and_values, 7.0, programs=3, most_stack=32)
+        spills = KNOWN_SPILLS.get((triton.__version__, c["size"]), Spills())
+        return Demand("HMMA", 128, _keys_and_values, 7.0, programs=3, spills=spills)
     return Demand("HMMA", 128, _keys_and_values, 8.0, programs=4)
 
 

@@ -73,9 +73,12 @@ def result_line(variant: Variant, compiled: Compiled, code: MachineCode) -> dict
 
 def memory_failures(demand: Demand, line: Mapping[str, Any]) -> Iterator[str]:
     """Name what of registers and shared memory is not as demanded; `line` as of `result_line`."""
-    spills = line["loop_local"] if demand.most_stack else line["local"]
-    if line["stack"] > demand.most_stack or spills:
-        yield f"{line['stack']} bytes of stack, {line['local']} loads and stores of spilled registers"
+    known = demand.spills
+    if line["stack"] > known.stack or line["local"] > known.accesses or line["loop_local"]:
+        yield (
+            f"{line['stack']} bytes of stack instead of at most {known.stack}, {line['local']} loads and stores of spilled "
+            f"registers instead of at most {known.accesses}, {line['loop_local']} of them in the main loop"
+        )
     if line["shared"] > demand.most_shared:
         yield f"{line['shared']} bytes of shared memory instead of at most {demand.most_shared}"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.engine.interpreter_runs import SIDE_BY_SIDE
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[3]
 KERNELS = re.compile(r"@triton\.jit[^\n]*\n(?:@[^\n]*\n)*def (\w+_kernel)\(")
@@ -38,6 +38,23 @@ def lines() -> list[dict[str, Any]]:
 def test_every_variant_is_as_demanded(lines: list[dict[str, Any]]) -> None:
     wrong = [f"{line['variant']}, {line['kernel']}: {line['failures']}" for line in lines if line["failures"]]
     assert not wrong, "\n".join(wrong)
+
+
+def test_known_spills_are_exact(lines: list[dict[str, Any]]) -> None:
+    """Under another Triton than those that were tried, no kernel may spill."""
+    from tests.engine.kernels.compile_demands import KNOWN_SPILLS, Demand, Spills
+    from tests.engine.kernels.compile_rung import memory_failures
+
+    found = [line for line in lines if line["stack"] or line["local"]]
+    known = {spills for (version, _), spills in KNOWN_SPILLS.items() if version == triton.__version__}
+    assert {Spills(line["stack"], line["local"]) for line in found} == known
+    for line in found:
+        stack, accesses = line["stack"], line["local"]
+        assert not [*memory_failures(Demand(spills=Spills(stack, accesses)), line)]
+        for less in (Spills(stack - 1, accesses), Spills(stack, accesses - 1), Spills()):
+            (failure,) = memory_failures(Demand(spills=less), line)
+            assert f"{stack} bytes of stack instead of at most {less.stack}" in failure
+        assert [*memory_failures(Demand(spills=Spills(stack, accesses)), line | {"loop_local": 1})]
 
 
 def test_no_kernel_is_left_out(lines: list[dict[str, Any]]) -> None:
