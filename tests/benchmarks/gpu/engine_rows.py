@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from tests.benchmarks.gpu.model import RandomModel
@@ -14,6 +15,8 @@ from tests.benchmarks.kernels.lora import row_slots
 
 from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
 from loraplex.engine.engine import Engine, StepResult
+from loraplex.engine.lora.memory import page_format
+from loraplex.engine.lora.memory.rank_quantization import QuantizedModule, quantize_module
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.models.config import ModelConfig
@@ -30,8 +33,8 @@ IDLE_S = 0.0002
 """Between two looks at what another thread does: a loop without a pause would take the interpreter from that thread."""
 HOST_ADAPTERS = 8
 """Pinned copies, where not many are needed: pinning takes about a second for four gigabytes."""
-DISTINCT_BLOBS = 8
-"""Adapters that differ in memory; more digests share them: thousands of different ones would only take long to draw."""
+DISTINCT_BLOBS = 4
+"""Adapters that differ in memory; more digests share them. Drawing one takes a third of a second of a core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,7 @@ class EngineOptions:
     page_dtype: str = "auto"
     cuda_graphs: str = "auto"
     mask_factory: TokenMaskFactory | None = None
+    prefix_caching: bool = False
 
 
 @contextmanager
@@ -114,10 +118,12 @@ def running_engine(
     config = EngineConfig(
         model=model.loaded.path,
         cuda_graphs=options.cuda_graphs,
+        quantization=model.scheme,
+        max_model_len=model.loaded.max_model_len,
         scheduler=SchedulerConfig(
             max_num_seqs=rows.count, max_num_batched_tokens=max(STEP_TOKENS, rows.count)
         ),
-        cache=CacheConfig(block_size=BLOCK, num_blocks=rows.blocks, prefix_caching=False),
+        cache=CacheConfig(block_size=BLOCK, num_blocks=rows.blocks, prefix_caching=options.prefix_caching),
         lora=LoraConfig(
             max_bytes=options.adapter_bytes,
             host_max_bytes=few if options.host_bytes is None else options.host_bytes,
@@ -130,6 +136,24 @@ def running_engine(
         yield engine
     finally:
         engine.close()
+
+
+@contextmanager
+def quantized_once() -> Iterator[None]:
+    """Within, a module in 8-bit pages is computed once for all digests that share it.
+
+    A loader takes half a second for each adapter of an 8B model, of which jobs load 64.
+    """
+    pages: dict[int, QuantizedModule] = {}
+
+    def quantize(module: LoraModule, dtype: torch.dtype) -> QuantizedModule:
+        # By identity: the source keeps its modules, so no other one takes their place in memory.
+        if id(module) not in pages:
+            pages[id(module)] = quantize_module(module, dtype)
+        return pages[id(module)]
+
+    with patch.object(page_format, "quantize_module", quantize):
+        yield
 
 
 def begin(
@@ -242,6 +266,16 @@ def serve(engine: Engine, requests: Sequence[EngineRequest], in_flight: int) -> 
             engine.add(waiting.pop())
     served.seconds = time.perf_counter() - began
     return served
+
+
+def prefill_rate(engine: Engine, rows: Rows, seed: int) -> float:
+    """Prompt tokens per second of all rows at once, each ending with its first token. `seed`: prompts of their own."""
+    prompts = random_prompts(engine, rows.count, rows.prompt, seed)
+    requests = [
+        request(f"prefill {index}", prompt, 1, pick)
+        for index, (pick, prompt) in enumerate(zip(rows.picks(), prompts, strict=True))
+    ]
+    return rows.count * rows.prompt / serve(engine, requests, rows.count).seconds
 
 
 def output_rate(engine: Engine, rows: Rows, picks: Sequence[int]) -> float:

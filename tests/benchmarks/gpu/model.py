@@ -1,6 +1,6 @@
 """A model of random weights at a real shape, made on the device, in the engine as it serves: no weights can be had."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from tests.benchmarks.kernels.shapes import LayerShape
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from loraplex.engine.capacity.memory_plan import plan_memory
+from loraplex.engine.capacity.memory_plan import Machine, plan_memory
 from loraplex.engine.checkpoints.config_reader import normalise_config
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.device import machine_of
@@ -23,6 +23,8 @@ from loraplex.engine.quantization.scheme import quantize_parameter
 
 MAX_LENGTH = 2048
 MAX_SLOTS = 128
+MAX_POSITIONS = 16_384
+"""Longer than Llama-3's 8,192: a prompt of 8,192 tokens has an answer behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def hugging_face_config(shape: LayerShape) -> dict[str, Any]:
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
-        "max_position_embeddings": 8192,
+        "max_position_embeddings": MAX_POSITIONS,
         "rms_norm_eps": 1e-5,
         "rope_theta": 500_000.0,
         "tie_word_embeddings": False,
@@ -59,28 +61,49 @@ def hugging_face_config(shape: LayerShape) -> dict[str, Any]:
     }
 
 
-def random_model(shape: LayerShape, scheme: str, device: torch.device) -> RandomModel:
-    """Weights that keep the values of a step's rows near 1, quantized as a checkpoint's would be."""
+def random_model(
+    shape: LayerShape, scheme: str, device: torch.device, max_length: int = MAX_LENGTH
+) -> RandomModel:
+    """Weights that keep the values of a step's rows near 1, quantized as a checkpoint's would be.
+
+    For Llama-3-8B on an H100: 16 GB drawn in 0.2 s, quantized in 1,900 blocks of 20 launches in a second.
+    """
     config, dtype = model_config(shape), torch.bfloat16
-    asked = EngineConfig(model=f"random {shape.name}", quantization=scheme, max_model_len=MAX_LENGTH)
-    memory = plan_memory(config, asked, machine_of(device, dtype))
+    weights = (
+        (parameter.name, quantize_parameter(parameter.name, weight, scheme))
+        for parameter, weight in drawn_parameters(config, dtype, device)
+    )
+    return loaded_model(shape, scheme, weights, machine_of(device, dtype), max_length)
+
+
+def loaded_model(
+    shape: LayerShape,
+    scheme: str,
+    weights: Iterable[tuple[str, Weight]],
+    machine: Machine,
+    max_length: int = MAX_LENGTH,
+) -> RandomModel:
+    """The model of these parameters, for rows of at most `max_length` tokens."""
+    config, dtype = model_config(shape), torch.bfloat16
+    asked = EngineConfig(model=f"random {shape.name}", quantization=scheme, max_model_len=max_length)
+    memory = plan_memory(config, asked, machine)
     state = DecoderState()
     streamed = 0
-    for parameter, weight in drawn_parameters(config, dtype, device):
-        stored = quantize_parameter(parameter.name, weight, scheme)
-        state[parameter.name] = stored
-        streamed += 0 if parameter.name == "embed_tokens" else _bytes(stored)
+    for name, stored in weights:
+        state[name] = stored
+        streamed += 0 if name == "embed_tokens" else _bytes(stored)
     weights_bytes = state.num_bytes
+    decoder = Decoder(config, state, max_length, MAX_SLOTS)
     loaded = LoadedModel(
         path=asked.model,
         digest=f"{shape.name} {scheme}",
         config=config,
-        decoder=Decoder(config, state, MAX_LENGTH, MAX_SLOTS),
+        decoder=decoder,
         tokenizer=Tokenizer(WordLevel({"a": 0}, unk_token="a")),
         dtype=dtype,
         kv_dtype=dtype,
-        device=device,
-        max_model_len=MAX_LENGTH,
+        device=decoder.device,
+        max_model_len=max_length,
         num_blocks=1,
         memory=memory,
         weights_bytes=weights_bytes,

@@ -6,7 +6,7 @@ Invariant: each section has room of its own, so that failures never push figures
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tests.benchmarks.gpu.targets import rows
+from tests.benchmarks.gpu.targets import by_device, rows
 
 MAX_TIMES = 70
 MAX_FAILURES = 20
@@ -16,7 +16,7 @@ Line = Mapping[str, Any]
 
 
 def report(lines: Sequence[Line]) -> list[str]:
-    """Its lines of text. The table comes last: ends of outputs are what is kept."""
+    """Its lines of text; a table for each GPU, which come last: ends of outputs are what is kept."""
     real = [line for line in lines if line["stage"] != "build" or line["ok"] is False]
     times = [line for line in real if line["us_p50"] is not None or line["value"] is not None]
     failed = [line for line in real if line["ok"] is False]
@@ -25,8 +25,13 @@ def report(lines: Sequence[Line]) -> list[str]:
         *_section("times", map(_timed, times), MAX_TIMES),
         *_section("failed", map(_reason, failed), MAX_FAILURES),
         *_section("not run", map(_reason, left), MAX_NOT_RUN),
-        *_section("targets", (row.text() for row in rows(lines))),
+        *(text for name, its in by_device(lines).items() for text in _table(name, its)),
     ]
+
+
+def _table(device: str, lines: Sequence[Line]) -> list[str]:
+    title = f"targets on {device}" if device else "targets"
+    return _section(title, (row.text() for row in rows(lines)))
 
 
 def _section(title: str, texts: Iterable[str], most: int | None = None) -> list[str]:

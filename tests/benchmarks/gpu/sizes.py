@@ -12,7 +12,10 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`copy_bytes` None: the yardstick's own. `seconds`: of one stretch of open traffic. Lengths are in tokens."""
+    """`copy_bytes` None: the yardstick's own. `seconds`: of one stretch of open traffic. Lengths are in tokens.
+
+    `rows` of batches, rising; `shares` of the decode rate, rising. `prefills`: (tokens of a prompt, prompts at once).
+    """
 
     shape: LayerShape
     context: int
@@ -29,6 +32,7 @@ class Size:
     output: int
     seconds: float
     shares: tuple[float, ...]
+    prefills: tuple[tuple[int, int], ...]
 
     @property
     def most_rows(self) -> int:
@@ -49,8 +53,9 @@ REAL = Size(
     copy_bytes=None,
     prompt=512,
     output=128,
-    seconds=5.0,
+    seconds=4.0,
     shares=(0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0),
+    prefills=((2048, 4), (8192, 2)),
 )
 DRY = Size(
     TINY,
@@ -67,7 +72,8 @@ DRY = Size(
     prompt=6,
     output=4,
     seconds=0.2,
-    shares=(0.01,),
+    shares=(0.005, 0.01),
+    prefills=((4, 2), (6, 2)),
 )
 
 
@@ -83,3 +89,8 @@ def line(case: str, value: float, unit: str, **shape: Any) -> Line:
         "value": value,
         "unit": unit,
     }
+
+
+def left_out(case: str) -> Line:
+    """The line of a case for which the job had no time left."""
+    return {"stage": "run", "case": case, "ok": None, "error": "not run: its job had no time left"}

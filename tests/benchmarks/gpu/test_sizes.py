@@ -11,8 +11,8 @@ import torch
 from tests.benchmarks.gpu import profile_step, step_times, traffic, whole_model
 from tests.benchmarks.gpu.engine_rows import Rows
 from tests.benchmarks.gpu.jobs import every_job
-from tests.benchmarks.gpu.model import MAX_LENGTH
 from tests.benchmarks.gpu.sizes import REAL
+from tests.benchmarks.gpu.time_left import TimeLeft
 from tests.benchmarks.kernels.shapes import TINY
 
 
@@ -24,11 +24,11 @@ def test_no_job_asks_for_longer_rows_than_its_model_takes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("llguidance")
-    asked: list[Rows] = []
+    asked: list[tuple[Rows, int]] = []
 
     @contextmanager
     def recorded(model: Any, source: Any, rows: Rows, options: Any) -> Iterator[None]:
-        asked.append(rows)
+        asked.append((rows, model.loaded.max_model_len))
         raise Begun
         yield
 
@@ -37,6 +37,6 @@ def test_no_job_asks_for_longer_rows_than_its_model_takes(
     size, jobs = replace(REAL, shape=TINY, copy_bytes=1 << 20), every_job(tmp_path)
     for job in jobs:
         with pytest.raises(Begun):
-            [*job.run(size, torch.device("cpu"))]
+            [*job.run(size, torch.device("cpu"), TimeLeft.of(600.0))]
     assert len(asked) == len(jobs)
-    assert {rows.prompt + rows.tokens for rows in asked if rows.prompt + rows.tokens > MAX_LENGTH} == set()
+    assert [rows for rows, longest in asked if rows.prompt + rows.tokens > longest] == []

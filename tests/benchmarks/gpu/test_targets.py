@@ -1,24 +1,22 @@
 """Outcomes of the target table's rows from lines that were measured, that failed and that were not run."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 from tests.benchmarks.gpu.cases import kernel_cases
 from tests.benchmarks.gpu.children import not_run
-from tests.benchmarks.gpu.jobs import MODEL_JOBS
 from tests.benchmarks.gpu.record import FIELDS
 from tests.benchmarks.gpu.report import MAX_FAILURES, MAX_TIMES, report
-from tests.benchmarks.gpu.sizes import REAL
-from tests.benchmarks.gpu.targets import NO_LINE, Row, over_base_case, rows, targets, tpot_case
-
-OTHERS = (
-    *("swap/ms", "swap/share", "swap/p99 itl", "zipf/rate over resident", "peft/rate over peft"),
-    *(
-        "mixed/rate over decode",
-        "json/rate over free",
-        "logits/error over transformers",
-        "graphs/equal tokens",
-    ),
+from tests.benchmarks.gpu.targets import (
+    COPY,
+    NO_LINE,
+    Row,
+    by_device,
+    over_base_case,
+    rows,
+    targets,
+    tpot_case,
 )
 
 
@@ -26,24 +24,15 @@ def line(case: str, stage: str = "time", **fields: Any) -> dict[str, Any]:
     return dict.fromkeys(FIELDS) | {"stage": stage, "case": case, "ok": True, "dry": False} | fields
 
 
-def row_of(name: str, lines: list[dict[str, Any]]) -> Row:
+def row_of(name: str, lines: Sequence[Mapping[str, Any]]) -> Row:
     return next(row for row in rows(lines) if name in row.name)
 
 
 def every_line(**figures: Any) -> list[dict[str, Any]]:
-    """One for each case the real run would time."""
+    """One for each case of a kernel that the real run would time, and for what `test_jobs.py` finds among the jobs' lines."""
     kernels = [line(case.name, **figures) for case in kernel_cases(is_dry=False)]
-    loads = ("base", "all-base", "one", "distinct", "zipf", "distinct 8-bit", "zipf 8-bit")
-    model = [
-        line(make(scheme, count, load), **figures)
-        for make in (tpot_case, over_base_case)
-        for scheme in ("none", "int8", "int4")
-        for count in REAL.rows
-        for load in loads
-    ]
-    shares = [line(f"share of copy/llama-3-8b/{scheme}/b1", **figures) for scheme in ("none", "int8", "int4")]
-    others = [line(case, **figures) for case in OTHERS]
-    return [*kernels, *model, *shares, *others, *every_check()]
+    jobs = [line(case, **figures) for target in targets() if target.job for case in target.cases]
+    return [*kernels, *jobs, *every_check()]
 
 
 def every_check() -> list[dict[str, Any]]:
@@ -58,10 +47,50 @@ def test_every_row_is_answered_by_cases_that_are_run() -> None:
     assert len(outcomes) == len(targets()) + 1
 
 
-def test_every_row_of_the_whole_model_names_a_job_that_exists() -> None:
-    names = {job.name for job in MODEL_JOBS}
-    measured = [target for target in targets() if target.field == "value"]
-    assert measured and all(target.job in names for target in measured)
+def test_every_row_of_the_whole_model_names_a_job() -> None:
+    assert all(target.job for target in targets() if target.field == "value")
+
+
+def copied(gbs: float, gpu: str = "") -> dict[str, Any]:
+    return line(COPY, "probe", value=gbs, unit="GB/s") | {"hardware": {"gpu": gpu}}
+
+
+@pytest.mark.parametrize(
+    ("gbs", "milliseconds", "outcome"), [(4300.0, 4.9, "MISS"), (3000.0, 4.9, "ok"), (3000.0, 6.9, "MISS")]
+)
+def test_times_are_scaled_by_what_the_same_run_copied(gbs: float, milliseconds: float, outcome: str) -> None:
+    found = row_of("batch 64, int4", [copied(gbs), line(tpot_case("int4", 64, "base"), value=milliseconds)])
+    assert found.outcome == outcome
+    assert found.required == f"at most 4.8 ms, here {4.8 * 4300 / gbs:.3g}"
+    assert row_of("batch 64, int4", []).required == "at most 4.8 ms"
+
+
+def test_ratios_and_the_link_to_the_host_are_not_scaled() -> None:
+    for target in targets():
+        assert target.is_scaled == (target.unit in ("us", "ms") and target.name != "swap of an 84 MB adapter")
+    lines = [copied(2150.0), line("swap/ms", value=6.0)]
+    assert row_of("swap of an 84 MB", lines).outcome == "MISS"
+
+
+def test_each_gpu_has_a_table_of_its_own() -> None:
+    case = tpot_case("int4", 64, "base")
+    lines = [
+        figure | {"hardware": {"gpu": gpu}}
+        for gpu, gbs, value in (("H100", 3000.0, 6.0), ("H200", 4300.0, 5.0))
+        for figure in (copied(gbs), line(case, value=value))
+    ]
+    outcomes = {gpu: row_of("batch 64, int4", its).outcome for gpu, its in by_device(lines).items()}
+    assert outcomes == {"H100": "ok", "H200": "MISS"}
+    titles = [text for text in report(lines) if text.startswith("targets")]
+    assert titles == [f"targets on {gpu}: {len(targets()) + 1}" for gpu in ("H100", "H200")]
+
+
+@pytest.mark.parametrize(("over", "outcome"), [(1.1, "ok"), (1.2, "MISS")])
+def test_shares_of_base_are_of_tokens_per_second(over: float, outcome: str) -> None:
+    row = row_of(
+        "8 adapters over base decode, int4", [line(over_base_case("int4", 64, "8 adapters"), value=over)]
+    )
+    assert (row.outcome, row.found) == (outcome, f"measured {1 / over:.3g} x")
 
 
 @pytest.mark.parametrize(("swap", "rate", "outcome"), [(4.0, 0.95, "ok"), (6.0, 0.85, "MISS")])

@@ -1,10 +1,13 @@
 """Requests that come and go: swaps beside rows, many adapters over a few places, mixed steps, JSON, and the peer.
 
 Invariant: both sides of a ratio run in one process on one set of weights, with the same prompts and lengths.
+
+Every job has 6 s until CUDA answers, 1 for weights in bfloat16, 2 for four adapters on the host, 3 for an engine's start and its
+captures: estimates for an H100, made before any run. What each adds stands with it.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 import torch
@@ -28,25 +31,37 @@ from tests.benchmarks.gpu.engine_rows import (
 from tests.benchmarks.gpu.model import RandomModel, random_model
 from tests.benchmarks.gpu.peft_peer import peft_rates
 from tests.benchmarks.gpu.probe import pinned_rate
-from tests.benchmarks.gpu.sizes import RANK, ZIPF, Line, Size, line
+from tests.benchmarks.gpu.sizes import RANK, ZIPF, Line, Size, left_out, line
+from tests.benchmarks.gpu.time_left import TimeLeft
 from tests.benchmarks.kernels.clock import quantile
 
 from loraplex.engine.engine import Engine
 from loraplex.engine.lora.residency import AdapterState
-from loraplex.engine.messages import AdapterRef
+from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.platform.bench.report import BenchFailed
 from loraplex.platform.bench.workload import arrival_offsets, pick_adapters
 
 SWAP_LIMIT_S = 60.0
 LOOK_S = 0.00005
 """Between two looks at a swap that takes some milliseconds."""
+PEER_S = 25.0
+"""Estimate of the peer's import, model, adapters and first mode."""
+SHARE_OF_WARMING = 0.4
+"""Of the time left, for loads into host memory before the traffic over all registered adapters."""
+KEPT_SHARE = 0.9
+"""Of the host's memory: a chunk of pinned memory has a rest that no adapter fits."""
+JSON_REQUESTS = 2
+"""Requests of each row and kind, one after another."""
 
 
-def swaps(size: Size, device: torch.device) -> Iterator[Line]:
-    """How long an adapter takes that left the device, and adapters that come while rows run."""
+def swaps(size: Size, device: torch.device, left: TimeLeft) -> Iterator[Line]:
+    """How long an adapter takes that left the device, and adapters that come while rows run.
+
+    Pinning takes 1 s, 16 loads 2, prompts 1, a stretch of steps 1: 12 stretches of either kind fit 35 s.
+    """
     model, source = _model(size, device)
-    steps = 8 * size.steps * size.rounds
-    rows = Rows(size.rows[-2], 0, size.context, 2 * steps + size.most_rows)
+    steps = 8 * size.steps
+    rows = Rows(size.rows[-2], 0, size.context, 2 * steps * size.rounds + size.most_rows)
     refs = [adapter_ref(index) for index in range(16)]
     options = EngineOptions(adapter_bytes=4 * source.nbytes, host_bytes=2 * len(refs) * source.nbytes)
     with running_engine(model, source, rows, options) as engine:
@@ -54,15 +69,19 @@ def swaps(size: Size, device: torch.device) -> Iterator[Line]:
             _swap_seconds(engine, ref)
         # From now on the host's copies are there.
         swap = median(_swap_seconds(engine, ref) for ref in refs)
+        shape = {"bytes": source.nbytes, "rows": rows.count}
+        yield line("swap/ms", swap * 1000, "ms", **shape)
+        if device.type == "cuda":
+            yield line("swap/share", 100 * source.nbytes / swap / pinned_rate(device, 1), "%", **shape)
         begin(engine, rows)
-        quiet = quantile(step_gaps(engine, steps), 0.99)
-        busy = quantile(step_gaps(engine, steps, refs), 0.99)
+        quiet: list[float] = []
+        busy: list[float] = []
+        for _ in left.rounds(size.rounds):
+            quiet += step_gaps(engine, steps)
+            busy += step_gaps(engine, steps, refs)
         end(engine, rows)
-    shape = {"bytes": source.nbytes, "rows": rows.count}
-    yield line("swap/ms", swap * 1000, "ms", **shape)
-    if device.type == "cuda":
-        yield line("swap/share", 100 * source.nbytes / swap / pinned_rate(device, 1), "%", **shape)
-    yield line("swap/p99 itl", busy / quiet, "x", **shape)
+    worse = quantile(busy, 0.99) / quantile(quiet, 0.99)
+    yield line("swap/p99 itl", worse, "x", **shape, steps=len(busy))
 
 
 def _swap_seconds(engine: Engine, ref: AdapterRef) -> float:
@@ -80,25 +99,47 @@ def _swap_seconds(engine: Engine, ref: AdapterRef) -> float:
     return time.perf_counter() - began
 
 
-def zipf(size: Size, device: torch.device) -> Iterator[Line]:
-    """Many registered adapters over a budget of few, against the same traffic on those few."""
+def zipf(size: Size, device: torch.device, left: TimeLeft) -> Iterator[Line]:
+    """Many registered adapters over a budget of few, against the same traffic on those few.
+
+    The likeliest others are in host memory before, as on a server that has run for a while: a load from the source takes a
+    core 0.1 s. Pinning takes 4 to 8 s, those loads 12, 64 more 7, either stretch of traffic 5: 45 to 50 of 60 s.
+    """
     model, source = _model(size, device)
     rows = Rows(size.most_rows, 0, size.tokens, size.tokens)
     options = EngineOptions(adapter_bytes=size.resident * source.nbytes, host_bytes=size.host_bytes)
-    rates = {}
-    for count in (size.resident, size.registered):
-        with running_engine(model, source, rows, options) as engine:
-            output_rate(engine, rows, list(range(size.resident)))
-            picks = pick_adapters(count, size.requests, "zipf", ZIPF, seed=count)
-            rates[count] = output_rate(engine, rows, picks)
-    shape = {"registered": size.registered, "resident": size.resident, "zipf": ZIPF}
-    yield line("zipf/resident", rates[size.resident], "tokens/s", **shape)
-    yield line("zipf/registered", rates[size.registered], "tokens/s", **shape)
-    yield line("zipf/rate over resident", rates[size.registered] / rates[size.resident], "x", **shape)
+    shape: Line = {"registered": size.registered, "resident": size.resident, "zipf": ZIPF}
+    with running_engine(model, source, rows, options) as engine:
+        # Adapters by falling popularity: the resident ones come last, and stay.
+        kept = min(size.registered, int(KEPT_SHARE * size.host_bytes / source.nbytes))
+        warming, loaded = left.share(SHARE_OF_WARMING), 0
+        for index in range(size.resident, kept):
+            if warming.seconds <= 0:
+                break
+            _swap_seconds(engine, adapter_ref(index))
+            loaded += 1
+        output_rate(engine, rows, list(range(size.resident)))
+        resident = output_rate(engine, rows, _zipf_picks(size, size.resident))
+        shape = {"registered": size.registered, "resident": size.resident, "zipf": ZIPF, "kept": loaded}
+        yield line("zipf/resident", resident, "tokens/s", **shape)
+        loads, hits = engine.adapters.num_loads, engine.adapters.num_host_hits
+        registered = output_rate(engine, rows, _zipf_picks(size, size.registered))
+        from_host = engine.adapters.num_host_hits - hits
+        shape |= {"from_host": from_host, "from_source": engine.adapters.num_loads - loads - from_host}
+    yield line("zipf/registered", registered, "tokens/s", **shape)
+    yield line("zipf/rate over resident", registered / resident, "x", **shape)
 
 
-def mixed(size: Size, device: torch.device) -> Iterator[Line]:
-    """Prompts that arrive beside decodes, at rising rates until rows queue, over pure decoding of a full batch."""
+def _zipf_picks(size: Size, count: int) -> list[int]:
+    """The adapter of each request, of `count` by falling popularity."""
+    return pick_adapters(count, size.requests, "zipf", ZIPF, seed=count)
+
+
+def mixed(size: Size, device: torch.device, left: TimeLeft) -> Iterator[Line]:
+    """Prompts that arrive beside decodes, over pure decoding of a full batch: the highest rate at which no rows queue.
+
+    By halving: four rates of twice 4 s, and what they leave open is run to its end in 1 to 2 s. Of 70 s 15 go before.
+    """
     model, source = _model(size, device)
     rows = Rows(size.most_rows, 0, size.prompt, size.output)
     shape = {"rows": rows.count, "prompt": size.prompt, "output": size.output}
@@ -108,14 +149,19 @@ def mixed(size: Size, device: torch.device) -> Iterator[Line]:
         decode = rows.count / token_seconds(engine, rows, size.steps)
         end(engine, rows)
         yield line("mixed/decode alone", decode, "tokens/s", **shape)
-        best = 0.0
-        for share in size.shares:
+        stable: list[float] = [0.0]
+        low, high = 0, len(size.shares)
+        while low < high and left.fits(3 * size.seconds):
+            middle = (low + high) // 2
+            share = size.shares[middle]
             rate, is_stable = open_traffic(engine, rows, share * decode / size.output, size.seconds)
             yield line(f"mixed/at {share:g} of decode", rate, "tokens/s", stable=is_stable, **shape)
-            if not is_stable:
-                break
-            best = max(best, rate)
-    yield line("mixed/rate over decode", best / decode, "x", **shape)
+            low, high = (middle + 1, high) if is_stable else (low, middle)
+            stable += [rate] if is_stable else []
+    if low < high:
+        yield left_out("mixed/rate over decode")
+    else:
+        yield line("mixed/rate over decode", max(stable) / decode, "x", **shape)
 
 
 def open_traffic(engine: Engine, rows: Rows, requests_per_s: float, seconds: float) -> tuple[float, bool]:
@@ -141,54 +187,64 @@ def open_traffic(engine: Engine, rows: Rows, requests_per_s: float, seconds: flo
     return tokens / seconds, median(outstanding or [open_requests]) <= rows.count
 
 
-def json_rows(size: Size, device: torch.device) -> Iterator[Line]:
-    """Half the rows with schemas and fast-forward, over the same requests of the same lengths without."""
+def json_rows(size: Size, device: torch.device, left: TimeLeft) -> Iterator[Line]:
+    """Half the rows with schemas and fast-forward, over the same requests of the same lengths without.
+
+    Prompts are short, so that decoding is what is compared: 3 s for either side of a round. The vocabulary takes 2 s of 40.
+    """
     from tests.benchmarks.gpu.json_grammar import json_masks, json_spec
 
     model, source = _model(size, device)
     masks, spec = json_masks(size.shape.vocab), json_spec()
-    rows = Rows(size.most_rows, 0, size.prompt, size.output)
+    rows = Rows(size.most_rows, 0, size.tokens, size.output)
     with running_engine(model, source, rows, EngineOptions(mask_factory=masks)) as engine:
-        prompts = random_prompts(engine, min(size.requests, 4 * rows.count), size.prompt)
-        with_schemas = [
-            request(f"json {i}", prompt, size.output, grammar=spec if i % 2 else None, ignore_eos=i % 2 == 0)
-            for i, prompt in enumerate(prompts)
-        ]
-        rates, ratios = [], []
-        # The first round compiles the schema and captures nothing new: it does not count.
-        for _ in range(size.rounds // 2 + 1):
-            constrained = serve(engine, with_schemas, rows.count)
+        prompts = random_prompts(engine, JSON_REQUESTS * rows.count, rows.prompt)
+        # The schema is compiled before anything counts.
+        serve(engine, [request("compiled", prompts[0], size.output, grammar=spec, ignore_eos=False)], 1)
+        rates: list[tuple[float, float]] = []
+        for _ in left.rounds(size.rounds):
+            constrained = serve(engine, _json_requests(prompts, size.output, spec), rows.count)
             lengths = [constrained.tokens[f"json {i}"] for i in range(len(prompts))]
-            free = serve(
-                engine,
-                [request(f"free {i}", prompt, lengths[i]) for i, prompt in enumerate(prompts)],
-                rows.count,
-            )
-            rates.append(constrained.rate)
-            ratios.append(constrained.rate / free.rate)
-    shape = {"rows": rows.count, "prompt": size.prompt, "tokens": sum(lengths)}
-    yield line("json/rate", median(rates[1:] or rates), "tokens/s", **shape)
-    yield line("json/rate over free", median(ratios[1:] or ratios), "x", **shape)
+            free = [request(f"free {i}", prompt, lengths[i]) for i, prompt in enumerate(prompts)]
+            rates.append((constrained.rate, serve(engine, free, rows.count).rate))
+    shape = {"rows": rows.count, "prompt": rows.prompt, "tokens": sum(lengths), "rounds": len(rates)}
+    yield line("json/rate", median(rate for rate, _ in rates), "tokens/s", **shape)
+    yield line("json/rate over free", median(a / b for a, b in rates), "x", **shape)
 
 
-def peft(size: Size, device: torch.device) -> Iterator[Line]:
-    """The same rows and adapters in the engine and in `transformers` + PEFT, in the better of its two modes."""
-    rows = Rows(size.most_rows, max(size.most_rows // 4, 1), size.tokens, size.tokens // 2 + 1)
+def _json_requests(prompts: Sequence[list[int]], tokens: int, spec: bytes) -> list[EngineRequest]:
+    """Every second one has the schema, and ends where that ends."""
+    return [
+        request(f"json {i}", prompt, tokens, grammar=spec if i % 2 else None, ignore_eos=i % 2 == 0)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def peft(size: Size, device: torch.device, left: TimeLeft) -> Iterator[Line]:
+    """The same rows and adapters in the engine and in `transformers` + PEFT, in the better of its two modes.
+
+    Ours takes 18 of 60 s with its start; the peer 4 to be imported, 6 for its model and 16 adapters, 5 with an adapter per row,
+    10 with one adapter after the other. The memory of ours is given back before.
+    """
+    rows = Rows(size.most_rows, max(size.most_rows // 4, 1), size.tokens, size.tokens // 4 + 1)
     model, source = _model(size, device)
     picks = [row % rows.adapters for row in range(rows.count)]
-    with running_engine(
-        model, source, rows, EngineOptions(adapter_bytes=(rows.adapters + 1) * source.nbytes)
-    ) as engine:
+    options = EngineOptions(adapter_bytes=(rows.adapters + 1) * source.nbytes)
+    with running_engine(model, source, rows, options) as engine:
         output_rate(engine, rows, picks)
         own = output_rate(engine, rows, picks * 2)
     del model, engine
     release(device)
-    peers = peft_rates(size.shape, rows, RANK, device)
     shape = {"rows": rows.count, "adapters": rows.adapters, "prompt": rows.prompt, "tokens": rows.tokens}
     yield line("peft/ours", own, "tokens/s", **shape)
-    for mode, rate in peers.items():
+    if not left.fits(PEER_S):
+        yield left_out("peft/rate over peft")
+        return
+    best = 0.0
+    for mode, rate in peft_rates(size.shape, rows, RANK, device, left):
+        best = max(best, rate)
         yield line(f"peft/{mode}", rate, "tokens/s", **shape)
-    yield line("peft/rate over peft", own / max(peers.values()), "x", **shape)
+    yield line("peft/rate over peft", own / best, "x", **shape)
 
 
 def _model(size: Size, device: torch.device) -> tuple[RandomModel, AliasedSource]:
