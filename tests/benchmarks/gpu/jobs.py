@@ -1,7 +1,5 @@
 """The jobs of the whole model, in order of value, each in a process of its own."""
 
-import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -66,18 +64,9 @@ def run_model(connection: Connection, is_dry: bool, out: str, names: Sequence[st
     if is_dry:
         torch.set_num_threads(1)
     jobs = {job.name: job for job in every_job(Path(out))}
-    already = process_age()
     for name in names:
         results.begin(name)
-        left = TimeLeft.of(jobs[name].seconds - already)
+        left = TimeLeft.of(jobs[name].seconds)
         work = partial(jobs[name].run, DRY if is_dry else REAL, device, left)
         head = {"stage": "time", "op": "model", "case": name}
         attempt(results, head, counted_compilations(name, work), device)
-        already = 0.0
-
-
-def process_age() -> float:
-    """Seconds since this process began, its imports included: they count for its first job."""
-    with open("/proc/self/stat") as file:
-        ticks = int(file.read().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

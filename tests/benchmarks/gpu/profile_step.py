@@ -51,7 +51,7 @@ def profile_steps(size: Size, device: torch.device, left: TimeLeft, out: Path) -
         if left.fits(PROFILE_S):
             yield from _profiled(engine, name, device, out / f"trace-{SCHEME}-{most}.json.gz")
         else:
-            yield left_out(f"profile/{name}/step")
+            yield from left_out(f"profile/{name}/step")
         end(engine, rows)
 
 

@@ -24,6 +24,7 @@ from tests.benchmarks.gpu.engine_rows import (
     end,
     prefill_rate,
     quantized_once,
+    release,
     running_engine,
     token_seconds,
 )
@@ -48,6 +49,8 @@ LOAD_S = 5.0
 """Estimate of a load of a full batch: its prompts in one engine or both, and a round or two."""
 PAGES_S = 14.0
 """Estimate of an engine's start with 8-bit pages, its 64 loads, and a load of rows."""
+PAGE_LOADS = {"distinct 8-bit": 0.0, "zipf 8-bit": ZIPF}
+"""Loads of 8-bit pages, with the exponent of their rows."""
 PREFILL_SHARE = 4
 """One of so many rows of a full batch at once has its prompt timed, each with an adapter of its own."""
 
@@ -70,11 +73,15 @@ def tpot(scheme: str) -> Callable[[Size, torch.device, TimeLeft], Iterator[Line]
                 yield from turns.measure(off, on, turns.rows(most, most, ZIPF), "zipf")
                 for rows in (most, size.rows[0]):
                     yield from turns.measure(off, on, turns.rows(rows, 0), "all-base")
+            # Two engines with pages of different types cannot share the model's sites, and both would take memory.
+            del on
+            release(device)
             if not left.fits(PAGES_S):
-                yield left_out(over_base_case(scheme, most, "distinct 8-bit", size.shape.name))
+                for load in PAGE_LOADS:
+                    yield from turns.leave_out(most, load)
                 return
             with quantized_once(), turns.engine(most, "int8") as on:
-                for zipf, load in ((0.0, "distinct 8-bit"), (ZIPF, "zipf 8-bit")):
+                for load, zipf in PAGE_LOADS.items():
                     yield from turns.measure(off, on, turns.rows(most, most, zipf), load)
 
     return run
@@ -117,9 +124,8 @@ class Turns:
         """Rows of the base model in `off`, and with their adapters in `on`."""
         size, base = self.size, self.rows(rows.count, 0)
         scheme, name = self.model.scheme, size.shape.name
-        over = over_base_case(scheme, rows.count, load, name)
         if not self.left.fits(LOAD_S * rows.count / size.most_rows):
-            yield left_out(over)
+            yield from self.leave_out(rows.count, load)
             return
         rounds = alternate((off, on), (base, rows), size, self.left)
         without, with_them = (median(taken) for taken in zip(*rounds, strict=True))
@@ -138,7 +144,14 @@ class Turns:
                 share = 100 * streamed / without / self.copy_rate
                 yield line(share_case(scheme, name), share, "% of copy", streamed_bytes=streamed)
         yield line(tpot_case(scheme, rows.count, load, name), with_them * 1000, "ms", **shape)
-        yield line(over, median(b / a for a, b in rounds), "x", **shape)
+        ratio = median(b / a for a, b in rounds)
+        yield line(over_base_case(scheme, rows.count, load, name), ratio, "x", **shape)
+
+    def leave_out(self, rows: int, load: str) -> Iterator[Line]:
+        """In place of `measure`."""
+        scheme, name = self.model.scheme, self.size.shape.name
+        base = [] if rows in self.known else [tpot_case(scheme, rows, "base", name)]
+        return left_out(*base, *(make(scheme, rows, load, name) for make in (tpot_case, over_base_case)))
 
     def prefill(self, off: Engine, on: Engine) -> Iterator[Line]:
         """Prompts of an adapter each over prompts of the base model, new ones in every round."""
@@ -146,7 +159,7 @@ class Turns:
         count = max(size.most_rows // PREFILL_SHARE, 1)
         over = prefill_over_base_case(scheme, name)
         if not self.left.fits(LOAD_S):
-            yield left_out(over)
+            yield from left_out(over)
             return
         base, adapted = self.rows(count, 0), self.rows(count, count)
         rounds = [
@@ -201,7 +214,7 @@ def sampling_steps(size: Size, device: torch.device, left: TimeLeft) -> Iterator
             ("forced tokens", {}, FORCED),
         ):
             if not left.fits(LOAD_S):
-                yield left_out(f"steps/{name} over greedy")
+                yield from left_out(f"steps/{name} over greedy")
                 continue
             both, grammars = (longer, longer), (None, grammar)
             rounds = alternate((plain, other), both, size, left, (({},), (options,)), grammars)

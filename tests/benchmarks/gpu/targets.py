@@ -7,8 +7,8 @@ Times that the device's memory bounds were written for an H200, which copies 4.3
 on the same device, and both figures are shown. Ratios and shares are not scaled, nor what the link to the host bounds.
 
 The best published shares of base tokens per second with adapters: 0.53 for a dense model of 70B with one adapter, 0.83 to 0.89 for
-a mixture of experts, 0.70 to 0.79 for four adapters mixed. With 64 adapters of 84 MB at 64 rows the bytes alone allow 0.79 in
-bfloat16 pages and 0.88 in 8-bit pages, beside an int4 step of 4.8 ms.
+a mixture of experts, 0.70 to 0.79 for four adapters mixed. Beside an int4 step of 4.8 ms, reading 64 adapters of 84 MB allows 0.79
+in bfloat16 pages and 0.88 in 8-bit pages.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,12 +1,15 @@
 """Every job, tiny and on the CPU: its lines, and whether they answer the rows of the target table that name it."""
 
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
-from tests.benchmarks.gpu.jobs import every_job, process_age
+from tests.benchmarks.gpu.compilations import counted_compilations
+from tests.benchmarks.gpu.jobs import every_job
 from tests.benchmarks.gpu.record import FIELDS
-from tests.benchmarks.gpu.sizes import DRY, REAL, Line
+from tests.benchmarks.gpu.sizes import DRY, REAL, Line, line
 from tests.benchmarks.gpu.targets import targets
 from tests.benchmarks.gpu.time_left import TimeLeft
 from tests.engine.interpreter_runs import INTERPRETING
@@ -41,22 +44,22 @@ def test_each_job_measures_the_rows_of_the_table_that_name_it(lines: Lines) -> N
     measured = [target for target in targets() if target.job]
     assert {target.job for target in measured} <= {*lines}
     for target in measured:
-        cases = {line["case"] for line in lines[target.job] if line["ok"]}
+        cases = {each["case"] for each in lines[target.job] if each["ok"]}
         assert {tiny(case) for case in target.cases} - cases <= ONLY_ON_CUDA, target.name
 
 
 def test_lines_are_whole_and_each_case_has_one(lines: Lines) -> None:
     for job, its in lines.items():
-        cases = [line["case"] for line in its]
+        cases = [each["case"] for each in its]
         assert its and len(cases) == len({*cases}), job
-        for line in its:
-            assert line["ok"] is True and line["value"] >= 0 and line["unit"], line
-            assert not {*line} - {*FIELDS}
+        for each in its:
+            assert each["ok"] is True and each["value"] >= 0 and each["unit"], each
+            assert not {*each} - {*FIELDS}
 
 
 def test_medians_say_how_many_rounds_they_are_of(lines: Lines) -> None:
-    ratios = [line for line in lines["tpot int4"] if "over base" in line["case"]]
-    assert ratios and all(line["shape"]["rounds"] == DRY.rounds for line in ratios[:2])
+    ratios = [each for each in lines["tpot int4"] if "over base" in each["case"]]
+    assert ratios and all(each["shape"]["rounds"] >= 1 for each in ratios)
 
 
 def test_a_job_without_time_says_what_it_left_out(tmp_path: Path) -> None:
@@ -64,10 +67,20 @@ def test_a_job_without_time_says_what_it_left_out(tmp_path: Path) -> None:
     for job in every_job(tmp_path):
         if job.name in ("tpot none", "mixed", "profile"):
             found = [*job.run(DRY, CPU, TimeLeft.of(0.0))]
-            left = [line for line in found if line["ok"] is None]
-            assert left and all(line["error"].startswith("not run: ") for line in left), job.name
+            left = [each for each in found if each["ok"] is None]
+            assert left and all(each["error"].startswith("not run: ") for each in left), job.name
 
 
-def test_the_age_of_a_process_counts_from_its_start() -> None:
-    first = process_age()
-    assert 0 < first <= process_age()
+def test_what_a_job_compiled_is_said_even_if_it_fails() -> None:
+    def work() -> Iterator[Line]:
+        build._build("launcher")
+        yield line("begun", 1.0, "x")
+        raise ValueError
+
+    build = import_module("triton.runtime.build")
+    found = []
+    with pytest.MonkeyPatch.context() as changes, pytest.raises(ValueError):
+        changes.setattr(build, "_build", lambda name: name)
+        for each in counted_compilations("job", work):
+            found.append((each["case"], each["value"], each["shape"]))
+    assert found == [("begun", 1.0, {}), ("compiled in job/job", 1, {"launcher": 1})]

@@ -22,12 +22,3 @@ def test_a_round_begins_where_the_longest_so_far_fits(seconds: float, rounds: in
         found.append(number)
         clock.now += 2.0
     assert found == [*range(rounds)]
-
-
-def test_a_share_ends_before_the_whole() -> None:
-    clock = Clock()
-    left = TimeLeft(110.0, clock)
-    part = left.share(0.4)
-    assert part.seconds == pytest.approx(4.0) and part.fits(3.9) and not part.fits(4.1)
-    clock.now = 120.0
-    assert left.share(0.4).seconds == 0.0

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-END_S = 2.0
-"""Of a job's seconds: closing an engine, and the process's end."""
+MARGIN_S = 5.0
+"""Of a job's seconds: the process and its imports before, closing an engine and the process's end behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class TimeLeft:
 
     @staticmethod
     def of(seconds: float) -> "TimeLeft":
-        """From now on, with a margin to end in."""
-        return TimeLeft(time.monotonic() + seconds - END_S)
+        """Of a job that begins now and may take so many seconds with its process."""
+        return TimeLeft(time.monotonic() + seconds - MARGIN_S)
 
     @property
     def seconds(self) -> float:
@@ -31,10 +31,6 @@ class TimeLeft:
     def fits(self, estimate: float) -> bool:
         """Whether a part of so many seconds may begin."""
         return estimate <= self.seconds
-
-    def share(self, share: float) -> "TimeLeft":
-        """This share of it."""
-        return TimeLeft(self.clock() + share * max(self.seconds, 0.0), self.clock)
 
     def rounds(self, most: int) -> Iterator[int]:
         """Numbers of rounds that fit, `most` of them and at least one."""

@@ -46,10 +46,6 @@ LOOK_S = 0.00005
 """Between two looks at a swap that takes some milliseconds."""
 PEER_S = 25.0
 """Estimate of the peer's import, model, adapters and first mode."""
-SHARE_OF_WARMING = 0.4
-"""Of the time left, for loads into host memory before the traffic over all registered adapters."""
-KEPT_SHARE = 0.9
-"""Of the host's memory: a chunk of pinned memory has a rest that no adapter fits."""
 JSON_REQUESTS = 2
 """Requests of each row and kind, one after another."""
 
@@ -57,7 +53,7 @@ JSON_REQUESTS = 2
 def swaps(size: Size, device: torch.device, left: TimeLeft) -> Iterator[Line]:
     """How long an adapter takes that left the device, and adapters that come while rows run.
 
-    Pinning takes 1 s, 16 loads 2, prompts 1, a stretch of steps 1: 12 stretches of either kind fit 35 s.
+    Of 35 s pinning takes 1, 16 loads 2, prompts 1, and each of ten stretches of steps 1.
     """
     model, source = _model(size, device)
     steps = 8 * size.steps
@@ -100,39 +96,32 @@ def _swap_seconds(engine: Engine, ref: AdapterRef) -> float:
 
 
 def zipf(size: Size, device: torch.device, left: TimeLeft) -> Iterator[Line]:
-    """Many registered adapters over a budget of few, against the same traffic on those few.
+    """Many registered adapters over a budget of few, against the same traffic on those few; twice, since the first time most
+    come from the source, which takes a core 0.1 s each, and the second time from host memory.
 
-    The likeliest others are in host memory before, as on a server that has run for a while: a load from the source takes a
-    core 0.1 s. Pinning takes 4 to 8 s, those loads 12, 64 more 7, either stretch of traffic 5: 45 to 50 of 60 s.
+    Pinning takes 4 to 8 s, 64 loads 7, traffic on the resident ones 4, over all 10 and then 5: 45 of 60 s.
     """
     model, source = _model(size, device)
     rows = Rows(size.most_rows, 0, size.tokens, size.tokens)
     options = EngineOptions(adapter_bytes=size.resident * source.nbytes, host_bytes=size.host_bytes)
-    shape: Line = {"registered": size.registered, "resident": size.resident, "zipf": ZIPF}
+    shape = {"registered": size.registered, "resident": size.resident, "zipf": ZIPF}
+    picks = {
+        count: pick_adapters(count, size.requests, "zipf", ZIPF, seed=count)
+        for count in (size.resident, size.registered)
+    }
     with running_engine(model, source, rows, options) as engine:
-        # Adapters by falling popularity: the resident ones come last, and stay.
-        kept = min(size.registered, int(KEPT_SHARE * size.host_bytes / source.nbytes))
-        warming, loaded = left.share(SHARE_OF_WARMING), 0
-        for index in range(size.resident, kept):
-            if warming.seconds <= 0:
-                break
-            _swap_seconds(engine, adapter_ref(index))
-            loaded += 1
         output_rate(engine, rows, list(range(size.resident)))
-        resident = output_rate(engine, rows, _zipf_picks(size, size.resident))
-        shape = {"registered": size.registered, "resident": size.resident, "zipf": ZIPF, "kept": loaded}
+        resident = output_rate(engine, rows, picks[size.resident])
         yield line("zipf/resident", resident, "tokens/s", **shape)
-        loads, hits = engine.adapters.num_loads, engine.adapters.num_host_hits
-        registered = output_rate(engine, rows, _zipf_picks(size, size.registered))
-        from_host = engine.adapters.num_host_hits - hits
-        shape |= {"from_host": from_host, "from_source": engine.adapters.num_loads - loads - from_host}
-    yield line("zipf/registered", registered, "tokens/s", **shape)
-    yield line("zipf/rate over resident", registered / resident, "x", **shape)
-
-
-def _zipf_picks(size: Size, count: int) -> list[int]:
-    """The adapter of each request, of `count` by falling popularity."""
-    return pick_adapters(count, size.requests, "zipf", ZIPF, seed=count)
+        adapters = engine.adapters
+        for number in left.rounds(2):
+            loads, hits = adapters.num_loads, adapters.num_host_hits
+            registered = output_rate(engine, rows, picks[size.registered])
+            from_host = adapters.num_host_hits - hits
+            came = {"from_host": from_host, "from_source": adapters.num_loads - loads - from_host}
+            name = ("cold", "warm")[number]
+            yield line(f"zipf/registered, {name}", registered, "tokens/s", **shape, **came)
+    yield line("zipf/rate over resident", registered / resident, "x", **shape, **came, run=name)
 
 
 def mixed(size: Size, device: torch.device, left: TimeLeft) -> Iterator[Line]:
@@ -159,7 +148,7 @@ def mixed(size: Size, device: torch.device, left: TimeLeft) -> Iterator[Line]:
             low, high = (middle + 1, high) if is_stable else (low, middle)
             stable += [rate] if is_stable else []
     if low < high:
-        yield left_out("mixed/rate over decode")
+        yield from left_out("mixed/rate over decode")
     else:
         yield line("mixed/rate over decode", max(stable) / decode, "x", **shape)
 
@@ -238,7 +227,7 @@ def peft(size: Size, device: torch.device, left: TimeLeft) -> Iterator[Line]:
     shape = {"rows": rows.count, "adapters": rows.adapters, "prompt": rows.prompt, "tokens": rows.tokens}
     yield line("peft/ours", own, "tokens/s", **shape)
     if not left.fits(PEER_S):
-        yield left_out("peft/rate over peft")
+        yield from left_out("peft/rate over peft")
         return
     best = 0.0
     for mode, rate in peft_rates(size.shape, rows, RANK, device, left):

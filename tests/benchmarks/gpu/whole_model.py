@@ -76,7 +76,7 @@ def logits(size: Size, device: torch.device, left: TimeLeft) -> Iterator[Line]:
         yield from _error_lines(rows, values, peers, exact)
         for prompt, count in size.prefills:
             if not left.fits(PEER_S / 2):
-                yield left_out(prefill_over_sdpa_case(prompt, "rate"))
+                yield from left_out(*(prefill_over_sdpa_case(prompt, what) for what in ("ttft", "rate")))
                 continue
             for together in (1, count):
                 theirs[prompt, together] = _peer_rate(peer, (together, prompt), size.shape.vocab, device)
