@@ -82,5 +82,6 @@ def test_what_a_job_compiled_is_said_even_if_it_fails() -> None:
     with pytest.MonkeyPatch.context() as changes, pytest.raises(ValueError):
         changes.setattr(build, "_build", lambda name: name)
         for each in counted_compilations("job", work):
-            found.append((each["case"], each["value"], each["shape"]))
-    assert found == [("begun", 1.0, {}), ("compiled in job/job", 1, {"launcher": 1})]
+            found.append((each["case"], each["value"], each["ok"]))
+    assert found == [("begun", 1.0, True), ("compiled in job/job", 1, False)]
+    assert [*counted_compilations("job", list)][-1]["ok"] is True
