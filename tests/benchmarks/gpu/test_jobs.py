@@ -23,10 +23,14 @@ Lines = dict[str, list[Line]]
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> Lines:
-    """Of each job."""
+    """Of each job, on one core like `run_model`: threads of tiny steps would wait for one another."""
     pytest.importorskip("llguidance")
-    folder = tmp_path_factory.mktemp("jobs")
-    return {job.name: [*job.run(DRY, CPU, TimeLeft.of(600.0))] for job in every_job(folder)}
+    folder, threads = tmp_path_factory.mktemp("jobs"), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return {job.name: [*job.run(DRY, CPU, TimeLeft.of(600.0))] for job in every_job(folder)}
+    finally:
+        torch.set_num_threads(threads)
 
 
 def tiny(case: str) -> str:
