@@ -11,9 +11,8 @@ from enum import Enum
 from typing import Any, Protocol
 
 import torch
+from tests.benchmarks.gpu.children import LOST_DEVICE_EXIT
 
-LOST_DEVICE_EXIT = 75
-"""Exit status of a process whose device answers no call any more: its case already has its line."""
 MAX_ERROR = 600
 
 

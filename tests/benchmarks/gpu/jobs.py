@@ -25,37 +25,30 @@ class Job:
     """
 
     name: str
-    stage: str
     seconds: float
     run: Callable[[Size, torch.device, TimeLeft], Iterator[Line]]
     runs_dry: bool = True
 
-    @property
-    def limit_s(self) -> float:
-        """When it is killed."""
-        return self.seconds
-
 
 MODEL_JOBS = (
-    Job("logits", "whole", 45.0, whole_model.logits),
-    Job("tpot int4", "engine", 90.0, tpot("int4")),
-    Job("swap", "engine", 35.0, traffic.swaps),
-    Job("zipf", "engine", 60.0, traffic.zipf),
-    Job("mixed", "engine", 70.0, traffic.mixed),
-    Job("tpot none", "engine", 75.0, tpot("none"), runs_dry=False),
-    Job("peft", "whole", 60.0, traffic.peft),
-    Job("json", "engine", 40.0, traffic.json_rows),
-    Job("graphs", "whole", 30.0, whole_model.graphs),
-    Job("steps", "whole", 45.0, sampling_steps),
-    Job("tpot int8", "engine", 75.0, tpot("int8"), runs_dry=False),
+    Job("logits", 45.0, whole_model.logits),
+    Job("tpot int4", 90.0, tpot("int4")),
+    Job("swap", 35.0, traffic.swaps),
+    Job("zipf", 60.0, traffic.zipf),
+    Job("mixed", 70.0, traffic.mixed),
+    Job("tpot none", 75.0, tpot("none"), runs_dry=False),
+    Job("peft", 60.0, traffic.peft),
+    Job("json", 40.0, traffic.json_rows),
+    Job("graphs", 30.0, whole_model.graphs),
+    Job("steps", 45.0, sampling_steps),
+    Job("tpot int8", 75.0, tpot("int8"), runs_dry=False),
 )
-PROFILE = "profile"
 PROFILE_S = 40.0
 
 
 def every_job(out: Path) -> list[Job]:
     """With the one that writes traces to `out`."""
-    return [*MODEL_JOBS, Job(PROFILE, PROFILE, PROFILE_S, partial(profile_steps, out=out))]
+    return [*MODEL_JOBS, Job("profile", PROFILE_S, partial(profile_steps, out=out))]
 
 
 def run_model(connection: Connection, is_dry: bool, out: str, names: Sequence[str]) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.benchmarks.gpu.faults import LOST_DEVICE_EXIT, answers
+from tests.benchmarks.gpu.children import LOST_DEVICE_EXIT
+from tests.benchmarks.gpu.faults import answers
 from tests.benchmarks.gpu.worker import Results, device_of
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +34,14 @@ FILES = (
     "tests/engine/kernels/test_fp8_linear.py",
 )
 """Where tests marked `gpu` are, the most telling first."""
-TEST_LIMIT_S = 180.0
+MERGES = tuple(
+    f"tests/engine/kernels/triton/test_{name}.py::test_merges_see_every_split"
+    for name in ("paged_attention", "quantized_linear")
+)
+"""The race of programs that merge: the last one to finish must see what all others wrote."""
+NAMED = (*FILES[:2], *MERGES)
+ALONE = FILES[1]
+"""Its tests compare times, which others at once would disturb."""
 OPTIONS = ("-c", str(INI), f"--rootdir={ROOT}", "-m", "gpu", "-p", "no:cacheprovider")
 
 
@@ -69,20 +77,21 @@ class Reporter:
             os._exit(LOST_DEVICE_EXIT)
 
 
-def collect_tests(connection: Connection, is_dry: bool, names: Sequence[str]) -> None:
-    """Send one line per test, of files or folders."""
+def collect_tests(connection: Connection, is_dry: bool, targets: Sequence[str], names: Sequence[str]) -> None:
+    """Send one line per test of these files or tests; the one case is the collection."""
     results, collector = Results(connection), Collector()
     results.begin(names[0])
-    status = _run(names, collector, "--collect-only")
+    status = _run(targets, collector, "--collect-only")
     if status != pytest.ExitCode.OK:
         raise SystemExit(f"collecting the tests ended with {status!r}")
     for name in collector.names:
-        results.line({"stage": "tests", "case": name})
+        results.line({"stage": "tests", "case": name, "ok": True, "error": None})
 
 
-def run_tests(connection: Connection, is_dry: bool, files: Sequence[str], names: Sequence[str]) -> None:
-    """Run the named tests of these files, in the order in which they are collected."""
-    _run(files, Reporter(Results(connection), device_of(is_dry), names))
+def run_tests(connection: Connection, is_dry: bool, names: Sequence[str]) -> None:
+    """Run the named tests, in the order in which they are collected."""
+    files = dict.fromkeys(name.partition("::")[0] for name in names)
+    _run([*files], Reporter(Results(connection), device_of(is_dry), names))
 
 
 def _run(targets: Sequence[str], plugin: object, *options: str) -> int:

@@ -1,29 +1,27 @@
-"""The stages of one run, in the order in which a later one needs an earlier one.
+"""The stages of one run in the order of its plan, each within its seconds.
 
-Invariant: every case that was asked for has a line: measured, failed, or not run with the reason.
+Invariant: every case that was asked for has a line: measured, failed, or not run with the reason; one that is done is left out.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing.context import BaseContext
-from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.gpu.cases import PEERS_OPERATION, TIERS, Case, kernel_cases
-from tests.benchmarks.gpu.children import Supervisor, lines_of, not_run, start
+from tests.benchmarks.gpu.cases import PEERS_OPERATION, Case, kernel_cases
+from tests.benchmarks.gpu.children import Supervisor, not_run
 from tests.benchmarks.gpu.faults import Fault, described
+from tests.benchmarks.gpu.outputs import Outputs
+from tests.benchmarks.gpu.plans import Stage
 from tests.benchmarks.gpu.record import Recorder
-from tests.benchmarks.gpu.worker import run_build, run_kernels, run_probe
+from tests.benchmarks.gpu.worker import buildable, run_build, run_kernels, run_probe
 
-MODEL_STAGES = ("engine", "whole")
-STAGES = ("probe", "build", "check", "time", "tests", *MODEL_STAGES, "profile", "sweep", "peers")
-PROBE_LIMIT_S = 120.0
-BUILD_LIMIT_S = 120.0
-BUILD_SHARE = 0.35
-"""Of what is left: what is not built then is compiled where it runs."""
-START_ESTIMATE_S = 10.0
+DRY_SLOWER = 6.0
+"""Dry, a stage may take so many times its seconds: a CPU interprets what a GPU runs."""
+MAX_SHARE = 0.4
+"""Of a stage's seconds that one of its cases may take before it counts as hung."""
 DRY_TESTS = 4
 RESOURCES = ("regs", "stack", "shared", "compile_s")
 Line = dict[str, Any]
@@ -31,142 +29,159 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was asked for. `only`: parts of names of cases, tests and jobs; none for all. `out`: where traces go."""
+    """What was asked for. `only`: parts of names of cases, tests and jobs, none for all; `done`: work left out."""
 
-    stages: Sequence[str]
-    operations: Sequence[str]
+    plan: Sequence[Stage]
     only: Sequence[str]
-    out: Path
+    done: frozenset[str]
 
-    def has(self, name: str) -> bool:
-        """Whether a case, test or job of this name was asked for."""
-        return not self.only or any(part in name for part in self.only)
+    def has(self, work: str) -> bool:
+        """Whether this piece of work, `kind/name`, is still to be done."""
+        return work not in self.done and (not self.only or any(part in work for part in self.only))
+
+    def of(self, kind: str, names: Sequence[str]) -> list[str]:
+        """The names whose work of this kind is still to be done."""
+        return [name for name in names if self.has(f"{kind}/{name}")]
 
 
 @dataclass(slots=True)
 class Run:
-    """One command's work and what it found."""
+    """One command's work. It began at `began` and ends by `deadline`, both of the monotonic clock."""
 
     choice: Choice
     is_dry: bool
+    began: float
     deadline: float
     recorder: Recorder
     context: BaseContext
+    outputs: Outputs
     supervisor: Supervisor = field(init=False)
+    _until: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.supervisor = Supervisor(self.context, self.deadline)
+        self.supervisor = Supervisor(self.context)
+        self._until = self.deadline
 
     def all_stages(self) -> None:
         """Run what was asked for, then count the processes that ended early. A stage that raises costs no other."""
-        for stages, work in self._works():
-            if not stages.isdisjoint(self.choice.stages):
-                try:
-                    work()
-                except Exception as error:  # noqa: BLE001 - written down as the stage's result
-                    name = ", ".join(sorted(stages))
-                    failed = {"ok": False, "error": described(error, Fault.FAILED)}
-                    self.recorder.add({"stage": "run", "case": name} | failed)
+        begins = self.began
+        for stage in self.choice.plan:
+            self._until = min(begins + self._seconds(stage), self.deadline)
+            try:
+                self._stage(stage)
+            except Exception as error:  # noqa: BLE001 - written down as the stage's result
+                failed = {"ok": False, "error": described(error, Fault.FAILED)}
+                self.recorder.add({"stage": "run", "case": stage.name} | failed)
+            begins = time.monotonic()
         restarts = {"value": float(self.supervisor.restarts), "unit": "processes"}
         self.recorder.add({"stage": "run", "case": "restarts", "ok": True} | restarts)
 
-    def _works(self) -> Iterator[tuple[set[str], Callable[[], None]]]:
-        """Which stages each piece of work is."""
-        yield {"probe"}, lambda: self._follow(run_probe, limits={"probe": PROBE_LIMIT_S})
-        yield {"build"}, self._build
-        yield {"check", "time"}, self._check_and_time
-        yield {"tests"}, self._tests
-        for stage in (*MODEL_STAGES, "profile"):
-            yield {stage}, partial(self._models, stage)
-        yield {"sweep"}, self._sweeps
-        yield {"peers"}, self._peers
+    def _seconds(self, stage: Stage) -> float:
+        return stage.seconds * (DRY_SLOWER if self.is_dry else 1.0)
 
-    def _peers(self) -> None:
-        for tier in TIERS:
-            self._kernels([PEERS_OPERATION], ["time"], tier)
+    def _stage(self, stage: Stage) -> None:
+        work: dict[str, Callable[[Stage], None]] = {
+            "probe": lambda stage: self._follow(stage, "probe", run_probe, names=["probe"]),
+            "build": lambda stage: self._follow(stage, "build", run_build, names=self._built_cases()),
+            "check": lambda stage: self._kernels(stage, "check", self._cases(stage.tier)),
+            "time": lambda stage: self._kernels(stage, "time", self._cases(stage.tier)),
+            "peers": lambda stage: self._kernels(stage, "time", self._cases(None)),
+            "sweep": self._sweeps,
+            "tests": self._tests,
+            "job": self._job,
+        }
+        work[stage.kind](stage)
 
-    def _build(self) -> None:
-        names = [case.name for case in self._cases() if case.is_compiled]
-        processes = 1 if self.is_dry else len(os.sched_getaffinity(0))
-        until = self.deadline - (1 - BUILD_SHARE) * self.supervisor.left
-        limits = dict.fromkeys(names, BUILD_LIMIT_S)
-        shares = [names[first::processes] for first in range(processes)]
-        children = [
-            start(self.context, run_build, self.is_dry, share, limits=limits) for share in shares if share
+    def _built_cases(self) -> list[str]:
+        """Kernels of cases that are still checked or timed, and those of the engine."""
+        kernels = {case.name for case in kernel_cases(is_dry=self.is_dry)}
+        return [
+            name
+            for name in buildable(is_dry=self.is_dry)
+            if name not in kernels or self.choice.has(f"check/{name}") or self.choice.has(f"time/{name}")
         ]
-        for line in lines_of(children, until):
-            self.recorder.add(line)
 
-    def _check_and_time(self) -> None:
-        stages = [stage for stage in ("check", "time") if stage in self.choice.stages]
-        for tier in TIERS:
-            # What is interpreted cannot break its device.
-            for together in (
-                [self.choice.operations] if self.is_dry else [[name] for name in self.choice.operations]
-            ):
-                self._kernels(together, stages, tier)
+    def _kernels(self, stage: Stage, kind: str, cases: Sequence[Case]) -> None:
+        self._follow(stage, kind, run_kernels, kind, names=[case.name for case in cases])
 
-    def _kernels(self, operations: Sequence[str], stages: Sequence[str], tier: int) -> None:
-        cases = [case for case in self._cases() if case.operation in operations and case.tier == tier]
-        fitting = self._fitting({case.name: case.seconds for case in cases})
-        limits = {case.name: case.limit_s for case in cases if case.name in fitting}
-        self._follow(run_kernels, stages, limits=limits)
+    def _cases(self, tier: int | None) -> list[Case]:
+        """Of a tier; None for those of other libraries, which are timed alone."""
+        return [
+            case
+            for case in kernel_cases(is_dry=self.is_dry)
+            if (case.tier == tier and case.operation != PEERS_OPERATION)
+            or (tier is None and case.operation == PEERS_OPERATION)
+        ]
 
-    def _cases(self) -> list[Case]:
-        return [case for case in kernel_cases(is_dry=self.is_dry) if self.choice.has(case.name)]
-
-    def _tests(self) -> None:
+    def _tests(self, stage: Stage) -> None:
         # Imported here, like the engine below: kernels can be measured without what these need.
-        from tests.benchmarks.gpu.pytest_stage import FILES, TEST_LIMIT_S, collect_tests, run_tests
+        from tests.benchmarks.gpu.pytest_stage import ALONE, FILES, NAMED, collect_tests, run_tests
 
-        files = [name for name in FILES if self.choice.has(name)] or [*FILES]
-        child = start(self.context, collect_tests, self.is_dry, files, limits={files[0]: TEST_LIMIT_S})
+        targets = FILES if stage.name == "all tests" else NAMED
+        limits = {"collection": self._seconds(stage)}
         names = []
-        for line in lines_of([child], self.deadline):
+        for line in self.supervisor.run(
+            collect_tests, self.is_dry, targets, limits=limits, until=self._until
+        ):
             if line["stage"] == "tests":
                 names.append(line["case"])
-            else:
-                self.recorder.add(line)
-        chosen = [name for name in names if self.choice.has(name)]
+            elif not line["ok"]:
+                self.recorder.add(line | {"work": None, "final": False})
         # Without a GPU each of them is skipped: a few show that they begin.
-        self._follow(
-            run_tests, files, limits=dict.fromkeys(chosen[: DRY_TESTS if self.is_dry else None], TEST_LIMIT_S)
-        )
+        names = names[: DRY_TESTS if self.is_dry else None]
+        beside = [name for name in names if not name.startswith(ALONE)]
+        self._follow(stage, "tests", run_tests, names=beside)
+        alone = [name for name in names if name.startswith(ALONE)]
+        self._follow(stage, "tests", run_tests, names=alone, processes=1)
 
-    def _models(self, stage: str) -> None:
+    def _job(self, stage: Stage) -> None:
         from tests.benchmarks.gpu.jobs import every_job, run_model
 
-        for job in every_job(self.choice.out):
-            if job.stage != stage or not self.choice.has(job.name) or (self.is_dry and not job.runs_dry):
-                continue
-            if self._fitting({job.name: job.seconds}):
-                limits = {job.name: job.limit_s}
-                self._follow(run_model, str(self.choice.out), limits=limits)
+        job = next(job for job in every_job(self.outputs.folder) if job.name == stage.name)
+        if not self.choice.has(f"job/{job.name}"):
+            return
+        left = self.deadline - time.monotonic()
+        if self.is_dry and not job.runs_dry:
+            self.recorder.add(not_run(job.name, "dry, another job is like it"))
+        elif left < stage.seconds and not self.is_dry:
+            self.recorder.add(
+                not_run(job.name, f"it may take {stage.seconds:.0f} s, and {left:.0f} are left")
+            )
+        else:
+            folder = str(self.outputs.folder)
+            self._follow(stage, "job", run_model, folder, names=[job.name], share=1.0)
+            for name, reason in self.outputs.drop_unfit(self.recorder.path):
+                self.recorder.add(not_run(f"file {name}", f"dropped: {reason}"))
 
-    def _sweeps(self) -> None:
+    def _sweeps(self, stage: Stage) -> None:
         from tests.benchmarks.gpu.sweeps import every_value, run_sweep
 
         for index, value, cases in every_value(is_dry=self.is_dry):
-            chosen = {name: case for name, case in cases.items() if self.choice.has(name)}
-            fitting = self._fitting({name: case.seconds for name, case in chosen.items()})
-            limits = {name: cases[name].limit_s for name in fitting}
-            self._follow(run_sweep, index, value, limits=limits)
+            self._follow(stage, "sweep", run_sweep, index, value, names=[*cases])
 
-    def _fitting(self, seconds: Mapping[str, float]) -> set[str]:
-        """Which of them are done before the deadline, by their estimates; the others get their lines. Dry, all."""
-        left, fitting = self.supervisor.left - START_ESTIMATE_S, set()
-        for name, estimate in seconds.items():
-            if self.is_dry or estimate <= left:
-                left -= estimate
-                fitting.add(name)
-            else:
-                self.recorder.add(not_run(name, "it does not fit the budget"))
-        return fitting
-
-    def _follow(self, target: Callable[..., None], *arguments: Any, limits: Mapping[str, float]) -> None:
-        """Run the cases named in `limits` to their end, and keep their lines."""
-        for line in self.supervisor.run(target, self.is_dry, *arguments, limits=limits):
-            self.recorder.add(self._with_resources(line))
+    def _follow(
+        self,
+        stage: Stage,
+        kind: str,
+        target: Callable[..., None],
+        *arguments: Any,
+        names: Sequence[str],
+        share: float = MAX_SHARE,
+        processes: int | None = None,
+    ) -> None:
+        """Run those of the named cases that are still to be done, within the stage's time, and keep their lines."""
+        wanted = self.choice.of(kind, names)
+        if not wanted:
+            return
+        limits = dict.fromkeys(wanted, share * self._seconds(stage))
+        cores = len(os.sched_getaffinity(0))
+        processes = min(cores, processes or stage.processes or cores)
+        for line in self.supervisor.run(
+            target, self.is_dry, *arguments, limits=limits, until=self._until, processes=processes
+        ):
+            work = line.get("work")
+            named = {"work": work and f"{kind}/{work}"}
+            self.recorder.add(self._with_resources(line | named))
 
     def _with_resources(self, line: Line) -> Line:
         """The line, with the most that any kernel of its case takes, where that was built."""

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.benchmarks.gpu.faults import LOST_DEVICE_EXIT, MAX_ERROR, Fault, attempt, fault_of
+from tests.benchmarks.gpu.children import LOST_DEVICE_EXIT
+from tests.benchmarks.gpu.faults import MAX_ERROR, Fault, attempt, fault_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -4,8 +4,9 @@ Invariant: before anything is tried its name is sent, so that the parent knows w
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -46,34 +47,40 @@ def run_probe(connection: Connection, is_dry: bool, names: Sequence[str]) -> Non
         attempt(results, {"stage": "probe", "case": name}, probe(device, is_dry=is_dry), device)
 
 
-def run_build(connection: Connection, is_dry: bool, names: Sequence[str]) -> None:
-    """The stage `build` of the named cases, compiled as on an H200 but never launched."""
+def buildable(*, is_dry: bool) -> dict[str, Callable[[], Iterator[Line]]]:
+    """What the stage `build` compiles, by name, in order of value: kernels of cases."""
     from tests.benchmarks.gpu.build import build
 
-    results, cases = Results(connection), _problems(is_dry)
+    return {
+        case.name: partial(build, case.problem) for case in kernel_cases(is_dry=is_dry) if case.is_compiled
+    }
+
+
+def run_build(connection: Connection, is_dry: bool, names: Sequence[str]) -> None:
+    """The stage `build` of the named cases, compiled as on an H200 but never launched."""
+    results, known = Results(connection), buildable(is_dry=is_dry)
     for name in names:
         results.begin(name)
-        attempt(results, head("build", cases[name]), build(cases[name]), CPU)
+        attempt(results, {"stage": "build", "case": name}, known[name](), CPU)
 
 
-def run_kernels(connection: Connection, is_dry: bool, stages: Sequence[str], names: Sequence[str]) -> None:
-    """The stages `check` and `time` of the named cases, one after the other."""
+def run_kernels(connection: Connection, is_dry: bool, stage: str, names: Sequence[str]) -> None:
+    """The stage `check` or `time` of the named cases, one after the other."""
     if is_dry:
         interpret()
-    device, results, cases = device_of(is_dry), Results(connection), _problems(is_dry)
+    device, results = device_of(is_dry), Results(connection)
+    cases = {case.name: case.problem for case in kernel_cases(is_dry=is_dry)}
     rate: float | None = None
     for name in names:
         results.begin(name)
         problem = cases[name]
         if problem.needs_cuda and is_dry:
-            results.line(head("check", problem) | {"ok": None, "error": "not run: it needs CUDA"})
-            continue
-        rate = rate or copy_rate(device, DRY_COPY_BYTES if is_dry else None)
-        for stage in stages:
-            if stage == "time":
-                attempt(results, head(stage, problem), timed(problem, device, rate), device)
-            elif not problem.is_peer:
-                attempt(results, head(stage, problem), _checked(problem, device), device)
+            results.line(head(stage, problem) | {"ok": None, "error": "not run: it needs CUDA"})
+        elif stage == "check":
+            attempt(results, head(stage, problem), _checked(problem, device), device)
+        else:
+            rate = rate or copy_rate(device, DRY_COPY_BYTES if is_dry else None)
+            attempt(results, head(stage, problem), timed(problem, device, rate), device)
 
 
 def interpret() -> None:
@@ -101,10 +108,6 @@ def head(stage: str, problem: Problem) -> Line:
         "bytes": problem.bytes,
         "flops": problem.flops,
     }
-
-
-def _problems(is_dry: bool) -> dict[str, Problem]:
-    return {case.name: case.problem for case in kernel_cases(is_dry=is_dry)}
 
 
 def _checked(problem: Problem, device: torch.device) -> Iterator[Line]:

@@ -196,6 +196,22 @@ def test_any_number_of_programs_gives_the_same_bits(
         assert not decode._arrivals(8, sequences.lengths.device).any(), "the next launch counts from 0"
 
 
+def test_merges_see_every_split(device: torch.device, request: pytest.FixtureRequest) -> None:
+    """Whichever program ends last, and however often: fresh partial sums are NaN, so one that is read too early shows."""
+    if device.type == "cuda":
+        # As served: 1,024 programs at once.
+        body, lengths, dtype, launches = paged_attention, [4096, 1500] * 32, torch.bfloat16, 200
+    else:
+        body, lengths, dtype, launches = request.getfixturevalue("body"), LENGTHS, torch.float32, 2
+    sequences = Sequences(lengths, (8, 2, 64), dtype, device)
+    qkv = sequences.queries(len(lengths))
+    first = sequences.decode(body, qkv, None)
+    check(first, sequences.decode(reference, qkv, None))
+    for _ in range(launches):
+        assert torch.equal(sequences.decode(body, qkv, None), first)
+    assert not decode._arrivals(triton.next_power_of_2(2 * len(lengths)), sequences.lengths.device).any()
+
+
 def test_a_narrow_view_of_wide_tables(device: torch.device, body: Any) -> None:
     sequences = Sequences([30, 17, 1], (6, 2, 64), torch.float32, device)
     qkv = sequences.queries(3)
