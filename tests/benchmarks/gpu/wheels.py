@@ -1,6 +1,7 @@
 """Lists, and downloads, the packages that must travel to a machine with torch and Triton: `python -m tests.benchmarks.gpu.wheels`.
 
-Invariant: what is listed is what the installed versions of here need, without what the machine has.
+Invariant: what is listed is what the installed versions of here need, without what the machine has. With the tree it is no more
+than may travel.
 """
 
 import argparse
@@ -12,7 +13,11 @@ from importlib.metadata import PackageNotFoundError, distribution, requires, ver
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from tests.benchmarks.gpu import travel
 
+from loraplex.platform.bench.report import commit
+
+ROOT = Path(__file__).parents[3]
 TESTS = (
     "torch",
     "triton",
@@ -124,20 +129,25 @@ def download(packages: dict[str, str | None], folder: Path, python: str) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Print NAME==VERSION of each package, one a line; 1 if one could not be downloaded."""
+    """Print NAME==VERSION of each package, one a line, then what travels and which commit it is.
+
+    1 if a package could not be downloaded, or if more would travel than may.
+    """
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.gpu.wheels", description=__doc__)
-    parser.add_argument("--present", type=Path, help="`pip freeze` of the machine")
+    parser.add_argument("--present", type=Path, help="`pip freeze` of the machine, or names alone")
     parser.add_argument("--download", type=Path, help="folder for the wheels")
     parser.add_argument("--python", default="3.12", help="of the machine")
+    parser.add_argument("--max-mib", type=float, default=travel.MAX_MIB, help="of the tree and the wheels")
     asked = parser.parse_args(arguments)
     present = PRESENT if asked.present is None else _names(asked.present.read_text())
     packages = closure((*RUNNER, *GRAMMARS, *PEERS), present)
-    print(
-        "\n".join(
-            name if pinned is None else f"{name}=={pinned}" for name, pinned in sorted(packages.items())
-        )
-    )
-    return 0 if asked.download is None else min(1, download(packages, asked.download, asked.python))
+    for name, pinned in sorted(packages.items()):
+        print(name if pinned is None else f"{name}=={pinned}")
+    folder = asked.download
+    missing = 0 if folder is None else download(packages, folder, asked.python)
+    may_travel, found = travel.verdict(travel.sizes(ROOT, [] if folder is None else [folder]), asked.max_mib)
+    print(f"{found}; --commit {commit()}")
+    return int(missing > 0 or not may_travel)
 
 
 def _names(frozen: str) -> list[str]:
