@@ -68,11 +68,12 @@ def _run(asked: argparse.Namespace) -> int:
     head |= {"run": uuid4().hex[:12], "commit": asked.commit or commit()}
     card = card_of(head | {"dry": asked.dry})
     known = [line for line in read_lines(asked.resume) if card_of(line) == card]
-    choice = Choice(plan, _parts(asked.only), done(known, head["cache"], _parts(asked.again)))
+    finished = done(known, head["cache"], _parts(asked.again))
     outputs = Outputs(asked.out, asked.max_files, asked.max_mib)
     recorder = Recorder(asked.out, head, is_dry=asked.dry, known=known)
     deadline = BEGAN + (DRY_S if asked.dry else left)
-    Run(choice, asked.dry, BEGAN, deadline, recorder, context, outputs).all_stages()
+    choice = Choice(plan, _parts(asked.only))
+    Run(choice, finished, asked.dry, BEGAN, deadline, recorder, context, outputs).all_stages()
     _print_reports(recorder.lines)
     print(f"{time.monotonic() - BEGAN:.0f} s, {recorder.path}")
     return int(any(line["ok"] is False for line in recorder.lines[len(known) :]))

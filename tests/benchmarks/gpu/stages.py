@@ -29,26 +29,22 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was asked for. `only`: parts of names of cases, tests and jobs, none for all; `done`: work left out."""
+    """What was asked for. `only`: parts of names of cases, tests and jobs, none for all."""
 
     plan: Sequence[Stage]
-    only: Sequence[str]
-    done: frozenset[str]
+    only: Sequence[str] = ()
 
     def has(self, work: str) -> bool:
-        """Whether this piece of work, `kind/name`, is still to be done."""
-        return work not in self.done and (not self.only or any(part in work for part in self.only))
-
-    def of(self, kind: str, names: Sequence[str]) -> list[str]:
-        """The names whose work of this kind is still to be done."""
-        return [name for name in names if self.has(f"{kind}/{name}")]
+        """Whether this piece of work, `kind/name`, was asked for."""
+        return not self.only or any(part in work for part in self.only)
 
 
 @dataclass(slots=True)
 class Run:
-    """One command's work. It began at `began` and ends by `deadline`, both of the monotonic clock."""
+    """One command's work. It began at `began` and ends by `deadline`, both of the monotonic clock. What is `done` is left out."""
 
     choice: Choice
+    done: set[str]
     is_dry: bool
     began: float
     deadline: float
@@ -93,13 +89,20 @@ class Run:
         work[stage.kind](stage)
 
     def _built_cases(self) -> list[str]:
-        """Kernels of cases that are still checked or timed, and those of the engine."""
+        """Kernels of cases that are still checked or timed, and those of the engine while a job is left."""
         kernels = {case.name for case in kernel_cases(is_dry=self.is_dry)}
+        has_job = any(stage.kind == "job" and self._is_left("job", stage.name) for stage in self.choice.plan)
         return [
             name
             for name in buildable(is_dry=self.is_dry)
-            if name not in kernels or self.choice.has(f"check/{name}") or self.choice.has(f"time/{name}")
+            if (has_job and name not in kernels)
+            or (name in kernels and any(self._is_left(kind, name) for kind in ("check", "time")))
         ]
+
+    def _is_left(self, kind: str, name: str) -> bool:
+        """Whether this piece of work is still to be done."""
+        work = f"{kind}/{name}"
+        return self.choice.has(work) and work not in self.done
 
     def _kernels(self, stage: Stage, kind: str, cases: Sequence[Case]) -> None:
         self._follow(stage, kind, run_kernels, kind, names=[case.name for case in cases])
@@ -117,7 +120,8 @@ class Run:
         # Imported here, like the engine below: kernels can be measured without what these need.
         from tests.benchmarks.gpu.pytest_stage import ALONE, FILES, NAMED, collect_tests, run_tests
 
-        targets = FILES if stage.name == "all tests" else NAMED
+        every = FILES if stage.name == "all tests" else NAMED
+        targets = [target for target in every if self.choice.has(target)] or every
         limits = {"collection": self._seconds(stage)}
         names = []
         for line in self.supervisor.run(
@@ -138,7 +142,7 @@ class Run:
         from tests.benchmarks.gpu.jobs import every_job, run_model
 
         job = next(job for job in every_job(self.outputs.folder) if job.name == stage.name)
-        if not self.choice.has(f"job/{job.name}"):
+        if not self._is_left("job", job.name):
             return
         left = self.deadline - time.monotonic()
         if self.is_dry and not job.runs_dry:
@@ -170,7 +174,7 @@ class Run:
         processes: int | None = None,
     ) -> None:
         """Run those of the named cases that are still to be done, within the stage's time, and keep their lines."""
-        wanted = self.choice.of(kind, names)
+        wanted = [name for name in names if self._is_left(kind, name)]
         if not wanted:
             return
         limits = dict.fromkeys(wanted, share * self._seconds(stage))
@@ -179,9 +183,11 @@ class Run:
         for line in self.supervisor.run(
             target, self.is_dry, *arguments, limits=limits, until=self._until, processes=processes
         ):
-            work = line.get("work")
-            named = {"work": work and f"{kind}/{work}"}
-            self.recorder.add(self._with_resources(line | named))
+            if line.get("work") is not None:
+                line["work"] = f"{kind}/{line['work']}"
+                if line.get("final"):
+                    self.done.add(line["work"])
+            self.recorder.add(self._with_resources(line))
 
     def _with_resources(self, line: Line) -> Line:
         """The line, with the most that any kernel of its case takes, where that was built."""

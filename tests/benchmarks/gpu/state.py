@@ -38,19 +38,19 @@ def card_of(line: Line) -> str:
     return "dry" if line["dry"] else str(line["hardware"]["gpu"])
 
 
-def done(lines: Iterable[Line], cache: str | None, again: Sequence[str] = ()) -> frozenset[str]:
+def done(lines: Iterable[Line], cache: str | None, again: Sequence[str] = ()) -> set[str]:
     """Pieces of work that came to their end. `lines` are of one card; `again`: parts of names that are run once more.
 
     What was built counts where it lies in Triton's cache: `cache` names that of this machine.
     """
-    return frozenset(
+    return {
         line["work"]
         for line in lines
         if line["final"]
         and line["ok"] is not None
         and (line["cache"] == cache or not line["work"].startswith("build/"))
         and not any(part in line["work"] for part in again)
-    )
+    }
 
 
 def counted(lines: Sequence[Line]) -> list[Line]:
