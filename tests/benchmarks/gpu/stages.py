@@ -5,7 +5,7 @@ Invariant: every case that was asked for has a line: measured, failed, or not ru
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -21,7 +21,10 @@ from tests.benchmarks.gpu.worker import buildable, run_build, run_kernels, run_p
 DRY_SLOWER = 6.0
 """Dry, a stage may take so many times its seconds: a CPU interprets what a GPU runs."""
 MAX_SHARE = 0.4
-"""Of a stage's seconds that one of its cases may take before it counts as hung."""
+"""Of a stage's seconds that one of several cases in one process may take before it counts as hung."""
+MAX_CASE_S = 60.0
+JOB_SHARE = 0.9
+"""Of its seconds that must be left for a job to begin: those before it may have taken all of theirs and a little more."""
 DRY_TESTS = 4
 RESOURCES = ("regs", "stack", "shared", "compile_s")
 Line = dict[str, Any]
@@ -53,10 +56,13 @@ class Run:
     outputs: Outputs
     supervisor: Supervisor = field(init=False)
     _until: float = field(init=False)
+    _resources: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.supervisor = Supervisor(self.context)
         self._until = self.deadline
+        for line in self.recorder.lines:
+            self._note(line)
 
     def all_stages(self) -> None:
         """Run what was asked for, then count the processes that ended early. A stage that raises costs no other."""
@@ -147,13 +153,13 @@ class Run:
         left = self.deadline - time.monotonic()
         if self.is_dry and not job.runs_dry:
             self.recorder.add(not_run(job.name, "dry, another job is like it"))
-        elif left < stage.seconds and not self.is_dry:
+        elif left < JOB_SHARE * stage.seconds and not self.is_dry:
             self.recorder.add(
                 not_run(job.name, f"it may take {stage.seconds:.0f} s, and {left:.0f} are left")
             )
         else:
             folder = str(self.outputs.folder)
-            self._follow(stage, "job", run_model, folder, names=[job.name], share=1.0)
+            self._follow(stage, "job", run_model, folder, names=[job.name])
             for name, reason in self.outputs.drop_unfit(self.recorder.path):
                 self.recorder.add(not_run(f"file {name}", f"dropped: {reason}"))
 
@@ -170,14 +176,17 @@ class Run:
         target: Callable[..., None],
         *arguments: Any,
         names: Sequence[str],
-        share: float = MAX_SHARE,
         processes: int | None = None,
     ) -> None:
         """Run those of the named cases that are still to be done, within the stage's time, and keep their lines."""
         wanted = [name for name in names if self._is_left(kind, name)]
         if not wanted:
             return
-        limits = dict.fromkeys(wanted, share * self._seconds(stage))
+        limit = self._seconds(stage)
+        # One that is compiled holds up its own process alone.
+        if len(wanted) > 1 and stage.kind != "build":
+            limit = min(MAX_SHARE * limit, MAX_CASE_S)
+        limits = dict.fromkeys(wanted, limit)
         cores = len(os.sched_getaffinity(0))
         processes = min(cores, processes or stage.processes or cores)
         for line in self.supervisor.run(
@@ -187,14 +196,17 @@ class Run:
                 line["work"] = f"{kind}/{line['work']}"
                 if line.get("final"):
                     self.done.add(line["work"])
-            self.recorder.add(self._with_resources(line))
+            self._add(line)
 
-    def _with_resources(self, line: Line) -> Line:
-        """The line, with the most that any kernel of its case takes, where that was built."""
-        known = {name: list(self._built(line["case"], name)) for name in RESOURCES}
-        return {name: max(values) for name, values in known.items() if values} | line
+    def _add(self, line: Line) -> None:
+        """Write a line, with the most that any kernel of its case takes where that was built."""
+        self._note(line)
+        taken = {} if line["stage"] == "build" else self._resources.get(line["case"], {})
+        self.recorder.add(taken | line)
 
-    def _built(self, case: str, name: str) -> Iterator[float]:
-        for line in self.recorder.lines:
-            if line["stage"] == "build" and line["case"] == case and line[name] is not None:
-                yield line[name]
+    def _note(self, line: Line) -> None:
+        if line["stage"] == "build":
+            known = self._resources.setdefault(line["case"], {})
+            for name in RESOURCES:
+                if line.get(name) is not None:
+                    known[name] = max(known.get(name, 0.0), line[name])

@@ -1,5 +1,6 @@
 """Plans and their stages: what a stage costs when its work raises or hangs, and what is left out because it is done."""
 
+import os
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,6 +12,7 @@ import pytest
 from tests.benchmarks.gpu import stages
 from tests.benchmarks.gpu.cases import kernel_cases
 from tests.benchmarks.gpu.children import forking_context
+from tests.benchmarks.gpu.machine import Machine, unknown
 from tests.benchmarks.gpu.outputs import Outputs
 from tests.benchmarks.gpu.plans import PLANS, Stage, caps_of_jobs, plan_of
 from tests.benchmarks.gpu.record import Recorder
@@ -113,3 +115,20 @@ def test_products_that_torch_computes_are_not_built() -> None:
     compiled = {case.name for case in kernel_cases(is_dry=False) if case.is_compiled}
     assert compiled and not any(name.startswith(("gemm/fp8", "gemm/torch")) for name in compiled)
     assert any(name.startswith("round rows") for name in compiled)
+
+
+def test_a_driver_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = tmp_path / "nvidia-smi"
+    command.write_text("#!/bin/sh\nexec sleep 20\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    began = time.monotonic()
+    assert Machine(is_dry=True).head(1.0) is None
+    assert time.monotonic() - began < 2.0
+
+
+def test_a_machine_names_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    head, later = (Machine(is_dry=True).head(60.0) for _ in range(2))
+    assert head is not None and head.keys() == unknown().keys() and head["cache"]
+    assert later is not None and later["cache"] == head["cache"]
