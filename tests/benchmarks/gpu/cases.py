@@ -26,14 +26,6 @@ ZIPF = 1.1
 DTYPE = "bfloat16"
 DRY_DTYPE = "float16"
 """The interpreter's bfloat16 arithmetic is wrong."""
-TIERS = (1, 2)
-BYTES_PER_SECOND = 2e9
-"""Of drawing random operands and computing what is expected of them, roughly: what an estimate divides by."""
-OVERHEAD_S = 0.4
-LIMIT = 6.0
-"""A case may take so many times its estimate before it counts as hung."""
-LIMIT_S = 60.0
-"""And this long in any case: a kernel may still have to be compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +44,6 @@ class Case:
     def is_compiled(self) -> bool:
         """Whether kernels of ours run in it: an fp8 product is torch's, and its operands must have values."""
         return not self.problem.is_peer and (self.problem.op, self.problem.variant) != ("gemm", "fp8")
-
-    @property
-    def seconds(self) -> float:
-        """Estimate of checking and timing it on a GPU."""
-        return OVERHEAD_S + self.problem.bytes / BYTES_PER_SECOND
-
-    @property
-    def limit_s(self) -> float:
-        """When it is killed."""
-        return LIMIT_S + LIMIT * self.seconds
 
 
 def kernel_cases(*, is_dry: bool) -> list[Case]:

@@ -62,10 +62,12 @@ def test_a_stage_that_hangs_costs_its_seconds_and_no_other(
     cases = [case for case in kernel_cases(is_dry=False) if case.tier == 1 or case.operation == "peers"]
     tier = [case.name for case in cases if case.operation != "peers"]
     assert [line["case"] for line in lines if line["stage"] == "check"] == tier
-    killed, *left = [line for line in lines if (line["work"] or "").startswith("time/") and not line["ok"]]
-    assert killed["error"] == "killed: it took longer than its 2 s" and killed["final"]
-    assert [line["case"] for line in (killed, *left)] == tier
-    assert {line["error"] for line in left} == {"not run: its stage's time was over"}
+    missed = [line for line in lines if (line["work"] or "").startswith("time/") and not line["ok"]]
+    assert [line["case"] for line in missed] == tier
+    # One or two cases by 0.4 of the stage's seconds, depending on how long processes take to start.
+    assert {line["error"] for line in missed if line["final"]} == {"killed: it took longer than its 2 s"}
+    assert 0 < sum(bool(line["final"]) for line in missed) <= 2
+    assert {line["error"] for line in missed if not line["final"]} == {"not run: its stage's time was over"}
     assert [line["case"] for line in lines if line["stage"] == "time"] == [
         case.name for case in cases if case.operation == "peers"
     ]

@@ -48,12 +48,16 @@ def run_probe(connection: Connection, is_dry: bool, names: Sequence[str]) -> Non
 
 
 def buildable(*, is_dry: bool) -> dict[str, Callable[[], Iterator[Line]]]:
-    """What the stage `build` compiles, by name, in order of value: kernels of cases."""
+    """What the stage `build` compiles, by name, in order of value: kernels of the first tier, the engine's, all others."""
     from tests.benchmarks.gpu.build import build
+    from tests.benchmarks.gpu.build_engines import engine_builds
 
-    return {
-        case.name: partial(build, case.problem) for case in kernel_cases(is_dry=is_dry) if case.is_compiled
-    }
+    cases = [case for case in kernel_cases(is_dry=is_dry) if case.is_compiled]
+    first, others = (
+        {case.name: partial(build, case.problem) for case in cases if (case.tier == 1) is is_first}
+        for is_first in (True, False)
+    )
+    return first | engine_builds(is_dry=is_dry) | others
 
 
 def run_build(connection: Connection, is_dry: bool, names: Sequence[str]) -> None:
