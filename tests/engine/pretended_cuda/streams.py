@@ -1,0 +1,190 @@
+"""Streams, events and graphs of the pretended device: everything runs at once, and what orders it is kept in clocks.
+
+Invariant: an operation that would only be queued on a GPU is ordered by nothing but its stream, the events it waits for and
+what its thread has waited for.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import torch
+from tests.engine.pretended_cuda.findings import DeviceError, Findings
+from tests.engine.pretended_cuda.ordering import Clock, Ordering, join
+
+CUDA = torch.device("cuda", 0)
+_numbers = count(1)
+
+
+class Event:
+    """A point in a stream's work. Never recorded, it is reached."""
+
+    def __init__(self, **_: Any) -> None:
+        self.clock: Clock = {}
+        self.capture: Capture | None = None
+
+    def record(self, stream: "Stream | None" = None) -> None:
+        stream = stream or device().current
+        self.clock = dict(stream.clock)
+        self.capture = device().capture_of(stream)
+        device().taped(lambda: self._record_again(stream))
+
+    def wait(self, stream: "Stream | None" = None) -> None:
+        (stream or device().current).wait_event(self)
+
+    def query(self) -> bool:
+        device().host_call("an event's query")
+        device().ordering.host_waited(self.clock)
+        return True
+
+    def synchronize(self) -> None:
+        """What the engine waits for by name is no implicit wait."""
+        device().host_call("an event's synchronize")
+        device().ordering.host_waited(self.clock)
+
+    def _record_again(self, stream: "Stream") -> None:
+        self.clock = dict(stream.clock)
+
+
+class Stream:
+    """Work in order. `device` as torch's has it."""
+
+    def __init__(self, device: object = None, **_: Any) -> None:
+        self.device = CUDA
+        self.cuda_stream = next(_numbers)
+        self.name = f"stream {self.cuda_stream}"
+        self.clock: Clock = {}
+
+    def wait_event(self, event: Event) -> None:
+        join(self.clock, event.clock)
+        if event.capture is not None:
+            event.capture.streams.add(self)
+        device().taped(lambda: join(self.clock, event.clock))
+
+    def wait_stream(self, other: "Stream") -> None:
+        event = Event()
+        event.record(other)
+        self.wait_event(event)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        device().host_call("a stream's synchronize")
+        device().findings.wait("a stream's synchronize")
+        device().ordering.host_waited(self.clock)
+
+
+class Capture:
+    """What a graph is made of: operations, launches and events, each on the stream it was captured on."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.thread = threading.get_ident()
+        self.stream = stream
+        self.streams = {stream}
+        self.tape: list[Callable[[], None]] = []
+
+
+class Graph:
+    """Runs its tape again, at the addresses of the capture."""
+
+    def __init__(self) -> None:
+        self.capture: Capture | None = None
+
+    def replay(self) -> None:
+        if self.capture is None:
+            raise DeviceError("a graph is replayed that was never captured")
+        current = device().current
+        # The nodes follow what the launching stream has done, and it goes on after all of them.
+        inner = self.capture.stream
+        join(inner.clock, current.clock)
+        join(inner.clock, device().ordering.thread_clock)
+        for step in self.capture.tape:
+            step()
+        join(current.clock, inner.clock)
+
+
+class StreamState:
+    """The streams of each thread, and the capture that one thread may be in."""
+
+    def __init__(self, findings: Findings, ordering: Ordering) -> None:
+        self.findings = findings
+        self.ordering = ordering
+        self.default = Stream()
+        self._local = threading.local()
+        self._capture: Capture | None = None
+
+    @property
+    def current(self) -> Stream:
+        """The calling thread's stream."""
+        return getattr(self._local, "stream", self.default)
+
+    @property
+    def capturing(self) -> Capture | None:
+        """The capture that the calling thread is in."""
+        capture = self._capture
+        return capture if capture is not None and capture.thread == threading.get_ident() else None
+
+    def capture_of(self, stream: Stream) -> Capture | None:
+        """The capture that this stream's work goes to."""
+        capture = self.capturing
+        return capture if capture is not None and stream in capture.streams else None
+
+    def taped(self, again: Callable[[], None]) -> None:
+        """Keep it for replays, during a capture."""
+        if (capture := self.capturing) is not None:
+            capture.tape.append(again)
+
+    def host_call(self, name: str) -> None:
+        """A call that no capturing thread may make. Raises `DeviceError`."""
+        if self.capturing is not None:
+            raise DeviceError(f"{name} during a capture")
+
+    @contextmanager
+    def on(self, stream: Stream | None) -> Iterator[None]:
+        """As `torch.cuda.stream`."""
+        before = self.current
+        self._local.stream = stream or before
+        try:
+            yield
+        finally:
+            self._local.stream = before
+
+    @contextmanager
+    def captured(self, graph: Graph, stream: Stream) -> Iterator[None]:
+        """As `torch.cuda.graph`. Raises `DeviceError` if work on another stream is not joined at the end."""
+        if self._capture is not None:
+            raise DeviceError("two captures at once")
+        capture = self._capture = graph.capture = Capture(stream)
+        try:
+            with self.on(stream):
+                yield
+            for other in capture.streams:
+                if other.clock.get(other.name, 0) > stream.clock.get(other.name, 0):
+                    raise DeviceError(
+                        f"a capture ends with work that its stream does not wait for: {other.name}"
+                    )
+        finally:
+            self._capture = None
+
+
+_device: list[StreamState] = []
+
+
+def device() -> StreamState:
+    """The device in use."""
+    return _device[-1]
+
+
+@contextmanager
+def in_use(state: StreamState) -> Iterator[None]:
+    """Streams and events are those of this device, within."""
+    _device.append(state)
+    try:
+        yield
+    finally:
+        _device.pop()
