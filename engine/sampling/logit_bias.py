@@ -52,7 +52,8 @@ def apply_minimum_length(logits: Tensor, rows: Tensor, where: Tensor, tokens: Te
     """
     before = logits[rows]
     after = before.clone()
-    after[where, tokens] = -math.inf
+    # On CUDA a number of the host would be copied, and waited for.
+    after[where, tokens] = after.new_full((), -math.inf)
     nothing_left = after.amax(dim=-1, keepdim=True) == -math.inf
     logits[rows] = torch.where(nothing_left, before, after)
 
