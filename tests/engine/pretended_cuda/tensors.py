@@ -139,6 +139,8 @@ def _check(
             elif index is not None and index.dtype in (torch.bool, torch.uint8):
                 _wait(f"{name} by a mask")
         on_host = [tensor for tensor in on_host if not any(tensor is index for index in args[1])]
+        if any(not tensor.dim() for tensor in on_host):
+            _wait(f"{name} of a number of the host")
     several = [tuple(tensor.shape) for tensor in on_host if tensor.dim()]
     if several:
         raise DeviceError(f"{func}: tensors of the host {several} among those of cuda:0")
@@ -156,7 +158,7 @@ def _check_copy(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
         target = CPU if asked is not None and torch.device(asked).type == "cpu" else CUDA
     to_host = target is CPU or (isinstance(target, Tensor) and not isinstance(target, CudaTensor))
     from_host = not isinstance(source, CudaTensor)
-    if from_host and not to_host and (source.dim() or name != "copy_"):
+    if from_host and not to_host:
         if not is_pinned(source):
             _wait(f"{name} to the device from pageable memory")
         elif not is_asked_not_to_wait:

@@ -45,12 +45,22 @@ def fetch_after_a_read(self: HostTransfers, tensors: list[Tensor]) -> Results:
     return FETCH(self, tensors)
 
 
+def fetch_after_a_number(self: HostTransfers, tensors: list[Tensor]) -> Results:
+    values = tensors[0].clone()
+    values[torch.zeros(1, dtype=torch.int64, device=values.device)] = 0
+    return FETCH(self, tensors)
+
+
 def buffer_without_waiting(self: HostTransfers, index: int, size: int) -> Tensor:
     return self._buffers[index]
 
 
 FAULTS: dict[str, tuple[Any, str, Any, tuple[str | None, ...], str, str]] = {
     "item": (HostTransfers, "fetch", fetch_after_a_read, ONE, "waits", "_local_scalar_dense"),
+    "number of the host": (
+        *(HostTransfers, "fetch", fetch_after_a_number, ONE),
+        *("waits", "index_put_ of a number of the host"),
+    ),
     "pageable copy": (
         *(HostTransfers, "_host", lambda self, size: torch.empty(size, dtype=torch.uint8), ONE),
         *("waits", "copy_ to the host"),
