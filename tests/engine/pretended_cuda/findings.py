@@ -21,7 +21,6 @@ class Findings:
     waits: Counter[tuple[str, str]] = field(default_factory=Counter)
     races: Counter[tuple[str, str]] = field(default_factory=Counter)
     launches: int = 0
-    operations: int = 0
 
     def wait(self, kind: str) -> None:
         self.waits[kind, place()] += 1

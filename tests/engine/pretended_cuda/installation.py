@@ -32,9 +32,8 @@ def pretended_cuda() -> Iterator[Findings]:
     """One device, and what is found on it."""
     findings = Findings()
     state = StreamState(findings, Ordering(findings))
-    _guard_cuda()
     lifts = torch._C._only_lift_cpu_tensors()
-    with pytest.MonkeyPatch.context() as patch, in_use(state), interpreted_launches():
+    with pytest.MonkeyPatch.context() as patch, in_use(state), interpreted_launches(), guarded_cuda():
         _patch_cuda(patch, state)
         _patch_tensors(patch)
         _patch_threads(patch)
@@ -47,18 +46,24 @@ def pretended_cuda() -> Iterator[Findings]:
             tensors.pinned.clear()
 
 
-def _guard_cuda() -> None:
+@contextmanager
+def guarded_cuda() -> Iterator[None]:
     """Let CUDA have the device guard of `meta`, which does nothing: a torch without CUDA refuses its tensors otherwise."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * (META + 1)).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
-    if guards[CUDA] is None:
-        guards[CUDA] = guards[META]
+    before, guards[CUDA] = guards[CUDA], guards[META]
+    try:
+        yield
+    finally:
+        guards[CUDA] = before
 
 
 def _patch_cuda(patch: pytest.MonkeyPatch, state: StreamState) -> None:
     def synchronize(device: object = None) -> None:
         state.host_call("torch.cuda.synchronize")
-        findings_of_all(state)
+        state.findings.wait("torch.cuda.synchronize")
+        for stream in state.streams:
+            state.ordering.host_waited(stream.clock)
 
     replaced: dict[str, Any] = {
         "is_available": lambda: True,
@@ -81,12 +86,6 @@ def _patch_cuda(patch: pytest.MonkeyPatch, state: StreamState) -> None:
     }
     for name, value in replaced.items():
         patch.setattr(torch.cuda, name, value)
-
-
-def findings_of_all(state: StreamState) -> None:
-    """The host waits for everything."""
-    state.findings.wait("torch.cuda.synchronize")
-    state.ordering.host_waited(state.current.clock)
 
 
 def _patch_tensors(patch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 Invariant: an address is checked before it is used, so that what a GPU would end the context for raises here.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.engine.pretended_cuda.findings import DeviceError
 from tests.engine.pretended_cuda.ordering import Extent
-from tests.engine.pretended_cuda.streams import Stream, device
+from tests.engine.pretended_cuda.streams import device
 from tests.engine.pretended_cuda.tensors import CudaTensor, host_of
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
@@ -32,6 +33,7 @@ class Memory:
     def __init__(self, memory: Any) -> None:
         self._memory = memory
         self._spans: set[tuple[int, int, bool]] = set()
+        self.one_launch = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._memory, name)
@@ -109,9 +111,12 @@ def _launch(
     state.findings.launches += 1
 
     def run() -> None:
-        with _disable_current_modes():
-            kernel[grid](*host, **kept)
-        _ordered(memory, stream, name)
+        # Triton's interpreter is one for all threads.
+        with memory.one_launch:
+            memory.take()
+            with _disable_current_modes():
+                kernel[grid](*host, **kept)
+            state.ordering.launched(stream.clock, stream.name, memory.take(), name)
 
     if state.capturing is None:
         run()
@@ -119,10 +124,6 @@ def _launch(
         # A capture runs nothing.
         state.ordering.launched(stream.clock, stream.name, [], name)
         state.taped(run)
-
-
-def _ordered(memory: Memory, stream: Stream, name: str) -> None:
-    device().ordering.launched(stream.clock, stream.name, memory.take(), name)
 
 
 def _joined(spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:

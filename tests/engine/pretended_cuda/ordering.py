@@ -70,12 +70,11 @@ class Ordering:
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._bases: list[int] = []
         self._regions: dict[int, Region] = {}
         self._known = threading.local()
         self._host: Clock = {HOST: 1}
-        self.is_watching = True
 
     @property
     def thread_clock(self) -> Clock:
@@ -87,7 +86,7 @@ class Ordering:
 
     def host_waited(self, clock: Clock) -> None:
         """The calling thread knows that everything in `clock` has happened."""
-        with self._lock:
+        with self.lock:
             join(self.thread_clock, clock)
             join(self._host, clock)
 
@@ -95,7 +94,7 @@ class Ordering:
         """Know the storage of a tensor of the device, or of pinned memory."""
         storage = tensor.untyped_storage()
         base, size = storage.data_ptr(), storage.nbytes()
-        with self._lock:
+        with self.lock:
             region = self._regions.get(base)
             if region is not None and not region.storage.is_freed and region.end == base + size:
                 return
@@ -113,7 +112,7 @@ class Ordering:
 
     def launched(self, stream: Clock, actor: str, extents: Iterable[Extent], name: str) -> None:
         """An operation of a stream: it follows what the stream has done or waits for, and what the calling thread knows."""
-        with self._lock:
+        with self.lock:
             join(stream, self.thread_clock)
             stream[HOST] = self._host[HOST]
             stream[actor] = stream.get(actor, 0) + 1
@@ -122,7 +121,7 @@ class Ordering:
 
     def host_access(self, extent: Extent, name: str) -> None:
         """The host reads or writes pinned memory."""
-        with self._lock:
+        with self.lock:
             self._host[HOST] += 1
             self._access(self._host, HOST, extent, name)
 
@@ -132,7 +131,7 @@ class Ordering:
         earlier = [*region.writes, *region.reads] if extent.is_write else region.writes
         for other in earlier:
             overlaps = other.begin < access.end and access.begin < other.end
-            if overlaps and self.is_watching and clock.get(other.actor, 0) < other.tick:
+            if overlaps and clock.get(other.actor, 0) < other.tick:
                 self._findings.race(f"{name} on {actor} is not ordered after {other.name} on {other.actor}")
         kept = region.writes if extent.is_write else region.reads
         kept[:] = [other for other in kept if not _replaces(access, other)]
@@ -142,7 +141,7 @@ class Ordering:
 
     def require(self, begin: int, end: int) -> Region:
         """The region of these bytes. Raises `DeviceError` if they are of none, or of two."""
-        with self._lock:
+        with self.lock:
             place = bisect_right(self._bases, begin) - 1
             region = self._regions[self._bases[place]] if place >= 0 else None
             if region is None or end > region.end or region.storage.is_freed:

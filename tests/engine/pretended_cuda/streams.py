@@ -7,8 +7,10 @@ what its thread has waited for.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import count
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from tests.engine.pretended_cuda.findings import DeviceError, Findings
@@ -27,7 +29,7 @@ class Event:
 
     def record(self, stream: "Stream | None" = None) -> None:
         stream = stream or device().current
-        self.clock = dict(stream.clock)
+        self._record_again(stream)
         self.capture = device().capture_of(stream)
         device().taped(lambda: self._record_again(stream))
 
@@ -35,33 +37,47 @@ class Event:
         (stream or device().current).wait_event(self)
 
     def query(self) -> bool:
-        device().host_call("an event's query")
+        self._on_host("query")
         device().ordering.host_waited(self.clock)
         return True
 
     def synchronize(self) -> None:
         """What the engine waits for by name is no implicit wait."""
-        device().host_call("an event's synchronize")
+        self._on_host("synchronize")
         device().ordering.host_waited(self.clock)
 
     def _record_again(self, stream: "Stream") -> None:
-        self.clock = dict(stream.clock)
+        with device().ordering.lock:
+            self.clock = dict(stream.clock)
+
+    def _on_host(self, name: str) -> None:
+        device().host_call(f"an event's {name}")
+        if self.capture is not None:
+            raise DeviceError(f"{name} of an event that a capture recorded")
 
 
 class Stream:
-    """Work in order. `device` as torch's has it."""
+    """Work in order. `of`: the device, which is this one."""
 
-    def __init__(self, device: object = None, **_: Any) -> None:
+    def __init__(self, of: object = None, **_: Any) -> None:
         self.device = CUDA
         self.cuda_stream = next(_numbers)
         self.name = f"stream {self.cuda_stream}"
         self.clock: Clock = {}
+        device().streams.add(self)
 
     def wait_event(self, event: Event) -> None:
-        join(self.clock, event.clock)
-        if event.capture is not None:
-            event.capture.streams.add(self)
-        device().taped(lambda: join(self.clock, event.clock))
+        capture = device().capturing
+        if event.capture is not capture and (event.capture or device().capture_of(self)) and event.clock:
+            raise DeviceError("a wait between a capture and what is outside of it")
+        if capture is not None:
+            capture.streams.add(self)
+        self._join(event)
+        device().taped(lambda: self._join(event))
+
+    def _join(self, event: Event) -> None:
+        with device().ordering.lock:
+            join(self.clock, event.clock)
 
     def wait_stream(self, other: "Stream") -> None:
         event = Event()
@@ -88,6 +104,19 @@ class Capture:
         self.streams = {stream}
         self.tape: list[Callable[[], None]] = []
 
+    @contextmanager
+    def streams_of_its_own(self) -> Iterator[None]:
+        """A graph's branches are no streams: nothing orders them but its own events and the stream that it runs on."""
+        kept = [(stream, stream.name, stream.clock) for stream in self.streams]
+        number = next(_numbers)
+        for stream in self.streams:
+            stream.name, stream.clock = f"{stream.name} of graph {number}", {}
+        try:
+            yield
+        finally:
+            for stream, name, clock in kept:
+                stream.name, stream.clock = name, clock
+
 
 class Graph:
     """Runs its tape again, at the addresses of the capture."""
@@ -98,14 +127,14 @@ class Graph:
     def replay(self) -> None:
         if self.capture is None:
             raise DeviceError("a graph is replayed that was never captured")
-        current = device().current
-        # The nodes follow what the launching stream has done, and it goes on after all of them.
-        inner = self.capture.stream
-        join(inner.clock, current.clock)
-        join(inner.clock, device().ordering.thread_clock)
-        for step in self.capture.tape:
-            step()
-        join(current.clock, inner.clock)
+        current, root = device().current, self.capture.stream
+        with self.capture.streams_of_its_own():
+            # The nodes follow what the launching stream has done, and it goes on after all of them.
+            root.clock = dict(current.clock)
+            for step in self.capture.tape:
+                step()
+            with device().ordering.lock:
+                join(current.clock, root.clock)
 
 
 class StreamState:
@@ -114,14 +143,19 @@ class StreamState:
     def __init__(self, findings: Findings, ordering: Ordering) -> None:
         self.findings = findings
         self.ordering = ordering
-        self.default = Stream()
+        self.streams: WeakSet[Stream] = WeakSet()
         self._local = threading.local()
         self._capture: Capture | None = None
 
     @property
     def current(self) -> Stream:
         """The calling thread's stream."""
-        return getattr(self._local, "stream", self.default)
+        return getattr(self._local, "stream", None) or self.default
+
+    @cached_property
+    def default(self) -> Stream:
+        """The stream of a thread that has chosen none."""
+        return Stream()
 
     @property
     def capturing(self) -> Capture | None:

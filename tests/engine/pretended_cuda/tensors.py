@@ -29,6 +29,9 @@ INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 NO_VALUE = -91
 """Of integers that nobody has written. Floats are NaN."""
 
+NUMBERS = frozenset({"fill_", "where", "masked_fill", "masked_fill_", "clamp"})
+"""Operators, besides those of each element, that take a single number of the host with the launch."""
+
 pinned: dict[int, StorageRef] = {}
 """The storages of pinned memory by address."""
 
@@ -77,13 +80,15 @@ def dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     on_device = [t for t in flat if isinstance(t, CudaTensor)]
     on_host = [t for t in flat if isinstance(t, Tensor) and not isinstance(t, CudaTensor)]
     asked = kwargs.get("device")
-    to_device = asked is not None and torch.device(asked).type == "cuda"
+    if asked is not None and torch.device(asked).type == "meta":
+        # CUDA without an index, of which torch has asked the guard that is lent to it.
+        kwargs = kwargs | {"device": CUDA}
+    to_device = asked is not None and torch.device(asked).type in ("cuda", "meta")
     if not on_device and not to_device:
         return _on_host(func, args, kwargs, on_host)
     name = func.overloadpacket.__name__
-    device().findings.operations += 1
-    to_host = _check(func, name, args, kwargs, on_device, on_host)
-    return _on_device(func, name, args, kwargs, to_host=to_host)
+    waits = _check(func, name, args, kwargs, on_host)
+    return _on_device(func, name, args, kwargs, waits=waits)
 
 
 def pin(tensor: Tensor) -> Tensor:
@@ -119,15 +124,8 @@ def _on_host(func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]
     return func(*args, **kwargs)
 
 
-def _check(
-    func: Any,
-    name: str,
-    args: Any,
-    kwargs: dict[str, Any],
-    on_device: list[CudaTensor],
-    on_host: list[Tensor],
-) -> bool:
-    """Note waits, refuse what a GPU refuses, and say whether the result is on the host."""
+def _check(func: Any, name: str, args: Any, kwargs: dict[str, Any], on_host: list[Tensor]) -> bool:
+    """Note waits, refuse what a GPU refuses, and say whether the host waits for the result."""
     if name in COPIES:
         return _check_copy(name, args, kwargs)
     if name in WAITING:
@@ -141,34 +139,39 @@ def _check(
         on_host = [tensor for tensor in on_host if not any(tensor is index for index in args[1])]
         if any(not tensor.dim() for tensor in on_host):
             _wait(f"{name} of a number of the host")
-    several = [tuple(tensor.shape) for tensor in on_host if tensor.dim()]
-    if several:
-        raise DeviceError(f"{func}: tensors of the host {several} among those of cuda:0")
-    # A single number of the host travels with the launch; as an index or a value to write it does not.
-    return False
+    takes_numbers = torch.Tag.pointwise in func.tags or name in INDEXING or name in NUMBERS
+    written = _written(func, args, kwargs)
+    refused = [
+        tuple(tensor.shape)
+        for tensor in on_host
+        if tensor.dim() or not takes_numbers or any(tensor is other for other in written)
+    ]
+    if refused:
+        raise DeviceError(f"{func}: tensors of the host {refused} among those of cuda:0")
+    return name in WAITING
 
 
 def _check_copy(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
     is_asked_not_to_wait = bool(kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2]))
+    host = next((tensor for tensor in args[:2] if isinstance(tensor, Tensor) and tensor.device == CPU), None)
+    is_to_host = _is_to_host(name, args, kwargs)
+    if host is None and not is_to_host:
+        return False
+    waits = not is_asked_not_to_wait or host is None or not is_pinned(host)
+    if waits:
+        _wait(f"{name} {'to the host' if is_to_host else _FROM_HOST[host is not None and is_pinned(host)]}")
+    device().host_call("a copy between host and device")
+    return waits
+
+
+_FROM_HOST = ("to the device from pageable memory", "to the device, blocking")
+
+
+def _is_to_host(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
     if name == "copy_":
-        target, source = args[0], args[1]
-    else:
-        asked = kwargs.get("device")
-        source = args[0]
-        target = CPU if asked is not None and torch.device(asked).type == "cpu" else CUDA
-    to_host = target is CPU or (isinstance(target, Tensor) and not isinstance(target, CudaTensor))
-    from_host = not isinstance(source, CudaTensor)
-    if from_host and not to_host:
-        if not is_pinned(source):
-            _wait(f"{name} to the device from pageable memory")
-        elif not is_asked_not_to_wait:
-            _wait(f"{name} to the device, blocking")
-        device().host_call("a copy from the host")
-    elif to_host:
-        if not (is_asked_not_to_wait and isinstance(target, Tensor) and is_pinned(target)):
-            _wait(f"{name} to the host")
-        device().host_call("a copy to the host")
-    return to_host
+        return not isinstance(args[0], CudaTensor)
+    asked = kwargs.get("device")
+    return asked is not None and torch.device(asked).type == "cpu"
 
 
 CPU = torch.device("cpu")
@@ -181,30 +184,38 @@ def _wait(kind: str) -> None:
     state.ordering.host_waited(state.current.clock)
 
 
-def _on_device(func: Any, name: str, args: Any, kwargs: dict[str, Any], *, to_host: bool) -> Any:
-    flat = kwargs | ({} if to_host or "device" not in kwargs else {"device": CPU})
+def _on_device(func: Any, name: str, args: Any, kwargs: dict[str, Any], *, waits: bool) -> Any:
+    flat = kwargs | ({"device": CPU} if "device" in kwargs else {})
     flat.pop("pin_memory", None)
     host_args, host_kwargs = tree_map(host_of, (args, flat))
-    is_view, is_fresh = _is_view(func), name in FRESH
-    written = [host_of(tensor) for tensor in _written(func, args, kwargs)]
+    given = _written(func, args, kwargs)
+    written = [host_of(tensor) for tensor in given]
+    state = device()
+    # A capture runs nothing: what is there stays.
+    kept = [tensor.clone() for tensor in written] if state.capturing else []
     out = func(*host_args, **host_kwargs)
-    if is_fresh:
+    for tensor, before in zip(written, kept, strict=bool(kept)):
+        tensor.copy_(before)
+    if name in FRESH:
         _poison(out)
-    if not is_view and not is_fresh:
-        state, stream = device(), device().current
-        extents = [*_extents((host_args, host_kwargs), written), *_results(out, written)]
-        wrapped = None if to_host else tree_map(_wrapped, out)
-        state.ordering.launched(stream.clock, stream.name, extents, name)
-        state.taped(_again(func, host_args, host_kwargs, out, written, extents, stream, name))
-        if to_host and name != "copy_":
-            state.ordering.host_waited(stream.clock)
-        if not written:
-            return out if to_host else wrapped
+    elif not _is_view(func):
+        _launch(func, name, host_args, host_kwargs, out, written)
+        if waits:
+            state.ordering.host_waited(state.current.clock)
     if not func._schema.returns:
         return None
-    if written:
-        return args[0] if "out" not in kwargs else kwargs["out"]
-    return tree_map(_wrapped, out)
+    if given:
+        return given[0] if len(given) == 1 else args[0]
+    is_on_host = name in COPIES and _is_to_host(name, args, kwargs)
+    return out if is_on_host else tree_map(_wrapped, out)
+
+
+def _launch(func: Any, name: str, args: Any, kwargs: Any, out: Any, written: list[Tensor]) -> None:
+    """Order the operation after others on its stream, and keep it for replays."""
+    state, stream = device(), device().current
+    extents = [*_extents((args, kwargs), written), *_results(out, written)]
+    state.ordering.launched(stream.clock, stream.name, [] if state.capturing else extents, name)
+    state.taped(_again(func, args, kwargs, out, written, extents, stream, name))
 
 
 def _again(

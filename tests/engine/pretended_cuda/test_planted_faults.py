@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +37,7 @@ interpreted = pytest.mark.skipif(not INTERPRETING, reason="the interpreter has a
 
 SETTINGS = Settings("none", "1", "eager", "penalties", "eviction")
 ONE, SEVERAL = ("a0", None), ("a1", "a2", "a3", "a4", "a0")
-FETCH = HostTransfers.fetch
+FETCH, SEND = HostTransfers.fetch, HostTransfers._send
 PROBE_LIMIT_S = 60.0
 
 
@@ -51,6 +52,17 @@ def fetch_after_a_number(self: HostTransfers, tensors: list[Tensor]) -> Results:
     return FETCH(self, tensors)
 
 
+def send_from_pageable_memory(self: HostTransfers, index: int, buffer: Tensor) -> Tensor:
+    return SEND(self, index, buffer.clone())
+
+
+@contextmanager
+def fork_without_waiting(self: SideStream) -> Iterator[None]:
+    with torch.cuda.stream(self._stream):
+        yield
+        self._joined.record(self._stream)
+
+
 def buffer_without_waiting(self: HostTransfers, index: int, size: int) -> Tensor:
     return self._buffers[index]
 
@@ -61,9 +73,17 @@ FAULTS: dict[str, tuple[Any, str, Any, tuple[str | None, ...], str, str]] = {
         *(HostTransfers, "fetch", fetch_after_a_number, ONE),
         *("waits", "index_put_ of a number of the host"),
     ),
-    "pageable copy": (
+    "copy to pageable memory": (
         *(HostTransfers, "_host", lambda self, size: torch.empty(size, dtype=torch.uint8), ONE),
         *("waits", "copy_ to the host"),
+    ),
+    "copy from pageable memory": (
+        *(HostTransfers, "_send", send_from_pageable_memory, ONE),
+        *("waits", "copy_ to the device from pageable memory"),
+    ),
+    "fork of the side stream": (
+        *(SideStream, "fork", fork_without_waiting, ONE),
+        *("races", "shrink_tile_kernel on stream"),
     ),
     "join of the side stream": (
         *(SideStream, "join", lambda self: None, ONE),
@@ -174,7 +194,7 @@ def test_tensors_of_the_host_among_those_of_the_device_are_refused(
 
 @interpreted
 def test_a_capture_holds_nothing_that_waits_and_no_work_without_a_join() -> None:
-    with pretended_cuda():
+    with pretended_cuda() as findings:
         stream, side = torch.cuda.Stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         values = torch.zeros(4, device="cuda")
         for forbidden in (
@@ -189,12 +209,14 @@ def test_a_capture_holds_nothing_that_waits_and_no_work_without_a_join() -> None
             ):
                 forbidden()
 
-        def captured(*, joins: bool) -> torch.cuda.CUDAGraph:
+        def captured(*, joins: bool, races: bool = False) -> torch.cuda.CUDAGraph:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=stream):
                 side.wait_stream(stream)
                 with torch.cuda.stream(side):
                     values.add_(1)
+                if races:
+                    values.add_(0)
                 if joins:
                     stream.wait_stream(side)
             return graph
@@ -205,7 +227,9 @@ def test_a_capture_holds_nothing_that_waits_and_no_work_without_a_join() -> None
         values.zero_()
         for _ in range(3):
             graph.replay()
-        assert values.tolist() == [3.0] * 4
+        assert values.tolist() == [3.0] * 4 and findings.races == {}
+        captured(joins=True, races=True).replay()
+        assert [kind.split(" on ")[0] for kind, _ in findings.races] == ["add_"]
 
 
 @pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
