@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.benchmarks.gpu.scripted_masks import FORCED, MASKED, scripted_masks
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import LlamaConfig, LlamaForCausalLM
+from tests.engine.random_llama import save_random_llama
 
 from loraplex.engine.config import CacheConfig, EngineConfig, GrammarConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
@@ -54,24 +52,15 @@ class RandomAdapters:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cuda")
-    config = LlamaConfig(
+    save_random_llama(
+        path,
+        std=0.1,
         vocab_size=VOCAB,
         hidden_size=HIDDEN,
         intermediate_size=512,
-        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=512,
-        eos_token_id=1,
-    )
-    torch.manual_seed(0)
-    llama = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in llama.parameters():
-            parameter.normal_(std=0.1)
-    llama.save_pretrained(path)
-    Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0")).save(
-        str(path / "tokenizer.json")
     )
     return path
 

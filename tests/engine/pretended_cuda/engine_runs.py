@@ -16,9 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from tests.benchmarks.gpu.scripted_masks import FORCED, MASKED, scripted_masks
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import LlamaConfig, LlamaForCausalLM
+from tests.engine.random_llama import save_random_llama
 
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.config import CacheConfig, EngineConfig, GrammarConfig, LoraConfig, SchedulerConfig
@@ -86,6 +84,11 @@ class Settings:
     event: str
 
     @property
+    def scheme(self) -> str:
+        """Of the weights; fp8 is the cache's type alone."""
+        return "none" if self.weights == "fp8 kv" else self.weights
+
+    @property
     def num_adapters(self) -> int:
         return int(self.adapters.split()[0])
 
@@ -142,24 +145,16 @@ class RandomAdapters:
 
 def save_tiny_model(folder: Path) -> None:
     """A random Llama of two layers in float32."""
-    config = LlamaConfig(
+    save_random_llama(
+        folder,
+        std=0.15,
         vocab_size=VOCAB,
         hidden_size=HIDDEN,
         intermediate_size=INTERMEDIATE,
-        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=128,
-        eos_token_id=1,
     )
-    torch.manual_seed(0)
-    llama = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in llama.parameters():
-            parameter.normal_(std=0.15)
-    llama.save_pretrained(folder)
-    words = {f"w{index}": index for index in range(VOCAB)}
-    Tokenizer(WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
 
 
 def _save_changed(folder: Path, target: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -191,12 +186,11 @@ def _save_dequantized(folder: Path, target: Path, scheme: str) -> None:
 
 def on_cpu(folder: Path, settings: Settings) -> Answers:
     """What the CPU engine answers."""
-    scheme = settings.weights if settings.weights in ("int8", "int4") else "none"
     path = folder
-    if scheme != "none":
-        path = folder.with_name(f"{folder.name}-{scheme}")
+    if settings.scheme != "none":
+        path = folder.with_name(f"{folder.name}-{settings.scheme}")
         if not path.exists():
-            _save_dequantized(folder, path, scheme)
+            _save_dequantized(folder, path, settings.scheme)
     return _answers(config_of(path, settings, "cpu", "none"), settings, lambda: None)
 
 
@@ -221,8 +215,7 @@ def decided(folder: Path, settings: Settings, expected: Answers) -> dict[str, in
 
 def on_device(folder: Path, settings: Settings, started: Callable[[], None] = lambda: None) -> Answers:
     """What the engine answers on the pretended device. `started` is called before the first step."""
-    scheme = settings.weights if settings.weights in ("int8", "int4") else "none"
-    return _answers(config_of(folder, settings, "cuda", scheme), settings, started)
+    return _answers(config_of(folder, settings, "cuda", settings.scheme), settings, started)
 
 
 def config_of(path: Path, settings: Settings, device: str, scheme: str) -> EngineConfig:

@@ -16,7 +16,6 @@ from tests.engine.pretended_cuda import tensors
 from tests.engine.pretended_cuda.findings import DeviceError, Findings
 from tests.engine.pretended_cuda.launches import interpreted_launches
 from tests.engine.pretended_cuda.ordering import Ordering
-from tests.engine.pretended_cuda.streams import CUDA as CUDA_0
 from tests.engine.pretended_cuda.streams import Event, Graph, Stream, StreamState, in_use
 from tests.engine.pretended_cuda.tensors import CudaTensor, DeviceMode, note_host_access
 from torch import Tensor
@@ -91,7 +90,6 @@ def _patch_cuda(patch: pytest.MonkeyPatch, state: StreamState) -> None:
 def _patch_tensors(patch: pytest.MonkeyPatch) -> None:
     """What does not pass the dispatcher: pinning, and reading a tensor's memory."""
     numpy, tolist = Tensor.numpy, Tensor.tolist
-    moved: Callable[..., Tensor] = Tensor.to
 
     def read_numpy(self: Tensor, *args: Any, **options: Any) -> Any:
         if isinstance(self, CudaTensor):
@@ -109,14 +107,6 @@ def _patch_tensors(patch: pytest.MonkeyPatch) -> None:
     def pin_memory(self: Tensor, device: object = None) -> Tensor:
         return tensors.pin(self.clone())
 
-    def to(self: Tensor, *args: Any, **options: Any) -> Tensor:
-        # For a device without an index torch asks the guard, which is not one of CUDA.
-        asked = [CUDA_0 if _is_cuda(value) else value for value in args]
-        return moved(
-            self, *asked, **{key: CUDA_0 if _is_cuda(value) else value for key, value in options.items()}
-        )
-
-    patch.setattr(Tensor, "to", to)
     patch.setattr(Tensor, "numpy", read_numpy)
     patch.setattr(Tensor, "tolist", read_list)
     patch.setattr(Tensor, "pin_memory", pin_memory)
@@ -124,10 +114,6 @@ def _patch_tensors(patch: pytest.MonkeyPatch) -> None:
     # Its tensors may not be wrapped; without gradients it changes nothing else.
     patch.setattr(torch.inference_mode, "__enter__", lambda self: None)
     patch.setattr(torch.inference_mode, "__exit__", lambda self, *error: None)
-
-
-def _is_cuda(value: object) -> bool:
-    return isinstance(value, str | torch.device) and str(value) == "cuda"
 
 
 def _patch_threads(patch: pytest.MonkeyPatch) -> None:

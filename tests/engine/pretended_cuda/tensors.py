@@ -29,7 +29,7 @@ INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 NO_VALUE = -91
 """Of integers that nobody has written. Floats are NaN."""
 
-NUMBERS = frozenset({"fill_", "where", "masked_fill", "masked_fill_", "clamp"})
+NUMBERS = frozenset({"fill_", "masked_fill", "masked_fill_"})
 """Operators, besides those of each element, that take a single number of the host with the launch."""
 
 pinned: dict[int, StorageRef] = {}
@@ -159,12 +159,16 @@ def _check_copy(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
         return False
     waits = not is_asked_not_to_wait or host is None or not is_pinned(host)
     if waits:
-        _wait(f"{name} {'to the host' if is_to_host else _FROM_HOST[host is not None and is_pinned(host)]}")
+        _wait(f"{name} {_direction(host, is_to_host=is_to_host)}")
     device().host_call("a copy between host and device")
     return waits
 
 
-_FROM_HOST = ("to the device from pageable memory", "to the device, blocking")
+def _direction(host: Tensor | None, *, is_to_host: bool) -> str:
+    if is_to_host:
+        return "to the host"
+    is_blocking = host is not None and is_pinned(host)
+    return "to the device, blocking" if is_blocking else "to the device from pageable memory"
 
 
 def _is_to_host(name: str, args: Any, kwargs: dict[str, Any]) -> bool:

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import LlamaConfig, LlamaForCausalLM
+from tests.engine.random_llama import save_random_llama
 
 from loraplex.engine.batch.forward_batch import BatchRows, UnknownTokens
 from loraplex.engine.batch.host_transfers import HostTransfers
@@ -84,25 +82,16 @@ class SimulatedReplayer:
 
 def tiny_model(folder: Path, *, deterministic: bool) -> LoadedModel:
     """A random Llama of two layers in float32."""
-    config = LlamaConfig(
+    save_random_llama(
+        folder,
+        std=0.3,
         vocab_size=VOCAB,
         hidden_size=HIDDEN,
         intermediate_size=48,
-        num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=128,
         bos_token_id=3,
-        eos_token_id=1,
-    )
-    torch.manual_seed(0)
-    llama = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in llama.parameters():
-            parameter.normal_(std=0.3)
-    llama.save_pretrained(folder)
-    Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0")).save(
-        str(folder / "tokenizer.json")
     )
     cache = CacheConfig(block_size=BLOCK_SIZE, num_blocks=BLOCKS)
     return load_model(
