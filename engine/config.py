@@ -75,9 +75,9 @@ class EngineConfig:
     """Everything that an engine needs to start. `model` is a directory, a `.gguf` file or a hub id.
 
     `memory_utilization`: the planned share of a GPU's memory, including what other processes use. `cuda_graphs` "auto"
-    replays steps on CUDA, "off" never. With `deterministic` a row's response has the same bits in every batch: every
-    projection multiplies a fixed number of rows, and adapters have one kind of kernel. Only a preempted row may differ in
-    the last bits: it recomputes its own tokens as a chunk. A step that takes longer than `step_warning_s` is logged.
+    replays steps on CUDA, "off" never. With `deterministic` a row's response has the same bits in every batch, after any
+    prefix hit and after a preemption: every projection multiplies a fixed number of rows, adapters have one kind of kernel,
+    and blocks that decoding wrote are not shared. A step that takes longer than `step_warning_s` is logged.
     """
 
     model: str

@@ -12,7 +12,7 @@ from loraplex.engine.adapter_probe.numeric_check import NumericCheck
 from loraplex.engine.adapter_probe.reference import error_bound
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.batch.step_plan import PlannedRow, StepOutput, StepPlan
-from loraplex.engine.config import CacheConfig, EngineConfig
+from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import (
     EngineError,
     GrammarFailed,
@@ -76,7 +76,7 @@ class Engine:
         )
         self.scheduler = Scheduler(
             config.scheduler,
-            _prefix_cache(model, config.cache, self._block_pool),
+            _prefix_cache(model, config, self._block_pool),
             self.adapters,
             policy or FairShare(),
             clock,
@@ -356,11 +356,12 @@ def overlaps(setting: str, device: torch.device) -> bool:
     return setting == "on" or (setting == "auto" and device.type != "cpu")
 
 
-def _prefix_cache(model: LoadedModel, config: CacheConfig, pool: BlockPool) -> PrefixCache:
+def _prefix_cache(model: LoadedModel, config: EngineConfig, pool: BlockPool) -> PrefixCache:
     return PrefixCache(
         pool,
-        config.block_size,
+        config.cache.block_size,
         model_digest=model.digest,
         cache_dtype=str(model.kv_dtype),
-        enabled=config.prefix_caching,
+        enabled=config.cache.prefix_caching,
+        prompts_only=config.deterministic,
     )

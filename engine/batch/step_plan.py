@@ -15,7 +15,7 @@ UNKNOWN_TOKEN = -1
 """Placeholder for a token that the previous step still has to sample; the runner finds it on the device."""
 
 MAX_DECODES = 32
-"""Most tokens of one row that decode side by side. Each reads the whole context, which a longer chunk reads once."""
+"""Most tokens of one row that decode side by side: each reads the whole context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,18 @@ class PlannedRow:
     @property
     def decodes(self) -> bool:
         """Whether its tokens, all of a response, decode each on its own; otherwise they are a chunk."""
-        return self.start >= self.sequence.num_prompt_tokens and len(self.token_ids) <= MAX_DECODES
+        return self.start >= self.sequence.num_prompt_tokens
 
     @classmethod
-    def of(cls, sequence: Sequence, count: int) -> "PlannedRow":
-        """Return a row of the next `count` uncomputed tokens of a sequence, all of them known."""
-        start = sequence.num_planned_tokens
+    def of(cls, sequence: Sequence, most: int | None = None) -> "PlannedRow":
+        """Return a row of the next uncomputed tokens of a sequence, all of them known, at most `most`.
+
+        It ends with the prompt, or after `MAX_DECODES` tokens of the response: the response of a preempted sequence is
+        recomputed by the kernels that computed it first.
+        """
+        start, rest = sequence.num_planned_tokens, sequence.num_uncomputed_tokens
+        prompt = sequence.num_prompt_tokens - start
+        count = min(rest, prompt if prompt > 0 else MAX_DECODES, rest if most is None else most)
         stop = start + count
         return cls(
             sequence,
@@ -159,10 +165,9 @@ class StepRows:
         for sequence in sequences:
             if self.is_full:
                 return
-            count = min(self._budget, sequence.num_uncomputed_tokens)
-            row = PlannedRow.of(sequence, count)
+            row = PlannedRow.of(sequence, self._budget)
             (self._decodes if row.decodes else self._chunks).append(row)
-            self._budget -= count
+            self._budget -= len(row.token_ids)
 
     def plan(self) -> StepPlan | None:
         """Return the plan, or None when there is no row."""

@@ -47,7 +47,8 @@ class SequenceBlocks:
 
     def register(self, sequence: Sequence) -> None:
         """Publish the blocks that have become full since the last call."""
-        full = sequence.num_computed_tokens // self.block_size
+        shared = min(sequence.num_computed_tokens, len(self._shared_tokens(sequence)))
+        full = shared // self.block_size
         chain = sequence.hash_chain
         if chain is None or full == sequence.num_registered_blocks:
             return
@@ -105,6 +106,10 @@ class SequenceBlocks:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    def _shared_tokens(self, sequence: Sequence) -> list[int]:
+        """Return the tokens whose blocks may be found and published."""
+        return sequence.request.prompt_token_ids if self._cache.prompts_only else sequence.token_ids
+
     def _take(self, sequence: Sequence, spare: int) -> bool:
         cache = self._cache
         chain = sequence.hash_chain
@@ -113,7 +118,7 @@ class SequenceBlocks:
             chain = cache.chain(request.namespace, request.adapter, request.cache_salt)
             sequence.hash_chain = chain
         table = sequence.block_table
-        matched = [] if table else cache.match(chain, sequence.token_ids)
+        matched = [] if table else cache.match(chain, self._shared_tokens(sequence))
         missing = self.blocks_for(len(sequence.token_ids)) - len(table) - len(matched)
         enough = cache.pool.num_available >= missing + spare
         fresh = cache.allocate(missing, sequence.request.namespace) if enough else None

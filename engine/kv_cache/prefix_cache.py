@@ -15,6 +15,8 @@ from loraplex.engine.messages import AdapterRef
 class PrefixCache:
     """Manages the blocks of `pool`. With `enabled` false nothing is hashed, found or kept.
 
+    `prompts_only`: only blocks that hold nothing but a prompt are found and kept. Decoding may round differently, so that a
+    response would depend on who computed its prefix.
     `key` is secret and, by default, random per process: digests cannot be predicted from outside.
     """
 
@@ -26,11 +28,13 @@ class PrefixCache:
         model_digest: str,
         cache_dtype: str,
         enabled: bool = True,
+        prompts_only: bool = False,
         key: bytes | None = None,
     ) -> None:
         self.pool = pool
         self.block_size = block_size
         self.enabled = enabled
+        self.prompts_only = prompts_only
         self._key = os.urandom(DIGEST_BYTES) if key is None else key
         self._model_digest = model_digest.encode()
         self._cache_dtype = cache_dtype.encode()

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from loraplex.engine.kernels.reference.sgmv import padded_group
 from loraplex.engine.lora.batch import HostLoraBatch, LoraBatch
 from loraplex.engine.lora.device_batch import DeviceLoraBatch
 from loraplex.engine.lora.site import LoraSite
@@ -41,9 +42,9 @@ def _add_on_host(token_ids: torch.Tensor, hidden: torch.Tensor, site: LoraSite, 
         if part is None:
             continue
         rows = groups.order[groups.host_starts[index] : groups.host_starts[index + 1]]
-        columns = part.a.index_select(1, token_ids.index_select(0, rows)).t()  # [rows, rank]
+        columns = padded_group(part.a.index_select(1, token_ids.index_select(0, rows)).t())  # [rows, rank]
         if part.scales is None:
-            hidden.index_add_(0, rows, columns @ part.b)
+            delta = columns @ part.b
         else:
-            delta = (columns.float() * part.scales) @ part.b.float()
-            hidden.index_add_(0, rows, delta.to(hidden.dtype))
+            delta = ((columns.float() * part.scales) @ part.b.float()).to(hidden.dtype)
+        hidden.index_add_(0, rows, delta[: len(rows)])

@@ -162,7 +162,7 @@ class Decoder:
 
     def _base_linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> BaseLinear:
         base = make_linear(weight, bias, self.dtype)
-        return FixedRowsLinear(base) if self._deterministic else base
+        return FixedRowsLinear(base) if self._deterministic and not base.is_batch_invariant else base
 
     def _site(self, names: tuple[str, ...], inputs: int, slice_sizes: tuple[int, ...]) -> LoraSite:
         # Slots come with the pool, which lays out the tables of all sites as one tensor (`SlotTables`).

@@ -316,7 +316,7 @@ class Scheduler:
         sequence = started[0] if started else self._admit_next() if room else None
         if sequence is None:
             return None
-        return StepPlan((PlannedRow.of(sequence, sequence.num_uncomputed_tokens),))
+        return StepPlan((PlannedRow.of(sequence),))
 
     def _admit_next(self) -> Sequence | None:
         """Move the policy's next sequence into the batch; None, and `_limit` set, when no slot or too few blocks are free."""
