@@ -133,6 +133,31 @@ def lora(
 
 
 @app.command()
+def determinism(
+    model: Model = None,
+    dtype: Dtype = "bfloat16",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    rows: Annotated[int, typer.Option(min=2, help="Requests of the base, and of adapters.")] = 8,
+    input_len: Annotated[int, typer.Option(min=34, help="In tokens; half is a response.")] = 90,
+    output_len: Length = 64,
+    adapters: Annotated[int, typer.Option(min=0, help="Random adapters in turn; 0: base model only.")] = 4,
+    rank: Rank = 16,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Responses that company, step budget, cached prefixes or preemptions change, by default and with `deterministic`."""
+
+    async def work() -> Report:
+        from loraplex.platform.bench.determinism import MODULE, DeterminismJob
+        from loraplex.platform.bench.lora import run_in_subprocess
+
+        shape = (dtype, device, rows, input_len, output_len, adapters, rank)
+        return run_in_subprocess(MODULE, DeterminismJob(resolve_model(model), *shape))
+
+    run_bench(work, out, as_json)
+
+
+@app.command()
 def adapters(
     model: Model = None,
     dtype: Dtype = "bfloat16",
