@@ -11,7 +11,7 @@ import torch
 from loraplex.engine.adapter_probe.numeric_check import NumericCheck
 from loraplex.engine.adapter_probe.reference import error_bound
 from loraplex.engine.batch.sequence import Sequence
-from loraplex.engine.batch.step_plan import PlannedRow, StepOutput, StepPlan
+from loraplex.engine.batch.step_plan import NO_TOKEN, PlannedRow, StepOutput, StepPlan
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import (
     EngineError,
@@ -84,6 +84,7 @@ class Engine:
             model.config.eos_token_ids,
             max_tokens=max_tokens(model, config),
             vocab_size=model.config.vocab_size,
+            score_cost=model.config.score_cost,
         )
         self.numeric_check = NumericCheck(
             model.decoder.sites,
@@ -321,8 +322,10 @@ class Engine:
 
     def _count(self, output: StepOutput) -> None:
         sequence = output.sequence
-        self._generated_tokens += 1
-        if output.first and sequence.choice == 0:
+        self._generated_tokens += output.token_id != NO_TOKEN
+        if output.first and sequence.choice:
+            self._prompt_tokens += sequence.num_continuation_tokens
+        elif output.first:
             self._prompt_tokens += sequence.num_prompt_tokens
             self._cached_tokens += sequence.num_cached_tokens
         if output.finish_reason is not None:

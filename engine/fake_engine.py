@@ -213,7 +213,7 @@ class FakeEngine:
             raise EngineUnavailable("the engine is draining")
         if request.request_id in self._live:
             raise InvalidRequest("request_id", "`request_id` is in use")
-        request.sampling.validate(self.script.info.vocab_size)
+        request.sampling.validate(self.script.info.vocab_size, scores=request.scores is not None)
         limit, prompt = self.script.info.max_model_len, len(request.prompt_token_ids)
         if prompt + request.sampling.max_tokens > limit:
             raise PromptTooLong(limit, prompt, request.sampling.max_tokens)
@@ -257,6 +257,8 @@ class FakeEngine:
             yield self._start(request)
             for choice in choices:
                 choice.num_prefilled = len(request.prompt_token_ids)
+                for score in choice.score():
+                    yield score
             produced = 0
             while any(choice.reason is None for choice in choices):
                 await self._pause(self.script.token_interval_s * self.script.tokens_per_delta, aborted)

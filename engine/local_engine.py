@@ -18,7 +18,7 @@ import structlog
 
 from loraplex.engine.adapter_probe.probe import probe_adapter
 from loraplex.engine.batch.sequence import Sequence
-from loraplex.engine.batch.step_plan import StepOutput
+from loraplex.engine.batch.step_plan import NO_TOKEN, StepOutput
 from loraplex.engine.engine import Engine, StepResult
 from loraplex.engine.errors import EngineError, EngineLost, EngineUnavailable, InvalidRequest
 from loraplex.engine.messages import (
@@ -30,10 +30,11 @@ from loraplex.engine.messages import (
     Failed,
     Finished,
     ProbeReport,
+    Scored,
     Usage,
 )
 from loraplex.engine.output.output_processor import ChoiceKey, OutputProcessor, TokenOutput
-from loraplex.engine.sampling_params import MAX_CHOICES
+from loraplex.engine.sampling_params import MAX_CHOICES, MAX_CONTINUATIONS
 from loraplex.engine.threads import StepThread
 
 IDLE_WAIT_S = 0.2
@@ -319,7 +320,10 @@ class LocalEngine:
 
     def _forget(self, request_id: str) -> list[Sequence]:
         """Remove and return the choices of a request that have not ended."""
-        choices = (self._sequences.pop((request_id, choice), None) for choice in range(MAX_CHOICES))
+        choices = (
+            self._sequences.pop((request_id, choice), None)
+            for choice in range(max(MAX_CHOICES, MAX_CONTINUATIONS))
+        )
         return [sequence for sequence in choices if sequence is not None]
 
     def _run_outputs(self) -> None:
@@ -389,9 +393,10 @@ def _token_output(output: StepOutput) -> TokenOutput:
     return TokenOutput(
         request_id=sequence.request_id,
         choice=sequence.choice,
-        token_id=output.token_id,
+        token_id=None if output.token_id == NO_TOKEN else output.token_id,
         logprob=output.logprob,
         finish_reason=output.finish_reason,
+        scores=_scored(sequence) if output.first else None,
         stopped_by=sequence.stopped_by,
         cached_tokens=sequence.num_cached_tokens,
         queue_s=sequence.queue_s,
@@ -400,6 +405,13 @@ def _token_output(output: StepOutput) -> TokenOutput:
         adapter_s=sequence.adapter_s,
         causes=sequence.causes,
     )
+
+
+def _scored(sequence: Sequence) -> Scored | None:
+    scores = sequence.scores
+    if scores is None:
+        return None
+    return Scored(sequence.request_id, sequence.choice, scores.prompt, scores.token_ids)
 
 
 def _aborted(sequence: Sequence) -> Finished:

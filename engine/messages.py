@@ -1,7 +1,7 @@
 """The typed messages between gateway and engine (msgspec structs, msgpack on the wire, never pickle).
 
-For every accepted request the events are: one `Started`, any number of `Delta`, one `Finished` per choice; or at any point
-one `Failed`, which ends the whole request.
+For every accepted request the events are: one `Started`, a `Scored` where scores are asked for, any number of `Delta`, one
+`Finished` per choice; or at any point one `Failed`, which ends the whole request.
 """
 
 from typing import Final, Literal, Self, TypeAlias, get_args
@@ -39,10 +39,25 @@ DEADLINES: Final[tuple[DeadlineKind, ...]] = get_args(DeadlineKind)
 """The deadlines of a request, as its fields name them."""
 
 
+class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Log-probabilities of tokens that are given, not sampled: the model's own distribution, whatever the sampling.
+
+    `prompt_logprobs`: score each token of the prompt but the first, with so many of the likeliest in its place (0-20).
+    `token_ids`: by position in the prompt, tokens to score as the next one. `continuations`: tokens that follow the prompt, one
+    list for each of `n` choices that write nothing; `ending_ids` are scored after each of them.
+    """
+
+    prompt_logprobs: int | None = None
+    token_ids: dict[int, list[int]] = {}
+    continuations: list[list[int]] = []
+    ending_ids: list[int] = []
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request, checked and tokenized by the gateway. Times are seconds counted from receipt.
 
-    `queue_timeout_s`: until it has a place in the batch; `first_token_timeout_s`: until its first token.
+    `queue_timeout_s`: until it has a place in the batch; `first_token_timeout_s`: until its first token. With `scores`,
+    `max_tokens` may be 0: then the request writes nothing, and its choices end with their `Scored`.
     """
 
     request_id: str
@@ -52,6 +67,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     adapter: AdapterRef | None = None
     grammar: bytes | None = None
+    scores: ScoreRequest | None = None
     cache_salt: bytes = b""
     queue_timeout_s: float | None = None
     first_token_timeout_s: float | None = None
@@ -80,10 +96,16 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top: list[tuple[int, float]] = []
 
 
+class TokenScore(TokenLogprob, frozen=True):
+    """Of a token of the prompt. `rank` 1: no token is likelier in its place."""
+
+    rank: int = 1
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of one choice. `completion_tokens` includes the token that completed a stop.
 
-    `prompt_tokens` includes `cached_tokens`. Of an aborted choice it counts only what was computed for it or found in the
+    `prompt_tokens` includes `cached_tokens`, and the tokens of a scored continuation. Of an aborted choice it counts only what was computed for it or found in the
     cache; a choice that only waited has 0.
     """
 
@@ -146,6 +168,20 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     logprobs: list[TokenLogprob] | None = None
 
 
+class Scored(msgspec.Struct, frozen=True, tag="scored"):
+    """What a choice scores, in nats; it comes before the first `Delta` or, without one, before `Finished`.
+
+    `prompt`: the tokens of the prompt from the second on, None unless they are asked for. `token_ids`: by position in the prompt
+    or its continuation, the log-probabilities of the given tokens in their order; of a continuation, the token that follows and,
+    at its end, `ending_ids`.
+    """
+
+    request_id: str
+    choice: int
+    prompt: list[TokenScore] | None = None
+    token_ids: dict[int, list[float]] = {}
+
+
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """One choice ended. `stop` is the stop string or token id that ended it, if one did."""
 
@@ -170,7 +206,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     usage: dict[int, Usage] = {}
 
 
-Event: TypeAlias = Started | Delta | Finished | Failed
+Event: TypeAlias = Started | Scored | Delta | Finished | Failed
 
 
 class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,13 +6,19 @@ from loraplex.engine.errors import InvalidRequest
 
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 16
+MAX_CONTINUATIONS = 128
+"""Scored choices of one request."""
+MAX_SCORED_TOKENS = 1 << 20
+"""Given tokens that one request may score."""
+SCORE_SLICE_BYTES = 64 << 20
+"""Of the float32 logits of scored positions that exist at once."""
 MAX_STOP_STRINGS = 16
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_K = 2**31 - 1
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling of one request.
+    """Sampling of one request. `max_tokens` 0: it only scores, and writes nothing.
 
     `top_k` 0 means off. `logprobs` None means none, k means the chosen token's and the k best (0-20). `seed` None draws a
     seed at submission; the stream of random numbers is a function of (seed, choice, position).
@@ -37,10 +43,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     logprobs: int | None = None
 
-    def validate(self, vocab_size: int) -> None:
-        """Raise `InvalidRequest` naming the first field out of bounds."""
-        _require(1 <= self.max_tokens, "max_tokens", "must be at least 1")
-        _require(1 <= self.n <= MAX_CHOICES, "n", "must lie in 1..{}", MAX_CHOICES)
+    def validate(self, vocab_size: int, *, scores: bool = False) -> None:
+        """Raise `InvalidRequest` naming the first field out of bounds. `scores`: whether the request scores tokens."""
+        _require(scores or 1 <= self.max_tokens, "max_tokens", "must be at least 1")
+        _require(0 <= self.max_tokens, "max_tokens", "must be at least 0")
+        choices = MAX_CHOICES if self.max_tokens else MAX_CONTINUATIONS
+        _require(1 <= self.n <= choices, "n", "must lie in 1..{}", choices)
         _in_range("temperature", self.temperature, 0.0, 2.0)
         _in_range("top_p", self.top_p, 0.0, 1.0)
         _require(self.top_p > 0.0, "top_p", "must be above 0")

@@ -6,7 +6,17 @@ Invariant: tokens are a function of the prompt, the seed and the choice alone.
 import hashlib
 from collections.abc import Iterator
 
-from loraplex.engine.messages import Delta, EngineRequest, Finished, FinishReason, TokenLogprob, Usage
+from loraplex.engine.messages import (
+    Delta,
+    EngineRequest,
+    Finished,
+    FinishReason,
+    Scored,
+    TokenLogprob,
+    Usage,
+)
+from loraplex.engine.sampling_params import MAX_SCORED_TOKENS
+from loraplex.engine.sequence_scores import PositionScore, scores_of
 
 
 class ScriptedChoice:
@@ -55,6 +65,24 @@ class ScriptedChoice:
         if self.reason is not None:
             yield self.finish(self.reason)
 
+    def score(self) -> Iterator[Scored | Finished]:
+        """Score what the request asks for, -0.5 for each token; the end of a choice that writes nothing follows."""
+        scores = scores_of(self._request, self._index)
+        if scores is not None:
+            targets = scores.within(0, len(self._request.prompt_token_ids) + MAX_SCORED_TOKENS)
+            scores.add(
+                PositionScore(
+                    target,
+                    [-0.5] * len(target.token_ids),
+                    1,
+                    tuple(self._alternatives(target.token_ids[0], target.top or 0)),
+                )
+                for target in targets
+            )
+            yield Scored(self._request.request_id, self._index, scores.prompt, scores.token_ids)
+        if not self._request.sampling.max_tokens:
+            yield self.finish("length")
+
     def finish(self, reason: FinishReason) -> Finished:
         """Return the choice's last event."""
         self.reason = reason
@@ -93,8 +121,7 @@ class ScriptedChoice:
         return len(self._text) - max((len(stop) - 1 for stop in self._request.sampling.stop), default=0)
 
     def _logprob(self, token: int) -> TokenLogprob:
-        top = [
-            ((token + rank) % self._vocab_size, -0.5 - rank)
-            for rank in range(self._request.sampling.logprobs or 0)
-        ]
-        return TokenLogprob(token, -0.5, top)
+        return TokenLogprob(token, -0.5, self._alternatives(token, self._request.sampling.logprobs or 0))
+
+    def _alternatives(self, token: int, count: int) -> list[tuple[int, float]]:
+        return [((token + rank) % self._vocab_size, -0.5 - rank) for rank in range(count)]

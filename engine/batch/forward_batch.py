@@ -12,6 +12,7 @@ from loraplex.engine.kernels.group_rows import group_rows
 from loraplex.engine.kernels.prefill_chunks import PrefillChunks, tiles_of
 from loraplex.engine.lora.batch import LoraBatch
 from loraplex.engine.lora.device_batch import LoraWorkspace
+from loraplex.engine.sequence_scores import ScoredPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,8 @@ class BatchRows:
 
     Tokens of a response decode, each on its own, unless there are many; every other row is a chunk. So the path of a token
     depends neither on the prefix cache nor on the step's other rows, nor on whether a grammar forced the token together
-    with others: K and V of all are written before any of them attends.
+    with others: K and V of all are written before any of them attends. `scored`: (place, sequence, position) of each token whose
+    successor is scored.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class BatchRows:
         self.decodes: list[tuple[int, ...]] = []
         self.chunks: list[tuple[int, int, int, tuple[int, ...]]] = []
         self.unknown: list[tuple[int, Sequence]] = []
+        self.scored: list[tuple[int, Sequence, ScoredPosition]] = []
         self._block_size = block_size
         for row in plan.rows:
             self._add(row, -1 if row.adapter is None else adapter_slots[row.adapter.key])
@@ -182,6 +185,8 @@ class BatchRows:
             self.decodes += [table] * count
         else:
             self.chunks.append((begin, begin + count, start + count, table))
+        for target in row.scores:
+            self.scored.append((begin + target.position - start, row.sequence, target))
         if row.samples:
             self.sampled.append(len(self.positions) - 1)
             self.sampled_slots.append(adapter_slot)

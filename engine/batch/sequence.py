@@ -14,6 +14,7 @@ import msgspec
 
 from loraplex.engine.batch.block_hash import HashChain
 from loraplex.engine.messages import NO_CAUSES, AdapterRef, EngineRequest, FinishReason, WaitCauses
+from loraplex.engine.sequence_scores import SequenceScores
 from loraplex.engine.token_mask import TokenMask
 
 
@@ -39,7 +40,8 @@ class Sequence:
     are the prompt tokens that were computed or found in the cache before it left the batch, also if they are recomputed.
     `queued_at`: when it could first have run since it was last in the batch; infinite while it runs. `grammar_s` and
     `adapter_s`: seconds that it waited for its grammar, and then for its adapter and a place for it, before its first step;
-    `causes`: of its waits. `admitted_when_queued`: how many sequences had been admitted when it first waited for a row.
+    `causes`: of its waits. `scores` None: it scores no tokens; the last `num_continuation_tokens` of its prompt are scored ones
+    that its siblings do not share. `admitted_when_queued`: how many sequences had been admitted when it first waited for a row.
     """
 
     request: EngineRequest
@@ -79,14 +81,21 @@ class Sequence:
     admitted_when_queued: int | None = None
     admitted_at: float | None = None
     first_token_at: float | None = None
+    scores: SequenceScores | None = None
+    num_continuation_tokens: int = 0
+
+    @property
+    def writes(self) -> bool:
+        """Whether it samples tokens; otherwise it only scores, and takes no place of one that writes."""
+        return self.request.sampling.max_tokens > 0
 
     @property
     def num_prompt_tokens(self) -> int:
-        return len(self.request.prompt_token_ids)
+        return len(self.request.prompt_token_ids) + self.num_continuation_tokens
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - len(self.request.prompt_token_ids)
+        return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_planned_tokens(self) -> int:
@@ -106,7 +115,7 @@ class Sequence:
     @property
     def is_past_prompt(self) -> bool:
         """Whether only output remains to be planned."""
-        return self.num_planned_tokens >= len(self.request.prompt_token_ids)
+        return self.num_planned_tokens >= self.num_prompt_tokens
 
     @property
     def queue_s(self) -> float:

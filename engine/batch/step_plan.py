@@ -4,12 +4,18 @@ Invariant: a plan is complete and immutable, and every limit is enforced where i
 decodes leave, and follow every decoding row: how a row is computed does not depend on the others.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from loraplex.engine.batch.sequence import Sequence, SequenceStatus
 from loraplex.engine.errors import EngineError, NonFiniteLogits, NothingAllowed
 from loraplex.engine.messages import AdapterRef, FinishReason, TokenLogprob
+from loraplex.engine.sequence_scores import PositionScore, ScoredPosition
+
+NO_TOKEN = -1
+NO_SCORES: Final[tuple[ScoredPosition, ...]] = ()
 
 UNKNOWN_TOKEN = -1
 """Placeholder for a token that the previous step still has to sample; the runner finds it on the device."""
@@ -23,7 +29,7 @@ class PlannedRow:
     """One sequence's part of a step: `token_ids` at positions `start ... start + len - 1`, all covered by `block_table`.
 
     `samples`: the row's last token is the sequence's last, so that its logits choose the next token. A row of one token may
-    hold `UNKNOWN_TOKEN`. A row whose `epoch` is not the sequence's any more is dropped.
+    hold `UNKNOWN_TOKEN`. `scores`: positions in it whose next token is scored. A row whose `epoch` is not the sequence's any more is dropped.
     """
 
     sequence: Sequence
@@ -33,6 +39,7 @@ class PlannedRow:
     adapter: AdapterRef | None
     samples: bool
     epoch: int = 0
+    scores: tuple[ScoredPosition, ...] = NO_SCORES
 
     @property
     def stop(self) -> int:
@@ -66,8 +73,9 @@ class PlannedRow:
             tuple(sequence.token_ids[start:stop]),
             sequence.planned_block_table,
             sequence.request.adapter,
-            stop == len(sequence.token_ids),
+            sequence.writes and stop == len(sequence.token_ids),
             sequence.epoch,
+            NO_SCORES if sequence.scores is None else sequence.scores.within(start, stop),
         )
 
     def resolved(self) -> "PlannedRow":
@@ -91,7 +99,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The runner's result for a sampling row. `finite` false: the row's logits held NaN or infinity.
+    """The runner's result for a row that samples or scores. `token_id` is `NO_TOKEN` if it only scores. `finite` false: the row's logits held NaN or infinity.
 
     `nothing_allowed`: the model is not at fault; the request's grammar and other constraints left no token. `error`: the
     row has no mask and will get none. In all these cases `finite` is false and there is no token.
@@ -102,6 +110,12 @@ class SampledToken:
     finite: bool = True
     nothing_allowed: bool = False
     error: EngineError | None = None
+    scores: tuple[PositionScore, ...] = ()
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no token although nothing failed."""
+        return self.finite and self.token_id == NO_TOKEN
 
     @property
     def failure(self) -> EngineError:
@@ -113,9 +127,15 @@ class SampledToken:
         return NonFiniteLogits("the model's output for this request was not finite")
 
 
+NOT_SAMPLED = SampledToken(NO_TOKEN)
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """One token of one sequence. `first` marks the choice's first token, `finish_reason` its last one."""
+    """One token of one sequence. `first` marks the choice's first token, `finish_reason` its last one.
+
+    `token_id` is `NO_TOKEN` for a sequence that has scored everything and writes nothing.
+    """
 
     sequence: Sequence
     token_id: int
@@ -142,8 +162,10 @@ def step_outputs(
 class StepRows:
     """Collects the rows of a step: first single tokens, then chunks, in the order in which they get their share."""
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, score_cost: float = 0.0) -> None:
+        """`score_cost`: what scoring a position costs, in computed tokens."""
         self._budget = max_tokens
+        self._score_cost = score_cost
         self._decodes: list[PlannedRow] = []
         self._chunks: list[PlannedRow] = []
 
@@ -156,8 +178,11 @@ class StepRows:
         start, request = sequence.num_computed_tokens + sequence.num_in_flight, sequence.request
         token = UNKNOWN_TOKEN if sequence.num_unknown else sequence.token_ids[start]
         table = sequence.planned_block_table
-        row = PlannedRow(sequence, start, (token,), table, request.adapter, True, sequence.epoch)
-        (self._decodes if start >= len(request.prompt_token_ids) else self._chunks).append(row)
+        writes, scores = True, NO_SCORES
+        if sequence.scores is not None:
+            writes, scores = sequence.writes, sequence.scores.within(start, start + 1)
+        row = PlannedRow(sequence, start, (token,), table, request.adapter, writes, sequence.epoch, scores)
+        (self._decodes if start >= sequence.num_prompt_tokens else self._chunks).append(row)
         self._budget -= 1
 
     def add_chunks(self, sequences: Iterable[Sequence]) -> None:
@@ -166,6 +191,12 @@ class StepRows:
             if self.is_full:
                 return
             row = PlannedRow.of(sequence, self._budget)
+            if row.scores:
+                count = len(row.token_ids)
+                cost = count + self._score_cost * len(row.scores)
+                if cost > self._budget:
+                    row = PlannedRow.of(sequence, max(1, int(count * self._budget / cost)))
+                self._budget -= math.ceil(self._score_cost * len(row.scores))
             (self._decodes if row.decodes else self._chunks).append(row)
             self._budget -= len(row.token_ids)
 

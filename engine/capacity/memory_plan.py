@@ -9,6 +9,7 @@ from loraplex.engine.capacity.weight_bytes import ITEM_SIZES, WeightBytes, weigh
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import ModelError
 from loraplex.engine.models.config import ModelConfig
+from loraplex.engine.sampling_params import SCORE_SLICE_BYTES
 
 CPU_KV_BYTES = 1 << 30
 """The default KV pool of a CPU: its memory is the machine's, and other processes use it too."""
@@ -30,6 +31,8 @@ _CONTEXT_BYTES = 640 << 20
 """CUDA's context, loaded kernels and the workspace of its matrix products. An estimate."""
 _SAMPLING_COPIES = 4
 """fp32 rows of logits that sampling needs at once: logits, probabilities, sorted values and their indices."""
+_SCORE_COPIES = 3
+"""Of a slice of scored positions: logits in the model's type and in float32, and their log-softmax."""
 _ALIGNMENT = 16
 _MIN_SCALE_BYTES = 64
 
@@ -237,7 +240,9 @@ def _reserve(model: ModelConfig, config: EngineConfig, machine: Machine) -> tupl
     attention = 2 * model.q_size + 2 * model.kv_size
     widest = max(attention, 3 * model.intermediate_size)
     activations = tokens * (3 * model.hidden_size + widest) * item
-    logits = rows * model.vocab_size * (item + _SAMPLING_COPIES * ITEM_SIZES["float32"])
+    sampling = rows * model.vocab_size * _SAMPLING_COPIES * ITEM_SIZES["float32"]
+    scored = min(tokens * model.vocab_size * ITEM_SIZES["float32"], SCORE_SLICE_BYTES)
+    logits = rows * model.vocab_size * item + max(sampling, _SCORE_COPIES * scored)
     parts = (("activations of a step", activations), ("logits and sampling", logits))
     if not machine.is_cuda:
         return parts

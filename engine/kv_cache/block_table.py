@@ -60,7 +60,7 @@ class SequenceBlocks:
 
     def fork(self, first: Sequence, sibling: Sequence) -> None:
         """Share the full blocks of the prompt that `first` has computed; the sibling recomputes only the partial tail."""
-        count = (first.num_prompt_tokens - 1) // self.block_size
+        count = (len(first.request.prompt_token_ids) - 1) // self.block_size
         shared = first.block_table[:count]
         self._cache.share(shared)
         sibling.block_table = shared
@@ -118,7 +118,9 @@ class SequenceBlocks:
             chain = cache.chain(request.namespace, request.adapter, request.cache_salt)
             sequence.hash_chain = chain
         table = sequence.block_table
-        matched = [] if table else cache.match(chain, self._shared_tokens(sequence))
+        # What has still to be scored has to be computed.
+        scored = None if sequence.scores is None else sequence.scores.next_position
+        matched = [] if table else cache.match(chain, self._shared_tokens(sequence), scored)
         missing = self.blocks_for(len(sequence.token_ids)) - len(table) - len(matched)
         enough = cache.pool.num_available >= missing + spare
         fresh = cache.allocate(missing, sequence.request.namespace) if enough else None

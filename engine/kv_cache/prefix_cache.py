@@ -52,15 +52,16 @@ class PrefixCache:
         data = b"".join(_length_prefixed(name) + _length_prefixed(value) for name, value in parts)
         return HashChain(self._key, keyed_hash(self._key, b"root", data), self.block_size, namespace)
 
-    def match(self, chain: HashChain, token_ids: Sequence[int]) -> list[int]:
-        """Return the longest cached run of leading full blocks, and take one reference on each.
+    def match(self, chain: HashChain, token_ids: Sequence[int], most: int | None = None) -> list[int]:
+        """Return the longest cached run of leading full blocks, of at most `most` tokens, and take one reference on each.
 
         At least one token is left to compute, so that there are logits to sample from.
         """
         found: list[int] = []
         if not self.enabled:
             return found
-        for index in range((len(token_ids) - 1) // self.block_size):
+        covered = len(token_ids) - 1 if most is None else min(most, len(token_ids) - 1)
+        for index in range(covered // self.block_size):
             block = self._blocks.get(chain.digest(index, token_ids))
             if block is None:
                 break

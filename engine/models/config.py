@@ -49,6 +49,12 @@ class ModelConfig:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def score_cost(self) -> float:
+        """What the head costs for one more position, in tokens that are computed without it."""
+        layer = sum(out * inputs for out, inputs in self.projection_shapes().values())
+        return self.vocab_size * self.hidden_size / (layer * self.num_layers)
+
     def projection_shapes(self) -> dict[str, tuple[int, int]]:
         """(out, in) of each of the seven projections of a layer."""
         return {

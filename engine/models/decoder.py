@@ -3,7 +3,7 @@
 Invariant: `forward` computes every token of the batch, writes its K and V, and returns logits of the sampled rows only.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from loraplex.engine.layers.deterministic_linear import FixedRowsLinear
 from loraplex.engine.layers.embedding import Embedding
 from loraplex.engine.layers.lora_linear import LoraLinear
 from loraplex.engine.layers.mlp import MLP
+from loraplex.engine.lora.batch import LoraBatch
 from loraplex.engine.lora.device_batch import PendingDelta
 from loraplex.engine.lora.site import LoraSite, make_site
 from loraplex.engine.models.config import ModelConfig
@@ -75,8 +76,16 @@ class Decoder:
         self._layouts = tuple({base.layout: base for base in bases}.values())
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, kv_cache: list[Tensor]) -> Tensor:
-        """Logits [sampled rows, vocab] in the model's type. `kv_cache` has one tensor per layer."""
+    def forward(
+        self,
+        batch: ForwardBatch,
+        kv_cache: list[Tensor],
+        keep: Callable[[Tensor, Tensor], None] | None = None,
+    ) -> Tensor:
+        """Logits [sampled rows, vocab] in the model's type. `kv_cache` has one tensor per layer.
+
+        `keep` is called with what `head` takes, of all tokens. It copies what it needs: the logits overwrite them.
+        """
         epsilon = self.config.rms_norm_eps
         residual: Tensor | None = None
         delta: PendingDelta | None = None
@@ -89,7 +98,10 @@ class Decoder:
             hidden, delta = layer.attention(normal, cache, batch)
             normal = self._normal(hidden, delta, residual, layer.post_norm)
             hidden, delta = layer.mlp(normal, batch.lora)
-        return self._logits(self._whole(hidden, delta), residual, batch)
+        hidden = self._whole(hidden, delta)
+        if keep is not None and residual is not None:
+            keep(hidden, residual)
+        return self._logits(hidden, residual, batch)
 
     def tiling(self, rows: int) -> Hashable:
         """Return what depends on the number of rows in a step's kernels. Steps of equal values run the same machine code."""
@@ -118,9 +130,11 @@ class Decoder:
             residual = None if residual is None else residual.index_select(0, batch.sampled_tokens)
         if not batch.num_sampled:
             return hidden.new_empty(0, self.config.vocab_size)
-        logits = self._head(
-            rms_norm(hidden, residual, self._norm, self.config.rms_norm_eps), batch.sampled_lora
-        )
+        return self.head(hidden, residual, batch.sampled_lora)
+
+    def head(self, hidden: Tensor, residual: Tensor | None, lora: LoraBatch | None) -> Tensor:
+        """Logits [rows, vocab] of the last layer's output and its residual, both [rows, hidden]."""
+        logits = self._head(rms_norm(hidden, residual, self._norm, self.config.rms_norm_eps), lora)
         return logits if self.config.logits_multiplier == 1.0 else logits * self.config.logits_multiplier
 
     def _layer(self, index: int, state: DecoderState, rope: tuple[Tensor, Tensor]) -> _Layer:

@@ -16,6 +16,7 @@ from loraplex.engine.messages import (
     Event,
     Failed,
     FinishReason,
+    Scored,
     Started,
     TokenLogprob,
     WaitCauses,
@@ -32,7 +33,10 @@ ChoiceKey: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """One sampled token. `token_id` None ends the choice without one; `stopped_by` is the stop token that ended it."""
+    """One sampled token. `token_id` None ends the choice without one; `stopped_by` is the stop token that ended it.
+
+    `scores` come with the choice's first token, or its end without any.
+    """
 
     request_id: str
     choice: int
@@ -46,6 +50,7 @@ class TokenOutput:
     grammar_s: float = 0.0
     adapter_s: float = 0.0
     causes: WaitCauses = NO_CAUSES
+    scores: Scored | None = None
 
 
 class ProcessedOutputs(NamedTuple):
@@ -60,6 +65,11 @@ class _Request:
     request: EngineRequest
     choices: dict[int, ChoiceOutput]
     cached_tokens: dict[int, int] = field(default_factory=dict)
+
+    def continuation_tokens(self, choice: int) -> int:
+        """Scored tokens that follow the prompt in a choice."""
+        scores = self.request.scores
+        return len(scores.continuations[choice]) if scores is not None and scores.continuations else 0
 
 
 class OutputProcessor:
@@ -137,6 +147,8 @@ class OutputProcessor:
         choice = state.choices[output.choice]
         if choice.ended:
             return
+        if output.scores is not None:
+            processed.events.append(output.scores)
         if output.token_id is not None:
             choice.add_token(output.token_id, output.logprob, self._is_text(state, output))
         if choice.ended:
@@ -166,7 +178,7 @@ class OutputProcessor:
         delta = output.take_delta(request_id, choice)
         if delta is not None:
             events.append(delta)
-        prompt_tokens = len(state.request.prompt_token_ids)
+        prompt_tokens = len(state.request.prompt_token_ids) + state.continuation_tokens(choice)
         finished = output.finished(request_id, choice, prompt_tokens, state.cached_tokens[choice])
         if finished is not None:
             events.append(finished)

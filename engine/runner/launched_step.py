@@ -5,6 +5,7 @@ Invariant: only `collect` waits for the device.
 
 import time
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,8 +13,9 @@ from torch import Tensor
 from loraplex.engine.batch.forward_batch import UnknownTokens
 from loraplex.engine.batch.host_transfers import HostTransfers
 from loraplex.engine.batch.sequence import Sequence
-from loraplex.engine.batch.step_plan import PlannedRow, SampledToken, StepPlan
+from loraplex.engine.batch.step_plan import NO_TOKEN, PlannedRow, SampledToken, StepPlan
 from loraplex.engine.sampling.sampler import PendingTokens, Sampler
+from loraplex.engine.sampling.scorer import PendingScores
 from loraplex.engine.sampling.step_logits import StepLogits
 from loraplex.engine.structured_output.bitmask_filling import BitmaskFiller, Masks
 
@@ -40,6 +42,7 @@ class LaunchedStep:
         self._begun: list[Sequence] | None = None
         self._logits: StepLogits | None = None
         self._pending: PendingTokens | None = None
+        self._scores: PendingScores | None = None
         self._failed: dict[Sequence, SampledToken] = {}
 
     @property
@@ -77,9 +80,9 @@ class LaunchedStep:
         if self._begun and self._masks is not None:
             self._masks.begin(self._begun)
 
-    def computed(self, logits: StepLogits) -> None:
+    def computed(self, logits: StepLogits, scores: PendingScores | None = None) -> None:
         """Record the launch of the forward pass; `logits` of the rows that sample, in the plan's order."""
-        self._logits = logits
+        self._logits, self._scores = logits, scores
 
     def sample(self, rows: list[PlannedRow]) -> list[Sequence]:
         """Start sampling these rows of the plan; return the sequences whose mask is late, which get no token."""
@@ -106,10 +109,18 @@ class LaunchedStep:
         return late
 
     def collect(self) -> dict[Sequence, SampledToken]:
-        """Wait for the results. They contain neither sequences whose mask was late nor rows that were not sampled."""
+        """Wait for the results: those of sampled rows whose mask was not late, and of rows that score."""
         if self._pending is None:
             raise ValueError("the step has not been sampled")
-        return dict(zip(self._rows, self._pending.collect(), strict=True)) | self._failed
+        results = dict(zip(self._rows, self._pending.collect(), strict=True)) | self._failed
+        scores = {} if self._scores is None else self._scores.collect()
+        for sequence, found in scores.items():
+            result = results.get(sequence, SampledToken(NO_TOKEN))
+            if found is None:
+                results[sequence] = SampledToken(NO_TOKEN, finite=False)
+            elif result.finite:
+                results[sequence] = replace(result, scores=found)
+        return results
 
     def _collect_masks(self) -> Masks:
         if not self._begun or self._masks is None:

@@ -18,6 +18,7 @@ from loraplex.engine.models.decoder import Decoder
 from loraplex.engine.runner.cuda_graphs.step_graphs import StepGraphs
 from loraplex.engine.runner.launched_step import LaunchedStep
 from loraplex.engine.sampling.sampler import Sampler
+from loraplex.engine.sampling.scorer import Scorer, StepScores
 from loraplex.engine.sampling.step_logits import StepLogits
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.structured_output.bitmask_filling import BitmaskFiller
@@ -39,6 +40,7 @@ class ModelRunner:
         """`masks` None: no planned sequence has a `token_mask`."""
         self._adapters = adapters or AdapterPath()
         self._decoder = decoder
+        self._scorer = Scorer(decoder, self._adapters)
         self._kv_cache = kv_cache
         self._block_size = block_size
         self._sampler = sampler
@@ -64,17 +66,26 @@ class ModelRunner:
         elif self._last is not None:
             handle.begin_known_masks(self._last.sampled_sequences)
         unknown = None if self._last is None else self._last.tokens
-        handle.computed(self._logits(BatchRows(plan, self._block_size, self._pool.slots()), unknown))
+        batch_rows = BatchRows(plan, self._block_size, self._pool.slots())
+        scores = self._scorer.begin(batch_rows)
+        logits = self._logits(batch_rows, unknown, scores)
+        handle.computed(logits, None if scores is None else scores.start())
         self._last = handle
         return handle
 
-    def _logits(self, rows: BatchRows, unknown: UnknownTokens | None) -> StepLogits:
+    def _logits(
+        self, rows: BatchRows, unknown: UnknownTokens | None, scores: StepScores | None
+    ) -> StepLogits:
         """Return the logits of the sampled rows in the plan's order, and write K and V."""
-        logits = None if self._graphs is None else self._graphs.run(rows, unknown)
-        if logits is not None:
+        graphs = self._graphs
+        logits = None if graphs is None else graphs.run(rows, unknown)
+        if graphs is not None and logits is not None:
+            if scores is not None:
+                scores.take(graphs.states.hidden, graphs.states.residual)
             return logits
         batch = rows.batch(self._decoder.device, self._transfers, unknown, self._adapters)
-        return StepLogits(self.forward(batch))
+        keep = None if scores is None else scores.take
+        return StepLogits(self._decoder.forward(batch, self._kv_cache, keep))
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Return the logits of a batch made elsewhere: for benchmarks and tests."""

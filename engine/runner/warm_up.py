@@ -20,6 +20,7 @@ from loraplex.engine.lora.device_batch import FEW_ADAPTERS, DeviceLoraBatch
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.models.decoder import Decoder
 from loraplex.engine.sampling.sampler import Sampler
+from loraplex.engine.sampling.scorer import Scorer
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.token_mask import TokenMask
 
@@ -75,9 +76,12 @@ class WarmUp:
 
     @torch.inference_mode()
     def run(self) -> None:
-        """Run steps and the sampler."""
+        """Run steps, the head of scored positions, and the sampler."""
         for rows in self._steps():
             self._decoder.forward(self._batch(rows), self._kv_cache)
+        scorer = Scorer(self._decoder, self._adapters)
+        for count in first_of_each(self._decoder.tiling, min(scorer.slice_rows, self._limits.tokens)):
+            scorer.warm_up(count)
         for samplings in (SAMPLINGS, *((sampling,) for sampling in SAMPLINGS)):
             self._sample(_sequences(samplings))
 

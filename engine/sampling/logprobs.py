@@ -34,10 +34,12 @@ def token_logprobs(
         strict=True,
     )
     return [
-        TokenLogprob(token, value, _top(ids, values, count)) for token, value, ids, values, count in answers
+        TokenLogprob(token, value, best_first(ids, values, count))
+        for token, value, ids, values, count in answers
     ]
 
 
-def _top(ids: list[int], values: list[float], count: int) -> list[tuple[int, float]]:
+def best_first(ids: list[int], values: list[float], count: int) -> list[tuple[int, float]]:
+    """Return the `count` best of one row. Ties are listed by token id."""
     ranking = sorted(zip(ids, values, strict=True), key=lambda pair: (-pair[1], pair[0]))
     return ranking[:count]

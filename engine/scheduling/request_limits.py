@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.errors import InvalidRequest, PromptTooLong
-from loraplex.engine.messages import DeadlineKind, EngineRequest
+from loraplex.engine.messages import DeadlineKind, EngineRequest, ScoreRequest
+from loraplex.engine.sampling_params import MAX_SCORED_TOKENS, MAX_TOP_LOGPROBS
+from loraplex.engine.sequence_scores import scores_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +29,42 @@ class RequestValidator:
         prompt = request.prompt_token_ids
         if not prompt:
             raise InvalidRequest("prompt", "`prompt` must hold at least 1 token")
-        request.sampling.validate(self.vocab_size)
+        request.sampling.validate(self.vocab_size, scores=request.scores is not None)
         if not (math.isfinite(request.weight) and request.weight > 0):
             raise InvalidRequest("weight", "`weight` must be a positive number")
         for kind, seconds in request.timeouts.items():
             if not math.isfinite(seconds):
                 raise InvalidRequest(kind, f"`{kind}` must be a finite number of seconds")
-        self._check_length(len(prompt), request.sampling.max_tokens)
-        if min(prompt) < 0 or max(prompt) >= self.vocab_size:
-            raise InvalidRequest("prompt", f"`prompt` must hold token ids in 0..{self.vocab_size - 1}")
+        longest = 0
+        if request.scores is not None:
+            self._check_scores(request, request.scores)
+            longest = max(map(len, request.scores.continuations), default=0)
+        self._check_length(len(prompt) + longest, request.sampling.max_tokens)
+        self._check_ids("prompt", prompt)
+
+    def _check_scores(self, request: EngineRequest, scores: ScoreRequest) -> None:
+        """Raise `InvalidRequest` for scores that cannot be computed."""
+        top, last, sampling = scores.prompt_logprobs, len(request.prompt_token_ids) - 1, request.sampling
+        given = [*scores.token_ids.values(), *scores.continuations, scores.ending_ids]
+        if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
+            raise InvalidRequest("prompt_logprobs", f"`prompt_logprobs` must lie in 0..{MAX_TOP_LOGPROBS}")
+        if not all(0 <= position <= last for position in scores.token_ids):
+            raise InvalidRequest("scores", f"`scores` must have positions in 0..{last}")
+        if sum(map(len, given)) > MAX_SCORED_TOKENS:
+            raise InvalidRequest("scores", f"`scores` holds at most {MAX_SCORED_TOKENS} tokens")
+        for ids in given:
+            self._check_ids("scores", ids)
+        choices = len(scores.continuations) or 1
+        if scores.continuations and (sampling.max_tokens or scores.token_ids or top is not None):
+            raise InvalidRequest("scores", "`scores.continuations` are scored alone, with `max_tokens` 0")
+        if not all(scores.continuations):
+            raise InvalidRequest("scores", "`scores.continuations` must not hold an empty one")
+        if not sampling.max_tokens and (sampling.n != choices or request.grammar is not None):
+            raise InvalidRequest("n", f"with `max_tokens` 0, `n` must be {choices}, without a grammar")
+
+    def _check_ids(self, field: str, ids: list[int]) -> None:
+        if ids and (min(ids) < 0 or max(ids) >= self.vocab_size):
+            raise InvalidRequest(field, f"`{field}` must hold token ids in 0..{self.vocab_size - 1}")
 
     def _check_length(self, prompt: int, max_tokens: int) -> None:
         limit = min(self.max_model_len, self.max_cache_tokens)
@@ -48,14 +77,18 @@ def new_sequences(request: EngineRequest, arrival: float, order: int) -> list[Se
     seed = request.sampling.seed
     if seed is None:
         seed = int.from_bytes(os.urandom(8), "little") >> 1
+    continuations = [] if request.scores is None else request.scores.continuations
+    added = continuations or [[]] * request.sampling.n
     return [
         Sequence(
             request=request,
             choice=choice,
             arrival=arrival,
             seed=seed,
-            token_ids=list(request.prompt_token_ids),
+            token_ids=[*request.prompt_token_ids, *added[choice]],
             order=order + choice,
+            scores=scores_of(request, choice),
+            num_continuation_tokens=len(added[choice]),
         )
         for choice in range(request.sampling.n)
     ]

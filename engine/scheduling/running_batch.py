@@ -6,6 +6,7 @@ preempted for it.
 
 from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Iterable
 
 from loraplex.engine.batch.sequence import Sequence, SequenceStatus
 from loraplex.engine.batch.step_plan import StepRows
@@ -37,6 +38,7 @@ class RunningBatch:
         self._in_flight = in_flight
         self._max_model_len = max_model_len
         self._running: list[Sequence] = []
+        self._num_writing = 0
         self._victims: list[Sequence] = []
         self.num_preemptions = 0
 
@@ -49,8 +51,13 @@ class RunningBatch:
 
     @property
     def num_free(self) -> int:
-        """Sequences that may still join."""
-        return self._max_sequences - len(self._running)
+        """Sequences that write and may still join. Others have as many places of their own."""
+        return self._max_sequences - self._num_writing
+
+    def has_place(self, sequence: Sequence) -> bool:
+        """Whether a sequence may join, as far as others of its kind leave a place."""
+        taken = self._num_writing if sequence.writes else len(self._running) - self._num_writing
+        return taken < self._max_sequences
 
     @property
     def namespaces(self) -> set[bytes]:
@@ -63,6 +70,7 @@ class RunningBatch:
             return False
         self._adapters.activate(sequence)
         sequence.status = SequenceStatus.RUNNING
+        self._num_writing += sequence.writes
         insort(self._running, sequence, key=_order)
         return True
 
@@ -73,10 +81,13 @@ class RunningBatch:
         """
         surplus = self._surplus()
         num_left = len(self._running) - len(surplus)
-        if num_left >= self._max_sequences or not self._blocks.fits_without(surplus, sequence, num_left):
+        peers = sum(row.writes == sequence.writes for row in self._running)
+        if peers - sum(row.writes == sequence.writes for row in surplus) >= self._max_sequences:
             return False
-        while not (self.num_free and self.join(sequence)):
-            if not (self.num_free and self._blocks.reclaim(keep=sequence)):
+        if not self._blocks.fits_without(surplus, sequence, num_left):
+            return False
+        while not (self.has_place(sequence) and self.join(sequence)):
+            if not (self.has_place(sequence) and self._blocks.reclaim(keep=sequence)):
                 self._preempt(self._newest_surplus())
         return True
 
@@ -86,13 +97,13 @@ class RunningBatch:
         False, with no row preempted, when its own tenant would then have more than that one, or it would not fit. The
         oldest row and rows that gave way before keep their places: a request gives way to the shares of others once.
         """
-        rows, weights = self._shares()
+        rows, weights = self._shares(row for row in self._running if row.writes)
         left = {namespace: (number - 1) / weights[namespace] for namespace, number in rows.items()}
         request = sequence.request
         own = (rows[request.namespace] + 1) / request.weight
         if max(left.values(), default=0.0) < own:
             return False
-        giving = (row for row in self._running[1:] if not row.gave_way)
+        giving = (row for row in self._running[1:] if row.writes and not row.gave_way)
         newest = max(giving, key=lambda row: (left[row.request.namespace], row.order), default=None)
         if newest is None or left[newest.request.namespace] < own:
             return False
@@ -111,6 +122,7 @@ class RunningBatch:
         prefilled = min(sequence.num_planned_tokens, sequence.num_prompt_tokens)
         sequence.num_prefilled_tokens = max(sequence.num_prefilled_tokens, prefilled)
         del self._running[bisect_left(self._running, sequence.order, key=_order)]
+        self._num_writing -= sequence.writes
         self._in_flight.depart(sequence)
 
     def plan_decodes(self, step: StepRows) -> tuple[list[Sequence], list[Sequence]]:
@@ -156,15 +168,18 @@ class RunningBatch:
 
     def _newest_surplus(self) -> Sequence:
         """Return the newest row of the tenant with the most for its weight, of those with several. O(rows)."""
-        rows, weights = self._shares()
+        rows, weights = self._shares(self._running)
         loads = {namespace: number / weights[namespace] for namespace, number in rows.items()}
         return max(self._surplus(), key=lambda row: (loads[row.request.namespace], row.order))
 
-    def _shares(self) -> tuple[Counter[bytes], dict[bytes, float]]:
-        """Return each tenant's number of rows, and its weight. O(rows)."""
-        rows = Counter(row.request.namespace for row in self._running)
-        # Requests keep the weight they were sent with; the newest one counts for all of a tenant's.
-        weights = {row.request.namespace: row.request.weight for row in self._running}
+    def _shares(self, running: Iterable[Sequence]) -> tuple[Counter[bytes], dict[bytes, float]]:
+        """Return each tenant's number of these rows, and its weight. O(rows)."""
+        rows: Counter[bytes] = Counter()
+        weights: dict[bytes, float] = {}
+        for row in running:
+            rows[row.request.namespace] += 1
+            # Requests keep the weight they were sent with; the newest one counts for all of a tenant's.
+            weights[row.request.namespace] = row.request.weight
         return rows, weights
 
     def _preempt(self, sequence: Sequence) -> None:

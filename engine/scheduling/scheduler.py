@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 
 from loraplex.engine.batch.sequence import RequestChoices, Sequence, SequenceStatus
 from loraplex.engine.batch.step_plan import (
+    NO_TOKEN,
+    NOT_SAMPLED,
     PlannedRow,
     SampledToken,
     StepOutput,
@@ -58,14 +60,19 @@ class Scheduler:
         *,
         max_tokens: int,
         vocab_size: int = 1 << 32,
+        score_cost: float = 0.0,
     ) -> None:
-        """`max_tokens` of a step. A sequence with a grammar stays out of the batch until its `token_mask` is set."""
+        """`max_tokens` of a step; a scored position takes `score_cost` of them more.
+
+        A sequence with a grammar stays out of the batch until its `token_mask` is set.
+        """
         if not 1 <= config.max_num_seqs <= max_tokens:
             raise ValueError("max_num_seqs must lie in 1..max_num_batched_tokens")
         if config.max_adapters_per_step < 1:
             raise ValueError("max_adapters_per_step must be at least 1")
         self.config = config
         self.max_tokens = max_tokens
+        self._score_cost = score_cost
         self.cache = cache
         self.num_rejections = 0
         self.num_forced_tokens = 0
@@ -168,7 +175,7 @@ class Scheduler:
         self._admit_starved()
         self._admit_for_share()
         self._limit = None
-        step = StepRows(self.max_tokens)
+        step = StepRows(self.max_tokens, self._score_cost)
         started, preempted = self._batch.plan_decodes(step)
         for sequence in preempted:
             self._queue.put(sequence)
@@ -198,7 +205,8 @@ class Scheduler:
         """
         if not self._in_flight.is_expected(plan):
             rows = self._in_flight.sampling_rows(plan)
-            self.expect(plan, (), [row.sequence for row in rows if row.sequence not in sampled])
+            unsampled = (r.sequence for r in rows if sampled.get(r.sequence, NOT_SAMPLED).is_missing)
+            self.expect(plan, (), list(unsampled))
         step = self._in_flight.complete(plan)
         outputs: list[StepOutput] = []
         for row in plan.rows:
@@ -285,7 +293,7 @@ class Scheduler:
         tokens = self.max_tokens - len(self._batch)
         while self._policy.shares_rows and tokens > 0 and not self._batch.num_free:
             sequence = self._queue.next()
-            if sequence is None or not self._batch.displace_for_share(sequence):
+            if sequence is None or not sequence.writes or not self._batch.displace_for_share(sequence):
                 return
             tokens -= sequence.num_uncomputed_tokens
             self._leave_queue(sequence)
@@ -320,11 +328,11 @@ class Scheduler:
 
     def _admit_next(self) -> Sequence | None:
         """Move the policy's next sequence into the batch; None, and `_limit` set, when no slot or too few blocks are free."""
-        if not self._batch.num_free:
-            self._limit = "rows"
-            return None
         sequence = self._queue.next()
         if sequence is None:
+            return None
+        if not self._batch.has_place(sequence):
+            self._limit = "rows"
             return None
         if not self._batch.join(sequence):
             self._limit = "kv_blocks"
@@ -356,6 +364,10 @@ class Scheduler:
         if token is not None and not token.finite:
             self._fail_row(sequence, token.failure)
             return []
+        if token is not None and sequence.scores is not None:
+            sequence.scores.add(token.scores)
+        if token is not None and token.is_missing:
+            token = None
         known = len(sequence.token_ids)
         try:
             reason = None if token is None else self._append(sequence, token.token_id)
@@ -369,9 +381,19 @@ class Scheduler:
             sequence.num_computed_tokens -= 1
         if sequence.num_computed_tokens // self._blocks.block_size != sequence.num_registered_blocks:
             self._blocks.register(sequence)
+        if not sequence.writes and sequence.num_computed_tokens == known:
+            return self._scored(sequence)
         if token is None or not fresh:
             return []
         return self._outputs(sequence, token.logprob, fresh, reason)
+
+    def _scored(self, sequence: Sequence) -> list[StepOutput]:
+        """End a sequence that has scored everything."""
+        sequence.first_token_at = self._clock()
+        if sequence.choice == 0:
+            self._queue_siblings(sequence)
+        self._end(sequence, "length")
+        return [StepOutput(sequence, NO_TOKEN, None, "length", first=True)]
 
     def _fail_row(self, sequence: Sequence, error: EngineError) -> None:
         if isinstance(error, NonFiniteLogits):

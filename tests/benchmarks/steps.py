@@ -34,7 +34,7 @@ from loraplex.engine.runner.cuda_graphs.adapter_kinds import AdapterKinds
 from loraplex.engine.runner.cuda_graphs.buckets import Buckets
 from loraplex.engine.runner.cuda_graphs.static_groups import StaticGroups
 from loraplex.engine.runner.cuda_graphs.static_inputs import StaticBlocks, StaticInputs
-from loraplex.engine.runner.cuda_graphs.step_graphs import StepGraphs
+from loraplex.engine.runner.cuda_graphs.step_graphs import FinalStates, StepGraphs
 from loraplex.engine.runner.model_runner import ModelRunner
 from loraplex.engine.sampling.sampler import Sampler
 from loraplex.engine.sampling.step_logits import StepLogits
@@ -161,14 +161,17 @@ class Host:
     def _captured(self, shape: StepsShape, path: AdapterPath, launches: Launches) -> StepGraphs:
         buckets = Buckets(shape.rows, shape.tokens)
         logits = torch.empty(buckets.rows, self.decoder.config.vocab_size, dtype=torch.bfloat16, device=META)
+        states = FinalStates(buckets.most, self.decoder.config.hidden_size, torch.bfloat16, META)
+        cache = self.runners["replayed"]._kv_cache
         graphs = StepGraphs(
-            self.runners["replayed"].forward,
+            lambda batch: self.decoder.forward(batch, cache, None if batch.chunks is None else states.keep),
             StaticInputs(buckets, StaticBlocks(MAX_LENGTH // BLOCK_SIZE, BLOCK_SIZE, BLOCKS - 1), META),
             StepLogits(logits, torch.empty(buckets.rows, dtype=torch.int64, device=META)),
             buckets,
             CountedReplayer(launches.launch),
             StaticGroups(path, shape.rows),
             AdapterKinds(FEW_ADAPTERS),
+            states,
         )
         graphs.capture()
         return graphs

@@ -12,7 +12,7 @@ from loraplex.engine.runner.cuda_graphs.buckets import Buckets
 from loraplex.engine.runner.cuda_graphs.replay import CudaReplayer
 from loraplex.engine.runner.cuda_graphs.static_groups import StaticGroups
 from loraplex.engine.runner.cuda_graphs.static_inputs import StaticBlocks, StaticInputs
-from loraplex.engine.runner.cuda_graphs.step_graphs import StepGraphs
+from loraplex.engine.runner.cuda_graphs.step_graphs import FinalStates, StepGraphs
 from loraplex.engine.sampling.step_logits import StepLogits
 
 
@@ -32,14 +32,17 @@ def capture_steps(
     few = FEW_ADAPTERS if adapters is not None else 0
     device = decoder.device
     logits = torch.empty(buckets.rows, decoder.config.vocab_size, dtype=decoder.dtype, device=device)
+    states = FinalStates(buckets.most, decoder.config.hidden_size, decoder.dtype, device)
     graphs = StepGraphs(
-        lambda batch: decoder.forward(batch, kv_cache),
+        # Only chunks are scored.
+        lambda batch: decoder.forward(batch, kv_cache, None if batch.chunks is None else states.keep),
         StaticInputs(buckets, blocks, device),
         StepLogits(logits, torch.empty(buckets.rows, dtype=torch.int64, device=device)),
         buckets,
         CudaReplayer(device),
         StaticGroups(path, max_adapters),
         AdapterKinds(few, is_one=path.deterministic),
+        states,
     )
     report = graphs.capture()
     structlog.get_logger("loraplex.engine").info(

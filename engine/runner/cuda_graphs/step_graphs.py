@@ -37,6 +37,18 @@ class CaptureReport:
     seconds: float
 
 
+class FinalStates:
+    """Buffers of what the head takes, [tokens, hidden] each: a captured step with chunks leaves it here to be scored."""
+
+    def __init__(self, tokens: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.hidden, self.residual = torch.zeros(2, tokens, hidden_size, dtype=dtype, device=device)
+
+    def keep(self, hidden: Tensor, residual: Tensor) -> None:
+        """Copy the states of a step."""
+        self.hidden[: hidden.shape[0]].copy_(hidden)
+        self.residual[: residual.shape[0]].copy_(residual)
+
+
 class StepGraphs:
     """Captured steps. Call `capture` once, before the first step."""
 
@@ -49,8 +61,9 @@ class StepGraphs:
         replayer: Replayer,
         grouping: Grouping,
         limits: AdapterKinds,
+        states: FinalStates,
     ) -> None:
-        """`results` of as many rows as a step may sample: every step writes there."""
+        """`results` of as many rows as a step may sample: every step writes there. `states`: where `forward` leaves its own."""
         self._forward = forward
         self._inputs = inputs
         self._results = results
@@ -58,6 +71,7 @@ class StepGraphs:
         self._replayer = replayer
         self._grouping = grouping
         self._limits = limits
+        self.states = states
         self._replays: dict[tuple[StepShape, AdapterKind], Callable[[], None]] = {}
         self.num_replayed = 0
 

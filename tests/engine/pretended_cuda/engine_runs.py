@@ -14,20 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from tests.benchmarks.gpu.scripted_masks import FORCED, MASKED, scripted_masks
 from tests.engine.random_llama import save_random_llama
 
+from loraplex.engine.batch.step_plan import NO_TOKEN
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.config import CacheConfig, EngineConfig, GrammarConfig, LoraConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
-from loraplex.engine.messages import AdapterRef, EngineRequest
+from loraplex.engine.messages import AdapterRef, EngineRequest, ScoreRequest
 from loraplex.engine.model_loading import load_model
 from loraplex.engine.models.parameters import decoder_parameters
 from loraplex.engine.quantization.quantized_weight import QuantizedWeight, dequantize
 from loraplex.engine.quantization.scheme import quantize_parameter
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.sequence_scores import SequenceScores
 
 VOCAB, HIDDEN, INTERMEDIATE, RANK = 128, 64, 128, 8
 TOKENS = 8
@@ -111,9 +114,10 @@ class Settings:
 
 @dataclass(slots=True)
 class Answers:
-    """Tokens and errors by request, and what shows that the event happened."""
+    """Tokens, scores and errors by request, and what shows that the event happened."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
+    scores: dict[str, list[float]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     happened: bool = True
     replayed: int = 0
@@ -287,10 +291,34 @@ def _requests(settings: Settings, names: list[str]) -> list[EngineRequest]:
                 str(index), prompt, adapters[index % len(adapters)], sampling, grammars[index % len(grammars)]
             )
         )
+    if settings.sampling == "logprobs":
+        found += _scoring(choose, adapters)
     if settings.event == "quarantine":
         greedy = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
         found.insert(1, request_of(BROKEN, [5, 6, 7], BROKEN, greedy, None))
     return found
+
+
+def _scoring(choose: random.Random, adapters: list[str | None]) -> list[EngineRequest]:
+    """A prompt longer than a step, with text and without, and continuations of one."""
+    prompt = [choose.randrange(3, VOCAB) for _ in range(LONG_PROMPT)]
+    ahead = {"max_tokens": 4, "temperature": 0.0, "ignore_eos": True}
+    continuations = ScoreRequest(continuations=[[9], [9, 8, 7]], ending_ids=[1])
+    return [
+        replace(request_of(name, prompt, adapter, sampling, None), scores=scores)
+        for adapter in (adapters[0], None)
+        for name, sampling, scores in (
+            (f"scored {adapter}", {"max_tokens": 0}, ScoreRequest(prompt_logprobs=3)),
+            (f"echoed {adapter}", ahead, ScoreRequest(prompt_logprobs=0, token_ids={13: [5, 6]})),
+            (f"continued {adapter}", {"max_tokens": 0, "n": 2}, continuations),
+        )
+    ]
+
+
+def _values(scores: SequenceScores) -> list[float]:
+    """All log-probabilities of a choice."""
+    prompt = [value for each in scores.prompt or () for value in (each.logprob, *(v for _, v in each.top))]
+    return [*prompt, *(value for values in scores.token_ids.values() for value in values)]
 
 
 def request_of(
@@ -317,7 +345,11 @@ def _run(engine: Engine, found: Answers, *, cancels: bool) -> None:
     while engine.has_unfinished:
         result = engine.step()
         for output in result.outputs:
-            found.tokens.setdefault(output.sequence.request_id, []).append(output.token_id)
+            sequence = output.sequence
+            if output.first and sequence.scores is not None:
+                found.scores[f"{sequence.request_id} {sequence.choice}"] = _values(sequence.scores)
+            if output.token_id != NO_TOKEN:
+                found.tokens.setdefault(sequence.request_id, []).append(output.token_id)
         for sequence, error in result.failures:
             found.errors[sequence.request_id] = type(error).__name__
         if cancels and len(found.tokens.get("0", ())) >= 3:

@@ -39,6 +39,8 @@ AT_START = (
     "runner/cuda_graphs/replay.py",
 )
 """Whatever waits before the first step: loading, and a capture that the warm step must have ended before."""
+SCORE_TOLERANCE = {"none": 1e-4, "int8": 1e-3, "int4": 1e-3, "fp8 kv": 0.2}
+"""By weights. A key between two values of fp8 moves with the last bits."""
 MIN_DECIDED = 0.5
 """Of the tokens, with a cache whose rounding depends on the last bits."""
 
@@ -75,6 +77,10 @@ def compared(folder: Path, settings: Settings) -> None:
         counts = decided(folder, settings, expected)
         assert sum(counts.values()) >= MIN_DECIDED * sum(map(len, expected.tokens.values()))
     assert found.tokens.keys() == expected.tokens.keys()
+    assert found.scores.keys() == expected.scores.keys()
+    assert bool(found.scores) is (settings.sampling == "logprobs")
+    for name, values in expected.scores.items():
+        assert found.scores[name] == pytest.approx(values, abs=SCORE_TOLERANCE[settings.weights]), name
     for name, count in counts.items():
         assert found.tokens[name][:count] == expected.tokens[name][:count], name
     lines = os.environ.get("LORAPLEX_PRETENDED_LINES")

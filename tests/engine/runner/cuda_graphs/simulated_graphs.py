@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from tests.engine.random_llama import save_random_llama
 
-from loraplex.engine.batch.forward_batch import BatchRows, UnknownTokens
+from loraplex.engine.batch.forward_batch import BatchRows, ForwardBatch, UnknownTokens
 from loraplex.engine.batch.host_transfers import HostTransfers
 from loraplex.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
@@ -23,7 +23,8 @@ from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.runner.cuda_graphs.adapter_kinds import AdapterKind, AdapterKinds
 from loraplex.engine.runner.cuda_graphs.buckets import Buckets, StepShape
 from loraplex.engine.runner.cuda_graphs.static_inputs import StaticBlocks, StaticInputs
-from loraplex.engine.runner.cuda_graphs.step_graphs import Grouping, StepGraphs
+from loraplex.engine.runner.cuda_graphs.step_graphs import FinalStates, Grouping, StepGraphs
+from loraplex.engine.sampling.scorer import StepScores
 from loraplex.engine.sampling.step_logits import StepLogits, greedy_tokens
 from loraplex.engine.sampling_params import SamplingParams
 
@@ -143,7 +144,13 @@ class Run:
         cache = self.runner._kv_cache
         cache[:] = [layer.new_zeros(BLOCKS + 1, *layer.shape[1:]) for layer in cache]
         kinds = AdapterKinds(few, is_one=self._deterministic)
-        graphs = StepGraphs(self.runner.forward, inputs, results, self.buckets, replayer, grouping, kinds)
+        states = FinalStates(self.buckets.most, HIDDEN, torch.float32, CPU)
+        decoder = self.runner._decoder
+
+        def forward(batch: ForwardBatch) -> torch.Tensor:
+            return decoder.forward(batch, cache, None if batch.chunks is None else states.keep)
+
+        graphs = StepGraphs(forward, inputs, results, self.buckets, replayer, grouping, kinds, states)
         report = graphs.capture()
         counts = [len(kinds.kinds(shape.tokens)) for shape in self.buckets.shapes]
         assert report.graphs == replayer.captures == sum(counts)
@@ -164,7 +171,7 @@ class Run:
         runner, launched, cache = self.runner, self.runner._logits, self.runner._kv_cache
         transfers = HostTransfers(CPU)
 
-        def compared(rows: BatchRows, unknown: UnknownTokens | None) -> StepLogits:
+        def compared(rows: BatchRows, unknown: UnknownTokens | None, scores: StepScores | None) -> StepLogits:
             before = [layer.clone() for layer in cache]
             eager = runner.forward(rows.batch(CPU, transfers, unknown, runner._adapters))
             expected = [layer.clone() for layer in cache]
@@ -172,7 +179,7 @@ class Run:
                 layer.copy_(kept)
                 layer[BLOCKS].fill_(torch.nan)  # what padding writes is not read
             replayed = self.graphs.num_replayed if self.graphs else 0
-            found = launched(rows, unknown)
+            found = launched(rows, unknown, scores)
             torch.testing.assert_close(found.logits, eager, rtol=0, atol=0)
             assert found.greedy is None or torch.equal(found.greedy, greedy_tokens(eager))
             for layer, whole in zip(cache, expected, strict=True):
