@@ -1,5 +1,7 @@
 """`ModelRunner`: executes a step plan: tensors, forward pass, sampling. It has no queue and makes no decision."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -85,11 +87,11 @@ class ModelRunner:
             return logits
         batch = rows.batch(self._decoder.device, self._transfers, unknown, self._adapters)
         keep = None if scores is None else scores.take
-        return StepLogits(self._decoder.forward(batch, self._kv_cache, keep))
+        return StepLogits(self.forward(batch, keep))
 
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        """Return the logits of a batch made elsewhere: for benchmarks and tests."""
-        return self._decoder.forward(batch, self._kv_cache)
+    def forward(self, batch: ForwardBatch, keep: Callable[[Tensor, Tensor], None] | None = None) -> Tensor:
+        """Return the logits of a batch. `keep`: see `Decoder.forward`."""
+        return self._decoder.forward(batch, self._kv_cache, keep)
 
     def require_device(self) -> None:
         """Raise the error of a lost device, with which every later call fails too. Waits for the device."""

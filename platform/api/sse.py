@@ -14,7 +14,7 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from loraplex.engine.messages import Delta, Finished
+from loraplex.engine.messages import Delta, Finished, Scored
 from loraplex.platform.api.client_presence import unless_disconnected
 from loraplex.platform.errors import ClientError, ClientGone, describe
 from loraplex.platform.inference.generation import Generation
@@ -28,6 +28,8 @@ class ChunkEncoder(Protocol):
     """Encodes one streamed response. Every method returns whole SSE events, or nothing to send."""
 
     def opening(self) -> bytes: ...
+
+    def scored(self, choice: int, event: Scored) -> bytes: ...
 
     def delta(self, choice: int, event: Delta) -> bytes: ...
 
@@ -79,6 +81,8 @@ class EventStream(Response):
         async for choice, event in self._generation.events():
             if isinstance(event, Delta):
                 chunk = encoder.delta(choice, event)
+            elif isinstance(event, Scored):
+                chunk = encoder.scored(choice, event)
             else:
                 chunk = await encoder.finished(choice, event)
             if chunk:

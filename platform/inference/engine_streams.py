@@ -19,9 +19,19 @@ LOG = structlog.get_logger("loraplex.engine_streams")
 
 
 class EngineStreams:
-    """One engine request per prompt; a task of its own submits and reads each. `next` is for a single consumer."""
+    """One engine request per prompt; a task of its own submits and reads each. `next` is for a single consumer.
 
-    def __init__(self, engine: EngineClient, requests: Sequence[EngineRequest], stats: RequestStats) -> None:
+    Requests from `num_prompts` on score behind a prompt each. They wait until it is computed, so that its blocks are found.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        requests: Sequence[EngineRequest],
+        stats: RequestStats,
+        num_prompts: int | None = None,
+    ) -> None:
+        """`num_prompts` None: all requests are of prompts."""
         self._engine = engine
         self._requests = requests
         self._stats = stats
@@ -31,6 +41,8 @@ class EngineStreams:
         self._room = asyncio.Semaphore(WAITING_EVENTS * len(requests))
         self._open = set(range(len(requests)))
         self._closing = False
+        self._num_prompts = len(requests) if num_prompts is None else num_prompts
+        self._computed = [asyncio.Event() for _ in range(self._num_prompts)]
         self._readers = [asyncio.create_task(self._read(prompt)) for prompt in self._open]
 
     async def next(self) -> tuple[int, Event] | None:
@@ -68,15 +80,20 @@ class EngineStreams:
 
     async def _read(self, prompt: int) -> None:
         request = self._requests[prompt]
+        computed = self._computed[prompt % self._num_prompts]
         try:
+            if prompt >= self._num_prompts:
+                await computed.wait()
             # A task that has not begun before the abort must not submit after it.
             if not self._closing:
                 async for event in self._engine.submit(request):
                     self._stats.see(prompt, event)
+                    computed.set()
                     await self._room.acquire()
                     self._put(prompt, event)
         except Exception:
             LOG.exception("the engine's stream ended", engine_request=request.request_id)
+        computed.set()
         self._put(prompt, None)
 
     def _put(self, prompt: int, event: Event | None) -> None:

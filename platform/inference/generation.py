@@ -7,12 +7,14 @@ reservation is in the journal. A request is submitted once more at most, and onl
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from loraplex.engine.errors import EngineLost, EngineLostTwice, EngineUnavailable
-from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Started
+from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Scored, Started
 from loraplex.platform.errors import AdapterMismatch, EngineFailed
 from loraplex.platform.inference.admission import PendingAdmission
+from loraplex.platform.inference.choice_probabilities import ChoiceScore, ScoredChoices
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.engine_streams import EngineStreams
 from loraplex.platform.inference.model_resolution import ResolvedModel
@@ -24,14 +26,26 @@ ENFORCEMENT_HEADER = "x-loraplex-schema-enforcement"
 RESTART_WAIT_S: Final = 30.0
 """Longest wait of a request that lost its engine for one that takes it. Small models load in less."""
 
-ChoiceEvent: TypeAlias = Delta | Finished
+ChoiceEvent: TypeAlias = Scored | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOutput:
+    """What a response repeats of its prompts: `echo`, their texts; log-probabilities with so many alternatives, beside the
+    echo and as `prompt_logprobs`. None: without.
+    """
+
+    echo: list[str] | None = None
+    echo_logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 class Generation:
     """One running request: one engine request per prompt, `n` choices each. `close` ends it at any stage.
 
     Choice c of prompt p has the index p * n + c, as in the OpenAI API. `output` is None for plain text.
-    `free_slots` frees the places of its sequences. `is_recorded`: its end is, or will be, in the usage ledger.
+    `free_slots` frees the places of its sequences. `is_recorded`: its end is, or will be, in the usage ledger. `scored`: with
+    them, a second request for each prompt scores these choices.
     """
 
     def __init__(
@@ -43,11 +57,16 @@ class Generation:
         pending: PendingAdmission,
         arrival: float,
         output: ConstrainedOutput | None = None,
+        scored: ScoredChoices | None = None,
+        prompt_output: PromptOutput = PromptOutput(),
     ) -> None:
+        self.prompt_output = prompt_output
         self.model = model
         self.output = output
         self.n = requests[0].sampling.n
-        self.choices = len(requests) * self.n
+        self.num_prompts = len(requests) if scored is None else len(requests) // 2
+        self.choices = self.num_prompts * self.n
+        self._scored = scored
         self._arrival = arrival
         self._dependencies = dependencies
         self._free_slots = free_slots
@@ -69,14 +88,38 @@ class Generation:
             arrival=self._arrival,
             n=self.n,
             max_tokens=requests[0].sampling.max_tokens,
-            prompt_lengths=[len(request.prompt_token_ids) for request in requests],
+            prompt_lengths=self._prompt_lengths(),
+            num_prompts=self.num_prompts,
             submitted=time.monotonic(),
             gateway_phases=self._pending.record.phases,
             gateway_causes=self._pending.record.causes,
         )
         self._pending.record.stats = self.stats
-        self._streams = EngineStreams(self._dependencies.engine, requests, self.stats)
+        self._streams = EngineStreams(self._dependencies.engine, requests, self.stats, self.num_prompts)
         self._started: set[int] = set()
+        self._scores: dict[int, list[Scored]] = {}
+        # An engine of the last release knows no scores.
+        self._missing = {index for index, request in enumerate(requests) if request.scores is not None}
+
+    def _prompt_lengths(self) -> list[int]:
+        """The tokens of each prompt, then those scored behind each."""
+        lengths = [len(request.prompt_token_ids) for request in self._requests[: self.num_prompts]]
+        return lengths if self._scored is None else lengths + [self._scored.num_tokens] * self.num_prompts
+
+    def first_token(self, choice: int) -> int:
+        """Return the first token of a choice's prompt, which has no log-probability."""
+        return self._requests[choice // self.n].prompt_token_ids[0]
+
+    def echo(self, choice: int) -> str:
+        """Return the text of the prompt, where a choice begins with it."""
+        texts = self.prompt_output.echo
+        return "" if texts is None else texts[choice // self.n]
+
+    def probabilities(self, choice: int) -> list[ChoiceScore] | None:
+        """Return those of the allowed choices behind the prompt of a choice; None unless the request asks."""
+        if self._scored is None:
+            return None
+        return self._scored.probabilities(self._scores[choice // self.n])
 
     def headers(self) -> dict[str, str]:
         """Return the response headers: the adapter, and how its schemas are enforced."""
@@ -134,11 +177,18 @@ class Generation:
             if prompt not in self._started:
                 self._on_started(prompt, event)
                 continue
-            if isinstance(event, Delta):
+            if prompt >= self.num_prompts and not isinstance(event, Failed):
+                if isinstance(event, Scored):
+                    self._scores.setdefault(prompt - self.num_prompts, []).append(event)
+            elif isinstance(event, Scored):
+                self._missing.discard(prompt)
+                for choice in range(prompt * self.n, (prompt + 1) * self.n):
+                    yield choice, event
+            elif isinstance(event, Delta):
                 choice = prompt * self.n + event.choice
                 self.stats.deliver(choice, len(event.token_ids), time.monotonic())
                 yield choice, event
-            elif isinstance(event, Finished) and event.reason != "abort":
+            elif isinstance(event, Finished) and event.reason != "abort" and prompt not in self._missing:
                 yield prompt * self.n + event.choice, event
             else:
                 raise self._failure(event)
@@ -205,7 +255,8 @@ class Generation:
         )
 
     def _is_complete(self) -> bool:
-        return self.stats.finished_choices == self.choices
+        scored = 0 if self._scored is None else len(self._scored.texts) * self.num_prompts
+        return self.stats.finished_choices == self.choices + scored
 
     def _shortened(self) -> list[EngineRequest]:
         """The requests with what is left of their deadlines."""

@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 from msgspec.structs import replace
 
 from loraplex.engine.errors import overflow_message
-from loraplex.engine.messages import AdapterRef, EngineRequest
+from loraplex.engine.messages import AdapterRef, EngineRequest, ScoreRequest
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.grammar.constraints import OutputConstraints, Tool
 from loraplex.grammar.spec import encode_spec
@@ -27,8 +27,9 @@ from loraplex.platform.inference.admission import (
     RequestContext,
     RequestSizes,
 )
+from loraplex.platform.inference.choice_probabilities import ScoredChoices, scored_choices
 from loraplex.platform.inference.dependencies import GatewayDependencies
-from loraplex.platform.inference.generation import Generation
+from loraplex.platform.inference.generation import Generation, PromptOutput
 from loraplex.platform.inference.in_flight import InFlightRequests
 from loraplex.platform.inference.model_resolution import KnownModels, ResolvedModel
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
@@ -62,12 +63,13 @@ class _PreparedRequest:
     values: GenerationBody
     prompts: list[list[int]]
     samplings: list[SamplingParams]
+    choices: ScoredChoices | None = None
 
     @property
     def sizes(self) -> RequestSizes:
         """The most that it may use."""
         return RequestSizes(
-            prompt_tokens=sum(map(len, self.prompts)),
+            prompt_tokens=_prompt_tokens(self.prompts, self.choices),
             completion_tokens=sum(each.max_tokens * each.n for each in self.samplings),
             sequences=sum(each.n for each in self.samplings),
         )
@@ -142,6 +144,7 @@ class InferencePipeline:
         context.headers.update(model.headers())
         values = values.with_defaults(model.defaults)
         prompts = await self.prompt_ids(values, model, context.caller.tenant_id)
+        self._check_scores(values, prompts)
         most = await self._most_tokens(context, values, prompts, model)
         is_unchanged = partial(self._is_unchanged, context, values, prompts, model, most)
         prepared, headers = self._prepared(values, prompts, most), dict(context.headers)
@@ -158,7 +161,17 @@ class InferencePipeline:
             pending = await self._admission.admit(context, model, prepared.sizes, is_unchanged)
         try:
             requests, output = await self._engine_requests(context, prepared, model, constraints, arrival)
-            generation = Generation(self._dependencies, free_slots, model, requests, pending, arrival, output)
+            generation = Generation(
+                self._dependencies,
+                free_slots,
+                model,
+                requests,
+                pending,
+                arrival,
+                output,
+                prepared.choices,
+                self._prompt_output(values, prompts),
+            )
             context.headers.update(generation.headers())
         except BaseException as error:
             await self._admission.cancel(pending, error)
@@ -275,21 +288,31 @@ class InferencePipeline:
         first_token_s = limits.first_token_timeout_s
         if first_token_s is not None:
             first_token_s -= time.monotonic() - arrival
+        top, choices = prepared.values.scored_alternatives, prepared.choices
+        scores = ScoreRequest(prompt_logprobs=top)
+        rows = [
+            (ids, sampling, None if top is None and sampling.max_tokens else scores)
+            for ids, sampling in zip(prepared.prompts, samplings, strict=True)
+        ]
+        if choices is not None:
+            only = SamplingParams(max_tokens=0, n=len(choices.texts))
+            rows += [(ids, only, choices.scores) for ids in prepared.prompts]
         requests = [
             EngineRequest(
                 request_id=f"{run}-{index}",
                 namespace=namespace,
                 prompt_token_ids=ids,
                 sampling=sampling,
+                scores=wanted,
                 weight=caller.weight,
                 adapter=adapter,
-                grammar=grammar,
+                grammar=grammar if sampling.max_tokens else None,
                 cache_salt=salt,
                 queue_timeout_s=limits.queue_timeout_s,
                 first_token_timeout_s=first_token_s,
                 total_timeout_s=context.shortened(limits.total_timeout_s),
             )
-            for index, (ids, sampling) in enumerate(zip(prepared.prompts, samplings, strict=True))
+            for index, (ids, sampling, wanted) in enumerate(rows)
         ]
         return requests, output
 
@@ -311,7 +334,8 @@ class InferencePipeline:
         if values.requested_tokens is not None:
             return values.requested_tokens
         config = self._dependencies.config
-        allowance = await self._admission.allowance(context, model, sum(map(len, prompts)), unused=unused)
+        tokens = _prompt_tokens(prompts, self._choices(values))
+        allowance = await self._admission.allowance(context, model, tokens, unused=unused)
         wanted = values.max_tokens
         if wanted is None:
             limits = self._dependencies.database.limits
@@ -334,8 +358,36 @@ class InferencePipeline:
         self._check_product(sum(budgets) * values.n, fields["logprobs"])
         samplings = [SamplingParams(max_tokens=budget, **fields) for budget in budgets]
         for sampling in samplings:
-            sampling.validate(self._dependencies.engine.info().vocab_size)
-        return _PreparedRequest(values, prompts, samplings)
+            sampling.validate(self._dependencies.engine.info().vocab_size, scores=True)
+        return _PreparedRequest(values, prompts, samplings, self._choices(values))
+
+    def _choices(self, values: GenerationBody) -> ScoredChoices | None:
+        dependencies = self._dependencies
+        ending_ids = dependencies.engine.info().eos_token_ids
+        return scored_choices(
+            values, dependencies.prompts.continuation_ids, dependencies.token_text, ending_ids
+        )
+
+    def _check_scores(self, values: GenerationBody, prompts: list[list[int]]) -> None:
+        """Check the bound of log-probabilities, and that the longest choice fits behind the longest prompt."""
+        top, choices, longest = values.scored_alternatives, self._choices(values), max(map(len, prompts))
+        entries = 0 if top is None else sum(map(len, prompts)) * (1 + top)
+        limit = self._dependencies.config.max_logprobs
+        if entries > limit:
+            raise InvalidParameter(
+                f"prompt tokens x log-probabilities per token is {entries}, but must be at most {limit}.",
+                param=_prompt_name(values),
+            )
+        if choices is not None:
+            self._left(values, longest + max(map(len, choices.scores.continuations)))
+
+    def _prompt_output(self, values: GenerationBody, prompts: list[list[int]]) -> PromptOutput:
+        if not isinstance(values, CompletionRequest) or not values.echo:
+            return PromptOutput(prompt_logprobs=values.prompt_logprobs)
+        text_of = self._dependencies.token_text
+        given = zip(values.prompt, prompts, strict=True)
+        echo = [each if isinstance(each, str) else text_of.text(ids) for each, ids in given]
+        return PromptOutput(echo, values.logprobs, values.prompt_logprobs)
 
     async def _adapter_ref(self, caller: Caller, model: ResolvedModel, namespace: bytes) -> AdapterRef | None:
         if model.digest is None:
@@ -354,7 +406,8 @@ class InferencePipeline:
 
     def _left(self, values: GenerationBody, tokens: int, bound: str = "") -> int:
         """Return what the context leaves next to a prompt of `tokens`. Raises `ContextTooLong` if fewer than requested."""
-        info, requested = self._dependencies.engine.info(), values.requested_tokens or 1
+        info, requested = self._dependencies.engine.info(), values.requested_tokens
+        requested = 1 if requested is None else requested
         # As the engine bounds a sequence: `max_model_len` may be set larger than its KV cache.
         context = min(info.max_model_len, info.num_blocks * info.block_size)
         if requested > context - tokens:
@@ -378,6 +431,11 @@ class InferencePipeline:
                 f"but must be at most {self._dependencies.config.max_logprobs}.",
                 param="max_tokens",
             )
+
+
+def _prompt_tokens(prompts: list[list[int]], choices: ScoredChoices | None) -> int:
+    """Return the tokens of all prompts, and of the choices that are scored behind each."""
+    return sum(map(len, prompts)) + (0 if choices is None else choices.num_tokens * len(prompts))
 
 
 def _prompt_name(values: PromptRequest) -> str:

@@ -17,7 +17,7 @@ from loraplex.tenants.quotas.reservation import PhaseCauses, RequestTimings
 class RequestStats:
     """Statistics of a request, filled while it runs: one engine request per prompt, `n` choices each.
 
-    `prompt_lengths`: the tokens of each prompt. `submitted`: when the engine got them. `queue_s` and `prefill_s` are the
+    `prompt_lengths`: the tokens of each prompt; from `num_prompts` on, if given, of the choices scored behind one. `submitted`: when the engine got them. `queue_s` and `prefill_s` are the
     engine's: the longest of the prompts; `grammar_s` and `adapter_s` are parts of `queue_s`.
     `first_token` and `last_token` are None when none was delivered; `token_gaps` are the times between successive delivered
     tokens of one choice. `finish_reason` is the engine's, or `error`, or `abort` when the client disconnected.
@@ -31,6 +31,7 @@ class RequestStats:
     n: int
     max_tokens: int
     prompt_lengths: Sequence[int]
+    num_prompts: int | None = None
     submitted: float | None = None
     finished_choices: int = 0
     prompt_tokens: int = field(default=0, init=False)
@@ -76,7 +77,8 @@ class RequestStats:
                 self._count_usage(prompt, choice, usage)
                 if event.reason != "abort":
                     self.finished_choices += 1
-                    self.finish_reason = event.reason
+                    if usage.completion_tokens or self.finish_reason == "abort":
+                        self.finish_reason = event.reason
             case Failed():
                 for choice, usage in event.usage.items():
                     self._count_usage(prompt, choice, usage)
@@ -152,7 +154,8 @@ class RequestStats:
         tokens = min(tokens, self.prompt_lengths[prompt])
         before, cached_before = self._prompts.get(prompt, (0, 0))
         if tokens > before:
-            cached = min(cached, tokens)
+            is_scored = self.num_prompts is not None and prompt >= self.num_prompts
+            cached = 0 if is_scored else min(cached, tokens)
             self._prompts[prompt] = tokens, cached
             self.prompt_tokens += tokens - before
             self.cached_tokens += cached - cached_before

@@ -27,6 +27,11 @@ def build_output_constraints(
     callable_tools = _callable(tools, choice)
     if wanted is None and not callable_tools:
         return None
+    if structure.probabilities and callable_tools:
+        raise InvalidParameter(
+            "`structured_outputs.probabilities` needs an output that is one of the choices, so no tools.",
+            param="structured_outputs.probabilities",
+        )
     return OutputConstraints(
         format=wanted,
         tools=callable_tools,

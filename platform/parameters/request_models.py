@@ -83,7 +83,7 @@ class GenerationRequest(ModelRequest):
     """The parameters that chat and completions share. Most are fields of `SamplingParams`."""
 
     max_tokens: Annotated[int | None, _COUNT] = Field(
-        None, description="most tokens per choice; default: chat `default_max_tokens`, completions 16"
+        None, description="most tokens per choice; default `default_max_tokens`"
     )
     n: Annotated[int, Integer(1, MAX_CHOICES)] = Field(1, description="choices per prompt")
     temperature: Annotated[float, Number(0, 2)] = Field(1.0, description="0 is greedy")
@@ -135,13 +135,23 @@ class GenerationRequest(ModelRequest):
     )
     user: Annotated[str | None, Text(512)] = Field(None, description="accepted, not used")
     structured_outputs: Annotated[Structure | None, StructuredOutputs()] = Field(
-        None, description="the same with vLLM's names; `close` ends the document within `max_tokens`"
+        None,
+        description="the same with vLLM's names; `close` ends the document within `max_tokens`; "
+        "`probabilities` adds the probability of each `choice`",
+    )
+    prompt_logprobs: Annotated[int | None, Integer(0, MAX_TOP_LOGPROBS)] = Field(
+        None, description="log-probability of each prompt token and of so many best ones; not with `stream`"
     )
 
     @property
     def requested_tokens(self) -> int | None:
         """The number of tokens that the request itself names: `max_tokens` may be a default of a profile."""
         return self.max_tokens if "max_tokens" in self.model_fields_set else None
+
+    @property
+    def scored_alternatives(self) -> int | None:
+        """Alternatives for each token of the prompt in the response; None: the prompt is not scored."""
+        return self.prompt_logprobs
 
     def sampling_fields(self) -> dict[str, Any]:
         """Return the values of all `SamplingParams` fields except `max_tokens`."""
@@ -151,6 +161,18 @@ class GenerationRequest(ModelRequest):
     def _check_stream_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("`stream_options` needs `stream` to be true.", param="stream_options")
+        return self
+
+    @model_validator(mode="after")
+    def _check_scores(self) -> Self:
+        structure = self.structured_outputs
+        wanted = {
+            "prompt_logprobs": self.prompt_logprobs is not None,
+            "structured_outputs.probabilities": structure is not None and structure.probabilities,
+        }
+        for name, is_given in wanted.items():
+            if is_given and self.stream:
+                raise InvalidParameter(f"`{name}` needs `stream` to be false.", param=name)
         return self
 
 
@@ -211,16 +233,38 @@ class CompletionRequest(GenerationRequest):
     logprobs: Annotated[int | None, Integer(0, 5)] = Field(
         None, description="log-probability of the chosen token and of so many best ones"
     )
-    echo: Annotated[None, Refused("prompts are not repeated", (False,))] = Field(
-        None, description="not offered"
+    max_tokens: Annotated[int | None, Integer(0, MAX_TOKENS)] = Field(
+        None,
+        description="most tokens per choice; 0 with `echo` or `prompt_logprobs`: only the prompt; default 16",
+    )
+    echo: Annotated[bool, Boolean()] = Field(
+        False, description="begin each choice with the prompt; with `logprobs` also theirs"
     )
     suffix: Annotated[None, Refused("the model does not insert text", ("",))] = Field(
         None, description="not offered"
     )
     best_of: Annotated[None, Refused("use `n`", (1,))] = Field(None, description="not offered")
 
+    @property
+    def scored_alternatives(self) -> int | None:
+        wanted = (self.prompt_logprobs, self.logprobs if self.echo else None)
+        return max((each for each in wanted if each is not None), default=None)
+
     def sampling_fields(self) -> dict[str, Any]:
         return super().sampling_fields() | {"logprobs": self.logprobs}
+
+    @model_validator(mode="after")
+    def _check_prompt_only(self) -> Self:
+        if self.max_tokens == 0:
+            if not self.echo and self.prompt_logprobs is None:
+                raise InvalidParameter(
+                    "`max_tokens` must be at least 1 without `echo` and `prompt_logprobs`.",
+                    param="max_tokens",
+                )
+            if self.n != 1 or self.structured_outputs is not None:
+                name = "n" if self.n != 1 else "structured_outputs"
+                raise InvalidParameter(f"With `max_tokens` 0, `{name}` must be absent.", param=name)
+        return self
 
 
 class TokenizeRequest(ModelRequest):

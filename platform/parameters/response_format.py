@@ -38,7 +38,7 @@ _RESPONSE_FORMAT: Final = '{"type": "text"}, {"type": "json_object"} or ' + _JSO
 _FORMATS: Final = ("json", "regex", "choice", "grammar", "structural_tag")
 _STRUCTURED: Final = (
     f"an object with one of {', '.join(f'`{name}`' for name in _FORMATS)}, "
-    "and `close` (true or false) together with it or alone"
+    "`close` (true or false) together with it or alone, and `probabilities` (true or false) with `choice`"
 )
 
 
@@ -121,10 +121,11 @@ def _read_format(value: object) -> OutputFormat | None:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """`close`: the document is completed within the last tokens instead of truncated."""
+    """`close`: the document is completed within the last tokens instead of truncated. `probabilities`: of each choice."""
 
     format: OutputFormat | None
     close: bool
+    probabilities: bool = False
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ class StructuredOutputsObject(RequestObject):
         dict[str, Any] | None, _ObjectOrText(BOUNDS.max_text_bytes, "structured_outputs.structural_tag")
     ] = None
     close: Annotated[bool, Boolean()] = False
+    probabilities: Annotated[bool, Boolean()] = False
 
     def output_formats(self) -> list[OutputFormat]:
         """Return every format that the object names."""
@@ -203,6 +205,7 @@ class StructuredOutputs(Kind):
     def _read(self, value: object) -> Structure:
         wanted = StructuredOutputsObject.check(value)
         formats = wanted.output_formats()
-        if len(formats) > 1 or not wanted.model_fields_set:
+        lacks_choice = wanted.probabilities and wanted.choice is None
+        if len(formats) > 1 or not wanted.model_fields_set or lacks_choice:
             raise refused(self.allowed, value)
-        return Structure(formats[0] if formats else None, wanted.close)
+        return Structure(formats[0] if formats else None, wanted.close, wanted.probabilities)

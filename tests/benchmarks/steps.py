@@ -162,9 +162,9 @@ class Host:
         buckets = Buckets(shape.rows, shape.tokens)
         logits = torch.empty(buckets.rows, self.decoder.config.vocab_size, dtype=torch.bfloat16, device=META)
         states = FinalStates(buckets.most, self.decoder.config.hidden_size, torch.bfloat16, META)
-        cache = self.runners["replayed"]._kv_cache
+        runner = self.runners["replayed"]
         graphs = StepGraphs(
-            lambda batch: self.decoder.forward(batch, cache, None if batch.chunks is None else states.keep),
+            lambda batch: runner.forward(batch, None if batch.chunks is None else states.keep),
             StaticInputs(buckets, StaticBlocks(MAX_LENGTH // BLOCK_SIZE, BLOCK_SIZE, BLOCKS - 1), META),
             StepLogits(logits, torch.empty(buckets.rows, dtype=torch.int64, device=META)),
             buckets,

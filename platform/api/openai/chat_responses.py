@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from loraplex.engine.messages import Delta, Finished, TokenLogprob
+from loraplex.engine.messages import Delta, Finished, Scored, TokenLogprob
 from loraplex.grammar.parsing.deltas import OutputDelta
 from loraplex.platform.api.openai.logprobs import chat_entries, chat_logprobs
 from loraplex.platform.api.openai.parsed_output import delta_json, ended_by, parse_whole
@@ -25,6 +25,7 @@ from loraplex.platform.api.openai.response_models import (
     Usage,
     encoded,
 )
+from loraplex.platform.api.openai.scores import with_probabilities, with_prompt_logprobs
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TokenText
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
@@ -52,6 +53,10 @@ class ChatChunks:
     def opening(self) -> bytes:
         role = encoded(self._role())[1:-1]
         return b"".join(self._frame.event(choice, role) for choice in range(len(self._before)))
+
+    def scored(self, choice: int, event: Scored) -> bytes:
+        """A stream has no scores of the prompt."""
+        return b""
 
     def delta(self, choice: int, event: Delta) -> bytes:
         if event.logprobs is not None:
@@ -143,10 +148,14 @@ class _CollectedChoice:
 async def collect_chat(head: ResponseHead, generation: Generation, text_of: TokenText) -> ChatCompletion:
     """Collect the whole response, once every choice has finished. Raises `SchemaNotSatisfied` when one does not satisfy it."""
     choices = [_CollectedChoice() for _ in range(generation.choices)]
+    scored: Scored | None = None
     async for index, event in generation.events():
         choice = choices[index]
         if isinstance(event, Finished):
             choice.finished = event
+            continue
+        if isinstance(event, Scored):
+            scored = event
             continue
         choice.texts.append(event.text)
         if event.logprobs is not None:
@@ -157,13 +166,14 @@ async def collect_chat(head: ResponseHead, generation: Generation, text_of: Toke
         object="chat.completion",
         created=head.created,
         model=head.model,
-        choices=[await _whole_choice(i, choice, generation.output) for i, choice in enumerate(choices)],
+        choices=[await _whole_choice(i, choice, generation) for i, choice in enumerate(choices)],
         usage=usage_of(generation.stats),
+        **with_prompt_logprobs(generation, scored, text_of),
     )
 
 
-async def _whole_choice(index: int, choice: _CollectedChoice, output: ConstrainedOutput | None) -> ChatChoice:
-    text, calls, reason = await parse_whole(output, choice.texts, choice.finished)
+async def _whole_choice(index: int, choice: _CollectedChoice, generation: Generation) -> ChatChoice:
+    text, calls, reason = await parse_whole(generation.output, choice.texts, choice.finished)
     content = text if text or not calls else None
     message = ResponseMessage(role="assistant", content=content, refusal=None)
     if calls:
@@ -173,4 +183,5 @@ async def _whole_choice(index: int, choice: _CollectedChoice, output: Constraine
         message=message,
         logprobs=None if choice.logprobs is None else chat_logprobs(choice.logprobs),
         finish_reason=reason,
+        **with_probabilities(generation, index),
     )

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from loraplex.engine.messages import Delta, Finished
+from loraplex.engine.messages import Delta, Finished, Scored
 from loraplex.platform.api.openai.logprobs import CompletionLogprobs
 from loraplex.platform.api.openai.parsed_output import ended_by, parse_whole
 from loraplex.platform.api.openai.response_envelope import ResponseHead, event_of, frame_of, usage_of
@@ -12,6 +12,7 @@ from loraplex.platform.api.openai.response_models import (
     Usage,
     encoded,
 )
+from loraplex.platform.api.openai.scores import with_probabilities, with_prompt_logprobs
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TokenText
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
@@ -26,6 +27,7 @@ class CompletionChunks:
         self, head: ResponseHead, generation: Generation, text_of: TokenText, include_usage: bool
     ) -> None:
         self._head = head
+        self._generation = generation
         self._stats = generation.stats
         self._include_usage = include_usage
         self._logprobs = [CompletionLogprobs(text_of) for _ in range(generation.choices)]
@@ -34,7 +36,17 @@ class CompletionChunks:
         self._before, self._running = self._frame.before, self._frame.running
 
     def opening(self) -> bytes:
-        return b""
+        output = self._generation.prompt_output
+        if output.echo is None or output.echo_logprobs is not None:
+            return b""
+        choices = range(len(self._before))
+        return b"".join(self._frame.event(c, _encode(self._generation.echo(c))) for c in choices)
+
+    def scored(self, choice: int, event: Scored) -> bytes:
+        logprobs, generation = self._logprobs[choice], self._generation
+        if not _add_prompt(logprobs, generation, choice, event):
+            return b""
+        return self._frame.event(choice, _encode(generation.echo(choice)), encoded(logprobs.take()))
 
     def delta(self, choice: int, event: Delta) -> bytes:
         if event.logprobs is None:
@@ -92,10 +104,15 @@ async def collect_completion(head: ResponseHead, generation: Generation, text_of
     texts: list[list[str]] = [[] for _ in range(generation.choices)]
     logprobs = [CompletionLogprobs(text_of) for _ in texts]
     finished: list[Finished | None] = [None] * generation.choices
+    scored: list[Scored | None] = [None] * generation.choices
     with_logprobs = False
     async for choice, event in generation.events():
         if isinstance(event, Finished):
             finished[choice] = event
+            continue
+        if isinstance(event, Scored):
+            scored[choice] = event
+            with_logprobs |= _add_prompt(logprobs[choice], generation, choice, event)
             continue
         texts[choice].append(event.text)
         if event.logprobs is not None:
@@ -104,13 +121,24 @@ async def collect_completion(head: ResponseHead, generation: Generation, text_of
     choices = [
         CompletionChoice(
             index=choice,
-            text="".join(texts[choice]),
+            text=generation.echo(choice) + "".join(texts[choice]),
             logprobs=logprobs[choice].take() if with_logprobs else None,
             finish_reason=(await parse_whole(generation.output, texts[choice], finished[choice]))[2],
+            **with_prompt_logprobs(generation, scored[choice], text_of),
+            **with_probabilities(generation, choice),
         )
         for choice in range(generation.choices)
     ]
     return _completion(head, choices, usage=usage_of(generation.stats))
+
+
+def _add_prompt(logprobs: CompletionLogprobs, generation: Generation, choice: int, event: Scored) -> bool:
+    """Begin the log-probabilities of a choice with those of its prompt, if it repeats them."""
+    count = generation.prompt_output.echo_logprobs
+    if count is None or event.prompt is None:
+        return False
+    logprobs.add_prompt(generation.first_token(choice), event.prompt, count)
+    return True
 
 
 def _completion(

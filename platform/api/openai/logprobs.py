@@ -9,11 +9,27 @@ from loraplex.platform.api.openai.response_models import (
     ChatLogprobs,
     ChosenTokenLogprob,
     LogprobLists,
+    RankedLogprob,
     TokenLogprob,
 )
 from loraplex.platform.inference.prompting.token_text import TokenText
 
 LOWEST = -9999.0
+
+
+def prompt_logprobs(
+    tokens: Sequence[messages.TokenScore], count: int, text_of: TokenText
+) -> list[dict[int, RankedLogprob] | None]:
+    """Build vLLM's list: null for the first token, then each token and the `count` likeliest ones, by their ids."""
+    return [None, *(_ranked(token, count, text_of) for token in tokens)]
+
+
+def _ranked(token: messages.TokenScore, count: int, text_of: TokenText) -> dict[int, RankedLogprob]:
+    best = [(each, logprob, rank) for rank, (each, logprob) in enumerate(token.top[:count], start=1)]
+    return {
+        each: {"logprob": _finite(logprob), "rank": rank, "decoded_token": text_of(each)[0]}
+        for each, logprob, rank in ((token.token_id, token.logprob, token.rank), *best)
+    }
 
 
 def chat_logprobs(entries: list[ChosenTokenLogprob]) -> ChatLogprobs:
@@ -47,19 +63,30 @@ class CompletionLogprobs:
     text_of: TokenText
     offset: int = 0
     tokens: list[str] = field(default_factory=list)
-    token_logprobs: list[float] = field(default_factory=list)
-    top_logprobs: list[dict[str, float]] = field(default_factory=list)
+    token_logprobs: list[float | None] = field(default_factory=list)
+    top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
     text_offset: list[int] = field(default_factory=list)
 
     def add(self, tokens: Sequence[messages.TokenLogprob]) -> None:
         for each in tokens:
-            text, _ = self.text_of(each.token_id)
-            self.tokens.append(text)
-            self.token_logprobs.append(_finite(each.logprob))
-            best = {self.text_of(token)[0]: _finite(logprob) for token, logprob in each.top}
-            self.top_logprobs.append(best | {text: self.token_logprobs[-1]})
-            self.text_offset.append(self.offset)
-            self.offset += len(text)
+            logprob = _finite(each.logprob)
+            best = {self.text_of(token)[0]: _finite(value) for token, value in each.top}
+            text = self._add(each.token_id, logprob)
+            self.top_logprobs.append(best | {text: logprob})
+
+    def add_prompt(self, first: int, tokens: Sequence[messages.TokenScore], count: int) -> None:
+        """Begin with a prompt, whose first token has no log-probability; of alternatives the `count` likeliest."""
+        self._add(first, None)
+        self.top_logprobs.append(None)
+        self.add([messages.TokenLogprob(each.token_id, each.logprob, each.top[:count]) for each in tokens])
+
+    def _add(self, token_id: int, logprob: float | None) -> str:
+        text, _ = self.text_of(token_id)
+        self.tokens.append(text)
+        self.token_logprobs.append(logprob)
+        self.text_offset.append(self.offset)
+        self.offset += len(text)
+        return text
 
     def take(self) -> LogprobLists:
         """Return the lists so far and start new ones; `text_offset` goes on counting. The lists are not validated again."""

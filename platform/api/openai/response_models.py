@@ -52,6 +52,25 @@ class TokenLogprob(TypedDict):
     bytes: list[int]
 
 
+class RankedLogprob(TypedDict):
+    """Of a token of the prompt, or a likely one in its place. `rank` 1: none is likelier."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs: TypeAlias = list[dict[int, RankedLogprob] | None]
+
+
+class ChoiceProbability(ResponseModel):
+    """One of the allowed choices. `logprob` in nats: of the text and its end; `probability` among the choices."""
+
+    text: str
+    logprob: float
+    probability: float
+
+
 class ChosenTokenLogprob(TokenLogprob):
     """A token of the text, and the likeliest tokens in its place."""
 
@@ -94,6 +113,7 @@ class ChatChoice(ResponseModel):
     message: ResponseMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    choice_probabilities: list[ChoiceProbability] = Field(default_factory=list)
 
 
 class ChatCompletion(ResponseModel):
@@ -105,6 +125,7 @@ class ChatCompletion(ResponseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class FunctionDelta(ResponseModel):
@@ -150,11 +171,11 @@ class ChatCompletionChunk(ResponseModel):
 
 
 class LogprobLists(ResponseModel):
-    """Log-probabilities as parallel lists, one item for each token. `text_offset` counts characters of the tokens' texts."""
+    """Log-probabilities as parallel lists, one item for each token; null for the first of a prompt. `text_offset` counts characters of the tokens' texts."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -165,6 +186,8 @@ class CompletionChoice(ResponseModel):
     text: str
     logprobs: LogprobLists | None
     finish_reason: FinishReason | None
+    prompt_logprobs: PromptLogprobs | None = None
+    choice_probabilities: list[ChoiceProbability] = Field(default_factory=list)
 
 
 class Completion(ResponseModel):

@@ -109,6 +109,10 @@ class PromptRenderer:
         doubled = self._bos_id is not None and ids[:2] == [self._bos_id, self._bos_id]
         return ids[1:] if doubled else ids
 
+    def continuation_ids(self, text: str) -> list[int]:
+        """Return the ids of a text that a model writes: no begin token, and control tokens count as text."""
+        return _ids(self._encoder, text, special=False)
+
     def _marked(self, message: dict[str, Any], marks: Marks) -> dict[str, Any]:
         role, content = message["role"], message["content"]
         fields: dict[str, Any] = _mapped(message, self._breaker(marks))

@@ -6,6 +6,7 @@ bytes as `<0xAB>` and a space as U+2581.
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
@@ -30,6 +31,10 @@ class TokenText:
             raw = self._bytes(token_id)
             known = self._known[token_id] = (raw.decode(errors="replace"), raw)
         return known
+
+    def text(self, token_ids: Iterable[int]) -> str:
+        """Return the text of tokens that follow each other."""
+        return b"".join(self(token)[1] for token in token_ids).decode(errors="replace")
 
     def _bytes(self, token_id: int) -> bytes:
         if token_id in self._added:

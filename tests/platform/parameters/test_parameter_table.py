@@ -53,8 +53,12 @@ def cases(values: str) -> list[Any]:
 
 
 def body(endpoint: Endpoint, row: Parameter, value: object) -> dict[str, object]:
-    needed = {"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}}.get(row.name, {})
-    return {**BASE[endpoint], **needed, row.name: value}
+    needed: dict[str, dict[str, object]] = {
+        "stream_options": {"stream": True},
+        "top_logprobs": {"logprobs": True},
+        "max_tokens": {"echo": True} if endpoint == "completions" else {},
+    }
+    return {**BASE[endpoint], **needed.get(row.name, {}), row.name: value}
 
 
 @pytest.mark.parametrize(("endpoint", "row"), cases("inside"))

@@ -145,10 +145,9 @@ class Run:
         cache[:] = [layer.new_zeros(BLOCKS + 1, *layer.shape[1:]) for layer in cache]
         kinds = AdapterKinds(few, is_one=self._deterministic)
         states = FinalStates(self.buckets.most, HIDDEN, torch.float32, CPU)
-        decoder = self.runner._decoder
 
         def forward(batch: ForwardBatch) -> torch.Tensor:
-            return decoder.forward(batch, cache, None if batch.chunks is None else states.keep)
+            return self.runner.forward(batch, None if batch.chunks is None else states.keep)
 
         graphs = StepGraphs(forward, inputs, results, self.buckets, replayer, grouping, kinds, states)
         report = graphs.capture()

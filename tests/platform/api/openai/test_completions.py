@@ -85,7 +85,7 @@ async def test_usage_of_a_stream(start_gateway: Any) -> None:
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-@pytest.mark.parametrize("extra", [{"echo": True}, {"suffix": "x"}, {"best_of": 2}])
+@pytest.mark.parametrize("extra", [{"suffix": "x"}, {"best_of": 2}])
 async def test_what_is_not_offered_is_named(start_gateway: Any, extra: dict[str, Any]) -> None:
     gateway = await start_gateway(ANSWERS)
     with pytest.raises(openai.BadRequestError) as refused:
