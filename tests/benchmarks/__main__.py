@@ -22,6 +22,7 @@ COMMANDS = (
     engine.steps,
     serving.peft,
     serving.chunked_prefill,
+    serving.scoring,
     serving.noisy_neighbours,
     serving.fair_share,
     serving.attacks,

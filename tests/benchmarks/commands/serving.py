@@ -9,6 +9,7 @@ from tests.benchmarks.chunked_prefill import ChunkedPrefillShape, measure_chunke
 from tests.benchmarks.fair_share import FairShareShape, measure_fair_share
 from tests.benchmarks.noisy_neighbours import NoisyNeighboursShape, measure_noisy_neighbours
 from tests.benchmarks.peft_comparison import PeftComparisonShape, compare_with_peft
+from tests.benchmarks.scoring import ScoringShape, measure_scoring
 
 from loraplex.platform.bench.report import available_cores
 from loraplex.platform.cli.bench import (
@@ -76,6 +77,26 @@ def chunked_prefill(
     )
     run_bench(
         lambda: measure_chunked_prefill(resolve_model(model), shape, parse_settings(setting), print_progress),
+        out,
+        as_json,
+    )
+
+
+def scoring(
+    model: Model = None,
+    dtype: Dtype = "bfloat16",
+    rows: Annotated[int, typer.Option(min=1, help="Streaming rows.")] = 8,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts of a load.")] = 200,
+    output_len: Annotated[int, typer.Option(min=32, help="Of the streaming rows.")] = 512,
+    repeats: Repeats = 3,
+    setting: Setting = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Inter-token latency of streaming rows beside scored prompts, and beside as many ordinary ones."""
+    shape = ScoringShape(rows=rows, prompts=prompts, output_len=output_len, repeats=repeats, dtype=dtype)
+    run_bench(
+        lambda: measure_scoring(resolve_model(model), shape, parse_settings(setting), print_progress),
         out,
         as_json,
     )
