@@ -5,9 +5,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterLimits:
-    """A model of 126 layers with all seven projections has 1,768 tensors, whose header takes about 300 KiB."""
+    """A model of 126 layers with all seven projections has 1,768 tensors, whose header takes about 300 KiB.
 
-    max_config_bytes: int = 64 << 10
+    A configuration that gives each of its modules an alpha and a rank of its own takes about 110 KiB.
+    """
+
+    max_config_bytes: int = 256 << 10
     max_config_depth: int = 8
     max_header_bytes: int = 1 << 20
     max_tensors: int = 8192

@@ -12,7 +12,6 @@ from torch import Tensor
 from loraplex.adapters.digest import adapter_digest
 from loraplex.adapters.errors import AdaptersError, BlobCorrupt
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
-from loraplex.adapters.report import ValidationReport
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
 from loraplex.adapters.storage.safe_files import (
     OpenFile,
@@ -22,7 +21,7 @@ from loraplex.adapters.storage.safe_files import (
     read_regular,
 )
 from loraplex.adapters.target_modules import adaptable_modules
-from loraplex.adapters.validation.checks import match_tensors
+from loraplex.adapters.validation.checks import match_stored
 from loraplex.adapters.validation.peft_config import parse_manifest
 from loraplex.adapters.validation.safetensors_header import TensorEntry, read_header
 from loraplex.adapters.validation.tensor_names import LoraPair
@@ -31,7 +30,7 @@ from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef
 from loraplex.engine.models.config import ModelConfig
 
-_TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class PeftAdapterSource:
@@ -62,11 +61,11 @@ class PeftAdapterSource:
 
     def _load_modules(self, folder: Path, digest: str) -> dict[str, LoraModule]:
         config = read_regular(folder / CONFIG_FILE, max_bytes=self._limits.max_config_bytes)
-        manifest = parse_manifest(config, self._limits)
+        manifest = parse_manifest(config, self._limits, stored=True)
         with open_regular(folder / WEIGHTS_FILE, max_bytes=self._limits.max_weights_bytes) as weights:
             self._require_digest(digest, config, weights)
             header = read_header(weights, self._limits)
-            pairs, _ = match_tensors(manifest, header, self._modules, ValidationReport())
+            pairs = match_stored(manifest, header, self._modules)
             return {pair.module.name: self._load_pair(weights.descriptor, pair) for pair in pairs}
 
     def _require_digest(self, digest: str, config: bytes, weights: OpenFile) -> None:

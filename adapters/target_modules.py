@@ -1,7 +1,7 @@
 """The modules of a base model that an adapter may change: PEFT's path, the engine's name and the shapes."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,8 +32,32 @@ class AdaptableModule:
         return self.name == "embed_tokens"
 
 
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """The base model for which uploads are validated. `modules` are those of `adaptable_modules`.
+
+    `vocabulary_sha256`: SHA-256 of the embedding and the head cast to bfloat16, by path; without an entry no copy can be
+    compared. `names`: names under which the model is known, of which `base_model_name_or_path` should be one.
+    """
+
+    modules: Mapping[str, AdaptableModule]
+    digest: str
+    vocabulary_sha256: Mapping[str, str] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+
+    def is_named(self, name: str) -> bool:
+        """Return whether the name is one of `names`, whatever its folder or hub organisation."""
+        return _last_part(name) in {_last_part(each) for each in self.names}
+
+
+def _last_part(name: str) -> str:
+    """The model's name in lower case, without the suffixes that loaders of 4-bit copies add."""
+    part = name.rstrip("/\\").replace("\\", "/").rpartition("/")[2].lower()
+    return part.removesuffix(".gguf").removesuffix("-bnb-4bit").removesuffix("-unsloth")
+
+
 def max_weights_bytes(modules: Collection[AdaptableModule], max_rank: int, max_header_bytes: int) -> int:
-    """The largest weights file of any adapter: all modules at `max_rank` in float32, and PEFT's copies of vocabulary rows."""
+    """The largest weights file of any adapter: all modules at `max_rank` in float32, and copies of embedding and head."""
     lora = sum(max_rank * (module.in_features + module.out_features) for module in modules)
     copies = sum(module.in_features * module.out_features for module in modules if module.layer is None)
     return HEADER_LENGTH_BYTES + max_header_bytes + FLOAT32_BYTES * (lora + copies)

@@ -125,6 +125,7 @@ class Engine:
             model.max_model_len,
             model.num_blocks,
             model.dtype,
+            model.vocabulary_sha256,
         )
 
     @property

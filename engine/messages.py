@@ -231,7 +231,10 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of the served model that a gateway needs."""
+    """Facts of the served model that a gateway needs.
+
+    `vocabulary_sha256`: of the embedding and the head before quantization (`checkpoints/vocabulary_digests.py`).
+    """
 
     model_digest: str
     model_path: str
@@ -243,6 +246,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     eos_token_ids: list[int] = []
     prefix_caching: bool = True
+    vocabulary_sha256: dict[str, str] = {}
 
 
 class TenantSteps(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
 """Loads a model from an `EngineConfig`: configuration, type, weights, tokenizer, and the size of its KV pool."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from loraplex.engine.checkpoints.digest import digest_of, file_hashes
 from loraplex.engine.checkpoints.model_files import locate_model
 from loraplex.engine.checkpoints.quality_manifest import check_manifest
 from loraplex.engine.checkpoints.reader import open_checkpoint
+from loraplex.engine.checkpoints.vocabulary_digests import vocabulary_digests
 from loraplex.engine.checkpoints.weights import decoder_state
 from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.device import check_products, choose_device, choose_dtype, machine_of
@@ -45,6 +46,7 @@ class LoadedModel:
     num_blocks: int
     memory: MemoryPlan
     weights_bytes: int
+    vocabulary_sha256: Mapping[str, str]
 
 
 def load_model(
@@ -69,8 +71,10 @@ def load_model(
     hashes = file_hashes(path)
     check_manifest(Path(path), hashes)
     digest, max_model_len = digest_of(hashes), memory.max_model_len
-    on_described(engine_info(model, config.cache, path, digest, max_model_len, num_blocks, dtype))
-    state = decoder_state(model, open_checkpoint(path, model), dtype, device, config.quantization)
+    checkpoint = open_checkpoint(path, model)
+    vocabulary = vocabulary_digests(path, model, checkpoint)
+    on_described(engine_info(model, config.cache, path, digest, max_model_len, num_blocks, dtype, vocabulary))
+    state = decoder_state(model, checkpoint, dtype, device, config.quantization)
     weights_bytes = state.num_bytes
     return LoadedModel(
         path=path,
@@ -85,6 +89,7 @@ def load_model(
         num_blocks=num_blocks,
         memory=memory,
         weights_bytes=weights_bytes,
+        vocabulary_sha256=vocabulary,
     )
 
 
@@ -96,6 +101,7 @@ def engine_info(
     max_model_len: int,
     num_blocks: int,
     dtype: torch.dtype,
+    vocabulary_sha256: Mapping[str, str],
 ) -> EngineInfo:
     """Return the facts of a served model."""
     return EngineInfo(
@@ -109,6 +115,7 @@ def engine_info(
         dtype=str(dtype).removeprefix("torch."),
         eos_token_ids=sorted(model.eos_token_ids),
         prefix_caching=cache.prefix_caching,
+        vocabulary_sha256=dict(vocabulary_sha256),
     )
 
 

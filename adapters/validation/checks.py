@@ -4,31 +4,41 @@ The first failed check rejects the adapter and names the tensor or module; the r
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
 
 from loraplex.adapters.errors import TensorsRejected
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.report import Check, ValidationReport
 from loraplex.adapters.storage.safe_files import OpenFile
-from loraplex.adapters.target_modules import AdaptableModule
+from loraplex.adapters.target_modules import AdaptableModule, BaseModel
+from loraplex.adapters.validation.base_copies import copy_digests, copy_problems
 from loraplex.adapters.validation.peft_config import PeftConfig
+from loraplex.adapters.validation.peft_matching import ModuleMatcher, resolved, short_names
 from loraplex.adapters.validation.safetensors_header import TensorEntry, read_header
+from loraplex.adapters.validation.shown import shown
+from loraplex.adapters.validation.tensor_aliases import TensorNames, plain_names, renamed
 from loraplex.adapters.validation.tensor_names import (
     LoraPair,
     Problem,
     TensorAssignment,
     assign_tensors,
-    base_copy_problems,
+    copy_shape_problems,
     pair_problems,
     pairs,
-    pattern_problems,
     rank_problems,
+    saved_module_problems,
     shape_problems,
     target_problems,
+    targets_without_tensors,
 )
 from loraplex.adapters.validation.tensor_scan import TensorValues, scan_tensor
 
+MAX_LISTED: Final = 20
+"""Names in one line of a report."""
 
-class _Checklist:
+
+class Checklist:
     """Builds a report; the first problem of a check ends it."""
 
     def __init__(self, report: ValidationReport) -> None:
@@ -44,63 +54,143 @@ class _Checklist:
         raise TensorsRejected(name, subject, message, self.report)
 
     def warn(self, name: str, detail: str) -> None:
-        self.report = self.report.with_check(Check(name, True, detail, warning=True))
+        """Replace the passed check `name`."""
+        checks = [check for check in self.report.checks if check.name != name]
+        self.report = ValidationReport((*checks, Check(name, True, detail, warning=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedAdapter:
+    """An adapter whose tensors fit. `config` is what is stored: literal names, and the table of other tensor names."""
+
+    config: PeftConfig
+    pairs: tuple[LoraPair, ...]
+    assignment: TensorAssignment
 
 
 def match_tensors(
     manifest: PeftConfig,
     header: Mapping[str, TensorEntry],
     modules: Mapping[str, AdaptableModule],
-    report: ValidationReport,
-) -> tuple[tuple[LoraPair, ...], ValidationReport]:
-    """Run every check that needs no tensor value and add it to `report`. Raises `TensorsRejected`."""
-    assignment = assign_tensors(header, modules)
-    checklist = _Checklist(report)
-    checklist.require(
-        "tensor_names", assignment.unknown, f"{len(header)} tensors match modules of the base model"
-    )
-    checklist.require(
-        "target_modules",
-        target_problems(manifest, assignment),
-        f"{len(assignment.paths)} modules are targeted and have tensors",
-    )
-    checklist.require(
-        "patterns", pattern_problems(manifest, assignment), "every pattern matches a targeted module"
-    )
+    checklist: Checklist,
+) -> MatchedAdapter:
+    """Run every check of an uploaded adapter that needs no tensor value. Raises `TensorsRejected`, `PeftConfigRejected`."""
+    names = plain_names(header, modules)
+    plain = {names.canonical[name]: entry for name, entry in header.items()}
+    assignment = assign_tensors(plain, modules, names.seen)
+    matcher = ModuleMatcher(manifest)
+    checklist.require("tensor_names", (*names.problems, *assignment.unknown), _names_found(header, names))
+    _check_targets(checklist, manifest, matcher, assignment)
+    _check_fit(checklist, matcher, assignment)
+    is_plain = matcher.is_literal and all(path == name for path, name in assignment.seen.items())
+    config = manifest if is_plain else resolved(manifest, matcher, assignment.seen, modules)
+    config = replace(config, tensor_names=names.table)
+    return MatchedAdapter(config, pairs(matcher, assignment), assignment)
+
+
+def match_stored(
+    manifest: PeftConfig, header: Mapping[str, TensorEntry], modules: Mapping[str, AdaptableModule]
+) -> tuple[LoraPair, ...]:
+    """Match a stored adapter again by its table of names. Raises `TensorsRejected`."""
+    plain = {renamed(name, manifest.tensor_names): entry for name, entry in header.items()}
+    assignment = assign_tensors(plain, modules, {})
+    matcher = ModuleMatcher(manifest)
+    checklist = Checklist(ValidationReport())
+    checklist.require("tensor_names", assignment.unknown, "")
+    checklist.require("target_modules", target_problems(matcher, assignment), "")
+    _check_fit(checklist, matcher, assignment)
+    return pairs(matcher, assignment)
+
+
+def _check_targets(
+    checklist: Checklist, manifest: PeftConfig, matcher: ModuleMatcher, assignment: TensorAssignment
+) -> None:
+    problems = (*target_problems(matcher, assignment), *saved_module_problems(manifest, assignment))
+    targeted = f"{len(assignment.paths)} modules are targeted and have tensors"
+    if not isinstance(manifest.target_modules, frozenset):
+        targeted = f"{targeted}: {_listed(short_names(assignment.seen, assignment.modules))}"
+    checklist.require("target_modules", problems, targeted)
+    if missing := targets_without_tensors(manifest, matcher, assignment):
+        checklist.warn("target_modules", f"{targeted}; the file holds no tensor for {_listed(missing)}")
+    checklist.require("patterns", (), "every pattern matches a targeted module")
+    if unused := matcher.unused_keys(assignment.seen.values()):
+        checklist.warn("patterns", f"{_listed(unused)} matches no targeted module")
+
+
+def _check_fit(checklist: Checklist, matcher: ModuleMatcher, assignment: TensorAssignment) -> None:
     checklist.require("pairs", pair_problems(assignment), "every module has both halves")
     checklist.require("shapes", shape_problems(assignment), "every tensor fits its module")
     checklist.require(
-        "ranks", rank_problems(manifest, assignment), "every rank is that of adapter_config.json"
+        "ranks", rank_problems(matcher, assignment), "every rank is that of adapter_config.json"
     )
-    _check_base_copies(checklist, assignment)
-    return pairs(manifest, assignment), checklist.report
+    checklist.require(
+        "base_copies", copy_shape_problems(assignment), "no copy of base weights has another shape"
+    )
 
 
 def validate_adapter(
-    weights: OpenFile, manifest: PeftConfig, modules: Mapping[str, AdaptableModule], limits: AdapterLimits
-) -> ValidationReport:
-    """Run all checks of a safetensors file; `modules` are those of `adaptable_modules`.
+    weights: OpenFile, manifest: PeftConfig, base: BaseModel, limits: AdapterLimits
+) -> tuple[ValidationReport, MatchedAdapter]:
+    """Run all checks of a safetensors file.
 
-    Raises `HeaderRejected` or `TensorsRejected`, or `EOFError` when the file shrinks.
+    Raises `HeaderRejected`, `PeftConfigRejected` or `TensorsRejected`, or `EOFError` when the file shrinks.
     """
-    checklist = _Checklist(ValidationReport())
+    checklist = Checklist(ValidationReport())
     header = read_header(weights, limits)
-    checklist.require("manifest", (), "adapter_config.json describes a plain LoRA")
+    _report_manifest(checklist, manifest, base)
     checklist.require("header", (), f"{len(header)} tensors cover the file's {weights.size} bytes exactly")
-    lora_pairs, checklist.report = match_tensors(manifest, header, modules, checklist.report)
+    matched = match_tensors(manifest, header, base.modules, checklist)
+    _check_base_copies(checklist, matched.assignment, weights, base)
     values = {name: scan_tensor(weights.descriptor, entry) for name, entry in header.items()}
     checklist.require("finite", _finite_problems(values), "every value is finite")
-    _check_effect(checklist, lora_pairs, values)
-    return checklist.report
+    _check_effect(checklist, matched.pairs, values)
+    return checklist.report, matched
 
 
-def _check_base_copies(checklist: _Checklist, assignment: TensorAssignment) -> None:
-    checklist.require(
-        "base_copies", base_copy_problems(assignment), "no copy of base weights has another shape"
-    )
-    if assignment.base_copies:
-        names = ", ".join(sorted(entry.name for entry in assignment.base_copies.values()))
-        checklist.warn("base_copies", f"{names}: the base model's own weights are used instead of this copy")
+def _report_manifest(checklist: Checklist, manifest: PeftConfig, base: BaseModel) -> None:
+    passed = "adapter_config.json describes a plain LoRA"
+    checklist.require("manifest", (), passed)
+    notes = [f"PEFT's defaults are used: {', '.join(manifest.defaults)}"] if manifest.defaults else []
+    if base.names and manifest.base_model and not base.is_named(manifest.base_model):
+        notes.append(
+            f"base_model_name_or_path is {shown(manifest.base_model)}, and this server serves {base.names[0]}:"
+            " an adapter of another model answers badly"
+        )
+    if notes:
+        checklist.warn("manifest", f"{passed}. {'. '.join(notes)}")
+
+
+def _names_found(header: Mapping[str, TensorEntry], names: TensorNames) -> str:
+    found = f"{len(header)} tensors match modules of the base model"
+    renames = sum(name != plain for name, plain in names.canonical.items())
+    if not renames:
+        return found
+    name, plain = next(iter(names.table.items()))
+    return f"{found}; {renames} are read by their plain names: {name} as {plain}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - MAX_LISTED} more" if len(listed) > MAX_LISTED else ""
+    return ", ".join(listed[:MAX_LISTED]) + more
+
+
+def _check_base_copies(
+    checklist: Checklist, assignment: TensorAssignment, weights: OpenFile, base: BaseModel
+) -> None:
+    if not assignment.base_copies:
+        return
+    entries = sorted(entry.name for _, entry in assignment.base_copies)
+    nbytes = sum(entry.nbytes for _, entry in assignment.base_copies)
+    found = f"{', '.join(entries)}: {nbytes} bytes"
+    digests = copy_digests(weights.descriptor, assignment)
+    problems = copy_problems(assignment, digests, base.vocabulary_sha256)
+    checklist.require("base_copies", problems, f"{found} equal the base model's own, which are used")
+    if any(path not in base.vocabulary_sha256 for path, _ in assignment.base_copies):
+        checklist.warn(
+            "base_copies",
+            f"{found} cannot be compared; the base model's own weights are used instead of this copy",
+        )
 
 
 def _finite_problems(values: Mapping[str, TensorValues]) -> Iterator[Problem]:
@@ -110,7 +200,7 @@ def _finite_problems(values: Mapping[str, TensorValues]) -> Iterator[Problem]:
 
 
 def _check_effect(
-    checklist: _Checklist, lora_pairs: tuple[LoraPair, ...], values: Mapping[str, TensorValues]
+    checklist: Checklist, lora_pairs: tuple[LoraPair, ...], values: Mapping[str, TensorValues]
 ) -> None:
     if any(not values[pair.a.name].all_zero and not values[pair.b.name].all_zero for pair in lora_pairs):
         checklist.require("effect", (), "the adapter changes the base model")

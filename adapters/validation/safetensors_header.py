@@ -15,7 +15,7 @@ from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.storage.safe_files import OpenFile, read_exactly
 from loraplex.adapters.validation.strict_json import parse_json
 
-DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 MAX_NAME_LENGTH = 512
 MAX_DIMENSIONS = 8
 MAX_DIMENSION = 1 << 32
@@ -112,7 +112,11 @@ def _shape(name: str, value: object) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) > MAX_DIMENSIONS:
         raise HeaderRejected(name, f"shape must be a list of at most {MAX_DIMENSIONS} numbers")
     if not all(type(size) is int and 0 < size <= MAX_DIMENSION for size in value):
-        raise HeaderRejected(name, f"every size in shape must be an integer from 1 to {MAX_DIMENSION}")
+        raise HeaderRejected(
+            name,
+            f"every size in shape must be an integer from 1 to {MAX_DIMENSION}, not {value!r:.60}; DeepSpeed ZeRO-3 and"
+            " FSDP write 0 where the shards were not gathered before saving",
+        )
     return tuple(value)
 
 

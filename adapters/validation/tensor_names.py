@@ -4,20 +4,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from loraplex.adapters.target_modules import AdaptableModule
-from loraplex.adapters.validation.peft_config import PeftConfig, endings_of, pattern_keys_of
+from loraplex.adapters.validation.peft_config import PeftConfig
+from loraplex.adapters.validation.peft_matching import ModuleMatcher, endings_of
 from loraplex.adapters.validation.safetensors_header import TensorEntry
 
 PREFIX = "base_model.model."
-BASE_COPY = ".base_layer.weight"
+HALVES = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
+TRAINING_ONLY = "lora_velora_embed"
+"""VeLoRA keeps it for its backward pass; the forward pass is plain LoRA."""
 _LINEAR_HALVES = (".lora_A.weight", ".lora_B.weight")
 _EMBEDDING_HALVES = (".lora_embedding_A", ".lora_embedding_B")
+_COPIES = (".base_layer.weight", ".weight")
 _REFUSED_PARTS = {
-    "lora_magnitude_vector": "DoRA is not supported",
+    "lora_magnitude_vector": "DoRA is not supported: convert it by peft.convert_to_lora, or train with use_dora=False",
     "modules_to_save": "whole trained modules (modules_to_save) are not supported",
     "original_module": "whole trained modules (modules_to_save) are not supported",
     "trainable_tokens_delta": "trained single tokens are not supported",
     "token_adapter": "trained single tokens are not supported",
-    "bias": "biases are not supported",
+    "bias": "biases are not supported; train with bias='none' and lora_bias=False",
+    "lora_a": "is in the format of mlx-lm; save the adapter with PEFT",
+    "lora_b": "is in the format of mlx-lm; save the adapter with PEFT",
 }
 
 Problem = tuple[str, str]
@@ -37,12 +43,16 @@ class LoraPair:
 
 @dataclass(frozen=True, slots=True)
 class TensorAssignment:
-    """The file's tensors by their role. A module is in `a` or `b` under its path."""
+    """The file's tensors by their role. A module is in `a` or `b` under its path.
+
+    `seen`: by path, the name under which PEFT saw a module. `base_copies`: copies of base weights, with their module's path.
+    """
 
     modules: Mapping[str, AdaptableModule]
+    seen: Mapping[str, str]
     a: Mapping[str, TensorEntry]
     b: Mapping[str, TensorEntry]
-    base_copies: Mapping[str, TensorEntry]
+    base_copies: tuple[tuple[str, TensorEntry], ...]
     unknown: tuple[Problem, ...]
 
     @property
@@ -51,45 +61,47 @@ class TensorAssignment:
 
 
 def assign_tensors(
-    header: Mapping[str, TensorEntry], modules: Mapping[str, AdaptableModule]
+    header: Mapping[str, TensorEntry], modules: Mapping[str, AdaptableModule], seen: Mapping[str, str]
 ) -> TensorAssignment:
+    """`header`: by plain names; errors name the tensor of the file."""
     halves: tuple[dict[str, TensorEntry], dict[str, TensorEntry]] = ({}, {})
-    base_copies: dict[str, TensorEntry] = {}
+    base_copies: list[tuple[str, TensorEntry]] = []
     unknown: list[Problem] = []
     for name, entry in header.items():
         path, half = _split(name, modules)
         if path is not None and half is not None:
             halves[half][path] = entry
         elif path is not None:
-            base_copies[path] = entry
-        else:
-            unknown.append((name, _why_unknown(name, modules)))
-    return TensorAssignment(modules, *halves, base_copies, tuple(unknown))
+            base_copies.append((path, entry))
+        elif name.removeprefix(PREFIX).removesuffix(f".{TRAINING_ONLY}") not in modules:
+            unknown.append((entry.name, _why_unknown(name, modules)))
+    names = {path: seen.get(path, path) for path in (*halves[0], *halves[1])}
+    return TensorAssignment(modules, names, *halves, tuple(base_copies), tuple(unknown))
 
 
-def target_problems(manifest: PeftConfig, assignment: TensorAssignment) -> Iterator[Problem]:
-    """The targeted modules and those with tensors must be the same."""
+def target_problems(matcher: ModuleMatcher, assignment: TensorAssignment) -> Iterator[Problem]:
+    """Every module with tensors must be targeted: PEFT drops other tensors silently."""
+    if not assignment.paths:
+        yield "adapter_model.safetensors", "holds no LoRA tensor"
+    for path, name in assignment.seen.items():
+        if not matcher.targets(name, assignment.modules[path]):
+            yield path, "the file holds tensors for it, but target_modules does not name it: add it there"
+
+
+def targets_without_tensors(
+    manifest: PeftConfig, matcher: ModuleMatcher, assignment: TensorAssignment
+) -> list[str]:
+    """Return the targets that have no tensor: PEFT computes the base model there, so that they change nothing."""
+    listed = manifest.target_modules if isinstance(manifest.target_modules, frozenset) else frozenset()
+    missing = {
+        path: path.rpartition(".")[2]
+        for path, module in assignment.modules.items()
+        if path not in assignment.seen and matcher.targets(path, module)
+    }
     known = {ending for path in assignment.modules for ending in endings_of(path)}
-    for name in sorted((manifest.target_modules or frozenset()) - known):
-        yield name, "target_modules names it, but the base model has no such module"
-    present = assignment.paths
-    for path, module in assignment.modules.items():
-        targeted = manifest.targets(module)
-        if targeted and path not in present:
-            yield path, "target_modules names it, but the file holds no tensor for it"
-        if path in present and not targeted:
-            yield path, "the file holds tensors for it, but target_modules does not name it"
-
-
-def pattern_problems(manifest: PeftConfig, assignment: TensorAssignment) -> Iterator[Problem]:
-    known = {key for path in assignment.paths for key in pattern_keys_of(path)}
-    for field, pattern in (
-        ("rank_pattern", manifest.rank_pattern),
-        ("alpha_pattern", manifest.alpha_pattern),
-    ):
-        for key in pattern:
-            if key not in known:
-                yield f"{field}.{key}", "matches no targeted module"
+    present = {path.rpartition(".")[2] for path in assignment.seen}
+    parts = {kind if kind not in present else path for path, kind in missing.items()}
+    return sorted(parts | (listed - known))
 
 
 def pair_problems(assignment: TensorAssignment) -> Iterator[Problem]:
@@ -111,34 +123,40 @@ def shape_problems(assignment: TensorAssignment) -> Iterator[Problem]:
             yield entry.name, f"must have the shape [{height}, rank], not {list(entry.shape)}"
 
 
-def rank_problems(manifest: PeftConfig, assignment: TensorAssignment) -> Iterator[Problem]:
+def rank_problems(matcher: ModuleMatcher, assignment: TensorAssignment) -> Iterator[Problem]:
     for entries, axis in ((assignment.a, 0), (assignment.b, 1)):
         for path, entry in entries.items():
-            rank = manifest.rank_of(path)
+            rank = matcher.rank_of(assignment.seen[path])
             if entry.shape[axis] != rank:
                 yield entry.name, f"has the rank {entry.shape[axis]}, adapter_config.json says {rank}"
 
 
-def base_copy_problems(assignment: TensorAssignment) -> Iterator[Problem]:
-    """Check copies of the vocabulary's rows that PEFT stores with LoRA on the embedding or the head: [vocab, hidden]."""
-    for path, entry in assignment.base_copies.items():
+def copy_shape_problems(assignment: TensorAssignment) -> Iterator[Problem]:
+    """Check copies of the vocabulary's rows, [vocab, hidden]."""
+    for path, entry in assignment.base_copies:
         module = assignment.modules[path]
         expected = [module.in_features, module.out_features]
         if not module.is_embedding:
             expected.reverse()
         if list(entry.shape) != expected:
             yield entry.name, f"must have the base model's shape {expected}, not {list(entry.shape)}"
-        if path not in assignment.paths:
-            yield entry.name, "is a copy of base weights without a LoRA beside it"
 
 
-def pairs(manifest: PeftConfig, assignment: TensorAssignment) -> tuple[LoraPair, ...]:
+def saved_module_problems(manifest: PeftConfig, assignment: TensorAssignment) -> Iterator[Problem]:
+    """PEFT loads no file that lacks a module of `modules_to_save`; it passes over names that the model does not have."""
+    copied = {ending for path, _ in assignment.base_copies for ending in endings_of(path)}
+    known = {part for path in assignment.modules for part in endings_of(path) + tuple(path.split("."))}
+    for name in sorted(manifest.modules_to_save & (known | {"norm", "model.norm"}) - copied):
+        yield f"modules_to_save.{name}", "the file holds no copy of it, so that its training is lost"
+
+
+def pairs(matcher: ModuleMatcher, assignment: TensorAssignment) -> tuple[LoraPair, ...]:
     """Return the pairs, once every check above has passed."""
     return tuple(
         LoraPair(
             module=assignment.modules[path],
-            rank=manifest.rank_of(path),
-            scale=manifest.scale_of(path),
+            rank=matcher.rank_of(assignment.seen[path]),
+            scale=matcher.scale_of(assignment.seen[path]),
             a=assignment.a[path],
             b=assignment.b[path],
         )
@@ -147,7 +165,7 @@ def pairs(manifest: PeftConfig, assignment: TensorAssignment) -> tuple[LoraPair,
 
 
 def _split(name: str, modules: Mapping[str, AdaptableModule]) -> tuple[str | None, int | None]:
-    """Return the module's path and half (0 for A, 1 for B; None for a copy of base weights)."""
+    """Return the module's path and half (0 for A, 1 for B; None for a copy of the vocabulary's rows)."""
     if not name.startswith(PREFIX):
         return None, None
     for halves, embedding in ((_LINEAR_HALVES, False), (_EMBEDDING_HALVES, True)):
@@ -155,8 +173,11 @@ def _split(name: str, modules: Mapping[str, AdaptableModule]) -> tuple[str | Non
             module = modules.get(name[len(PREFIX) : -len(suffix)]) if name.endswith(suffix) else None
             if module is not None and module.is_embedding == embedding:
                 return module.path, half
-    module = modules.get(name[len(PREFIX) : -len(BASE_COPY)]) if name.endswith(BASE_COPY) else None
-    return (module.path if module is not None and module.layer is None else None), None
+    for suffix in _COPIES:
+        module = modules.get(name[len(PREFIX) :].removesuffix(suffix)) if name.endswith(suffix) else None
+        if module is not None and module.layer is None:
+            return module.path, None
+    return None, None
 
 
 def _why_unknown(name: str, modules: Mapping[str, AdaptableModule]) -> str:

@@ -10,6 +10,7 @@ from loraplex.adapters.validation.safetensors_header import TensorEntry
 
 # dtype: (unsigned integer of the same width, the bits of the exponent, all bits but the sign)
 _BITS = {
+    "F64": ("<u8", 0x7FF0_0000_0000_0000, 0x7FFF_FFFF_FFFF_FFFF),
     "F32": ("<u4", 0x7F80_0000, 0x7FFF_FFFF),
     "F16": ("<u2", 0x7C00, 0x7FFF),
     "BF16": ("<u2", 0x7F80, 0x7FFF),

@@ -3,8 +3,6 @@
 Invariant: it opens no file and reads no environment, so that it runs where neither is possible.
 """
 
-from collections.abc import Mapping
-
 from msgspec.structs import replace
 
 from loraplex.adapters.digest import adapter_digest
@@ -13,9 +11,9 @@ from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.report import Check, ValidationReport
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
 from loraplex.adapters.storage.safe_files import hash_descriptor, read_exactly
-from loraplex.adapters.target_modules import AdaptableModule
+from loraplex.adapters.target_modules import BaseModel
 from loraplex.adapters.validation.checks import validate_adapter
-from loraplex.adapters.validation.peft_config import PeftConfig, parse_manifest
+from loraplex.adapters.validation.peft_config import parse_manifest
 from loraplex.adapters.validation.result import Validated, ValidationResult, refused, refused_by
 from loraplex.adapters.validation.upload_files import UploadFiles
 
@@ -23,33 +21,28 @@ FILES_PASSED = Check("files", True, f"the folder holds {CONFIG_FILE} and {WEIGHT
 MANIFEST_PASSED = Check("manifest", True, "adapter_config.json describes a plain LoRA")
 
 
-def examine(
-    files: UploadFiles, modules: Mapping[str, AdaptableModule], base_model_digest: str, limits: AdapterLimits
-) -> Validated:
-    """Run every check; `modules` are those of `adaptable_modules`.
-
-    Raises `AdapterRejected`, or `EOFError` when a file shrinks.
-    """
+def examine(files: UploadFiles, base: BaseModel, limits: AdapterLimits) -> Validated:
+    """Run every check. Raises `AdapterRejected`, or `EOFError` when a file shrinks."""
     manifest = parse_manifest(read_exactly(*files.config, offset=0), limits)
-    report = after_files(validate_adapter(files.weights, manifest, modules, limits))
-    canonical = manifest.canonical()
+    report, matched = validate_adapter(files.weights, manifest, base, limits)
+    canonical = matched.config.canonical()
+    if len(canonical) > limits.max_config_bytes:
+        raise PeftConfigRejected(CONFIG_FILE, f"its names take more than {limits.max_config_bytes} bytes")
     sha256 = hash_descriptor(*files.weights)
     return Validated(
-        digest=adapter_digest(canonical, sha256, base_model_digest),
-        rank=max_rank(manifest),
-        config=manifest.document(),
+        digest=adapter_digest(canonical, sha256, base.digest),
+        rank=max(pair.rank for pair in matched.pairs),
+        config=matched.config.document(),
         canonical=canonical,
         size_bytes=files.weights.size,
-        report=report,
+        report=after_files(report),
     )
 
 
-def validate_files(
-    files: UploadFiles, modules: Mapping[str, AdaptableModule], base_model_digest: str, limits: AdapterLimits
-) -> ValidationResult:
+def validate_files(files: UploadFiles, base: BaseModel, limits: AdapterLimits) -> ValidationResult:
     """Run `examine` and return a rejection as its result."""
     try:
-        return examine(files, modules, base_model_digest, limits)
+        return examine(files, base, limits)
     except TensorsRejected as error:
         return replace(refused_by(error), report=after_files(error.report))
     except HeaderRejected as error:
@@ -67,7 +60,3 @@ def validate_files(
 def after_files(report: ValidationReport) -> ValidationReport:
     """Return the report with the check of the folder in front."""
     return ValidationReport((FILES_PASSED, *report.checks))
-
-
-def max_rank(manifest: PeftConfig) -> int:
-    return max((manifest.rank, *manifest.rank_pattern.values()))

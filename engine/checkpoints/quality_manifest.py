@@ -22,6 +22,16 @@ class _Manifest(msgspec.Struct):
     version: int
     files: dict[str, str]
     violations: list[str] = []
+    vocabulary_sha256: dict[str, str] = {}
+
+
+def recorded_vocabulary(folder: Path) -> Mapping[str, str] | None:
+    """Return the digests of the unquantized embedding and head (`vocabulary_digests.py`), or None without a manifest.
+
+    A manifest of an older version holds none. Raises `ModelError`.
+    """
+    path = folder / MANIFEST_FILE
+    return _read(path).vocabulary_sha256 if path.is_file() else None
 
 
 def check_manifest(folder: Path, hashes: Mapping[str, str]) -> None:

@@ -22,6 +22,8 @@ from loraplex.engine.errors import ModelError
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.parameters import checkpoint_modules
 
+_EXACT_TYPES = frozenset({"F32", "F16", "BF16"})
+
 
 class Checkpoint(Protocol):
     """The tensors of a model. `get` raises `ModelError` for a tensor that cannot be read; its result may share memory with
@@ -29,6 +31,10 @@ class Checkpoint(Protocol):
     """
 
     def names(self) -> frozenset[str]: ...
+
+    def is_exact(self, name: str) -> bool:
+        """Whether `get` returns what is stored, not values made of a block-quantized tensor."""
+        ...
 
     def get(self, name: str) -> Tensor: ...
 
@@ -58,6 +64,9 @@ class SafetensorsCheckpoint:
 
     def names(self) -> frozenset[str]:
         return frozenset(self._locations)
+
+    def is_exact(self, name: str) -> bool:
+        return True
 
     def get(self, name: str) -> Tensor:
         from safetensors import SafetensorError
@@ -90,6 +99,9 @@ class GgufCheckpoint:
 
     def names(self) -> frozenset[str]:
         return frozenset(self._tensors)
+
+    def is_exact(self, name: str) -> bool:
+        return self._tensors[name].tensor_type.name in _EXACT_TYPES
 
     def get(self, name: str) -> Tensor:
         from gguf import dequantize

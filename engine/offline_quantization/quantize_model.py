@@ -179,6 +179,7 @@ def _facts(
         "scheme": request.scheme,
         "source_digest": base.digest,
         "dtype": str(base.dtype).removeprefix("torch."),
+        "vocabulary_sha256": dict(base.vocabulary_sha256),
         "text_sha256": _text_digest(request.text),
         "calibration_sha256": _text_digest(request.calibration),
         "quality": dataclasses.asdict(quality),

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, LocalAdapterStore
-from loraplex.adapters.target_modules import adaptable_modules
+from loraplex.adapters.target_modules import BaseModel, adaptable_modules
 from loraplex.adapters.validation.own_files import OwnFilesValidation
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.models.config import ModelConfig
@@ -111,7 +111,7 @@ class BenchFixtures:
             self._database,
             lambda tenant_id: unit_of_work(self._database, command_actor(), tenant_id, None),
             BlobStore(storage, None, facts.digest),
-            OwnFilesValidation(adaptable_modules(self.model_config()), facts.digest),
+            OwnFilesValidation(BaseModel(adaptable_modules(self.model_config()), facts.digest)),
         )
 
 

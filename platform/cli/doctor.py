@@ -25,6 +25,7 @@ from rich.table import Table
 
 from loraplex.adapters.errors import AdaptersError
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
+from loraplex.adapters.target_modules import BaseModel
 from loraplex.adapters.validation.result import Rejected, ValidationResult
 from loraplex.platform.cli.command_context import exit_codes
 from loraplex.platform.config import PLAIN_HTTP, Settings, load_settings
@@ -175,7 +176,7 @@ async def validate_empty_upload() -> ValidationResult:
         for name in (CONFIG_FILE, WEIGHTS_FILE):
             (Path(folder) / name).touch()
         try:
-            return await AdapterValidation(pool, {}, "").validate(NO_TENANT, Path(folder))
+            return await AdapterValidation(pool, BaseModel({}, "")).validate(NO_TENANT, Path(folder))
         finally:
             await pool.close()
 

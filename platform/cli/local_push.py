@@ -1,20 +1,30 @@
 """`loraplex adapter push` into a data directory: its storage, and validation for when no server runs on it."""
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-from loraplex.adapters.target_modules import adaptable_modules
+from loraplex.adapters.target_modules import BaseModel, adaptable_modules
 from loraplex.adapters.validation.result import ValidationResult
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.checkpoints.digest import model_digest
+from loraplex.engine.checkpoints.model_files import locate_model
+from loraplex.engine.checkpoints.reader import open_checkpoint
+from loraplex.engine.checkpoints.vocabulary_digests import vocabulary_digests
+from loraplex.engine.models.config import ModelConfig
 from loraplex.platform.cli.command_context import TenantCommand
 from loraplex.platform.config import load_settings
 from loraplex.platform.datastores.blob_storage import BlobStorage
 from loraplex.platform.datastores.installation import require_installation
 from loraplex.platform.server.adapter_validation import AdapterValidation
-from loraplex.platform.server.base_model_file import BaseModelFacts, default_served_name, read_base_model
+from loraplex.platform.server.base_model_file import (
+    BaseModelFacts,
+    default_served_name,
+    model_names,
+    read_base_model,
+)
 from loraplex.platform.services.push import FolderPush
 from loraplex.platform.startup_errors import DependencyFailed
 from loraplex.platform.workers.pool import WorkerPool
@@ -33,10 +43,17 @@ class CommandValidation:
         model = await asyncio.to_thread(load_model_config, self._facts.path)
         pool = WorkerPool()
         try:
-            validation = AdapterValidation(pool, adaptable_modules(model), self._facts.digest)
+            vocabulary = await asyncio.to_thread(_vocabulary, self._facts.path, model)
+            names = model_names(self._facts.served_name, self._facts.path)
+            base = BaseModel(adaptable_modules(model), self._facts.digest, vocabulary, names)
+            validation = AdapterValidation(pool, base)
             return await validation.validate(tenant_id, folder)
         finally:
             await pool.close()
+
+
+def _vocabulary(path: str, model: ModelConfig) -> Mapping[str, str]:
+    return vocabulary_digests(str(locate_model(path)), model, open_checkpoint(path, model))
 
 
 async def local_push(command: TenantCommand, model: str | None) -> FolderPush:

@@ -4,7 +4,7 @@ Invariant: whatever the files do to that process, the caller gets a result. The 
 only, and an empty environment; where the system does not confine it, nothing is read.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ import structlog
 from loraplex.adapters.errors import FolderRejected, ValidationUnavailable
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
 from loraplex.adapters.storage.threads import on_thread
-from loraplex.adapters.target_modules import AdaptableModule
+from loraplex.adapters.target_modules import BaseModel
 from loraplex.adapters.validation.result import Rejected, ValidationResult, refused, refused_by
 from loraplex.adapters.validation.upload_files import UploadFiles, open_upload
 from loraplex.platform.errors import WorkersUnavailable
@@ -58,18 +58,17 @@ def validation_task() -> TaskSpec[ValidationResult]:
 
 
 class AdapterValidation:
-    """`modules` are those of `adaptable_modules`; `limits` bound one upload."""
+    """`limits` bound one upload."""
 
     def __init__(
         self,
         pool: WorkerPool,
-        modules: Mapping[str, AdaptableModule],
-        base_model_digest: str,
+        base: BaseModel,
         limits: AdapterLimits = DEFAULT_LIMITS,
         task: TaskSpec[ValidationResult] | None = None,
     ) -> None:
         self._pool = pool
-        self._arguments = (modules, base_model_digest, limits)
+        self._arguments = (base, limits)
         self._limits = limits
         self.task = task or validation_task()
 

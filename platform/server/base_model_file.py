@@ -50,3 +50,9 @@ def read_base_model(data_dir: Path) -> BaseModelFacts:
     ):
         raise DependencyFailed(f"{file} is damaged; `loraplex serve` writes it again")
     return facts
+
+
+def model_names(served_name: str, path: str) -> tuple[str, ...]:
+    """Return the names under which adapters may know this model: as it is served, and of its folder or hub repository."""
+    hub = [part for part in Path(path).parts if part.startswith("models--")]
+    return (served_name, path, *(part.rpartition("--")[2] for part in hub))

@@ -13,7 +13,7 @@ import structlog
 
 from loraplex.adapters.errors import ValidationUnavailable
 from loraplex.adapters.limits import AdapterLimits
-from loraplex.adapters.target_modules import adaptable_modules, max_weights_bytes
+from loraplex.adapters.target_modules import BaseModel, adaptable_modules, max_weights_bytes
 from loraplex.adapters.validation.result import ValidationResult
 from loraplex.adapters.versions.lifecycle import AdapterKey, VersionLifecycle
 from loraplex.adapters.versions.pending_folders import PendingFolders
@@ -48,6 +48,7 @@ from loraplex.platform.inference.structured_output.value_validation import (
 from loraplex.platform.observability.admission_metrics import AdmissionMetrics
 from loraplex.platform.processes.environment import foreign_environment
 from loraplex.platform.server.adapter_validation import AdapterValidation
+from loraplex.platform.server.base_model_file import model_names
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.platform.workers.task import TaskSpec
 from loraplex.tenants import valkey
@@ -163,10 +164,11 @@ async def open_lifecycle(
     root: Path,
     namespace_of: Callable[[UUID], bytes],
     pool: WorkerPool,
+    served_name: str,
 ) -> AsyncIterator[VersionLifecycle]:
     """Run the version lifecycle until the context ends. `root` is the local storage; pending uploads are next to it."""
     config = LifecycleConfig()
-    validation = await asyncio.to_thread(_validation, engines.info(), pool)
+    validation = await asyncio.to_thread(_validation, engines.info(), pool, served_name)
     job = VersionJob(database, validation, engines, store, namespace_of, config)
     lifecycle = VersionLifecycle(
         database, job, PendingFolders(root), config, lambda: refused_by_engines(engines)
@@ -198,13 +200,16 @@ def adapter_limits(settings: Settings, info: EngineInfo) -> AdapterLimits:
     return replace(limits, max_weights_bytes=min(limits.max_weights_bytes, largest))
 
 
-def _validation(info: EngineInfo, pool: WorkerPool) -> Validation:
+def _validation(info: EngineInfo, pool: WorkerPool, served_name: str) -> Validation:
     try:
         model = load_model_config(info.model_path)
     except ModelError as error:
         LOG.warning("no upload can be validated", reason=str(error))
         return NoValidation(f"the base model's configuration cannot be read here: {error}")
-    return AdapterValidation(pool, adaptable_modules(model), info.model_digest)
+    names = model_names(served_name, info.model_path)
+    return AdapterValidation(
+        pool, BaseModel(adaptable_modules(model), info.model_digest, info.vocabulary_sha256, names)
+    )
 
 
 async def open_admission_control(

@@ -227,7 +227,15 @@ async def _open_dependencies(
     secret = server_secret(configured, settings.data_dir)
     namespace_of = lru_cache(KNOWN_NAMESPACES)(partial(_namespace_of, secret))
     lifecycle = await stack.enter_async_context(
-        open_lifecycle(database, engines, blobs.adapters, blobs.local.root, namespace_of, pool)
+        open_lifecycle(
+            database,
+            engines,
+            blobs.adapters,
+            blobs.local.root,
+            namespace_of,
+            pool,
+            resources.served_model_name,
+        )
     )
     return GatewayDependencies(
         served_model_name=resources.served_model_name,

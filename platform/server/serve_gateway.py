@@ -135,7 +135,7 @@ def _serving_metrics(
 
 async def _demo_banner(settings: Settings, gateway: OpenGateway, listener: socket.socket) -> str:
     from loraplex.adapters.storage.blob_store import BlobStore
-    from loraplex.adapters.target_modules import adaptable_modules
+    from loraplex.adapters.target_modules import BaseModel, adaptable_modules
     from loraplex.adapters.validation.own_files import OwnFilesValidation
     from loraplex.engine.checkpoints.config_reader import load_model_config
     from loraplex.platform.demo.announcement import announcement
@@ -151,7 +151,7 @@ async def _demo_banner(settings: Settings, gateway: OpenGateway, listener: socke
         gateway.database,
         lambda tenant_id: unit_of_work(gateway.database, system_actor("demo"), tenant_id, None),
         BlobStore(gateway.adapters, None, info.model_digest),
-        OwnFilesValidation(modules, info.model_digest),
+        OwnFilesValidation(BaseModel(modules, info.model_digest)),
     )
     address = _address(settings, listener)
     access = await prepare_demo(

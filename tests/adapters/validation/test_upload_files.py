@@ -8,7 +8,7 @@ import pytest
 from tests.adapters.validation.good_folder import CONFIG, LIMITS, MODEL, WEIGHTS, write_good
 
 from loraplex.adapters.errors import FolderRejected
-from loraplex.adapters.target_modules import adaptable_modules
+from loraplex.adapters.target_modules import BaseModel, adaptable_modules
 from loraplex.adapters.validation.result import Validated
 from loraplex.adapters.validation.upload_files import open_upload
 from loraplex.adapters.validation.validate import validate_files
@@ -42,7 +42,7 @@ def test_files_that_change_places_are_not_read(folder: Path) -> None:
                 for name in (CONFIG, WEIGHTS):
                     (folder / name).unlink()
                     (folder / name).symlink_to("/etc/passwd")
-            result = validate_files(files, modules, "b" * 64, LIMITS)
+            result = validate_files(files, BaseModel(modules, "b" * 64), LIMITS)
             assert isinstance(result, Validated)
             return result
 

@@ -21,7 +21,7 @@ from tests.adapters.versions.lifecycle_server import (
 )
 
 from loraplex.adapters.errors import ValidationUnavailable
-from loraplex.adapters.target_modules import adaptable_modules
+from loraplex.adapters.target_modules import BaseModel, adaptable_modules
 from loraplex.adapters.versions.version_job import LifecycleConfig
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.fake_engine import FakeScript
@@ -42,7 +42,7 @@ async def test_an_upload_is_validated_probed_stored_and_ready(
 ) -> None:
     """By a real process."""
     pool = WorkerPool()
-    validation = AdapterValidation(pool, adaptable_modules(MODEL), BASE_DIGEST, LIMITS)
+    validation = AdapterValidation(pool, BaseModel(adaptable_modules(MODEL), BASE_DIGEST), LIMITS)
     server = Server(database, tmp_path / "adapters", validation)
     begun = await server.begin(tenant_id)
     assert (begun.state, begun.version, begun.digest, begun.created_by) == ("validating", 1, None, "abc123")

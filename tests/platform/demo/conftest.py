@@ -6,7 +6,7 @@ import pytest
 
 from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.local_store import LocalAdapterStore
-from loraplex.adapters.target_modules import adaptable_modules
+from loraplex.adapters.target_modules import BaseModel, adaptable_modules
 from loraplex.adapters.validation.own_files import OwnFilesValidation
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.platform.demo.model import ensure_demo_model
@@ -32,5 +32,5 @@ def push(database: Database, demo_model: Path, tmp_path: Path) -> FolderPush:
         database,
         lambda tenant_id: unit_of_work(database, system_actor("demo"), tenant_id, None),
         BlobStore(storage, None, BASE_DIGEST),
-        OwnFilesValidation(modules, BASE_DIGEST),
+        OwnFilesValidation(BaseModel(modules, BASE_DIGEST)),
     )

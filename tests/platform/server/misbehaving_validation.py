@@ -22,7 +22,7 @@ from typing import Any
 from loraplex.adapters.errors import FolderRejected
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.storage.safe_files import OpenFile, read_exactly
-from loraplex.adapters.target_modules import AdaptableModule
+from loraplex.adapters.target_modules import BaseModel
 from loraplex.adapters.validation import validate
 from loraplex.adapters.validation.result import ValidationResult
 from loraplex.adapters.validation.upload_files import UploadFiles
@@ -171,22 +171,19 @@ def outcome(call: Callable[[], object]) -> str:
     return "done"
 
 
-def validate_files(
-    files: UploadFiles, modules: Mapping[str, AdaptableModule], base_model_digest: str, limits: AdapterLimits
-) -> ValidationResult:
+def validate_files(files: UploadFiles, base: BaseModel, limits: AdapterLimits) -> ValidationResult:
     """The function of a validation, with a stand-in for its checks."""
     validate.examine = act  # type: ignore[assignment]  # a stand-in that takes fewer arguments
-    return validate.validate_files(files, modules, base_model_digest, limits)
+    return validate.validate_files(files, base, limits)
 
 
 def validate_uploads(
     files: tuple[OpenFile, ...],
-    modules: Mapping[str, AdaptableModule],
-    base_model_digest: str,
+    base: BaseModel,
     limits: AdapterLimits,
 ) -> list[ValidationResult]:
     """Validate several uploads, as one process never does; each has two files."""
     return [
-        validate.validate_files(UploadFiles(config, weights), modules, base_model_digest, limits)
+        validate.validate_files(UploadFiles(config, weights), base, limits)
         for config, weights in zip(files[::2], files[1::2], strict=True)
     ]

@@ -22,7 +22,7 @@ from tests.adapters.validation.good_folder import CONFIG, LIMITS, MODEL, WEIGHTS
 from tests.platform.process_table import children, command_line
 
 from loraplex.adapters.errors import FolderRejected, ValidationUnavailable
-from loraplex.adapters.target_modules import adaptable_modules
+from loraplex.adapters.target_modules import BaseModel, adaptable_modules
 from loraplex.adapters.validation.result import Rejected, Validated, ValidationResult, refused_by
 from loraplex.adapters.validation.upload_files import UploadFiles, open_upload
 from loraplex.platform.server.adapter_validation import AdapterValidation, validation_task
@@ -56,7 +56,7 @@ def validation(pool: WorkerPool, module: str | None = None, **changes: Any) -> A
         task = replace(task, function=f"{module}:validate_files", environment=environment)
     sandbox = {name: changes.pop(name) for name in Sandbox.__struct_fields__ if name in changes}
     task = replace(task, sandbox=structs.replace(task.sandbox, **sandbox), **changes)
-    return AdapterValidation(pool, adaptable_modules(MODEL), BASE_DIGEST, LIMITS, task)
+    return AdapterValidation(pool, BaseModel(adaptable_modules(MODEL), BASE_DIGEST), LIMITS, task)
 
 
 def good_folder(parent: Path, name: str = "good") -> Path:

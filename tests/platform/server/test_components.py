@@ -194,7 +194,9 @@ async def test_an_upload_becomes_ready_and_is_quarantined_with_its_engine(
         async with database.as_tenant(tenant_id) as session:
             return (await session.scalars(select(AdapterVersion))).one()
 
-    async with open_lifecycle(database, engines, Store(storage), root, namespace_of, pool) as lifecycle:
+    async with open_lifecycle(
+        database, engines, Store(storage), root, namespace_of, pool, "tiny"
+    ) as lifecycle:
         await lifecycle.begin(tenant_id, "voice", staged)
         await asyncio.wait_for(lifecycle.settled(), 60)
         ready = await version()
@@ -217,7 +219,9 @@ async def test_without_the_models_configuration_uploads_wait(
     with storage.staging() as staged:
         pass
     write_good(staged)
-    async with open_lifecycle(database, engines, Store(storage), root, namespace_of, pool) as lifecycle:
+    async with open_lifecycle(
+        database, engines, Store(storage), root, namespace_of, pool, "tiny"
+    ) as lifecycle:
         registered = await lifecycle.begin(tenant_id, "voice", staged)
         await asyncio.sleep(0.1)
     async with database.as_tenant(tenant_id) as session:

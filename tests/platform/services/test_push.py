@@ -26,7 +26,7 @@ from loraplex.adapters.errors import (
 from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.garbage_collection import remove_files_of, remove_from
 from loraplex.adapters.storage.local_store import LocalAdapterStore
-from loraplex.adapters.target_modules import adaptable_modules
+from loraplex.adapters.target_modules import BaseModel, adaptable_modules
 from loraplex.adapters.validation.own_files import OwnFilesValidation
 from loraplex.adapters.versions.pending_folders import PENDING_FOLDER, PendingFolders
 from loraplex.engine.fake_engine import FakeScript
@@ -61,7 +61,7 @@ class Home:
             self.database,
             lambda tenant_id: unit_of_work(self.database, USER, tenant_id, None),
             BlobStore(self.storage, None, BASE_DIGEST),
-            OwnFilesValidation(adaptable_modules(MODEL), BASE_DIGEST),
+            OwnFilesValidation(BaseModel(adaptable_modules(MODEL), BASE_DIGEST)),
             base_model="base",
         )
 

@@ -21,7 +21,7 @@ from tests.platform.services.walked_world import (
     open_world,
 )
 
-from loraplex.adapters.target_modules import adaptable_modules
+from loraplex.adapters.target_modules import BaseModel, adaptable_modules
 from loraplex.adapters.validation.own_files import OwnFilesValidation
 from loraplex.adapters.versions.pending_folders import PendingFolders
 from loraplex.engine.fake_engine import FakeScript
@@ -75,7 +75,7 @@ async def installation(
     write_base_model(tmp_path, BaseModelFacts("demo/base", str(tmp_path), BASE_DIGEST))
     write_good(tmp_path / "voice")
     database, root = Database(database_url, pool_size=3), tmp_path / "adapters"
-    validation = OwnFilesValidation(adaptable_modules(MODEL), BASE_DIGEST)
+    validation = OwnFilesValidation(BaseModel(adaptable_modules(MODEL), BASE_DIGEST))
     server = Server(database, root, validation, replace(QUICK, resume_s=0.02))
     running = asyncio.create_task(server.lifecycle.run())
     async with asyncio.timeout(60):

@@ -1,0 +1,60 @@
+"""Compares copies of the embedding and the head, which PEFT saves beside LoRA, with the base model's own.
+
+A copy is equal if its values cast to bfloat16 are, as trainers load one model in several types.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from loraplex.adapters.storage.safe_files import CHUNK_BYTES, read_exactly
+from loraplex.adapters.validation.safetensors_header import TensorEntry
+from loraplex.adapters.validation.tensor_names import Problem, TensorAssignment
+
+_FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
+
+
+def copy_digests(descriptor: int, assignment: TensorAssignment) -> dict[str, str]:
+    """Return the digest of each copy by its tensor's name. Raises `EOFError` when the file shrinks."""
+    return {entry.name: _bfloat16_sha256(descriptor, entry) for _, entry in assignment.base_copies}
+
+
+def copy_problems(
+    assignment: TensorAssignment, digests: Mapping[str, str], base: Mapping[str, str]
+) -> Iterator[Problem]:
+    """Every copy must equal the base model's tensor (`base`: SHA-256 by path).
+
+    Beside a LoRA, PEFT writes one unasked: where it cannot be compared it is let pass, with a warning.
+    """
+    for path, entry in assignment.base_copies:
+        if path in base and digests[entry.name] != base[path]:
+            yield (
+                entry.name,
+                "differs from the base model's own: as bfloat16 its SHA-256 is"
+                f" {digests[entry.name][:16]}..., the base model's {base[path][:16]}...; it was trained or is of another"
+                " model. Only low-rank changes are served: train without modules_to_save and without new tokens",
+            )
+        if path not in base and path not in assignment.paths:
+            yield (
+                entry.name,
+                "cannot be compared with the base model, which is served from a quantized file without a digest of it:"
+                " quantize it again by `loraplex quantize`, or save with save_embedding_layers=False",
+            )
+
+
+def _bfloat16_sha256(descriptor: int, entry: TensorEntry) -> str:
+    digest = hashlib.sha256()
+    for start in range(0, entry.nbytes, CHUNK_BYTES):
+        content = read_exactly(descriptor, min(CHUNK_BYTES, entry.nbytes - start), entry.offset + start)
+        digest.update(content if entry.dtype == "BF16" else _as_bfloat16(content, _FLOATS[entry.dtype]))
+    return digest.hexdigest()
+
+
+def _as_bfloat16(content: bytes, dtype: str) -> bytes:
+    """Round to the nearest, ties to even; values that are not finite are refused by another check."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        bits: npt.NDArray[np.uint32] = np.frombuffer(content, dtype=dtype).astype("<f4").view("<u4")
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+    return rounded.astype("<u2").tobytes()

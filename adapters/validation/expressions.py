@@ -1,0 +1,89 @@
+"""`Expression`: a regular expression of a tenant, matched with a module's name as PEFT does, within bounds.
+
+Invariant: it means what it means to Python's `re`, which PEFT uses, and all matching of one adapter ends in `BUDGET_S`.
+"""
+
+import re
+import time
+import warnings
+from typing import Final
+
+import regex
+
+from loraplex.adapters.errors import PeftConfigRejected
+from loraplex.adapters.validation.shown import shown
+
+BUDGET_S: Final = 5.0
+"""Of the clock: an upload is read at the lowest priority."""
+MAX_EXPRESSIONS: Final = 256
+"""In one configuration."""
+_ESCAPES: Final = re.compile(r"\\.", re.DOTALL)
+_BRACE_OR_CODE_POINT: Final = re.compile(r"\{(?!\d*,?\d*\})")
+_CODE_POINTS: Final = frozenset({r"\u", r"\U", r"\N"})
+
+
+class MatchBudget:
+    """The expressions and the seconds that are left for one adapter."""
+
+    def __init__(self) -> None:
+        self._left_s = BUDGET_S
+        self._expressions = MAX_EXPRESSIONS
+
+    def compile(self, field: str, source: str, frame: str = "{}") -> "Expression":
+        """Compile `source` within PEFT's `frame`. Raises `PeftConfigRejected`."""
+        self._expressions -= 1
+        if self._expressions < 0:
+            raise PeftConfigRejected(field, f"at most {MAX_EXPRESSIONS} regular expressions are allowed")
+        return Expression(self, field, source, frame)
+
+    def matches(self, expression: "Expression", name: str) -> "regex.Match[str] | None":
+        started = time.monotonic()
+        try:
+            found = expression.search(name, max(self._left_s, 1e-6))
+        except TimeoutError as error:
+            raise PeftConfigRejected(
+                expression.field,
+                f"the regular expression {shown(expression.source)} takes more than {BUDGET_S:g} s to match",
+            ) from error
+        self._left_s -= time.monotonic() - started
+        return found
+
+
+class Expression:
+    """One expression. Without a frame it must match the whole name; PEFT's frames anchor what they need themselves."""
+
+    def __init__(self, budget: MatchBudget, field: str, source: str, frame: str) -> None:
+        self._budget, self.field, self.source = budget, field, source
+        _require_common_syntax(field, source)
+        text = frame.format(source)
+        try:
+            with warnings.catch_warnings():
+                # A set whose meaning will change, which `regex` reads in its own way.
+                warnings.simplefilter("error", FutureWarning)
+                re.compile(text)
+            compiled = regex.compile(text, regex.V0)
+        except (re.error, regex.error, FutureWarning, RecursionError, OverflowError) as error:
+            raise PeftConfigRejected(
+                field, f"{shown(source)} is not a regular expression: {str(error)[:80]}"
+            ) from error
+        self._search = compiled.fullmatch if frame == "{}" else compiled.match
+
+    def search(self, name: str, timeout_s: float) -> "regex.Match[str] | None":
+        """Raises `TimeoutError`."""
+        found: regex.Match[str] | None = self._search(name, timeout=timeout_s)
+        return found
+
+    def match(self, name: str) -> "regex.Match[str] | None":
+        return self._budget.matches(self, name)
+
+
+def _require_common_syntax(field: str, source: str) -> None:
+    """Refuse what `re` and `regex` read differently, and classes whose compilation takes long. Names of modules are ASCII."""
+    if not source.isascii():
+        raise PeftConfigRejected(field, f"{shown(source)}: a regular expression has ASCII characters only")
+    if not _CODE_POINTS.isdisjoint(_ESCAPES.findall(source)) or _BRACE_OR_CODE_POINT.search(
+        _ESCAPES.sub("", source)
+    ):
+        raise PeftConfigRejected(
+            field, f"{shown(source)}: braces count repetitions only, and \\u, \\U and \\N are not allowed"
+        )
