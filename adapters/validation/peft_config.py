@@ -24,6 +24,7 @@ MAX_NAMES: Final = 4096
 MAX_NAME_LENGTH: Final = 512
 MAX_EXPRESSION_LENGTH: Final = 4096
 MAX_LAYER: Final = 1023
+_WEIGHT: Final = ".weight"
 _FILE: Final = "adapter_config.json"
 
 
@@ -103,7 +104,7 @@ def parse_manifest(data: bytes, limits: AdapterLimits, *, stored: bool = False) 
             key: _rank(f"rank_pattern.{key}", value, limits.max_rank) for key, value in ranks.items()
         },
         alpha_pattern={key: _alpha(f"alpha_pattern.{key}", value) for key, value in alphas.items()},
-        target_modules=_target_modules(fields.get("target_modules")),
+        target_modules=_targets(fields),
         exclude_modules=_excluded(fields.get("exclude_modules") or []),
         layers_to_transform=_layers(fields.get("layers_to_transform")),
         layers_pattern=_layers_pattern(fields.get("layers_pattern") or []),
@@ -126,7 +127,7 @@ def _refuse_layers_of_expression(fields: Mapping[str, object]) -> None:
 def _defaults(fields: Mapping[str, object]) -> tuple[str, ...]:
     defaults = [("r", DEFAULT_RANK), ("lora_alpha", DEFAULT_ALPHA)]
     missing = [f"{name} = {value}" for name, value in defaults if name not in fields]
-    if fields.get("target_modules") is None:
+    if fields.get("target_modules") is None and not fields.get("target_parameters"):
         missing.append(f"target_modules = {sorted(DEFAULT_TARGETS)}")
     return tuple(missing)
 
@@ -161,9 +162,22 @@ def _pattern(fields: Mapping[str, object], name: str) -> Mapping[str, object]:
     return value
 
 
+def _targets(fields: Mapping[str, object]) -> frozenset[str] | str | None:
+    """The modules of `target_modules`, and those whose weight `target_parameters` names."""
+    targets = fields.get("target_modules")
+    parameters = _names("target_parameters", fields.get("target_parameters") or [])
+    if not parameters:
+        return DEFAULT_TARGETS if targets is None else _target_modules(targets)
+    if isinstance(targets, str):
+        raise PeftConfigRejected(
+            "target_parameters", f"needs a list of target_modules beside it, not {shown(targets)}"
+        )
+    return frozenset(name.removesuffix(_WEIGHT) for name in parameters) | _names(
+        "target_modules", targets or []
+    )
+
+
 def _target_modules(value: object) -> frozenset[str] | str | None:
-    if value is None:
-        return DEFAULT_TARGETS
     if isinstance(value, str) and value.lower() == ALL_LINEAR:
         return None
     if isinstance(value, str):

@@ -44,7 +44,11 @@ class ModuleMatcher:
     def is_literal(self) -> bool:
         """Whether the configuration holds names only."""
         expressions = self._target or self._excluded or self._ranks.expressions or self._alphas.expressions
-        return not expressions and all(each.source == "layers" for each in self._layers)
+        return (
+            not expressions
+            and not self._config.ensure_weight_tying
+            and all(each.source == "layers" for each in self._layers)
+        )
 
     def targets(self, name: str, module: AdaptableModule) -> bool:
         """Return whether PEFT would put LoRA on `module`, which it saw under `name`."""

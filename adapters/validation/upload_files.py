@@ -15,6 +15,11 @@ from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
 from loraplex.adapters.storage.safe_files import OpenFile, open_regular
 
 PICKLE_FILE = "adapter_model.bin"
+PICKLE_REASON = (
+    f"is a pickle, which may run code and is never read here; in its folder, write {WEIGHTS_FILE} by"
+    ' `python -c "import torch; from safetensors.torch import save_file; save_file({name: tensor.clone().contiguous() for'
+    f" name, tensor in torch.load('{PICKLE_FILE}', map_location='cpu', weights_only=True).items()}}, '{WEIGHTS_FILE}')\"`"
+)
 
 
 class UploadFiles(NamedTuple):
@@ -40,7 +45,7 @@ def _check_names(folder: Path) -> None:
         raise FolderRejected(folder.name, f"is not a folder of {CONFIG_FILE} and {WEIGHTS_FILE}")
     names = sorted(os.listdir(folder))
     if PICKLE_FILE in names:
-        raise FolderRejected(PICKLE_FILE, f"is a pickle; save the adapter as {WEIGHTS_FILE}")
+        raise FolderRejected(PICKLE_FILE, PICKLE_REASON)
     for name in names:
         if name not in (CONFIG_FILE, WEIGHTS_FILE):
             raise FolderRejected(

@@ -22,7 +22,7 @@ from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, max
 from loraplex.adapters.storage.safe_files import copy_opened, open_regular
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.adapters.validation.result import Rejected, Validated
-from loraplex.adapters.validation.upload_files import PICKLE_FILE
+from loraplex.adapters.validation.upload_files import PICKLE_FILE, PICKLE_REASON
 from loraplex.adapters.versions.lifecycle import register_folder
 from loraplex.adapters.versions.pending_folders import PendingFolder, PendingFolders
 from loraplex.adapters.versions.version_job import LifecycleConfig, Validation, VersionJob
@@ -174,7 +174,7 @@ class FolderPush:
         if not folder.is_dir():
             raise FolderRejected(folder.name, f"is not a folder of {CONFIG_FILE} and {WEIGHTS_FILE}")
         if (folder / PICKLE_FILE).exists() and not (folder / WEIGHTS_FILE).exists():
-            raise FolderRejected(PICKLE_FILE, f"is a pickle; save the adapter as {WEIGHTS_FILE}")
+            raise FolderRejected(PICKLE_FILE, PICKLE_REASON)
         self._require_owner()
         staged = self._storage.make_staged()
         try:

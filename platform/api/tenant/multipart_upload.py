@@ -15,6 +15,7 @@ from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.storage.hashing_writer import WRITE_BYTES, HashedFile, WrittenFile
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, max_file_bytes
 from loraplex.adapters.storage.threads import on_thread
+from loraplex.adapters.validation.upload_files import PICKLE_FILE, PICKLE_REASON
 from loraplex.platform.errors import InvalidBody, InvalidParameter, MissingParameter, UnknownParameter
 
 FILES: Final = (CONFIG_FILE, WEIGHTS_FILE)
@@ -109,6 +110,8 @@ class FolderReceiver:
         for name in given:
             if kind == b"form-data" and name in FILES:
                 return name
+        if PICKLE_FILE in given:
+            raise UnknownParameter(f"{PICKLE_FILE} {PICKLE_REASON}.", param=PICKLE_FILE)
         name_excerpt = given[0][:64]
         raise UnknownParameter(
             f"Unknown part `{name_excerpt}`; the parts are {' and '.join(FILES)}.", param=name_excerpt
