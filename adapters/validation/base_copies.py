@@ -13,6 +13,14 @@ from loraplex.adapters.storage.safe_files import CHUNK_BYTES, read_exactly
 from loraplex.adapters.validation.safetensors_header import TensorEntry
 from loraplex.adapters.validation.tensor_names import Problem, TensorAssignment
 
+_DIFFERS = (
+    "differs from the base model's own: as bfloat16 its SHA-256 begins with {}, the base model's with {}; it was trained, or"
+    " is of another model. Only low-rank changes are served: train without modules_to_save and without new tokens"
+)
+_UNCOMPARABLE = (
+    "cannot be compared with the base model, which is served from quantized weights without a digest of its own: quantize it"
+    " again by `loraplex quantize`, or save the adapter with save_embedding_layers=False"
+)
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 
 
@@ -29,19 +37,11 @@ def copy_problems(
     Beside a LoRA, PEFT writes one unasked: where it cannot be compared it is let pass, with a warning.
     """
     for path, entry in assignment.base_copies:
-        if path in base and digests[entry.name] != base[path]:
-            yield (
-                entry.name,
-                "differs from the base model's own: as bfloat16 its SHA-256 is"
-                f" {digests[entry.name][:16]}..., the base model's {base[path][:16]}...; it was trained or is of another"
-                " model. Only low-rank changes are served: train without modules_to_save and without new tokens",
-            )
-        if path not in base and path not in assignment.paths:
-            yield (
-                entry.name,
-                "cannot be compared with the base model, which is served from a quantized file without a digest of it:"
-                " quantize it again by `loraplex quantize`, or save with save_embedding_layers=False",
-            )
+        found, own = digests[entry.name], base.get(path)
+        if own is not None and found != own:
+            yield entry.name, _DIFFERS.format(found[:16], own[:16])
+        if own is None and path not in assignment.paths:
+            yield entry.name, _UNCOMPARABLE
 
 
 def _bfloat16_sha256(descriptor: int, entry: TensorEntry) -> str:

@@ -39,7 +39,7 @@ MAX_LISTED: Final = 20
 
 
 class Checklist:
-    """Builds a report; the first problem of a check ends it."""
+    """Builds a report; the first problem of a check ends it. A check that runs in two parts stands in it once."""
 
     def __init__(self, report: ValidationReport) -> None:
         self.report = report
@@ -47,16 +47,18 @@ class Checklist:
     def require(self, name: str, problems: Iterable[Problem], passed: str) -> None:
         problem = next(iter(problems), None)
         if problem is None:
-            self.report = self.report.with_check(Check(name, True, passed))
+            self._put(Check(name, True, passed))
             return
         subject, message = problem
-        self.report = self.report.with_check(Check(name, False, f"{subject}: {message}"))
+        self._put(Check(name, False, f"{subject}: {message}"))
         raise TensorsRejected(name, subject, message, self.report)
 
     def warn(self, name: str, detail: str) -> None:
-        """Replace the passed check `name`."""
-        checks = [check for check in self.report.checks if check.name != name]
-        self.report = ValidationReport((*checks, Check(name, True, detail, warning=True)))
+        self._put(Check(name, True, detail, warning=True))
+
+    def _put(self, check: Check) -> None:
+        earlier = [each for each in self.report.checks if each.name != check.name]
+        self.report = ValidationReport((*earlier, check))
 
 
 @dataclass(frozen=True, slots=True)

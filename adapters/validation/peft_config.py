@@ -118,7 +118,11 @@ def parse_manifest(data: bytes, limits: AdapterLimits, *, stored: bool = False) 
 
 def _refuse_layers_of_expression(fields: Mapping[str, object]) -> None:
     targets = fields.get("target_modules")
-    if isinstance(targets, str) and targets.lower() != ALL_LINEAR and fields.get("layers_to_transform"):
+    if (
+        isinstance(targets, str)
+        and targets.lower() != ALL_LINEAR
+        and _layers(fields.get("layers_to_transform"))
+    ):
         raise PeftConfigRejected(
             "layers_to_transform", "must be null where target_modules is a regular expression, as in PEFT"
         )

@@ -14,8 +14,22 @@ from loraplex.adapters.validation.expressions import Expression, MatchBudget
 from loraplex.adapters.validation.peft_config import PeftConfig
 
 _WORDS: Final = frozenset(
-    "language_model model layers self_attn mlp embed_tokens lm_head"
-    " q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split()
+    [
+        "language_model",
+        "model",
+        "layers",
+        "self_attn",
+        "mlp",
+        "embed_tokens",
+        "lm_head",
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    ]
 )
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_]+")
 _ANY_LAYERS: Final = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")

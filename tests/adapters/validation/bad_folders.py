@@ -57,6 +57,8 @@ NESTED = json.dumps(good_config()).replace('"none"', '"none", "x": ' + "[" * 20_
 DORA = f"{PREFIX}.0.self_attn.q_proj.lora_magnitude_vector"
 TRAVERSAL = "base_model.model.../../../../etc/passwd.lora_A.weight"
 
+CATASTROPHIC = r"(?:\w|\.|[a-z])*[!?]"
+"""Exponential in a name's length, for `re` and `regex`."""
 FILES = [
     BadUpload("empty file", weights(b""), "header", WEIGHTS, "has 0 bytes, too few"),
     BadUpload("pickle", weights(pickle.dumps({"a": [1] * 50})), "header", WEIGHTS, "looks like a pickle"),
@@ -113,7 +115,6 @@ HEADERS = [
         f"{PREFIX}.1.self_attn.q_proj.lora_A.weight",
         "leaves a hole before it",
     ),
-    BadUpload("float64", typed("F64"), "header", A, "dtype 'F64' is not one of"),
     BadUpload("integers", typed("I64"), "header", A, "dtype 'I64' is not one of"),
     BadUpload("overflowing shape", entry(shape=[2**32, 2**32, 2**32]), "header", A, "takes 316912650057057"),
     BadUpload("size of 2**33", entry(shape=[2**33]), "header", A, "an integer from 1 to 4294967296"),
@@ -132,14 +133,13 @@ HEADERS = [
 ]
 CONFIGS = [
     BadUpload("empty config", config_bytes(b""), "manifest", CONFIG, "is not JSON"),
-    BadUpload("65 KB", config_bytes(b" " * 65_600), "files", CONFIG, "at most 65536 are allowed"),
+    BadUpload("257 KB", config_bytes(b" " * 262_200), "files", CONFIG, "at most 262144 are allowed"),
     BadUpload("deep config", config_bytes(NESTED.encode()), "manifest", CONFIG, "more than 8 levels deep"),
     BadUpload(
         "key twice", config_text('"r": 4', '"r": 4, "r": 8'), "manifest", CONFIG, "repeats the key 'r'"
     ),
     BadUpload("NaN in JSON", config_text("8,", "NaN,"), "manifest", CONFIG, "holds NaN, which is not JSON"),
-    BadUpload("infinite alpha", config_text("8,", "1e999,"), "manifest", "lora_alpha", "at most 1000000"),
-    BadUpload("negative alpha", config(lora_alpha=-1), "manifest", "lora_alpha", "a number above 0"),
+    BadUpload("infinite alpha", config_text("8,", "1e999,"), "manifest", "lora_alpha", "-1000000 to 1000000"),
     BadUpload("alpha of text", config(lora_alpha="8"), "manifest", "lora_alpha", 'not "8"'),
     BadUpload("many digits", config_text("8,", "1" * 5000 + ","), "manifest", CONFIG, "more digits than"),
     BadUpload(
@@ -164,19 +164,23 @@ CONFIGS = [
         "rank by pattern", config(rank_pattern={"q_proj": 300}), "manifest", "rank_pattern.q_proj", "300"
     ),
     BadUpload("no LoRA", config(peft_type="IA3"), "manifest", "peft_type", 'must be "LORA", not "IA3"'),
-    BadUpload("bias", config(bias="lora_only"), "manifest", "bias", 'must be "none"'),
     BadUpload(
-        "modules_to_save", config(modules_to_save=["lm_head"]), "manifest", "modules_to_save", "low-rank"
+        "modules_to_save",
+        config(modules_to_save=["lm_head"]),
+        "target_modules",
+        "modules_to_save.lm_head",
+        "holds no copy of it",
     ),
     BadUpload("DoRA", config(use_dora=True), "manifest", "use_dora", "DoRA is not supported"),
     BadUpload(
-        "regular expression", config(target_modules=".*_proj"), "manifest", "target_modules", "is refused"
+        "broken expression", config(target_modules="(_proj"), "manifest", "target_modules", "expression"
     ),
     BadUpload(
-        "catastrophic expression", config(target_modules="(a+)+$"), "manifest", "target_modules", '"(a+)+$"'
-    ),
-    BadUpload(
-        "expression in a list", config(target_modules=["(x|x)*q"]), "manifest", "target_modules", "literal"
+        "catastrophic expression",
+        config(target_modules=CATASTROPHIC),
+        "manifest",
+        "target_modules",
+        "more than 5 s to match",
     ),
     BadUpload(
         "layer_replication", config(layer_replication=[[0, 2]]), "manifest", "layer_replication", "replicated"
@@ -186,10 +190,20 @@ CONFIGS = [
         "PiSSA", config(init_lora_weights="pissa"), "manifest", "init_lora_weights", "changes the base"
     ),
     BadUpload(
-        "path as target", config(target_modules=["../q_proj"]), "manifest", "target_modules", "literal"
+        "path as target", config(target_modules=["../q_proj"]), "target_modules", "q_proj", "does not name it"
     ),
 ]
 TENSORS = [
+    BadUpload(
+        "one tensor twice", put(f"_orig_mod.{A}", RANK, HIDDEN), "tensor_names", A, "is the same tensor as"
+    ),
+    BadUpload(
+        "another adapter beside",
+        put(B.replace("0.self_attn.q_proj.lora_B", "0.self_attn.k_proj.lora_B.two"), HIDDEN, RANK),
+        "target_modules",
+        "k_proj",
+        "does not name it",
+    ),
     BadUpload("path in a name", put(TRAVERSAL, 4, 16), "tensor_names", "etc/passwd", "matches no module"),
     BadUpload("unknown tensor", put("optimizer.state", 4), "tensor_names", "optimizer", "matches no module"),
     BadUpload("magnitude", put(DORA, 16), "tensor_names", DORA, "DoRA is not supported"),
@@ -203,12 +217,11 @@ TENSORS = [
     BadUpload("bias of a module", put(B.replace("weight", "bias"), 16), "tensor_names", "bias", "biases"),
     BadUpload("no A", drop(A), "pairs", "layers.0.self_attn.q_proj", "lora_A is missing"),
     BadUpload("no B", drop(B), "pairs", "layers.0.self_attn.q_proj", "lora_B is missing"),
-    BadUpload("no layer", drop(A, B), "target_modules", "layers.0", "holds no tensor for it"),
     BadUpload(
         "other target", config(target_modules=["v_proj"]), "target_modules", "q_proj", "does not name it"
     ),
     BadUpload(
-        "no such module", config(target_modules=["c_attn"]), "target_modules", "c_attn", "no such module"
+        "no such module", config(target_modules=["c_attn"]), "target_modules", "q_proj", "does not name it"
     ),
     BadUpload("width", put(A, RANK, 15), "shapes", A, "[rank, 16], not [4, 15]"),
     BadUpload("height", put(B, 17, RANK), "shapes", B, "[16, rank], not [17, 4]"),

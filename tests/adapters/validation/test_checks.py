@@ -1,5 +1,6 @@
 """Adapters that PEFT wrote pass; each way of not fitting the base model is refused by name."""
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from loraplex.adapters.errors import TensorsRejected
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.report import ValidationReport
 from loraplex.adapters.storage.safe_files import open_regular
-from loraplex.adapters.target_modules import adaptable_modules
+from loraplex.adapters.target_modules import BaseModel, adaptable_modules
 from loraplex.adapters.validation.checks import validate_adapter
 from loraplex.adapters.validation.peft_config import parse_manifest
 from loraplex.engine.models.config import ModelConfig
@@ -26,10 +27,13 @@ LAYER = "base_model.model.model.layers.0.self_attn"
 A, B = f"{LAYER}.q_proj.lora_A.weight", f"{LAYER}.q_proj.lora_B.weight"
 
 
-def validate(folder: Path, model: ModelConfig) -> ValidationReport:
+def validate(
+    folder: Path, model: ModelConfig, vocabulary: Mapping[str, str] | None = None
+) -> ValidationReport:
     manifest = parse_manifest((folder / "adapter_config.json").read_bytes(), LIMITS)
     with open_regular(folder / "adapter_model.safetensors", max_bytes=LIMITS.max_weights_bytes) as weights:
-        return validate_adapter(weights, manifest, adaptable_modules(model), LIMITS)
+        base = BaseModel(adaptable_modules(model), "b" * 64, dict(vocabulary or {}))
+        return validate_adapter(weights, manifest, base, LIMITS)[0]
 
 
 def rewrite(
@@ -132,13 +136,13 @@ BAD: list[tuple[str, Callable[[Tensors], object], dict[str, Any], str, str, str]
         put(A.replace("lora_A", "lora_A.default"), 4, 16),
         {},
         "tensor_names",
-        "default",
-        "matches no",
+        "lora_A.weight",
+        "is the same tensor as",
     ),
     ("dora", put(f"{LAYER}.q_proj.lora_magnitude_vector", 16), {}, "tensor_names", "magnitude", "DoRA"),
     ("lora bias", put(f"{LAYER}.q_proj.lora_B.bias", 16), {}, "tensor_names", "bias", "biases are not"),
     ("module bias", put(f"{LAYER}.q_proj.bias", 16), {}, "tensor_names", "bias", "biases are not"),
-    ("saved head", put(f"{P}lm_head.weight", 40, 16), {}, "tensor_names", "lm_head", "modules_to_save"),
+    ("saved head", put(f"{P}lm_head.weight", 40, 16), {}, "base_copies", "lm_head", "cannot be compared"),
     ("saved norm", put(f"{P}model.norm.weight", 16), {}, "tensor_names", "norm", "matches no module"),
     (
         "saved module",
@@ -180,39 +184,6 @@ BAD: list[tuple[str, Callable[[Tensors], object], dict[str, Any], str, str, str]
         "k_proj",
         "does not name it",
     ),
-    (
-        "no tensor",
-        keep,
-        {"target_modules": ["q_proj", "o_proj"]},
-        "target_modules",
-        "o_proj",
-        "holds no tensor",
-    ),
-    ("no layer", drop(A, B), {}, "target_modules", "layers.0.self_attn.q_proj", "holds no tensor for it"),
-    (
-        "no module",
-        keep,
-        {"target_modules": ["q_proj", "c_attn"]},
-        "target_modules",
-        "c_attn",
-        "no such module",
-    ),
-    (
-        "rank key",
-        keep,
-        {"rank_pattern": {"up_proj": 2}},
-        "patterns",
-        "rank_pattern.up_proj",
-        "no targeted module",
-    ),
-    (
-        "alpha key",
-        keep,
-        {"alpha_pattern": {"^q_proj": 2}},
-        "patterns",
-        "alpha_pattern.^q_proj",
-        "no targeted module",
-    ),
     ("no A", drop(A), {}, "pairs", "layers.0.self_attn.q_proj", "lora_A is missing"),
     ("no B", drop(B), {}, "pairs", "layers.0.self_attn.q_proj", "lora_B is missing"),
     ("width of A", put(A, 4, 15), {}, "shapes", A, "[rank, 16], not [4, 15]"),
@@ -236,7 +207,7 @@ BAD: list[tuple[str, Callable[[Tensors], object], dict[str, Any], str, str, str]
         {},
         "base_copies",
         "lm_head",
-        "without a LoRA",
+        "cannot be compared",
     ),
     ("nan", fill(B, float("nan"), torch.float32), {}, "finite", B, "1 values that are NaN or infinite"),
     ("inf", fill(A, float("inf"), torch.float16), {}, "finite", A, "1 values that are NaN or infinite"),
@@ -302,8 +273,52 @@ def test_copies_of_the_vocabulary_are_named_and_must_have_its_shape(
 
 
 def test_many_patterns_are_matched_quickly(model_config: ModelConfig, peft_adapter: PeftFactory) -> None:
-    """1,500 pattern keys against the modules: the first without a module is named."""
+    """4,000 keys of plain names are looked up, and never run."""
     _, folder = peft_adapter(r=4, target_modules=["q_proj"])
-    rewrite(folder, keep, {"rank_pattern": {f"layers.{n}.self_attn.q_proj": 4 for n in range(1500)}})
-    with pytest.raises(TensorsRejected, match=r"rank_pattern.layers.2.self_attn.q_proj: matches no"):
-        validate(folder, model_config)
+    rewrite(folder, keep, {"rank_pattern": {f"layers.{n}.self_attn.q_proj": 4 for n in range(4000)}})
+    (warning,) = validate(folder, model_config).warnings
+    assert "rank_pattern.layers.2.self_attn.q_proj" in warning and "3978 more matches no" in warning
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "warning"),
+    [
+        ({"target_modules": ["q_proj", "o_proj"]}, keep, "holds no tensor for o_proj"),
+        ({"target_modules": ["q_proj", "c_attn"]}, keep, "holds no tensor for c_attn"),
+        ({}, drop(A, B), "holds no tensor for model.layers.0.self_attn.q_proj"),
+        ({"rank_pattern": {"up_proj": 2}}, keep, "rank_pattern.up_proj matches no targeted module"),
+        ({"alpha_pattern": {"^q_proj": 2}}, keep, "alpha_pattern.^q_proj matches no targeted module"),
+    ],
+)
+def test_what_changes_nothing_is_warned_about(
+    model_config: ModelConfig,
+    peft_adapter: PeftFactory,
+    config: dict[str, Any],
+    change: Callable[[Tensors], object],
+    warning: str,
+) -> None:
+    _, folder = peft_adapter(r=4, target_modules=["q_proj"])
+    rewrite(folder, change, config)
+    report = validate(folder, model_config)
+    assert report.passed and [warning in found for found in report.warnings] == [True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_a_copy_is_compared_as_bfloat16(
+    model_config: ModelConfig, peft_adapter: PeftFactory, dtype: torch.dtype
+) -> None:
+    """Rounded as torch rounds, ties too; one other value is another copy."""
+    _, folder = peft_adapter(r=4, target_modules=["q_proj"])
+    values = torch.randn(40, 16).to(torch.bfloat16 if dtype == torch.float16 else torch.float32)
+    values[0, :2] = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8])
+    copy = values.to(dtype)
+    rounded = copy.to(torch.bfloat16).view(torch.uint8).numpy().tobytes()
+    vocabulary = {"lm_head": hashlib.sha256(rounded).hexdigest()}
+    rewrite(folder, lambda tensors: tensors.update({f"{P}lm_head.weight": copy}))
+    report = validate(folder, model_config, vocabulary)
+    assert report.passed and not report.warnings
+    (found,) = [check.detail for check in report.checks if check.name == "base_copies"]
+    assert f"{copy.numel() * copy.element_size()} bytes equal the base model's own" in found
+    rewrite(folder, lambda tensors: tensors[f"{P}lm_head.weight"][3, 3].add_(1))
+    with pytest.raises(TensorsRejected, match="lm_head.weight: differs from the base model's own"):
+        validate(folder, model_config, vocabulary)

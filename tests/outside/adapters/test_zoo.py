@@ -110,6 +110,15 @@ class Zoo(Reference):
         )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Products of this size take longer when they are shared out."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def zoos(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Zoo]:
     return {tied: Zoo(tmp_path_factory.mktemp("zoo"), tied=tied) for tied in (False, True)}
@@ -117,7 +126,6 @@ def zoos(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Zoo]:
 
 @pytest.fixture(scope="module")
 def engines(zoos: dict[bool, Zoo]) -> Iterator[dict[bool, Harness]]:
-    """Sixty adapters pass through an engine that holds a few at once."""
     made = {tied: Harness(zoo) for tied, zoo in zoos.items()}
     yield made
     for harness in made.values():

@@ -105,7 +105,7 @@ async def by_one_process(pool: WorkerPool, folders: dict[str, Path]) -> dict[str
         )
         files = nullcontext([file for upload in opened.values() for file in upload])
         reply: Any = await pool.run(
-            task, (adaptable_modules(MODEL), BASE_DIGEST, LIMITS), TENANT, files=files
+            task, (BaseModel(adaptable_modules(MODEL), BASE_DIGEST), LIMITS), TENANT, files=files
         )
     assert isinstance(reply, Done), reply
     return results | dict(zip(opened, reply.result, strict=True))
