@@ -1,7 +1,7 @@
 """Loads a model from an `EngineConfig`: configuration, type, weights, tokenizer, and the size of its KV pool."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -46,7 +46,7 @@ class LoadedModel:
     num_blocks: int
     memory: MemoryPlan
     weights_bytes: int
-    vocabulary_sha256: Mapping[str, str]
+    vocabulary_sha256: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_model(

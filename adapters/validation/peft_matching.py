@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 from loraplex.adapters.target_modules import AdaptableModule
 from loraplex.adapters.validation.expressions import Expression, MatchBudget
@@ -31,6 +31,7 @@ _WORDS: Final = frozenset(
         "down_proj",
     ]
 )
+_Value = TypeVar("_Value", int, float)
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_]+")
 _ANY_LAYERS: Final = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")
 _KEY_FRAME: Final = r"(.*\.)?({})$"
@@ -180,9 +181,9 @@ def short_names(paths: Iterable[str], modules: Iterable[str]) -> list[str]:
     return sorted(_shortened(dict.fromkeys(paths, True), modules))
 
 
-def _shortened(values: Mapping[str, float], paths: Iterable[str]) -> dict[str, float]:
+def _shortened(values: Mapping[str, _Value], paths: Iterable[str]) -> dict[str, _Value]:
     """Name modules by their last part where all of `paths` with that part have one value, else by their path."""
-    kinds: dict[str, set[float | None]] = {}
+    kinds: dict[str, set[_Value | None]] = {}
     for path in paths:
         kinds.setdefault(path.rpartition(".")[2], set()).add(values.get(path))
     return {

@@ -35,6 +35,7 @@ def vocabulary_digests(path: str, config: ModelConfig, checkpoint: Checkpoint) -
 
 def _sha256(tensor: Tensor) -> str:
     digest = hashlib.sha256()
-    for rows in tensor.split(_CHUNK_ROWS):
+    for start in range(0, tensor.shape[0], _CHUNK_ROWS):
+        rows = tensor[start : start + _CHUNK_ROWS]
         digest.update(rows.to(torch.bfloat16).contiguous().view(torch.uint8).numpy())
     return digest.hexdigest()

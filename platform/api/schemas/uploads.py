@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from starlette.requests import Request
 
 from loraplex.adapters.limits import DEFAULT_LIMITS
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, max_file_bytes
 from loraplex.adapters.uploads.parts import part_count
+from loraplex.adapters.validation.upload_files import PICKLE_FILE, PICKLE_REASON
 from loraplex.platform.api.management.request_bodies import RequestModel
 from loraplex.platform.api.management.responses import ResponseModel, UtcTime
 from loraplex.platform.errors import InvalidParameter
@@ -29,6 +30,13 @@ class FileBody(RequestModel):
     name: FileName
     size: Annotated[int, Field(ge=1, le=DEFAULT_LIMITS.max_weights_bytes)]
     sha256: Sha256
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _is_no_pickle(cls, name: object) -> object:
+        if name == PICKLE_FILE:
+            raise ValueError(f"{PICKLE_FILE} {PICKLE_REASON}")
+        return name
 
 
 class UploadBody(RequestModel):

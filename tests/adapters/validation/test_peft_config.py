@@ -12,7 +12,7 @@ from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPP
 
 from loraplex.adapters.errors import PeftConfigRejected
 from loraplex.adapters.limits import AdapterLimits
-from loraplex.adapters.validation.peft_config import PeftConfig, parse_manifest
+from loraplex.adapters.validation.peft_config import DEFAULT_TARGETS, PeftConfig, parse_manifest
 from loraplex.adapters.validation.peft_fields import IGNORED, REFUSED, USED
 from loraplex.adapters.validation.peft_matching import ModuleMatcher, endings_of
 
@@ -112,7 +112,8 @@ def test_missing_fields_have_pefts_own_defaults() -> None:
     assert bare.defaults == ("r = 8", "lora_alpha = 8", "target_modules = ['q_proj', 'v_proj']")
     targets = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     served = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
-    assert all(set(targets.get(kind, bare.target_modules)) == bare.target_modules for kind in served)
+    assert bare.target_modules == DEFAULT_TARGETS
+    assert all(set(targets.get(kind, DEFAULT_TARGETS)) == DEFAULT_TARGETS for kind in served)
 
 
 def test_an_infinite_alpha_by_overflow_is_refused() -> None:

@@ -130,7 +130,6 @@ def test_patterns_decide_as_in_peft_and_when_resolved(alphas: list[str], ranks: 
 HOSTILE = [
     (r"(?:\w|\.|[a-z])*[!?]", "takes more than"),
     (r"((?:.|\w)+)+[!?]", "takes more than"),
-    ("(" * 200 + ")" * 200, "is not a regular expression"),
     ("(q_proj", "is not a regular expression"),
     ("[[:alpha:]]+", "is not a regular expression"),
     ("(?R)|q_proj", "is not a regular expression"),

@@ -2,15 +2,18 @@
 
 import fcntl
 import os
+import shlex
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from tests.adapters.validation.good_folder import CONFIG, LIMITS, MODEL, WEIGHTS, write_good
 
 from loraplex.adapters.errors import FolderRejected
 from loraplex.adapters.target_modules import BaseModel, adaptable_modules
 from loraplex.adapters.validation.result import Validated
-from loraplex.adapters.validation.upload_files import open_upload
+from loraplex.adapters.validation.upload_files import PICKLE_FILE, open_upload
 from loraplex.adapters.validation.validate import validate_files
 
 
@@ -56,3 +59,20 @@ def test_a_refusal_leaves_nothing_open(folder: Path, name: str) -> None:
     with pytest.raises(FolderRejected, match="is missing"), open_upload(folder, LIMITS):
         pass
     assert descriptors() == before
+
+
+def test_the_command_for_a_pickle_converts_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where two tensors share memory, as those of a tied model do."""
+    tensors = load_file(folder / WEIGHTS)
+    name, tensor = next(iter(tensors.items()))
+    (folder / WEIGHTS).unlink()
+    torch.save(tensors | {f"{name}.shared": tensor, f"{name}.turned": tensor.T}, folder / PICKLE_FILE)
+    with pytest.raises(FolderRejected, match="is a pickle") as caught, open_upload(folder, LIMITS):
+        pass
+    command = shlex.split(caught.value.message.split("`")[1])
+    assert command[:2] == ["python", "-c"]
+    monkeypatch.chdir(folder)
+    exec(command[2], {})
+    converted = load_file(folder / WEIGHTS)
+    assert all(torch.equal(converted[name], tensor) for name, tensor in tensors.items())
+    assert len(converted) == len(tensors) + 2

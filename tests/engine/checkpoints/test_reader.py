@@ -14,6 +14,7 @@ from torch import Tensor
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.checkpoints.model_files import INDEX_FILE
 from loraplex.engine.checkpoints.reader import SafetensorsCheckpoint, open_checkpoint
+from loraplex.engine.checkpoints.vocabulary_digests import vocabulary_digests
 from loraplex.engine.checkpoints.weights import decoder_state
 from loraplex.engine.errors import ModelError, UnsupportedArchitecture
 from loraplex.engine.models.rope import rope_tables
@@ -93,6 +94,13 @@ def test_half_and_block_quantized_gguf(
     original = tiny("llama")
     path = write_gguf(tmp_path, original, kind=gguf.GGMLQuantizationType[kind])
     assert_same(load(path), load(original.path), tolerance)
+    config = load_model_config(str(path))
+    exact = open_checkpoint(str(path), config).is_exact("model.embed_tokens.weight")
+    assert (
+        exact
+        == (kind == "F16")
+        == bool(vocabulary_digests(str(path), config, open_checkpoint(str(path), config)))
+    )
 
 
 def test_gguf_frequency_factors_of_llama_3_are_applied(tiny: Callable[[str], Tiny], tmp_path: Path) -> None:

@@ -108,6 +108,15 @@ HOSTILE: list[tuple[str, bytes, type[Exception]]] = [
 ]
 
 
+async def test_a_pickle_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    for frame in (
+        body(("adapter_model.bin", b"x")),
+        part('form-data; name="f"; filename="adapter_model.bin"', b"x"),
+    ):
+        with pytest.raises(UnknownParameter, match=r"adapter_model.bin is a pickle.*weights_only=True"):
+            await receive(frame, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("content", "error"), [case[1:] for case in HOSTILE], ids=[case[0] for case in HOSTILE]
 )

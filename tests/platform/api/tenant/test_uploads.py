@@ -246,8 +246,9 @@ BODIES: list[tuple[Any, str]] = [
     ({"files": declared(FILES)[:1]}, "files"),
     ({"files": [declared(FILES)[0]] * 2}, "body"),
     ({"files": [{**declared(FILES)[0], "name": "../x"}, declared(FILES)[1]]}, "files.0.name"),
+    ({"files": [declared(FILES)[0], {**declared(FILES)[1], "name": "adapter_model.bin"}]}, "files.1.name"),
     ({"files": [{**declared(FILES)[0], "size": 0}, declared(FILES)[1]]}, "files.0.size"),
-    ({"files": [{**declared(FILES)[0], "size": 70_000}, declared(FILES)[1]]}, "body"),
+    ({"files": [{**declared(FILES)[0], "size": 300_000}, declared(FILES)[1]]}, "body"),
     ({"files": [{**declared(FILES)[0], "size": "8"}, declared(FILES)[1]]}, "files.0.size"),
     ({"files": [declared(FILES)[0], {**declared(FILES)[1], "size": 5 << 30}]}, "files.1.size"),
     ({"files": [{**declared(FILES)[0], "sha256": "A" * 64}, declared(FILES)[1]]}, "files.0.sha256"),
@@ -260,6 +261,7 @@ async def test_declarations_that_are_refused(start: StartTenant) -> None:
     for body, param in BODIES:
         response = await tenant.http.post("/adapters/support/uploads", json=body)
         assert response.status_code == 400, body
+        assert ("adapter_model.bin" in str(body)) == ("weights_only=True" in response.text), body
         assert (response.json()["error"]["param"] or "body").startswith(param), (body, response.text)
 
 
