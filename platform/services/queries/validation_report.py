@@ -17,20 +17,20 @@ HOW_TO_MEND: Final[Mapping[str, str]] = {
     "files": "Upload exactly adapter_config.json and adapter_model.safetensors, as PEFT's save_pretrained writes them. Leave out"
     " checkpoints, tokenizer files and pickled weights.",
     "manifest": "Change the named field of adapter_config.json. Only plain LoRA is served: convert DoRA, PiSSA or LoftQ adapters"
-    " to LoRA in PEFT before you save them, and list target_modules by name.",
+    " to LoRA in PEFT before you save them. Regular expressions are matched as PEFT does, and must end in 5 s.",
     "header": "The weights are damaged or in another format. Save them again with safe_serialization=True, compare the file's"
     " size with the original, and upload again.",
     "tensor_names": "The named tensor belongs to no module of the base model, or to a part that is not LoRA. Train on the base"
     " model that this server serves, without modules_to_save, biases or added tokens.",
-    "target_modules": "Let target_modules name exactly the modules that have tensors in the file. An edited configuration or a"
-    " file from another run causes this.",
+    "target_modules": "Let target_modules name every module that has tensors in the file, and modules_to_save only modules with"
+    " a copy in it. An edited configuration or a file from another run causes this.",
     "patterns": "Remove the key from rank_pattern or alpha_pattern, or correct it: it must name a module that the adapter changes.",
     "pairs": "The module has lora_A without lora_B or the reverse. Save the whole adapter again; do not filter its tensors.",
     "shapes": "The adapter was trained on a base model of another size. Train it on the base model that this server serves, and"
     " upload again.",
     "ranks": "Let r and rank_pattern of adapter_config.json give the rank that the tensors have. Upload both files of one run.",
-    "base_copies": "Save with save_embedding_layers=False, or without LoRA on the embedding and the head. Copies of base weights"
-    " are not used.",
+    "base_copies": "Save with save_embedding_layers=False, or train on the base model that this server serves, without"
+    " modules_to_save and without new tokens. Copies that equal its own are accepted, and not used.",
     "finite": "The training diverged. Take an earlier checkpoint, or train again with a lower learning rate or in bfloat16.",
     "effect": "Every update is zero, as before the first step of training. Check that you saved the trained weights.",
     "probe": "The adapter could not be run exactly on this server's base model. Lower lora_alpha or the rank if its values are"

@@ -143,6 +143,25 @@ def test_harmless_and_empty_fields_do_not_change_the_canonical_form() -> None:
     assert b"somewhere" not in decorated.canonical()
 
 
+def test_a_configuration_of_plain_names_is_stored_as_ever() -> None:
+    """Byte for byte, as digests of versions depend on it."""
+    stored = (
+        b'{"alpha_pattern":{"^model.layers.1.mlp.up_proj":3.0},"exclude_modules":["k_proj"],"layers_to_transform":[0,1],'
+        b'"lora_alpha":16.0,"peft_type":"LORA","r":8,"rank_pattern":{"v_proj":4},"target_modules":["k_proj","q_proj"],'
+        b'"use_rslora":true}'
+    )
+    manifest = parse(
+        target_modules=["q_proj", "k_proj"],
+        exclude_modules=["k_proj"],
+        layers_to_transform=[1, 0],
+        rank_pattern={"v_proj": 4},
+        alpha_pattern={"^model.layers.1.mlp.up_proj": 3},
+        use_rslora=True,
+    )
+    assert manifest.canonical() == stored and ModuleMatcher(manifest).is_literal
+    assert b"tensor_names" not in parse(target_modules="all-linear").canonical()
+
+
 def test_the_order_of_patterns_is_part_of_the_meaning() -> None:
     path = "model.layers.0.self_attn.q_proj"
     special = parse(alpha_pattern={path: 2, "q_proj": 4})
