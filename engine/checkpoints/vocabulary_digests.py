@@ -37,5 +37,5 @@ def _sha256(tensor: Tensor) -> str:
     digest = hashlib.sha256()
     for start in range(0, tensor.shape[0], _CHUNK_ROWS):
         rows = tensor[start : start + _CHUNK_ROWS]
-        digest.update(rows.to(torch.bfloat16).contiguous().view(torch.uint8).numpy())
+        digest.update(rows.to(torch.bfloat16).contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
