@@ -204,7 +204,10 @@ def _finite_problems(values: Mapping[str, TensorValues]) -> Iterator[Problem]:
 def _check_effect(
     checklist: Checklist, lora_pairs: tuple[LoraPair, ...], values: Mapping[str, TensorValues]
 ) -> None:
-    if any(not values[pair.a.name].all_zero and not values[pair.b.name].all_zero for pair in lora_pairs):
+    if any(
+        pair.scale and not values[pair.a.name].all_zero and not values[pair.b.name].all_zero
+        for pair in lora_pairs
+    ):
         checklist.require("effect", (), "the adapter changes the base model")
     else:
-        checklist.warn("effect", "in every module A or B is all zeros: the adapter changes nothing")
+        checklist.warn("effect", "in every module A, B or alpha is zero: the adapter changes nothing")

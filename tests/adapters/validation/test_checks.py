@@ -258,7 +258,7 @@ def test_an_adapter_without_effect_is_warned_about(
     rewrite(folder, lambda tensors: [t.fill_(-0.0) for name, t in tensors.items() if "lora_B" in name])
     report = validate(folder, model_config)
     assert report.passed
-    assert report.warnings == ("in every module A or B is all zeros: the adapter changes nothing",)
+    assert report.warnings == ("in every module A, B or alpha is zero: the adapter changes nothing",)
 
 
 def test_copies_of_the_vocabulary_are_named_and_must_have_its_shape(

@@ -39,7 +39,6 @@ class Shape:
     refused: str | None = None
     though_plain: str | None = None
     warned: str | None = None
-    served: str = "tiny-llama"
 
 
 def train(shape: Shape, base: Any, folder: Path) -> Any:

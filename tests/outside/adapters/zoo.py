@@ -82,7 +82,7 @@ RANKS = [
     S(name="rank 1", lora=QV | {"r": 1}),
     S(name="rank 17, alpha 3", lora={"r": 17, "lora_alpha": 3, "target_modules": SEVEN}),
     S(name="fractional alpha", edits=(config(lora_alpha=2.5),), reference="loaded"),
-    S(name="alpha 0", edits=(config(lora_alpha=0),), reference="loaded"),
+    S(name="alpha 0", edits=(config(lora_alpha=0),), reference="loaded", warned="changes nothing"),
     S(name="negative alpha", edits=(config(lora_alpha=-8),), reference="loaded"),
     S(name="rslora", lora={"use_rslora": True, "lora_alpha": 16, "target_modules": SEVEN}),
     S(name="dropout", lora=QV | {"lora_dropout": 0.1}),

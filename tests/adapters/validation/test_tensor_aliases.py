@@ -1,0 +1,88 @@
+"""Names of wrappers become plain ones in one way; odd names and thousands of them stay bounded."""
+
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loraplex.adapters.target_modules import AdaptableModule
+from loraplex.adapters.validation.tensor_aliases import MAX_ROWS, plain_names, renamed
+
+LAYERS = 126
+MODULES = {
+    path: AdaptableModule(path, path, 16, 16, layer)
+    for layer in range(LAYERS)
+    for path in (f"model.layers.{layer}.self_attn.q_proj", f"model.layers.{layer}.mlp.up_proj")
+} | {path: AdaptableModule(path, path, 16, 16) for path in ("model.embed_tokens", "lm_head")}
+PLAIN = [f"base_model.model.{path}.lora_{half}.weight" for path in MODULES for half in "AB"]
+PART = st.sampled_from(
+    [
+        "base_model",
+        "model",
+        "layers",
+        "0",
+        "7",
+        "125",
+        "126",
+        "01",
+        "٣",
+        "*",
+        "self_attn",
+        "mlp",
+        "q_proj",
+        "up_proj",
+        "lm_head",
+        "embed_tokens",
+        "lora_A",
+        "lora_B",
+        "lora_embedding_A",
+        "weight",
+        "default",
+        "bias",
+        "module",
+        "_orig_mod",
+        "_fsdp_wrapped_module",
+        "language_model",
+        "modules_to_save",
+    ]
+)
+
+
+def test_plain_names_need_no_table() -> None:
+    names = plain_names(PLAIN, MODULES)
+    assert names.table == {} and names.problems == ()
+    assert all(name == plain for name, plain in names.canonical.items())
+
+
+def test_layers_share_a_row_and_a_stored_file_is_read_by_it() -> None:
+    wrapped = [
+        f"_orig_mod.{name}".replace(".self_attn", "._fsdp_wrapped_module.self_attn").replace(
+            "lora_A", "lora_A.default"
+        )
+        for name in PLAIN
+    ]
+    names = plain_names(wrapped, MODULES)
+    assert len(names.table) == 8 and names.problems == ()
+    assert [renamed(name, names.table) for name in wrapped] == PLAIN
+
+
+def test_names_that_differ_in_too_many_ways_are_refused() -> None:
+    names = [f"{'module.' * count}{name}" for count, name in enumerate(PLAIN)]
+    ((_, problem),) = plain_names(names, MODULES).problems
+    assert f"more than {MAX_ROWS} ways" in problem
+
+
+def test_eight_thousand_names_are_read_quickly() -> None:
+    names = [("_orig_mod." * 40 + PLAIN[n % len(PLAIN)])[:480] + f".{n}" for n in range(8192)]
+    started = time.process_time()
+    found = plain_names(names, MODULES)
+    assert time.process_time() - started < 2 and len(found.canonical) == 8192
+
+
+@given(st.lists(st.lists(PART, min_size=1, max_size=9).map(".".join), max_size=6, unique=True))
+def test_any_names_are_read_alike_when_stored(names: list[str]) -> None:
+    """Without a problem, each plain name is of one tensor, and the table gives the same ones."""
+    found = plain_names(names, MODULES)
+    if not found.problems:
+        assert len(set(found.canonical.values())) == len(names)
+        assert {name: renamed(name, found.table) for name in names} == dict(found.canonical)
