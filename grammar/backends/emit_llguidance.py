@@ -12,6 +12,7 @@ from loraplex.grammar.backends.json_lexemes import json_lexemes, needs_lexemes, 
 from loraplex.grammar.backends.prefix import after_prefix, begins_with_token
 from loraplex.grammar.constraints import JsonSchemaValue
 from loraplex.grammar.errors import GrammarInvalid
+from loraplex.grammar.json_escapes import has_escapes
 from loraplex.grammar.tree import (
     Alternation,
     Concatenation,
@@ -32,7 +33,7 @@ MAX_BLANKS = 32
 """Blanks after a line break: 16 levels of indentation. Elsewhere one, so a model cannot fill its output with blank lines."""
 
 WRITTEN_ESCAPES = 'nrbtf\\"'
-"""`u` is left out: spelled with it, a declared property would pass as an additional one and escape its schema."""
+"""`json_escapes.py` decides where `u` is one of them."""
 
 ANY_TEXT = "/(?s:.*)/"
 
@@ -219,9 +220,11 @@ def _times(least: int, most: int | None) -> str:
 
 def _json_of(schema: JsonSchemaValue, whitespace: str) -> str:
     """Return the schema with the required options, whatever a tenant wrote in their place."""
+    escapes = has_escapes(schema)
     options: dict[str, Any] = {
         "coerce_one_of": False,
-        "json_allowed_escapes": WRITTEN_ESCAPES,
+        "json_allow_general_unicode_escapes": escapes,
+        "json_allowed_escapes": WRITTEN_ESCAPES + ("u" if escapes else ""),
         "lenient": False,
         "whitespace_flexible": False,
     }

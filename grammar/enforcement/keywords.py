@@ -19,7 +19,6 @@ _LARGEST: Final = 2**53
 _LARGEST_STEP: Final = 10_000
 _SMALLEST: Final = 1e-9
 _LONGEST_BESIDE: Final = 1_000
-_ESCAPED: Final = frozenset("\b\t\n\f\r")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +102,15 @@ def closed_object(site: Site) -> bool:
 
 
 def writable(site: Site) -> bool:
-    """Values that can be written without `\\u` and whose numbers are exact as doubles."""
-    return all(_is_writable(value) for value in listed_values({site.keyword: site.value}) or ())
+    """Values whose numbers are exact as doubles."""
+    return all(map(is_writable, listed_values({site.keyword: site.value}) or ()))
 
 
 def plain_values(site: Site) -> bool:
     """Values that have one compact spelling, the only one that xgrammar writes."""
     values = listed_values({site.keyword: site.value}) or ()
     return alone(site) and all(
-        value.isprintable()
-        if isinstance(value, str)
-        else value is None or (isinstance(value, int) and is_exact(value))
+        value is None or isinstance(value, str) or (isinstance(value, int) and is_exact(value))
         for value in values
     )
 
@@ -220,14 +217,13 @@ def is_exact(value: Any) -> bool:
     return bool(value == 0 or _SMALLEST <= abs(value) <= _LARGEST)
 
 
-def _is_writable(value: Any) -> bool:
-    if isinstance(value, str):
-        return all(letter in _ESCAPED or " " <= letter != "\x7f" for letter in value)
+def is_writable(value: Any) -> bool:
+    """Return whether each number of a value is exact in the backend that writes it."""
     if isinstance(value, list):
-        return all(map(_is_writable, value))
+        return all(map(is_writable, value))
     if isinstance(value, dict):
-        return all(map(_is_writable, value.values())) and all(map(_is_writable, value))
-    return value is None or isinstance(value, bool) or is_exact(value)
+        return all(map(is_writable, value.values()))
+    return value is None or isinstance(value, bool | str) or is_exact(value)
 
 
 KEYWORDS: Final[Mapping[str, Keyword]] = {

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from loraplex.grammar.constraints import JsonSchemaValue
 from loraplex.grammar.enforcement.enforcement_plan import UnenforcedKeyword
-from loraplex.grammar.enforcement.keywords import KEYWORDS, Site, is_exact
+from loraplex.grammar.enforcement.keywords import KEYWORDS, Site, is_exact, is_writable
 from loraplex.grammar.enforcement.rewrite import Rewriter, Rewritten
 from loraplex.grammar.errors import GrammarTooLarge
+from loraplex.grammar.json_escapes import close, is_closed
 from loraplex.grammar.json_schema.pattern import translate
 from loraplex.grammar.json_schema.references import Target
 from loraplex.grammar.json_schema.satisfiable import contradicts_itself
@@ -42,15 +43,18 @@ def relax(
     param: str,
     max_nodes: int,
     whole: bool = True,
+    escapes: bool = False,
 ) -> Relaxed:
     """Relax the rewriter's schema for `backend`; `groups` are those of `recursive_groups`.
+
+    With `escapes` no undeclared name may be the alias of a declared one (`json_escapes.py`).
 
     Without `whole` the work stops at the first unenforced keyword: `unenforced` is then incomplete and the schema
     unusable.
 
     The schema has passed `check_references`. Raises `GrammarTooLarge` beyond `max_nodes` subschemas.
     """
-    return _Relaxation(rewriter, groups, backend, param, max_nodes, whole).run()
+    return _Relaxation(rewriter, groups, backend, param, max_nodes, whole, escapes).run()
 
 
 @dataclass(slots=True)
@@ -74,12 +78,14 @@ class _Relaxation:
         param: str,
         max_nodes: int,
         whole: bool,
+        escapes: bool,
     ) -> None:
         self._references = rewriter.references
         self._backend = backend
         self._param = param
         self._nodes_left = max_nodes
         self._whole = whole
+        self._escapes = escapes
         self._rewriter = rewriter
         self._groups = groups
         self._unenforced: dict[UnenforcedKeyword, None] = {}
@@ -123,6 +129,9 @@ class _Relaxation:
                 self._soften(node, keyword)
             else:
                 self._keep(node, keyword)
+        if self._escapes and not is_closed(node.own) and (node.merged or not close(node.own)):
+            pointer = f"{node.place.pointer}/additionalProperties"
+            self._unenforced[UnenforcedKeyword("additionalProperties", pointer)] = None
         return self._joined(node)
 
     def _is_merge(self, keywords: Mapping[str, Any]) -> bool:
@@ -183,9 +192,14 @@ class _Relaxation:
     def _soften(self, node: _Subschema, keyword: str) -> None:
         """Keep what still follows from an unenforced keyword."""
         keywords = node.rewritten.keywords
-        if keyword in ("const", "enum") and "type" not in keywords:
+        if keyword in ("const", "enum"):
             values = listed_values({keyword: keywords[keyword]}) or []
-            node.own["type"] = sorted({type_of(value) for value in values})
+            held = [value for value in values if is_writable(value)]
+            types = sorted({type_of(value) for value in values if not is_writable(value)})
+            if held:
+                node.any_of.append([{"enum": held}, {"type": types}])
+            elif "type" not in keywords:
+                node.own["type"] = types
         elif (
             keyword in _CLOSED_BOUND
             and _CLOSED_BOUND[keyword] not in keywords

@@ -1,10 +1,11 @@
 """Translates ECMA-262 patterns (JSON Schema) to Rust regular expressions (the backend).
 
-Invariant: a translation matches exactly what the original matches under the u flag. Look-around, back-references,
-word boundaries and anchors in the middle have no translation.
+Invariant: a translation matches exactly what the original matches under the u flag, less U+0000 in some classes.
+Look-around, back-references, word boundaries and anchors in the middle have no translation.
 """
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +24,12 @@ _CATEGORIES: Final = frozenset(
 _CONTROLS: Final = {"n": "\n", "r": "\r", "t": "\t", "v": "\v", "f": "\f", "0": "\0"}
 _SYNTAX: Final = "^$\\.*+?()[]{}|/-"
 _MAX_NESTING: Final = 40
+_QUOTED: Final = frozenset('"\\')
+_PROBED: Final = frozenset(("\0", "\x01", *_QUOTED))
+"""llguidance adds an escaped quote and backslash to a class that has all of U+0000 to U+001F, with or without U+000A.
+
+So a class with U+0001 that lacks one of the two loses U+0000.
+"""
 # Patterns of widespread clients with an equivalent without look-around: an address in zod 4.0.
 _WITHOUT_LOOK_AROUND: Final = {
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
@@ -59,7 +66,7 @@ def translate(pattern: str) -> RustPattern | None:
     reader = _Reader(_WITHOUT_LOOK_AROUND.get(pattern, pattern))
     try:
         branches = reader.branches(0)
-        if reader.place != len(reader.pattern):
+        if reader.place != len(reader.pattern) or reader.may_regain_null:
             return None
     except _NoTranslation:
         return None
@@ -83,6 +90,13 @@ class _Reader:
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
         self.place = 0
+        self._has_null = False
+        self._lost_null = False
+
+    @property
+    def may_regain_null(self) -> bool:
+        """Whether an alternative may give U+0000 back to a class that has lost it, since the library joins them."""
+        return self._has_null and self._lost_null
 
     def peek(self) -> str:
         return self.pattern[self.place : self.place + 1]
@@ -168,6 +182,7 @@ class _Reader:
             raise _NoTranslation
         else:
             literal, source = character, _code(character)
+        self._has_null |= literal == "\0"
         repeated = self.quantifier()
         made.source += source + repeated
         made.is_literal = made.is_literal and literal is not None and not repeated
@@ -203,7 +218,16 @@ class _Reader:
         members, negated, character = self.escaped()
         if character is not None:
             return character, _code(character)
-        return None, f"[{'^' if negated else ''}{members}]"
+        return None, self._class(members, negated, _probed(members))
+
+    def _class(self, members: str, negated: bool, held: frozenset[str]) -> str:
+        """Return the class of `members`, which hold the probed characters `held`."""
+        held = _PROBED - held if negated else held
+        self._has_null |= "\0" in held and "\x01" not in held and not _QUOTED <= held
+        if _QUOTED <= held or "\x01" not in held:
+            return f"[{'^' if negated else ''}{members}]"
+        self._lost_null = True
+        return rf"[^{members}\u{{0}}]" if negated else rf"[[{members}]&&[^\u{{0}}]]"
 
     def escaped(self) -> tuple[str, bool, str | None]:
         """Return the members of a class escape and whether they are negated, or one character."""
@@ -264,7 +288,7 @@ class _Reader:
 
     def character_class(self) -> str:
         negated = self.skip("^")
-        members = ""
+        members, held = "", frozenset[str]()
         while not self.skip("]"):
             first = self.class_member()
             if self.peek() == "-" and self.pattern[self.place + 1 : self.place + 2] not in ("]", ""):
@@ -273,13 +297,18 @@ class _Reader:
                 if len(first) != 1 or len(last) != 1 or first > last:
                     raise _NoTranslation
                 members += f"{_code(first)}-{_code(last)}"
+                held |= {each for each in _PROBED if first <= each <= last}
+            elif len(first) == 1:
+                members += _code(first)
+                held |= _PROBED & {first}
             else:
-                members += _code(first) if len(first) == 1 else first
+                members += first
+                held |= _probed(first)
         if not members:
             if negated:
                 return _ANY
             raise _NoTranslation
-        return f"[{'^' if negated else ''}{members}]"
+        return self._class(members, negated, held)
 
     def class_member(self) -> str:
         """Return one character, or the members of a class escape (always longer)."""
@@ -292,6 +321,14 @@ class _Reader:
         if single is not None:
             return single
         return f"[^{members}]" if negated else members
+
+
+def _probed(members: str) -> frozenset[str]:
+    """Return the probed characters in the translation of a class escape."""
+    if members.startswith("[^"):
+        return _PROBED - _probed(members[2:-1])
+    name = members[3:-1] if members.startswith("\\p") else None
+    return frozenset(each for each in _PROBED if name and unicodedata.category(each).startswith(name))
 
 
 def _is_count(text: str) -> bool:

@@ -46,7 +46,11 @@ def plan_for(schema: Any) -> EnforcementPlan:
             ["/oneOf"],
         ),
         ({"const": 9007199254740993}, {"type": "number"}, ["/const"]),
-        ({"enum": ["\u0001", 1]}, {"type": ["number", "string"]}, ["/enum"]),
+        (
+            {"enum": ["\u0001", 1, 2**60]},
+            {"anyOf": [{"enum": ["\u0001", 1]}, {"type": ["number"]}]},
+            ["/enum"],
+        ),
         ({"exclusiveMinimum": 0, "maximum": 0.5}, {"minimum": 0, "maximum": 0.5}, ["/exclusiveMinimum"]),
         (
             {
