@@ -30,6 +30,7 @@ from loraplex.grammar.constraints import (
 from loraplex.grammar.enforcement.enforcement_plan import Enforcement, EnforcementPlan, UnenforcedKeyword
 from loraplex.grammar.enforcement.planner import ALL_BACKENDS
 from loraplex.grammar.errors import GrammarRefused
+from loraplex.grammar.json_schema.slips import NULLABLE
 from loraplex.grammar.parsing.content_parser import ContentParser, ValidateValue
 from loraplex.grammar.parsing.deltas import OutputParser
 from loraplex.grammar.parsing.tool_call_parser import ToolCallFormat, ToolCallParser, ToolCallPlacement
@@ -48,7 +49,8 @@ class OutputPlan:
 
     `calls` None: no calls; `content` is then the schema, a JSON text, that validates the whole output, if any.
 
-    `unenforced`: the keywords of its schemas that are validated, because the grammar does not enforce them.
+    `unenforced`: the keywords of its schemas that are validated, because the grammar does not enforce them. `slips`:
+    those that were read in another form than their dialect has, and `nullable`.
     """
 
     spec: GrammarSpec | None
@@ -57,6 +59,18 @@ class OutputPlan:
     calls: ToolCallFormat | None = None
     content: str | None = None
     unenforced: tuple[UnenforcedKeyword, ...] = ()
+    slips: tuple[str, ...] = ()
+
+    @property
+    def described_enforcement(self) -> str | None:
+        """The enforcement with what was read in another form, for instance `full; read="items required"`."""
+        read = " ".join(keyword for keyword in self.slips if keyword != NULLABLE)
+        noted = f'; annotation="{NULLABLE}"' if NULLABLE in self.slips else ""
+        return (
+            None
+            if self.enforcement is None
+            else self.enforcement + (f'; read="{read}"' if read else "") + noted
+        )
 
     def parser(self, validate: ValidateValue) -> OutputParser:
         """Create the parser of one choice. It calls `validate` for each value that the grammar alone does not
@@ -116,6 +130,7 @@ def _content_only(constraints: OutputConstraints, content: TreeFormat, limits: S
         schema_set.enforcement,
         content=_content_schema(schema_set.plans),
         unenforced=schema_set.unenforced,
+        slips=schema_set.slips,
     )
 
 
@@ -129,7 +144,8 @@ def _with_calls(
     check_tools(constraints.tools, limits)
     syntax = syntax_of(style, beside_json=isinstance(content, JsonObject | JsonSchema))
     requested = [
-        RequestedSchema(arguments_schema(tool), tool.strict, tool.param) for tool in constraints.tools
+        RequestedSchema(arguments_schema(tool), tool.strict, tool.param, tool.name)
+        for tool in constraints.tools
     ]
     schema_set = plan_schemas([*requested, *schemas_of(content)], limits, backends=_backends_of(content))
     of_tools = dict(zip((tool.name for tool in constraints.tools), schema_set.plans, strict=False))
@@ -157,6 +173,7 @@ def _with_calls(
         any(token in control_tokens for token in syntax.tokens),
         ToolCallFormat(syntax, placement, argument_schemas, _content_schema(of_content)),
         unenforced=schema_set.unenforced,
+        slips=schema_set.slips,
     )
 
 

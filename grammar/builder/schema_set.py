@@ -12,6 +12,7 @@ from typing import Final
 from loraplex.grammar.constraints import JsonSchemaValue, SchemaLimits
 from loraplex.grammar.enforcement.enforcement_plan import Enforcement, EnforcementPlan, UnenforcedKeyword
 from loraplex.grammar.enforcement.planner import ALL_BACKENDS, PREFERENCE, plan_enforcement
+from loraplex.grammar.errors import GrammarRefused
 from loraplex.grammar.json_schema.bounds import check_together
 from loraplex.grammar.spec import Backend
 
@@ -20,11 +21,12 @@ PREFERRED: Final[Backend] = PREFERENCE[0]
 
 @dataclass(frozen=True, slots=True)
 class RequestedSchema:
-    """A schema of the request; `param` is its request field."""
+    """A schema of the request; `param` is its request field, `tool` the name of the tool whose arguments it describes."""
 
     schema: JsonSchemaValue
     strict: bool
     param: str
+    tool: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,11 @@ class SchemaSet:
     def unenforced(self) -> tuple[UnenforcedKeyword, ...]:
         """The keywords that only validation enforces, each with its place in its own schema."""
         return tuple(keyword for plan in self.plans for keyword in plan.unenforced)
+
+    @property
+    def slips(self) -> tuple[str, ...]:
+        """The keywords of any schema that were read in another form, and `nullable`."""
+        return tuple(sorted({keyword for plan in self.plans for keyword in plan.slips}))
 
 
 def plan_schemas(
@@ -79,6 +86,12 @@ def value_schema(plan: EnforcementPlan) -> str:
 
 
 def _plan(requested: RequestedSchema, limits: SchemaLimits, backends: frozenset[Backend]) -> EnforcementPlan:
-    return plan_enforcement(
-        requested.schema, strict=requested.strict, param=requested.param, limits=limits, backends=backends
-    )
+    try:
+        return plan_enforcement(
+            requested.schema, strict=requested.strict, param=requested.param, limits=limits, backends=backends
+        )
+    except GrammarRefused as error:
+        if requested.tool is None:
+            raise
+        message = f"tool {requested.tool!r}: {error}"
+        raise type(error)(message, param=error.param, pointer=error.pointer) from error

@@ -22,7 +22,8 @@ class EnforcementPlan:
     """`schema` is what is compiled, by any of `backends`; each enforces it exactly.
 
     full: it means what the requested schema means. validated: it is a relaxation of `validation_schema`, by which a
-    validator checks the finished value; `unenforced` lists the reasons.
+    validator checks the finished value; `unenforced` lists the reasons. `slips`: the keywords that were read in another
+    form than the schema's dialect has for them, and `nullable`.
     """
 
     enforcement: Enforcement
@@ -30,3 +31,4 @@ class EnforcementPlan:
     schema: JsonSchemaValue
     validation_schema: JsonSchemaValue | None = None
     unenforced: tuple[UnenforcedKeyword, ...] = ()
+    slips: tuple[str, ...] = ()

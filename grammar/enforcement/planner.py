@@ -25,6 +25,7 @@ from loraplex.grammar.json_schema.formats import FORMATS, HINTS, VALIDATED_FORMA
 from loraplex.grammar.json_schema.metaschema import check_is_schema, check_references
 from loraplex.grammar.json_schema.references import References, Target
 from loraplex.grammar.json_schema.satisfiable import KnownTypes, types_of_definitions, without_empty_parts
+from loraplex.grammar.json_schema.slips import DECLARE
 from loraplex.grammar.json_schema.values import allowed_types
 from loraplex.grammar.json_schema.walk import walk
 from loraplex.grammar.spec import Backend
@@ -60,13 +61,13 @@ def plan_enforcement(
 def _plan(
     schema: JsonSchemaValue, strict: bool, param: str, limits: SchemaLimits, backends: frozenset[Backend]
 ) -> EnforcementPlan:
-    references = _checked(schema, strict, param, limits)
+    references, slips = _checked(schema, strict, param, limits)
     found = {backend: relaxed for backend, relaxed in _each(references, param, limits) if backend in backends}
     exact = [backend for backend, relaxed in found.items() if not relaxed.unenforced]
     if exact:
         chosen = found[exact[0]].schema
         same = frozenset(backend for backend in exact if found[backend].schema == chosen)
-        return EnforcementPlan(enforcement="full", backends=same, schema=chosen)
+        return EnforcementPlan(enforcement="full", backends=same, schema=chosen, slips=slips)
     if strict or "llguidance" not in found:
         raise _not_enforceable(next(iter(found.values())).unenforced, param)
     relaxed = found["llguidance"]
@@ -76,14 +77,23 @@ def _plan(
         schema=relaxed.schema,
         validation_schema=references.root,
         unenforced=relaxed.unenforced,
+        slips=slips,
     )
 
 
-def _checked(schema: JsonSchemaValue, strict: bool, param: str, limits: SchemaLimits) -> References:
-    """Return the references of the schema in the newest draft, once each part that has a meaning is checked."""
+def _checked(
+    schema: JsonSchemaValue, strict: bool, param: str, limits: SchemaLimits
+) -> tuple[References, tuple[str, ...]]:
+    """Return the references of the schema in the newest draft, once each part that has a meaning is checked, and slips."""
     check_bounds(schema, limits=limits, param=param)
-    newest = to_newest(schema, param=param)
-    check_is_schema(newest, param=param)
+    slips: set[str] = set()
+    newest = to_newest(schema, param=param, slips=slips)
+    try:
+        check_is_schema(newest, param=param)
+    except GrammarInvalid as error:
+        if isinstance(schema, dict) and schema.get("$schema") is None:
+            raise GrammarInvalid(f"{error}; {DECLARE}", param=param, pointer=error.pointer) from error
+        raise
     references = References(newest)
     outside = references.outside()
     for place in outside:
@@ -93,7 +103,7 @@ def _checked(schema: JsonSchemaValue, strict: bool, param: str, limits: SchemaLi
     if strict:
         for place in (references.at_root(), *outside):
             _refuse_unknown_formats(place, param)
-    return references
+    return references, tuple(sorted(slips))
 
 
 def _each(references: References, param: str, limits: SchemaLimits) -> Iterator[tuple[Backend, Relaxed]]:

@@ -1,6 +1,7 @@
 """Rewrites older drafts of JSON Schema as 2020-12, so that all other modules know one dialect.
 
-Invariant: the result means under 2020-12 what the schema means under the draft of its `$schema`.
+Invariant: the result means under 2020-12 what the schema means under the draft of its `$schema`. Where there is none,
+older forms of single keywords are read too (`slips.py`).
 """
 
 import re
@@ -9,6 +10,7 @@ from typing import Any, Final
 from loraplex.grammar.constraints import JsonSchemaValue
 from loraplex.grammar.errors import GrammarInvalid
 from loraplex.grammar.json_schema.references import References, Target
+from loraplex.grammar.json_schema.slips import NULLABLE, read_slips, rewrite_flags
 from loraplex.grammar.json_schema.walk import LISTS, MAPS, SINGLE, escaped, is_schema
 
 NEWEST: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -36,14 +38,17 @@ _SINCE: Final = {
 _ANCHOR: Final = re.compile("[A-Za-z_][-A-Za-z0-9._]*")
 
 
-def to_newest(schema: JsonSchemaValue, *, param: str) -> JsonSchemaValue:
-    """Rewrite the schema. Raises `GrammarInvalid` for an unknown dialect or keyword."""
+def to_newest(schema: JsonSchemaValue, *, param: str, slips: set[str] | None = None) -> JsonSchemaValue:
+    """Rewrite the schema. Raises `GrammarInvalid` for an unknown dialect or keyword.
+
+    `slips` gets the names of the keywords that `slips.py` has read, and `nullable`.
+    """
     if isinstance(schema, bool):
         return schema
     draft = _draft(schema, param)
     reached: frozenset[str] = frozenset()
     while True:
-        rewriting = _Rewriting(draft, reached, param)
+        rewriting = _Rewriting(draft, reached, param, reads_slips=schema.get("$schema") is None)
         newest: dict[str, Any] = rewriting.schema(schema, "", draft)
         outside = References(newest).outside()
         more = reached.union(place.pointer for place in outside)
@@ -52,11 +57,14 @@ def to_newest(schema: JsonSchemaValue, *, param: str) -> JsonSchemaValue:
         reached = more
     for place in outside:
         rewriting.check_rewritten(place)
+    if slips is not None:
+        slips |= rewriting.slips
     return schema if newest == schema else newest
 
 
 def _draft(schema: dict[str, Any], param: str) -> int:
-    draft = _dialect(schema["$schema"]) if "$schema" in schema else _UNSTATED
+    named = schema.get("$schema")
+    draft = _UNSTATED if named is None else _dialect(named)
     if draft is None:
         raise GrammarInvalid(
             f"{param}: $schema must be one of {', '.join(DIALECTS)}", param=param, pointer="/$schema"
@@ -74,7 +82,9 @@ def _dialect(named: object) -> int | None:
 class _Rewriting:
     """Rewrites subschemas, also those at `reached`: JSON Pointers to where only references expect subschemas."""
 
-    def __init__(self, draft: int, reached: frozenset[str], param: str) -> None:
+    def __init__(self, draft: int, reached: frozenset[str], param: str, *, reads_slips: bool) -> None:
+        self.slips: set[str] = set()
+        self._reads_slips = reads_slips
         self._draft = draft
         self._param = param
         self._reached = reached
@@ -102,6 +112,10 @@ class _Rewriting:
         }
         if draft <= 8:
             _rewrite_older(made, draft)
+        elif draft == _UNSTATED and self._reads_slips:
+            self.slips |= read_slips(made, pointer, self._param)
+        if made.get(NULLABLE) is True:
+            self.slips.add(NULLABLE)
         if isinstance(made.get("$schema"), str):
             made["$schema"] = NEWEST
         if isinstance(made.get("$id"), str):
@@ -173,12 +187,8 @@ def _rewrite_older(made: dict[str, Any], draft: int) -> None:
 
 
 def _rewrite_draft_4(made: dict[str, Any]) -> None:
-    for flag, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-        if made.get(flag) is True and bound in made:
-            made[flag] = made.pop(bound)
-        elif isinstance(made.get(flag), bool | int | float):
-            # A number is draft 6's form of this keyword.
-            del made[flag]
+    # A number is draft 6's form of these keywords, and counts as a bound in any draft.
+    rewrite_flags(made)
     if "id" in made:
         made["$id"] = made.pop("id")
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from loraplex.grammar.constraints import SchemaLimits, Tool
 from loraplex.grammar.errors import GrammarRefused, GrammarTooLarge
+from loraplex.grammar.json_schema.slips import read_type
 
 _NAME_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "_-")
 MAX_NAME: Final = 64
@@ -33,12 +34,13 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
     schema = tool.parameters
     if schema is True:
         return {"type": "object"}
-    kind = schema.get("type", "object") if isinstance(schema, dict) else None
-    if not isinstance(schema, dict) or ("object" not in kind if isinstance(kind, list) else kind != "object"):
-        raise GrammarRefused(
-            'the arguments of a tool are an object: its schema needs "type": "object"', param=tool.param
-        )
-    return {**schema, "type": "object"}
+    named = schema.get("type", "object") if isinstance(schema, dict) else None
+    kinds = [read_type(kind) for kind in (named if isinstance(named, list) else [named])]
+    if not isinstance(schema, dict) or "object" not in kinds:
+        reason = f'the arguments of the tool {tool.name!r} are an object: its schema needs "type": "object"'
+        raise GrammarRefused(reason, param=tool.param)
+    # A name that is read as this type stays, so that the response says so.
+    return {**schema, "type": "object" if isinstance(named, list) else named}
 
 
 def _name_param(tool: Tool) -> str:

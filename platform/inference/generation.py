@@ -123,7 +123,7 @@ class Generation:
 
     def headers(self) -> dict[str, str]:
         """Return the response headers: the adapter, and how its schemas are enforced."""
-        enforcement = None if self.output is None else self.output.plan.enforcement
+        enforcement = None if self.output is None else self.output.plan.described_enforcement
         if enforcement is None:
             return self.model.headers()
         return {**self.model.headers(), ENFORCEMENT_HEADER: enforcement}

@@ -160,7 +160,7 @@ def test_no_schema_takes_long(schema: Any) -> None:
 @pytest.mark.parametrize(
     ("part", "pointer"),
     [
-        ({"items": [{"type": "null"}]}, "/x/y/items"),
+        ({"items": [{"type": "null"}], "prefixItems": [{}]}, "/x/y/items"),
         ({"properties": 5}, "/x/y/properties"),
         ({"type": 7}, "/x/y/type"),
         ({"type": {"a": 1}}, "/x/y/type"),

@@ -152,7 +152,7 @@ function readHeaders(answer, response) {
   answer.requestId = response.headers.get("x-request-id");
   answer.adapter = response.headers.get("x-loraplex-adapter");
   answer.digest = response.headers.get("x-loraplex-adapter-digest");
-  answer.enforcement = response.headers.get("x-loraplex-schema-enforcement");
+  answer.enforcement = response.headers.get("x-loraplex-schema-enforcement")?.split(";")[0] ?? null;
 }
 
 /** Measures an answer. It is made when the request is sent. */

@@ -20,8 +20,8 @@ UNIQUE = {
     "required": ["tags"],
     "additionalProperties": False,
 }
-# A reference leads where no keyword expects a schema, to a form that 2020-12 does not have.
-UNCHECKED = {"type": "object", "allOf": [{"$ref": "#/x-own/y"}], "x-own": {"y": {"items": [{}]}}}
+# A reference leads where no keyword expects a schema, to a pattern that is no text.
+UNCHECKED = {"type": "object", "allOf": [{"$ref": "#/x-own/y"}], "x-own": {"y": {"pattern": 5}}}
 GOOD = ('{"tags": ', '["a", ', '"b"]}')
 BAD = ('{"tags": ', '["a", ', '"a"]}')
 TOOL: Any = {"type": "function", "function": {"name": "label", "parameters": UNIQUE}}
@@ -74,6 +74,10 @@ async def test_functions_of_pydantic_models_are_parsed(start_gateway: Any) -> No
         ({"response_format": json_schema(Person.model_json_schema(), strict=True)}, "full"),
         ({"response_format": json_schema(UNIQUE)}, "validated"),
         ({"structured_outputs": {"json": json.dumps(UNIQUE)}}, "validated"),
+        (
+            {"response_format": json_schema({**UNIQUE, "required": None, "nullable": True})},
+            'validated; read="required"; annotation="nullable"',
+        ),
         ({"response_format": {"type": "text"}}, None),
         ({}, None),
     ],
@@ -140,25 +144,25 @@ async def test_a_truncated_value_is_not_validated(start_gateway: Any) -> None:
             {"response_format": json_schema({"type": "objekt"})},
             "invalid_schema",
             "response_format.json_schema.schema",
-            ["the value is not valid"],
+            ["type must be one of", "declare $schema"],
         ),
         (
             {"response_format": json_schema(UNCHECKED)},
             "invalid_schema",
             "response_format.json_schema.schema",
-            ["/x-own/y/items"],
+            ["/x-own/y/pattern"],
         ),
         (
             {"tools": [{"type": "function", "function": {"name": "label", "parameters": UNCHECKED}}]},
             "invalid_schema",
             "tools[0].function.parameters",
-            ["/x-own/y/items"],
+            ["tool 'label'", "/x-own/y/pattern"],
         ),
         (
             {"response_format": json_schema({**UNCHECKED, "description": "d" * 1_000})},
             "invalid_schema",
             "response_format.json_schema.schema",
-            ["/x-own/y/items"],
+            ["/x-own/y/pattern"],
         ),
         (
             {"response_format": json_schema({"enum": [str(i) for i in range(10_001)]})},

@@ -1,0 +1,126 @@
+"""Reads what tools write into schemas that declare no draft: older forms of single keywords, null, and names of types.
+
+Invariant: a keyword is read only where one meaning is possible, never a whole older draft. What is read so is named in the
+header of the response; anything else stays, and the metaschema refuses it.
+"""
+
+from typing import Any, Final
+
+from loraplex.grammar.errors import GrammarInvalid
+from loraplex.grammar.json_schema.bounds import COUNTS
+from loraplex.grammar.json_schema.walk import LISTS, MAPS, SINGLE
+
+DECLARE: Final = "a schema without $schema is read as draft 2020-12: declare $schema if it is of another one"
+"""Ends the message of a refusal."""
+NULLABLE: Final = "nullable"
+"""OpenAPI 3.0's keyword. It stays an annotation: `type: ["string", "null"]` allows null."""
+BOUNDS: Final = (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum"))
+# Serializers write null for what is not set. `type: null` may be the type, and null is a value of `const`.
+_UNSET: Final = (
+    SINGLE
+    | LISTS
+    | MAPS
+    | frozenset(COUNTS)
+    | frozenset(("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf", "uniqueItems"))
+    | frozenset(("$comment", "$ref", "$schema", "deprecated", "description", "examples", "title"))
+    | frozenset(("dependentRequired", "enum", "format", "pattern", "readOnly", "required", "writeOnly"))
+)
+_TYPES: Final = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
+_ANY: Final = "any"
+# Names that Python has for them.
+_OTHER_TYPES: Final = {
+    "bool": "boolean",
+    "dict": "object",
+    "float": "number",
+    "int": "integer",
+    "list": "array",
+    "str": "string",
+    "tuple": "array",
+}
+
+
+def read_slips(made: dict[str, Any], pointer: str, param: str) -> set[str]:
+    """Rewrite one subschema and return the keywords that were read. Raises `GrammarInvalid` for two possible meanings."""
+    found = {
+        key
+        for key, value in made.items()
+        if (value is None and key in _UNSET) or (value == [] and key in MAPS)
+    }
+    for keyword in found:
+        del made[keyword]
+    flags = rewrite_flags(made)
+    for flag, bound in BOUNDS:
+        if not flags.get(flag, True):
+            reason = f"{flag} is true, and there is no {bound} that it excludes"
+            raise GrammarInvalid(f"{param}: {reason}; {DECLARE}", param=param, pointer=f"{pointer}/{flag}")
+    if not _has_types(made):
+        reason = f"type must be one of {', '.join(sorted(_TYPES))}, or a list of them"
+        raise GrammarInvalid(f"{param}: {reason}; {DECLARE}", param=param, pointer=f"{pointer}/type")
+    return found | flags.keys() | _read_items(made) | _read_required(made) | _read_type(made)
+
+
+def rewrite_flags(made: dict[str, Any]) -> dict[str, bool]:
+    """Rewrite the boolean bounds of draft 4. Returns each with whether it had its bound, or needed none."""
+    found: dict[str, bool] = {}
+    for flag, bound in BOUNDS:
+        if isinstance(value := made.get(flag), bool):
+            del made[flag]
+            found[flag] = not value or bound in made
+            if value and bound in made:
+                made[flag] = made.pop(bound)
+    return found
+
+
+def read_type(name: Any) -> Any:
+    """Return the type that a name of any case or of Python means; `any`, or the name itself where it means none."""
+    lower = name.lower() if isinstance(name, str) else ""
+    return lower if lower in _TYPES or lower == _ANY else _OTHER_TYPES.get(lower, name)
+
+
+def _has_types(made: dict[str, Any]) -> bool:
+    named = made.get("type", _ANY)
+    return all(read_type(name) in (*_TYPES, _ANY) for name in (named if isinstance(named, list) else [named]))
+
+
+def _read_items(made: dict[str, Any]) -> set[str]:
+    """Read the first items, and `additionalItems` as the others. `items` of both kinds is refused by the metaschema."""
+    first = made.get("items")
+    if isinstance(first, list) and "prefixItems" not in made:
+        del made["items"]
+        if first:
+            made["prefixItems"] = first
+    if "additionalItems" not in made or "items" in made:
+        return {"items"} if isinstance(first, list) else set()
+    rest = made.pop("additionalItems")
+    if "prefixItems" in made or isinstance(first, list):
+        made["items"] = rest
+    return {"additionalItems", "items"} if isinstance(first, list) else {"additionalItems"}
+
+
+def _read_required(made: dict[str, Any]) -> set[str]:
+    """Read the boolean `required` of a property as its name in the object's, and drop names that recur."""
+    members, names = made.get("properties"), made.get("required", [])
+    flags = {
+        name: member.pop("required")
+        for name, member in (members.items() if isinstance(members, dict) else ())
+        if isinstance(member, dict) and isinstance(member.get("required"), bool)
+    }
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return {"required"} if flags else set()
+    wanted = list(dict.fromkeys((*names, *(name for name, is_required in flags.items() if is_required))))
+    if wanted != names:
+        made["required"] = wanted
+    return {"required"} if flags or wanted != names else set()
+
+
+def _read_type(made: dict[str, Any]) -> set[str]:
+    named = made.get("type")
+    names = named if isinstance(named, list) else [named]
+    read = [read_type(name) for name in names]
+    if read == names and _ANY not in read:
+        return set()
+    if _ANY in read:
+        del made["type"]
+    else:
+        made["type"] = read if isinstance(named, list) else read[0]
+    return {"type"}
