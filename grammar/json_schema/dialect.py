@@ -10,7 +10,7 @@ from typing import Any, Final
 from loraplex.grammar.constraints import JsonSchemaValue
 from loraplex.grammar.errors import GrammarInvalid
 from loraplex.grammar.json_schema.references import References, Target
-from loraplex.grammar.json_schema.slips import NULLABLE, read_slips, rewrite_flags
+from loraplex.grammar.json_schema.slips import NULLABLE, read_bounds, read_slips, rewrite_bounds
 from loraplex.grammar.json_schema.walk import LISTS, MAPS, SINGLE, escaped, is_schema
 
 NEWEST: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -112,7 +112,8 @@ class _Rewriting:
         }
         if draft <= 8:
             _rewrite_older(made, draft)
-        elif draft == _UNSTATED and self._reads_slips:
+        self.slips |= read_bounds(made, pointer, self._param)
+        if draft == _UNSTATED and self._reads_slips:
             self.slips |= read_slips(made, pointer, self._param)
         if made.get(NULLABLE) is True:
             self.slips.add(NULLABLE)
@@ -188,7 +189,7 @@ def _rewrite_older(made: dict[str, Any], draft: int) -> None:
 
 def _rewrite_draft_4(made: dict[str, Any]) -> None:
     # A number is draft 6's form of these keywords, and counts as a bound in any draft.
-    rewrite_flags(made)
+    rewrite_bounds(made)
     if "id" in made:
         made["$id"] = made.pop("id")
 

@@ -48,25 +48,33 @@ def read_slips(made: dict[str, Any], pointer: str, param: str) -> set[str]:
     }
     for keyword in found:
         del made[keyword]
-    flags = rewrite_flags(made)
-    for flag, bound in BOUNDS:
-        if not flags.get(flag, True):
-            reason = f"{flag} is true, and there is no {bound} that it excludes"
-            raise GrammarInvalid(f"{param}: {reason}; {DECLARE}", param=param, pointer=f"{pointer}/{flag}")
     if not _has_types(made):
         reason = f"type must be one of {', '.join(sorted(_TYPES))}, or a list of them"
         raise GrammarInvalid(f"{param}: {reason}; {DECLARE}", param=param, pointer=f"{pointer}/type")
-    return found | flags.keys() | _read_items(made) | _read_required(made) | _read_type(made)
+    return found | _read_items(made) | _read_required(made) | _read_type(made)
 
 
-def rewrite_flags(made: dict[str, Any]) -> dict[str, bool]:
+def read_bounds(made: dict[str, Any], pointer: str, param: str) -> set[str]:
+    """Rewrite the boolean bounds of any schema: no draft but 4 has them, and zod-to-json-schema writes them under 2019-09.
+
+    Raises `GrammarInvalid` where one has no bound.
+    """
+    found = rewrite_bounds(made)
+    for flag, bound in BOUNDS:
+        if not found.get(flag, True):
+            reason = f"{flag} is true, and there is no {bound} that it excludes"
+            raise GrammarInvalid(f"{param}: {reason}; {DECLARE}", param=param, pointer=f"{pointer}/{flag}")
+    return set(found)
+
+
+def rewrite_bounds(made: dict[str, Any]) -> dict[str, bool]:
     """Rewrite the boolean bounds of draft 4. Returns each with whether it had its bound, or needed none."""
     found: dict[str, bool] = {}
     for flag, bound in BOUNDS:
         if isinstance(value := made.get(flag), bool):
             del made[flag]
-            found[flag] = not value or bound in made
-            if value and bound in made:
+            found[flag] = not value or made.get(bound) is not None
+            if value and found[flag]:
                 made[flag] = made.pop(bound)
     return found
 

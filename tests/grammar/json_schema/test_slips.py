@@ -21,6 +21,11 @@ LIMITS = SchemaLimits()
         ({"maximum": 1.5, "exclusiveMaximum": True}, {"exclusiveMaximum": 1.5}, ["exclusiveMaximum"]),
         ({"maximum": 1, "exclusiveMaximum": False}, {"maximum": 1}, ["exclusiveMaximum"]),
         ({"exclusiveMinimum": False}, {}, ["exclusiveMinimum"]),
+        (
+            {"$schema": NEWEST, "minimum": 1, "exclusiveMinimum": True},
+            {"$schema": NEWEST, "exclusiveMinimum": 1},
+            ["exclusiveMinimum"],
+        ),
         ({"minimum": 0, "exclusiveMinimum": 1}, {"minimum": 0, "exclusiveMinimum": 1}, []),
         ({"items": [{"type": "null"}]}, {"prefixItems": [{"type": "null"}]}, ["items"]),
         (
@@ -90,6 +95,8 @@ def test_read(before: dict[str, Any], after: dict[str, Any], slips: list[str]) -
     [
         ({"properties": {"a": {"exclusiveMinimum": True}}}, "/properties/a/exclusiveMinimum"),
         ({"exclusiveMaximum": True, "minimum": 1}, "/exclusiveMaximum"),
+        ({"exclusiveMaximum": True, "maximum": None}, "/exclusiveMaximum"),
+        ({"$schema": NEWEST, "exclusiveMaximum": True}, "/exclusiveMaximum"),
         ({"prefixItems": [{}], "items": [{}]}, "/items"),
         ({"required": True}, "/required"),
         ({"items": {"type": None}}, "/items/type"),
@@ -111,7 +118,7 @@ def test_refused_with_what_to_declare(schema: Any, pointer: str) -> None:
 @pytest.mark.parametrize(
     "schema",
     [
-        {"minimum": 1, "exclusiveMinimum": True},
+        {"properties": []},
         {"properties": None},
         {"type": "OBJECT"},
         {"properties": {"a": {"required": True}}},
