@@ -10,7 +10,13 @@ from typing import Any, Final
 from loraplex.grammar.constraints import JsonSchemaValue
 from loraplex.grammar.errors import GrammarInvalid
 from loraplex.grammar.json_schema.references import References, Target
-from loraplex.grammar.json_schema.slips import NULLABLE, read_bounds, read_slips, rewrite_bounds
+from loraplex.grammar.json_schema.slips import (
+    NULLABLE,
+    lift_required,
+    read_bounds,
+    read_slips,
+    rewrite_bounds,
+)
 from loraplex.grammar.json_schema.walk import LISTS, MAPS, SINGLE, escaped, is_schema
 
 NEWEST: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -103,6 +109,10 @@ class _Rewriting:
         if not isinstance(node, dict):
             return node
         draft = self._checked_draft(node, pointer, draft)
+        reads_slips = draft == _UNSTATED and self._reads_slips
+        if reads_slips and (lifted := lift_required(node)) is not node:
+            node = lifted
+            self.slips.add("required")
         if draft <= 7 and "$ref" in node:
             # Up to draft 7 the siblings of a reference are ignored; definitions stay as possible targets.
             node = {key: node[key] for key in ("$schema", "$ref", "definitions", "$defs") if key in node}
@@ -113,7 +123,7 @@ class _Rewriting:
         if draft <= 8:
             _rewrite_older(made, draft)
         self.slips |= read_bounds(made, pointer, self._param)
-        if draft == _UNSTATED and self._reads_slips:
+        if reads_slips:
             self.slips |= read_slips(made, pointer, self._param)
         if made.get(NULLABLE) is True:
             self.slips.add(NULLABLE)

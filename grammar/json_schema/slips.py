@@ -54,6 +54,24 @@ def read_slips(made: dict[str, Any], pointer: str, param: str) -> set[str]:
     return found | _read_items(made) | _read_required(made) | _read_type(made)
 
 
+def lift_required(node: dict[str, Any]) -> dict[str, Any]:
+    """Read the boolean `required` of properties as their names in the object's. Returns `node` itself where there is none."""
+    members, names = node.get("properties"), node.get("required") or []
+    flags = {
+        name: member["required"]
+        for name, member in (members.items() if isinstance(members, dict) else ())
+        if isinstance(member, dict) and isinstance(member.get("required"), bool)
+    }
+    if not flags or not isinstance(members, dict) or not isinstance(names, list):
+        return node
+    lifted = {
+        name: {key: value for key, value in member.items() if key != "required"} if name in flags else member
+        for name, member in members.items()
+    }
+    wanted = [*names, *(name for name, is_required in flags.items() if is_required and name not in names)]
+    return {**node, "properties": lifted, **({"required": wanted} if wanted else {})}
+
+
 def read_bounds(made: dict[str, Any], pointer: str, param: str) -> set[str]:
     """Rewrite the boolean bounds of any schema: no draft but 4 has them, and zod-to-json-schema writes them under 2019-09.
 
@@ -106,19 +124,15 @@ def _read_items(made: dict[str, Any]) -> set[str]:
 
 
 def _read_required(made: dict[str, Any]) -> set[str]:
-    """Read the boolean `required` of a property as its name in the object's, and drop names that recur."""
-    members, names = made.get("properties"), made.get("required", [])
-    flags = {
-        name: member.pop("required")
-        for name, member in (members.items() if isinstance(members, dict) else ())
-        if isinstance(member, dict) and isinstance(member.get("required"), bool)
-    }
+    """Drop names that recur."""
+    names = made.get("required")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return {"required"} if flags else set()
-    wanted = list(dict.fromkeys((*names, *(name for name, is_required in flags.items() if is_required))))
-    if wanted != names:
-        made["required"] = wanted
-    return {"required"} if flags or wanted != names else set()
+        return set()
+    wanted = list(dict.fromkeys(names))
+    if wanted == names:
+        return set()
+    made["required"] = wanted
+    return {"required"}
 
 
 def _read_type(made: dict[str, Any]) -> set[str]:

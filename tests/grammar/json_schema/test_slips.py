@@ -54,6 +54,11 @@ LIMITS = SchemaLimits()
             {"properties": {"a": {}, "b": {}, "c": {}}, "required": ["c", "a"]},
             ["required"],
         ),
+        (
+            {"properties": {"a": {"required": True, "properties": {"b": {"required": True}}}}},
+            {"properties": {"a": {"properties": {"b": {}}, "required": ["b"]}}, "required": ["a"]},
+            ["required"],
+        ),
         ({"required": ["a", "b", "a"]}, {"required": ["a", "b"]}, ["required"]),
         ({"type": "OBJECT"}, {"type": "object"}, ["type"]),
         ({"type": ["String", "NULL"]}, {"type": ["string", "null"]}, ["type"]),

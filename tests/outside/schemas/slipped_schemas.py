@@ -47,7 +47,23 @@ TYPES: Final = {
     "object": ("OBJECT", "dict"),
     "array": ("ARRAY", "list", "tuple"),
 }
-VALUES: Final = (*TEXTS, 0, 1, -1, 2, 2.5, 10, True, None, [], [1], ["a", 1], {}, {"a": 1}, {"\x01": "a"})
+VALUES: Final[tuple[Any, ...]] = (
+    *TEXTS,
+    0,
+    1,
+    -1,
+    2,
+    2.5,
+    10,
+    True,
+    None,
+    [],
+    [1],
+    ["a", 1],
+    {},
+    {"a": 1},
+    {"\x01": "a"},
+)
 
 
 def slipped_schema(source: Random) -> Pair:
@@ -156,7 +172,11 @@ def _object(source: Random, depth: int) -> Pair:
     form = source.randrange(4)
     if form == 0:
         for name in required:
-            written["properties"][name] = {**written["properties"][name], "required": True}
+            if "required" in written["properties"][name]:
+                # Its own list of names stands there.
+                written["required"] = [*written.get("required", []), name]
+            else:
+                written["properties"][name] = {**written["properties"][name], "required": True}
     elif form == 1:
         written["required"] = [*required, *required]
     elif form == 2:

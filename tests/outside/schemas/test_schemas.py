@@ -105,9 +105,9 @@ def test_recorded(checker: Checker, recorded: Recorded) -> None:
 def test_made_by_the_installed_tool(checker: Checker, tool: str) -> None:
     make, read = MADE[tool]
     schema = make()
-    fine = {"number": 1, "pair": ["a", 2], "kind": "\x7f"}
+    fine: dict[str, Any] = {"number": 1, "pair": ["a", 2], "kind": "\x7f"}
     fine |= {"maybe": None} if "maybe" in schema.get("required", ()) else {}
-    faults = [
+    faults: list[dict[str, Any]] = [
         {"number": "1"},
         {"pair": ["a"]},
         {"pair": ["a", 2, 3]},
@@ -125,7 +125,7 @@ def check_slipped(checker: Checker, walks: Walks, seed: int) -> Counter[str]:
     written, meant = slipped_schema(source)
     texts = tuple(document(source, meant) for _ in range(24))
     report = checker.check(Case(written, texts))
-    counts = Counter({report.enforcement: 1})
+    counts = Counter[str]({report.enforcement: 1})
     judges = [Draft202012Validator(each) for each in (meant, to_newest(written, param="schema"))]
     if report.enforcement == "refused":
         # Contradictory parts: no document of the test may be valid either.
