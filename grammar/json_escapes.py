@@ -34,7 +34,7 @@ def needs_escapes(schema: Any) -> bool:
     return lists_control(schema) or any(
         _CONTROL_IN_PATTERN.search(_SPACES_OR_ANY.sub("", _NEGATED.sub("", pattern)))
         for node in _nodes(schema)
-        for pattern in _patterns(node)
+        if (pattern := node.get("pattern"))
     )
 
 
@@ -54,7 +54,7 @@ def has_escapes(schema: Any) -> bool:
     nodes = list(_nodes(schema))
     if not all(map(is_closed, nodes)):
         return False
-    return needs_escapes(schema) or not any(_is_open(each) for node in nodes for each in _patterns(node))
+    return needs_escapes(schema) or not any("pattern" in node and _is_open(node["pattern"]) for node in nodes)
 
 
 def is_closed(node: dict[str, Any]) -> bool:
@@ -105,11 +105,6 @@ def _none_of(texts: Collection[str]) -> str:
 
 def _declared(node: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys((*node.get("properties", ()), *node.get("required", ()))))
-
-
-def _patterns(node: dict[str, Any]) -> Iterator[str]:
-    if "pattern" in node:
-        yield node["pattern"]
 
 
 def _is_open(pattern: str) -> bool:

@@ -15,7 +15,6 @@ from loraplex.grammar.json_schema.slips import (
     lift_required,
     read_bounds,
     read_slips,
-    rewrite_bounds,
 )
 from loraplex.grammar.json_schema.walk import LISTS, MAPS, SINGLE, escaped, is_schema
 
@@ -122,7 +121,8 @@ class _Rewriting:
         }
         if draft <= 8:
             _rewrite_older(made, draft)
-        self.slips |= read_bounds(made, pointer, self._param)
+        flags = read_bounds(made, pointer, self._param)
+        self.slips |= flags if draft > 4 else set()
         if reads_slips:
             self.slips |= read_slips(made, pointer, self._param)
         if made.get(NULLABLE) is True:
@@ -186,8 +186,8 @@ def _rewrite_older(made: dict[str, Any], draft: int) -> None:
     for keyword, since in _SINCE.items():
         if draft < since:
             made.pop(keyword, None)
-    if draft == 4:
-        _rewrite_draft_4(made)
+    if draft == 4 and "id" in made:
+        made["$id"] = made.pop("id")
     if isinstance(made.get("items"), list):
         made["prefixItems"] = made.pop("items")
         if "additionalItems" in made:
@@ -195,13 +195,6 @@ def _rewrite_older(made: dict[str, Any], draft: int) -> None:
     made.pop("additionalItems", None)
     if draft == 8 and "$recursiveRef" in made:
         made["$ref"] = made.pop("$recursiveRef")
-
-
-def _rewrite_draft_4(made: dict[str, Any]) -> None:
-    # A number is draft 6's form of these keywords, and counts as a bound in any draft.
-    rewrite_bounds(made)
-    if "id" in made:
-        made["$id"] = made.pop("id")
 
 
 def _rewrite_id(made: dict[str, Any], draft: int, *, is_root: bool) -> None:

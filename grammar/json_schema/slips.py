@@ -14,7 +14,7 @@ DECLARE: Final = "a schema without $schema is read as draft 2020-12: declare $sc
 """Ends the message of a refusal."""
 NULLABLE: Final = "nullable"
 """OpenAPI 3.0's keyword. It stays an annotation: `type: ["string", "null"]` allows null."""
-BOUNDS: Final = (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum"))
+_BOUNDS: Final = (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum"))
 # Serializers write null for what is not set. `type: null` may be the type, and null is a value of `const`.
 _UNSET: Final = (
     SINGLE
@@ -48,10 +48,7 @@ def read_slips(made: dict[str, Any], pointer: str, param: str) -> set[str]:
     }
     for keyword in found:
         del made[keyword]
-    if not _has_types(made):
-        reason = f"type must be one of {', '.join(sorted(_TYPES))}, or a list of them"
-        raise GrammarInvalid(f"{param}: {reason}; {DECLARE}", param=param, pointer=f"{pointer}/type")
-    return found | _read_items(made) | _read_required(made) | _read_type(made)
+    return found | _read_items(made) | _read_required(made) | _read_type(made, pointer, param)
 
 
 def lift_required(node: dict[str, Any]) -> dict[str, Any]:
@@ -73,27 +70,21 @@ def lift_required(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_bounds(made: dict[str, Any], pointer: str, param: str) -> set[str]:
-    """Rewrite the boolean bounds of any schema: no draft but 4 has them, and zod-to-json-schema writes them under 2019-09.
+    """Rewrite boolean bounds in any draft: only draft 4 has them, and zod-to-json-schema writes them under 2019-09.
 
     Raises `GrammarInvalid` where one has no bound.
     """
-    found = rewrite_bounds(made)
-    for flag, bound in BOUNDS:
-        if not found.get(flag, True):
+    found: set[str] = set()
+    for flag, bound in _BOUNDS:
+        if not isinstance(value := made.get(flag), bool):
+            continue
+        found.add(flag)
+        del made[flag]
+        if value and made.get(bound) is None:
             reason = f"{flag} is true, and there is no {bound} that it excludes"
             raise GrammarInvalid(f"{param}: {reason}; {DECLARE}", param=param, pointer=f"{pointer}/{flag}")
-    return set(found)
-
-
-def rewrite_bounds(made: dict[str, Any]) -> dict[str, bool]:
-    """Rewrite the boolean bounds of draft 4. Returns each with whether it had its bound, or needed none."""
-    found: dict[str, bool] = {}
-    for flag, bound in BOUNDS:
-        if isinstance(value := made.get(flag), bool):
-            del made[flag]
-            found[flag] = not value or made.get(bound) is not None
-            if value and found[flag]:
-                made[flag] = made.pop(bound)
+        if value:
+            made[flag] = made.pop(bound)
     return found
 
 
@@ -101,11 +92,6 @@ def read_type(name: Any) -> Any:
     """Return the type that a name of any case or of Python means; `any`, or the name itself where it means none."""
     lower = name.lower() if isinstance(name, str) else ""
     return lower if lower in _TYPES or lower == _ANY else _OTHER_TYPES.get(lower, name)
-
-
-def _has_types(made: dict[str, Any]) -> bool:
-    named = made.get("type", _ANY)
-    return all(read_type(name) in (*_TYPES, _ANY) for name in (named if isinstance(named, list) else [named]))
 
 
 def _read_items(made: dict[str, Any]) -> set[str]:
@@ -135,14 +121,17 @@ def _read_required(made: dict[str, Any]) -> set[str]:
     return {"required"}
 
 
-def _read_type(made: dict[str, Any]) -> set[str]:
-    named = made.get("type")
+def _read_type(made: dict[str, Any], pointer: str, param: str) -> set[str]:
+    if "type" not in made:
+        return set()
+    named = made["type"]
     names = named if isinstance(named, list) else [named]
     read = [read_type(name) for name in names]
-    if read == names and _ANY not in read:
-        return set()
+    if not all(name in (*_TYPES, _ANY) for name in read):
+        reason = f"type must be one of {', '.join(sorted(_TYPES))}, or a list of them"
+        raise GrammarInvalid(f"{param}: {reason}; {DECLARE}", param=param, pointer=f"{pointer}/type")
     if _ANY in read:
         del made["type"]
-    else:
+    elif read != names:
         made["type"] = read if isinstance(named, list) else read[0]
-    return {"type"}
+    return {"type"} if read != names or _ANY in read else set()
