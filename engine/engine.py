@@ -122,6 +122,7 @@ class Engine:
             self._cache,
             model.path,
             model.digest,
+            model.fingerprint,
             model.max_model_len,
             model.num_blocks,
             model.dtype,

@@ -42,6 +42,7 @@ RECORDED = 1000
 
 DEFAULT_INFO = EngineInfo(
     model_digest="0" * 64,
+    fingerprint="fa4e" * 16,
     model_path="fake",
     architecture="FakeForCausalLM",
     vocab_size=32_000,
@@ -171,7 +172,10 @@ class FakeEngine:
             raise EngineUnavailable("the engine is draining")
         self.probed.append(adapter)
         del self.probed[:-RECORDED]
-        return msgspec.structs.replace(self.script.probe, digest=adapter.digest)
+        fingerprint = self.script.info.system_fingerprint
+        return msgspec.structs.replace(
+            self.script.probe, digest=adapter.digest, system_fingerprint=fingerprint
+        )
 
     async def forget(self, namespace: bytes) -> None:
         """Fail the requests of a tenant. There are no blocks to drop."""
@@ -301,6 +305,7 @@ class FakeEngine:
             grammar_s=script.grammar_s,
             adapter_s=script.adapter_s,
             causes=script.causes,
+            system_fingerprint=script.info.system_fingerprint,
         )
 
     def _count_step(self, choices: list[ScriptedChoice]) -> None:

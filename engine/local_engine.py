@@ -104,7 +104,9 @@ class LocalEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._log = structlog.get_logger("loraplex.engine")
-        self._processor = OutputProcessor(engine.model.tokenizer, engine.model.config.eos_token_ids)
+        self._processor = OutputProcessor(
+            engine.model.tokenizer, engine.model.config.eos_token_ids, self._info.system_fingerprint
+        )
         self._output_thread = threading.Thread(target=self._run_outputs, name="engine-outputs", daemon=True)
         self._output_thread.start()
         self._steps = (steps or StepThread()).submit(self._run_steps)
@@ -152,7 +154,8 @@ class LocalEngine:
 
     async def probe(self, adapter: AdapterRef) -> ProbeReport:
         """See `EngineClient.probe`."""
-        return await probe_adapter(adapter, self._info.vocab_size, self.submit, self._probe_modules)
+        report = await probe_adapter(adapter, self._info.vocab_size, self.submit, self._probe_modules)
+        return msgspec.structs.replace(report, system_fingerprint=self._info.system_fingerprint)
 
     async def _probe_modules(self, adapter: AdapterRef) -> ProbeReport:
         done: Future[ProbeReport] = Future()

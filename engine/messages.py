@@ -144,7 +144,7 @@ NO_CAUSES: Final = WaitCauses()
 class Started(msgspec.Struct, frozen=True, tag="started"):
     """The prompt is computed. `digest` is that of the adapter in use, None for the base model.
 
-    `queue_s` are the seconds from receipt to the first step, `prefill_s` those from there to the first token. Of `queue_s`,
+    `system_fingerprint` is that of the engine, as in its `EngineInfo`. `queue_s` are the seconds from receipt to the first step, `prefill_s` those from there to the first token. Of `queue_s`,
     the first `grammar_s` were spent waiting for the grammar, and then `adapter_s` for the adapter. `causes`: of these waits.
     """
 
@@ -156,6 +156,7 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     grammar_s: float = 0.0
     adapter_s: float = 0.0
     causes: WaitCauses = NO_CAUSES
+    system_fingerprint: str | None = None
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta"):
@@ -215,7 +216,8 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
     `max_error`: by kind of module (`q_proj`), how far the device's results were from the reference in float32, relative to
     the reference's largest value, over `modules` modules; `bound` is the allowed error. `effect` is that largest value: 0
     when the adapter changes nothing. `generated_tokens` of a greedy response were finite. `longest_step_s`: the most time
-    that the probe took of one step. `code` is an `EngineError.code` of a fault of the adapter itself.
+    that the probe took of one step. `code` is an `EngineError.code` of a fault of the adapter itself. `system_fingerprint`:
+    the engine's.
     """
 
     digest: str
@@ -228,15 +230,18 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
     longest_step_s: float = 0.0
     code: str | None = None
     message: str = ""
+    system_fingerprint: str | None = None
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of the served model that a gateway needs.
 
     `vocabulary_sha256`: of the embedding and the head before quantization (`checkpoints/vocabulary_digests.py`).
+    `fingerprint`: 64 hex digits of `engine/checkpoints/fingerprint.py`; empty from an engine of an earlier release.
     """
 
     model_digest: str
+    fingerprint: str = ""
     model_path: str
     architecture: str
     vocab_size: int
@@ -247,6 +252,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int] = []
     prefix_caching: bool = True
     vocabulary_sha256: dict[str, str] = {}
+
+    @property
+    def system_fingerprint(self) -> str | None:
+        """The fingerprint as responses name it: `fp_` and 16 digits, whose 64 bits tell the servers of one fleet apart."""
+        return f"fp_{self.fingerprint[:16]}" if self.fingerprint else None
 
 
 class TenantSteps(msgspec.Struct, frozen=True):

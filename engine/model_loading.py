@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from loraplex.engine.capacity.memory_plan import MemoryPlan, plan_memory
 from loraplex.engine.capacity.weight_bytes import has_dense_products
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.checkpoints.digest import digest_of, file_hashes
+from loraplex.engine.checkpoints.fingerprint import fingerprint
 from loraplex.engine.checkpoints.model_files import locate_model
 from loraplex.engine.checkpoints.quality_manifest import check_manifest
 from loraplex.engine.checkpoints.reader import open_checkpoint
@@ -36,6 +38,7 @@ class LoadedModel:
 
     path: str
     digest: str
+    fingerprint: str
     config: ModelConfig
     decoder: Decoder
     tokenizer: Tokenizer
@@ -72,13 +75,17 @@ def load_model(
     check_manifest(Path(path), hashes)
     digest, max_model_len = digest_of(hashes), memory.max_model_len
     checkpoint = open_checkpoint(path, model)
+    marks = fingerprint(path, digest, _settings(config, dtype, kv_dtype, device))
     vocabulary = vocabulary_digests(path, model, checkpoint)
-    on_described(engine_info(model, config.cache, path, digest, max_model_len, num_blocks, dtype, vocabulary))
+    on_described(
+        engine_info(model, config.cache, path, digest, marks, max_model_len, num_blocks, dtype, vocabulary)
+    )
     state = decoder_state(model, checkpoint, dtype, device, config.quantization)
     weights_bytes = state.num_bytes
     return LoadedModel(
         path=path,
         digest=digest,
+        fingerprint=marks,
         config=model,
         decoder=Decoder(model, state, max_model_len, deterministic=config.deterministic),
         tokenizer=load_tokenizer(path),
@@ -98,6 +105,7 @@ def engine_info(
     cache: CacheConfig,
     path: str,
     digest: str,
+    fingerprint: str,
     max_model_len: int,
     num_blocks: int,
     dtype: torch.dtype,
@@ -106,6 +114,7 @@ def engine_info(
     """Return the facts of a served model."""
     return EngineInfo(
         model_digest=digest,
+        fingerprint=fingerprint,
         model_path=path,
         architecture=model.architecture,
         vocab_size=model.vocab_size,
@@ -117,6 +126,21 @@ def engine_info(
         prefix_caching=cache.prefix_caching,
         vocabulary_sha256=dict(vocabulary_sha256),
     )
+
+
+def _settings(
+    config: EngineConfig, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
+) -> dict[str, str]:
+    """What of an engine's start changes the numbers that it computes."""
+    return {
+        "quantization": config.quantization,
+        "dtype": str(dtype),
+        "kv_dtype": str(kv_dtype),
+        "device": device.type,
+        "deterministic": str(config.deterministic),
+        "loraplex": version("loraplex"),
+        "torch": torch.__version__,
+    }
 
 
 def load_tokenizer(path: str) -> Tokenizer:

@@ -23,7 +23,13 @@ from loraplex.engine.messages import AdapterRef, ProbeReport
 from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import NotFound, StoreUnavailable, TenantsError, VersionStateChanged
-from loraplex.tenants.registry.versions import Findings, PendingVersion, PendingVersions, VersionStates
+from loraplex.tenants.registry.versions import (
+    FINGERPRINT,
+    Findings,
+    PendingVersion,
+    PendingVersions,
+    VersionStates,
+)
 
 PROBE_CHECK = "probe"
 NOT_PROBED = Check(PROBE_CHECK, True, "not run: the version was pushed without it", warning=True)
@@ -97,10 +103,11 @@ class LifecycleConfig:
 
 @dataclass(slots=True)
 class _Progress:
-    """The finished steps, which a retry skips."""
+    """The finished steps, which a retry skips. `system_fingerprint`: of the engine that probed."""
 
     validated: Validated | None = None
     probe: Check | None = None
+    system_fingerprint: str | None = None
     is_stored: bool = False
 
 
@@ -141,12 +148,15 @@ class VersionJob:
         await self._attempt(version, pending.folder, _Progress(validated))
         pending.discard()
 
-    async def _probe(self, tenant_id: UUID, digest: str, folder: Path) -> Check:
+    async def _probe(self, tenant_id: UUID, digest: str, folder: Path, progress: _Progress) -> Check:
         if self._prober is None:
             return NOT_PROBED
         namespace = self.namespace_of(tenant_id)
-        adapter = AdapterRef(namespace=namespace, digest=digest, blob_path=str(folder))
-        return probe_check(await self._prober.probe(adapter))
+        report = await self._prober.probe(
+            AdapterRef(namespace=namespace, digest=digest, blob_path=str(folder))
+        )
+        progress.system_fingerprint = report.system_fingerprint
+        return probe_check(report)
 
     async def end_without_files(self, version: PendingVersion) -> None:
         """End a version whose uploaded files are gone: ready if they are stored, else rejected.
@@ -216,20 +226,27 @@ class VersionJob:
             validated = progress.validated = result
         if progress.probe is None:
             await asyncio.to_thread(keep_canonical, folder, validated.canonical)
-            progress.probe = await self._probe(version.tenant_id, validated.digest, folder)
+            progress.probe = await self._probe(version.tenant_id, validated.digest, folder, progress)
         report = validated.report.with_check(progress.probe)
         if not progress.probe.passed:
             return await self.reject(version, _rejected_by_probe(progress.probe, report))
         if not progress.is_stored:
-            await self._note(version, validated, report)
+            await self._note(version, validated, report, progress.system_fingerprint)
             await self._store.store(version.tenant_id, validated.digest, folder)
             progress.is_stored = True
         await self._move(version, "ready")
 
-    async def _note(self, version: PendingVersion, validated: Validated, report: ValidationReport) -> None:
+    async def _note(
+        self,
+        version: PendingVersion,
+        validated: Validated,
+        report: ValidationReport,
+        system_fingerprint: str | None,
+    ) -> None:
         findings = Findings(validated.digest, validated.rank, validated.config)
+        probed_by = {FINGERPRINT: system_fingerprint} if system_fingerprint else {}
         async with self._states(version.tenant_id) as states:
-            await states.note(version.version_id, findings, {"checks": report.as_dicts()})
+            await states.note(version.version_id, findings, {"checks": report.as_dicts(), **probed_by})
 
     async def _move(
         self,

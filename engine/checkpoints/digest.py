@@ -41,9 +41,9 @@ def file_hashes(path: str, cache: Path | None = None) -> dict[str, str]:
 
 def digest_of(hashes: Mapping[str, str]) -> str:
     """The digest of a model whose files have these hashes."""
-    digest = hashlib.sha256(_prefixed(_DOMAIN))
+    digest = hashlib.sha256(prefixed(_DOMAIN))
     for name, file_hash in sorted(hashes.items()):
-        digest.update(_prefixed(name.encode()) + _prefixed(bytes.fromhex(file_hash)))
+        digest.update(prefixed(name.encode()) + prefixed(bytes.fromhex(file_hash)))
     return digest.hexdigest()
 
 
@@ -59,7 +59,8 @@ def _content(model: Path) -> dict[str, Path]:
     return {"config.json": config} | index | weights
 
 
-def _prefixed(content: bytes) -> bytes:
+def prefixed(content: bytes) -> bytes:
+    """Return the bytes behind their length, so that no two lists of them are hashed as the same bytes."""
     return len(content).to_bytes(8, "big") + content
 
 

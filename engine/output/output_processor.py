@@ -73,9 +73,18 @@ class _Request:
 
 
 class OutputProcessor:
-    """Detokenizes, cuts at stop strings and counts. `eos_token_ids` end a choice without being part of its text."""
+    """Detokenizes, cuts at stop strings and counts. `eos_token_ids` end a choice without being part of its text.
 
-    def __init__(self, decoder: TextDecoder, eos_token_ids: Collection[int] = ()) -> None:
+    `system_fingerprint` is told with the first event of each request.
+    """
+
+    def __init__(
+        self,
+        decoder: TextDecoder,
+        eos_token_ids: Collection[int] = (),
+        system_fingerprint: str | None = None,
+    ) -> None:
+        self._system_fingerprint = system_fingerprint
         self._texts = TokenTexts(decoder)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._requests: dict[str, _Request] = {}
@@ -141,6 +150,7 @@ class OutputProcessor:
                     grammar_s=output.grammar_s,
                     adapter_s=output.adapter_s,
                     causes=output.causes,
+                    system_fingerprint=self._system_fingerprint,
                 )
             )
         state.cached_tokens.setdefault(output.choice, output.cached_tokens)

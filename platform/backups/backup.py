@@ -31,8 +31,9 @@ from loraplex.platform.backups.manifest import (
 )
 from loraplex.platform.datastores.embedded.binaries import PostgresBinaries
 from loraplex.platform.datastores.postgres_tools import failure_reason, run_pg_dump
-from loraplex.platform.server.base_model_file import BASE_MODEL_FILE
+from loraplex.platform.server.base_model_file import BASE_MODEL_FILE, read_base_model
 from loraplex.platform.server.secret import SECRET_FILE
+from loraplex.platform.startup_errors import DependencyFailed
 from loraplex.tenants.errors import JournalUnavailable
 from loraplex.tenants.ledger.journal.copying import copy_journals
 from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
@@ -94,11 +95,20 @@ def _write(source: BackupSource, draft: Path) -> Manifest:
         postgres_major=source.binaries.major,
         adapters_in_bucket=source.adapters_in_bucket,
         has_secret=(draft / SECRET_FILE).exists(),
+        system_fingerprint=_system_fingerprint(source.data_dir),
         journals=journals,
         files={name: _synced(draft / name) for name in list_files(draft)},
     )
     write_private(draft / MANIFEST_FILE, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
     return manifest
+
+
+def _system_fingerprint(data_dir: Path) -> str | None:
+    try:
+        return read_base_model(data_dir).system_fingerprint or None
+    except DependencyFailed:
+        # No server has run here, or the file is damaged: then it is backed up as it is, and the next start writes it again.
+        return None
 
 
 def _copy_adapters(data_dir: Path, draft: Path) -> None:

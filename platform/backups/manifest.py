@@ -27,7 +27,10 @@ class FileFacts(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A backup. `files` has every other file by its path in the backup; `adapters_in_bucket`: it contains no adapter."""
+    """A backup. `files` has every other file by its path in the backup; `adapters_in_bucket`: it contains no adapter.
+
+    `system_fingerprint`: of the server that ran last; None if none has, or one of an earlier release.
+    """
 
     format: int
     version: str
@@ -36,6 +39,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     postgres_major: int
     adapters_in_bucket: bool
     has_secret: bool
+    system_fingerprint: str | None = None
     journals: list[str]
     files: dict[str, FileFacts]
 

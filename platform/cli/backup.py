@@ -192,5 +192,6 @@ def _print(manifest: Manifest, folder: Path, as_json: bool) -> None:
         "journals": len(manifest.journals),
         "adapters_in_bucket": manifest.adapters_in_bucket,
         "has_secret": manifest.has_secret,
+        "system_fingerprint": manifest.system_fingerprint,
     }
     print_document(document, as_json)

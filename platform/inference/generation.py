@@ -251,6 +251,7 @@ class Generation:
             prompt_tokens=stats.prompt_tokens,
             cached_tokens=stats.cached_tokens,
             completion_tokens=stats.completion_tokens,
+            system_fingerprint=stats.system_fingerprint,
             timings=timings,
         )
 

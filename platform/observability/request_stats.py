@@ -24,7 +24,7 @@ class RequestStats:
     `finished_choices` ended without being aborted. `prompt_tokens`: those that the engine computed or found in its cache, a
     prompt once for all its choices; `cached_tokens` the part of them in the prefix cache; `completion_tokens` those of all
     choices. `gateway_phases`: begin and end of what the gateway did, by name, and
-    `gateway_causes` what it waited for in them; `causes`: those of the engine's waits.
+    `gateway_causes` what it waited for in them; `causes`: those of the engine's waits. `system_fingerprint`: the engine's.
     """
 
     arrival: float
@@ -43,6 +43,7 @@ class RequestStats:
     grammar_s: float = 0.0
     adapter_s: float = 0.0
     causes: WaitCauses = NO_CAUSES
+    system_fingerprint: str | None = None
     first_token: float | None = None
     last_token: float | None = None
     finished: float = 0.0
@@ -65,6 +66,7 @@ class RequestStats:
         """
         match event:
             case Started():
+                self.system_fingerprint = event.system_fingerprint
                 self._count_prompt(prompt, self.prompt_lengths[prompt], event.cached_tokens)
                 if self.queue_s is None or event.queue_s > self.queue_s:
                     self.queue_s = event.queue_s

@@ -14,11 +14,15 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class BaseModelFacts:
-    """The served base model. `path` is a directory, a `.gguf` file or a hub id; `digest` is its `model_digest`, 64 hex digits."""
+    """The served base model. `path` is a directory, a `.gguf` file or a hub id; `digest` is its `model_digest`, 64 hex digits.
+
+    `system_fingerprint` as in responses; empty if an earlier release wrote the file.
+    """
 
     served_name: str
     path: str
     digest: str
+    system_fingerprint: str = ""
 
 
 def default_served_name(model: str) -> str:

@@ -61,6 +61,7 @@ from loraplex.platform.server.components import (
 from loraplex.platform.server.request_observers import request_observers
 from loraplex.platform.server.resources import GatewayResources, open_resources
 from loraplex.platform.server.secret import derive, server_secret, tenant_namespace
+from loraplex.platform.server.validated_adapters import report_other_fingerprints
 from loraplex.platform.services.people.mail import MailServer
 from loraplex.platform.services.people.mailed_links import MailedLinks
 from loraplex.platform.services.queries.serving_cost import AcceleratorPrice
@@ -173,7 +174,11 @@ async def _assemble(
     dependencies = await _open_dependencies(settings, resources, stack)
     stack.push_async_callback(dependencies.background_tasks.join)
     info = resources.info
-    write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
+    fingerprint = info.system_fingerprint or ""
+    write_base_model(
+        settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest, fingerprint)
+    )
+    _run_in_background(report_other_fingerprints(resources.database, info.system_fingerprint), stack)
     _run_in_background(_housekeeping(settings, dependencies, resources).run(), stack)
     grace = timedelta(hours=settings.invoice_grace_hours)
     _run_in_background(MonthClosing(database=resources.database, grace=grace).run(), stack)

@@ -19,7 +19,7 @@ COLUMNS: Final = (
     *("id", "tenant_id", "kind", "reverses_id", "reason", "client_request_id", "api_key_id", "adapter_id"),
     *("adapter_version", "digest", "outcome", "uncached_tokens", "cached_tokens", "completion_tokens"),
     *("price_version_id", "currency", "price_uncached", "price_cached", "price_completion", "amount_pico"),
-    *("day", "month", "admitted_at", "settled_at", "ttft_ms", "duration_ms"),
+    *("day", "month", "admitted_at", "settled_at", "ttft_ms", "duration_ms", "system_fingerprint"),
 )
 """Prices are micro-units per million tokens, so tokens times price are pico-units; null for rows from before rate cards."""
 TEXTS: Final = ("client_request_id", "reason")

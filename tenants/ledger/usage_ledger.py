@@ -306,6 +306,7 @@ def usage_row(reservation: Reservation, usage: SettledUsage) -> Row:
         "gap_buckets": timings.gap_buckets,
         "phases": _phases(timings),
         "limits": None if usage.limits is None else {"degraded": reservation.degraded, "met": usage.limits},
+        "system_fingerprint": usage.system_fingerprint,
     }
 
 

@@ -29,7 +29,8 @@ class UsageRecord(Base):
     `id` is a UUIDv7, from which the month of the partition follows; `client_request_id` is the client's `x-request-id`.
     `amount_pico` is tokens times micro-units per million tokens: exact, never rounded. A correction names what it reverses
     and has its negative tokens and amount. `price_version_id` is null for rows from before rate cards. A row outlives keys
-    and adapters, so it names them without a foreign key.
+    and adapters, so it names them without a foreign key. `system_fingerprint`: of the engine that ran the request; null for one that
+    none had begun, and for rows from before it was kept.
     """
 
     __tablename__ = "usage_records"
@@ -74,6 +75,7 @@ class UsageRecord(Base):
     settled_at: Mapped[datetime] = mapped_column(server_default=func.now())
     ttft_ms: Mapped[int | None]
     duration_ms: Mapped[int | None]
+    system_fingerprint: Mapped[str | None]
 
 
 class UsageRollup(Base):

@@ -48,6 +48,9 @@ WORDS: Final[Mapping[str, str]] = {
     "deleting": "version.delete",
 }
 
+FINGERPRINT: Final = "system_fingerprint"
+"""The member of a report that names the engine that probed the version; absent without a probe."""
+
 
 @dataclass(frozen=True, slots=True)
 class Findings:
@@ -212,6 +215,16 @@ class PendingVersions:
     async def _read(self, query: Select[UUID, UUID, str | None]) -> list[PendingVersion]:
         rows = await self._session.execute(query.order_by(AdapterVersion.created_at).limit(MAX_AT_ONCE))
         return [PendingVersion(*row) for row in rows]
+
+
+async def serving_by_fingerprint(session: AsyncSession) -> dict[str, int]:
+    """How many serving versions, of all tenants, the engines of each fingerprint have probed."""
+    named = select(func.jsonb_extract_path_text(AdapterVersion.report, FINGERPRINT).label("name")).where(
+        AdapterVersion.state.in_(SERVING_STATES)
+    )
+    names = named.subquery().c.name
+    query = select(names, func.count()).where(names.is_not(None)).group_by(names)
+    return {name: count for name, count in await session.execute(query)}
 
 
 def _waiting() -> Select[UUID, UUID, str | None]:

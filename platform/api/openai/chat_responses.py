@@ -88,6 +88,7 @@ class ChatChunks:
             object="chat.completion.chunk",
             created=head.created,
             model=head.model,
+            system_fingerprint=self._stats.system_fingerprint,
             choices=list(choices),
             **with_usage,
         )
@@ -166,6 +167,7 @@ async def collect_chat(head: ResponseHead, generation: Generation, text_of: Toke
         object="chat.completion",
         created=head.created,
         model=head.model,
+        system_fingerprint=generation.stats.system_fingerprint,
         choices=[await _whole_choice(i, choice, generation) for i, choice in enumerate(choices)],
         usage=usage_of(generation.stats),
         **with_prompt_logprobs(generation, scored, text_of),

@@ -16,6 +16,7 @@ from loraplex.platform.api.openai.scores import with_probabilities, with_prompt_
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TokenText
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
+from loraplex.platform.observability.request_stats import RequestStats
 
 _encode = msgspec.json.encode
 
@@ -63,7 +64,7 @@ class CompletionChunks:
 
     def _chunk(self, *choices: CompletionChoice, usage: Usage | None = None) -> Completion:
         with_usage = {"usage": usage} if self._include_usage else {}
-        return _completion(self._head, list(choices), **with_usage)
+        return _completion(self._head, self._stats, list(choices), **with_usage)
 
 
 class ParsedCompletionChunks(CompletionChunks):
@@ -129,7 +130,7 @@ async def collect_completion(head: ResponseHead, generation: Generation, text_of
         )
         for choice in range(generation.choices)
     ]
-    return _completion(head, choices, usage=usage_of(generation.stats))
+    return _completion(head, generation.stats, choices, usage=usage_of(generation.stats))
 
 
 def _add_prompt(logprobs: CompletionLogprobs, generation: Generation, choice: int, event: Scored) -> bool:
@@ -142,13 +143,14 @@ def _add_prompt(logprobs: CompletionLogprobs, generation: Generation, choice: in
 
 
 def _completion(
-    head: ResponseHead, choices: list[CompletionChoice], **with_usage: Usage | None
+    head: ResponseHead, stats: RequestStats, choices: list[CompletionChoice], **with_usage: Usage | None
 ) -> Completion:
     return Completion(
         id=head.id,
         object="text_completion",
         created=head.created,
         model=head.model,
+        system_fingerprint=stats.system_fingerprint,
         choices=choices,
         **with_usage,
     )

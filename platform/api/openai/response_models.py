@@ -123,6 +123,7 @@ class ChatCompletion(ResponseModel):
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: str | None
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
@@ -166,6 +167,7 @@ class ChatCompletionChunk(ResponseModel):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    system_fingerprint: str | None
     choices: list[ChunkChoice]
     usage: Usage | None = None
 
@@ -197,12 +199,16 @@ class Completion(ResponseModel):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str | None
     choices: list[CompletionChoice]
     usage: Usage | None = None
 
 
 class ModelCard(ResponseModel):
-    """`root`: `adapter@version`, or the base model itself. `parent`: the base model of an adapter."""
+    """`root`: `adapter@version`, or the base model itself. `parent`: the base model of an adapter.
+
+    `system_fingerprint`: what its responses have now.
+    """
 
     id: str
     object: Literal["model"]
@@ -210,6 +216,7 @@ class ModelCard(ResponseModel):
     owned_by: str
     root: str
     parent: str | None
+    system_fingerprint: str | None
 
 
 class ModelList(ResponseModel):

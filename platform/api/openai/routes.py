@@ -82,7 +82,7 @@ def inference_router(
     tokenizing = TenantLimiter(
         "calls of /v1/tokenize", total=limits.max_tokenizing, per_tenant=limits.max_tokenizing_per_tenant
     )
-    card = partial(_card, created=int(time.time()), base=dependencies.served_model_name)
+    card = partial(_card, dependencies, int(time.time()))
 
     def context_of(request: Request, caller: Caller) -> RequestContext:
         return RequestContext(
@@ -282,11 +282,15 @@ def _call(operation: str, head: ResponseHead, values: GenerationBody) -> Inferen
     )
 
 
-def _card(model: ResolvedModel, created: int, base: str) -> ModelCard:
-    parent = None if model.adapter is None else base
-    root = model.adapter or model.name
+def _card(dependencies: GatewayDependencies, created: int, model: ResolvedModel) -> ModelCard:
     return ModelCard(
-        id=model.name, object="model", created=created, owned_by="loraplex", root=root, parent=parent
+        id=model.name,
+        object="model",
+        created=created,
+        owned_by="loraplex",
+        root=model.adapter or model.name,
+        parent=None if model.adapter is None else dependencies.served_model_name,
+        system_fingerprint=dependencies.engine.info().system_fingerprint,
     )
 
 

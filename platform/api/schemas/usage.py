@@ -66,6 +66,7 @@ class UsageReportDocument(Listing[RowT], Generic[RowT]):
 
 class RequestDocument(ResponseModel):
     """One finished request. `adapter` and `version` are null for the base model; times in milliseconds are null where unknown.
+    `system_fingerprint`: as in the response, null where it is unknown.
 
     `reverses_id` and `reason` are there in corrections, whose tokens and amount are added to those of the request that they
     name.
@@ -86,6 +87,7 @@ class RequestDocument(ResponseModel):
     amount_pico: str
     price_version_id: UUID | None
     client_request_id: str | None
+    system_fingerprint: str | None
     reverses_id: Annotated[UUID | None, Field(exclude_if=_absent)] = None
     reason: Annotated[str | None, Field(exclude_if=_absent)] = None
 
@@ -180,7 +182,7 @@ def request_detail_response(row: LoggedRequest, met: MetLimits | None) -> Reques
 def _request_fields(row: LoggedRequest) -> dict[str, Any]:
     record, adapter, key_id, *_ = row
     same = ("id", "digest", "outcome", "cached_tokens", "completion_tokens", "ttft_ms", "duration_ms")
-    more = ("price_version_id", "client_request_id", "reverses_id", "reason")
+    more = ("price_version_id", "client_request_id", "system_fingerprint", "reverses_id", "reason")
     return {
         **{name: getattr(record, name) for name in (*same, *more)},
         "at": record.admitted_at,

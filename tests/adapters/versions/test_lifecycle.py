@@ -53,6 +53,7 @@ async def test_an_upload_is_validated_probed_stored_and_ready(
     server.storage.verify(tenant_id, ready.digest, BASE_DIGEST)
     names = [check["name"] for check in ready.report["checks"]]
     assert names[:3] == ["files", "manifest", "header"] and names[-1] == "probe"
+    assert ready.report["system_fingerprint"] == server.engine.info().system_fingerprint
     (probed,) = server.engine.probed
     assert (probed.namespace, probed.digest) == (namespace_of(tenant_id), ready.digest)
 

@@ -97,6 +97,7 @@ def loaded_model(
     loaded = LoadedModel(
         path=asked.model,
         digest=f"{shape.name} {scheme}",
+        fingerprint="",
         config=config,
         decoder=decoder,
         tokenizer=Tokenizer(WordLevel({"a": 0}, unk_token="a")),

@@ -30,6 +30,7 @@ from loraplex.platform.datastores.embedded.binaries import find_postgres
 from loraplex.platform.datastores.embedded.postgres import superuser_url
 from loraplex.platform.datastores.embedded.servers import SERVICES_FOLDER, EmbeddedServices
 from loraplex.platform.datastores.migrations import upgrade
+from loraplex.platform.server.base_model_file import BaseModelFacts, write_base_model
 from loraplex.platform.server.secret import server_secret
 from loraplex.tenants.admission.recovery import ship_left_behind
 from loraplex.tenants.database import Database
@@ -131,8 +132,12 @@ async def test_a_backup_of_a_running_installation_restores_it(
     installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backup, restored = tmp_path / "backup", tmp_path / "restored"
+    write_base_model(
+        installation.folder, BaseModelFacts("tiny", "/models/tiny", "0" * 64, "fp_0123456789abcdef")
+    )
     report = await run("backup", backup, "--data-dir", installation.folder)
     assert (report["journals"], report["has_secret"], report["adapters_in_bucket"]) == (1, True, False)
+    assert report["system_fingerprint"] == "fp_0123456789abcdef"
     assert stat.S_IMODE(backup.stat().st_mode) == 0o700
     expected = contents(installation.services, installation.folder)
     await check_named_databases(installation, tmp_path, monkeypatch)

@@ -34,13 +34,15 @@ async def test_a_correction_takes_back_one_request_and_leaves_the_others(databas
     await ledger.settle(kept, usage(amount=1001))
     sums, totals = await read(database, SUMS), await read(database, TOTALS)
     rollups = await read(database, ROLLUPS)
-    await ledger.settle(wrong, usage(prompt=70, cached=9, completion=11, amount=2_000_001))
+    used = usage(prompt=70, cached=9, completion=11, amount=2_000_001)
+    await ledger.settle(wrong, replace(used, system_fingerprint="fp_1"))
     await ledger.close()
     statuses = await read(database, "SELECT status, requests FROM request_rollups")
     correction = await reverse(database, wrong.id, " the engine was broken ")
     assert (correction.kind, correction.reverses_id) == ("correction", wrong.id)
     assert (correction.reason, correction.amount_pico) == ("the engine was broken", -2_000_001)
     assert (correction.admitted_at, correction.day) == (wrong.admitted_at, wrong.day)
+    assert correction.system_fingerprint == "fp_1"
     assert correction.id.bytes[:6] == wrong.id.bytes[:6], "it is in the partition of what it reverses"
     assert await read(database, SUMS) == sums
     # The request itself has taken place: it counts, with nothing.

@@ -62,7 +62,7 @@ async def test_timings_become_histograms_and_phases(database: Database, ledger: 
         gap_buckets=counted(GAP_BOUNDS_MS, [1, 2, 2, 9999]),
     )
     met = LimitAtAdmission("key", "budget_per_day", 30, 5, 4, 3)
-    timed = replace(usage(), timings=timings, limits=(met,))
+    timed = replace(usage(), timings=timings, limits=(met,), system_fingerprint="fp_1")
     slow = replace(timed, timings=replace(timings, ttft_ms=30_001, phases={}))
     settled = reservation(tenant_id)
     await ledger.settle(settled, timed)
@@ -80,9 +80,11 @@ async def test_timings_become_histograms_and_phases(database: Database, ledger: 
         (settled.id, tenant_id, {"queue": [3, 4, {"before": 2, "limit": "rows"}], "decode": [7, 33]}, limits)
     ]
     found = await read(
-        database, "SELECT ttft_ms, duration_ms FROM usage_records WHERE id = :id", id=settled.id
+        database,
+        "SELECT ttft_ms, duration_ms, system_fingerprint FROM usage_records WHERE id = :id",
+        id=settled.id,
     )
-    assert found == [(10, 40_000)]
+    assert found == [(10, 40_000, "fp_1")]
 
 
 async def test_limits_of_an_end_that_an_earlier_release_wrote_are_unknown(

@@ -5,9 +5,11 @@ from itertools import product
 from uuid import UUID, uuid4
 
 import pytest
+import structlog
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
+from loraplex.platform.server.validated_adapters import report_other_fingerprints
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
@@ -16,11 +18,13 @@ from loraplex.tenants.models import VERSION_STATES, AdapterVersion, AuditEntry
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.resolution import ModelResolver
 from loraplex.tenants.registry.versions import (
+    FINGERPRINT,
     TRANSITIONS,
     Findings,
     PendingVersion,
     PendingVersions,
     VersionStates,
+    serving_by_fingerprint,
 )
 
 ACTOR = Actor("key", "abc123")
@@ -58,6 +62,35 @@ async def move(
         if findings is not None:
             await states.note(version_id, findings, {"checks": [1]})
         return await states.move(version_id, to, expected=expected, reason="a reason")
+
+
+async def test_serving_versions_are_counted_by_the_engines_that_probed_them(
+    database: Database, tenant_id: UUID
+) -> None:
+    async def validated(fingerprint: str | None, state: str = "ready") -> None:
+        version_id = await create(database, tenant_id)
+        async with database.as_tenant(tenant_id) as session:
+            states = VersionStates(session, tenant_id, AuditRepository(session, ACTOR, tenant_id))
+            named = {} if fingerprint is None else {FINGERPRINT: fingerprint}
+            await states.note(version_id, FINDINGS, {"checks": [], **named})
+            await states.move(version_id, state)
+
+    old, new = f"fp_{uuid4().hex}", f"fp_{uuid4().hex}"
+    for fingerprint, state in (
+        (old, "ready"),
+        (old, "ready"),
+        (new, "ready"),
+        (None, "ready"),
+        (old, "rejected"),
+    ):
+        await validated(fingerprint, state)
+    async with database.as_operator() as session:
+        counted = await serving_by_fingerprint(session)
+    assert (counted[old], counted[new], None in counted) == (2, 1, False)
+    with structlog.testing.capture_logs() as logs:
+        await report_other_fingerprints(database, new)
+    told = {each["validated_under"]: each["adapter_versions"] for each in logs}
+    assert told[old] == 2 and new not in told
 
 
 async def entries(database: Database, tenant_id: UUID) -> list[tuple[str, str, object, object]]:

@@ -26,6 +26,7 @@ async def test_a_whole_answer(start_gateway: Any) -> None:
         and response.model == MODEL
         and response.id.startswith("chatcmpl-")
     )
+    assert response.system_fingerprint == gateway.engine.info().system_fingerprint == "fp_fa4efa4efa4efa4e"
     assert response.choices[0].message.content == "Hello wörld!"
     assert response.choices[0].message.role == "assistant"
     assert response.choices[0].finish_reason == "stop" and response.choices[0].logprobs is None
@@ -52,6 +53,7 @@ async def test_a_stream_is_role_text_reason_usage(start_gateway: Any) -> None:
     chunks = [chunk async for chunk in stream]
     assert len({chunk.id for chunk in chunks}) == 1
     assert all(chunk.object == "chat.completion.chunk" for chunk in chunks)
+    assert {chunk.system_fingerprint for chunk in chunks} == {gateway.engine.info().system_fingerprint}
     first, *middle, last, usage = chunks
     assert first.choices[0].delta.role == "assistant" and first.choices[0].delta.content == ""
     assert [chunk.choices[0].delta.content for chunk in middle] == ["Hello", " wörld", "!"]

@@ -42,6 +42,13 @@ async def test_usage_metrics_and_settlement_are_equal(start_gateway: Any, stream
     stats, usage = await ended(gateway)
     assert usage_in(response.text, stream) == tokens_of(stats) == tokens_of(usage) == (5, 4, 16)
     assert (stats.finish_reason, usage.outcome) == ("length", "completed")
+    chunks = response.text.split("data: ")[1:-1] if stream else [response.text]
+    fingerprint = gateway.engine.info().system_fingerprint
+    assert (
+        {json.loads(each)["system_fingerprint"] for each in chunks}
+        == {usage.system_fingerprint}
+        == {fingerprint}
+    )
     assert [tokens_of(used_so_far()) for used_so_far in gateway.admissions.followed] == [(5, 4, 16)]
 
 

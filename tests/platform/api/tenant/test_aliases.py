@@ -101,6 +101,7 @@ async def test_the_model_list_has_the_served_models(tenant: ManagedTenant) -> No
         ("pirate", "pirate@2"),
         ("sailor:beta", "sailor@1"),
     ]
+    assert {model["system_fingerprint"] for model in listed} == {"fp_fa4efa4efa4efa4e"}
     for model in listed:
         found = await tenant.http.get(f"{tenant.gateway.url}/v1/models/{model['id']}")
         assert found.status_code == 200 and found.json()["id"] == model["id"]

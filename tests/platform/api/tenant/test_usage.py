@@ -26,6 +26,7 @@ ROW = {"start", "adapter", "key_id", *SUMS}
 REQUEST = {
     *("id", "at", "adapter", "version", "digest", "key_id", "outcome", "prompt_tokens", "cached_tokens"),
     *("completion_tokens", "ttft_ms", "duration_ms", "amount_pico", "price_version_id", "client_request_id"),
+    "system_fingerprint",
 }
 
 

@@ -33,6 +33,7 @@ LARGEST = SettledUsage(
     cached_tokens=LARGE,
     completion_tokens=LARGE,
     amount_pico=(1 << 53) * 1000 - 1000,
+    system_fingerprint=f"fp_{'f' * 16}",
     timings=RequestTimings(
         ttft_ms=LARGE,
         duration_ms=LARGE,
@@ -87,6 +88,7 @@ def test_a_reservation_is_read_as_it_was_written() -> None:
 def test_usage_is_read_as_it_was_written(usage: SettledUsage) -> None:
     read = read_usage(usage_text(usage))
     assert (read, read.limits) == (usage, usage.limits)
+    assert read.system_fingerprint == usage.system_fingerprint
 
 
 def test_what_only_an_admission_needs_is_not_written() -> None:
