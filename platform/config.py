@@ -39,6 +39,10 @@ PLAIN_HTTP = (
     "`host` is reachable from other machines, and API keys cross the network unencrypted: set `tls_certificate` and `tls_key`, "
     "or put a proxy with TLS in front and name it in `trusted_proxies`"
 )
+ANY_ORIGIN = "*"
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s*]+")
+DEFAULT_PORT = re.compile(r"^(http://.+):80$|^(https://.+):443$")
+EVERY_ORIGIN = "`allowed_origins` is `*`: any page that a browser shows may call `/v1` with a key that it has; name the origins instead"
 LEASE_HEARTBEATS = 3
 BODIES_BUFFERED = 4
 MIN_GRACE_S = 30.0
@@ -71,6 +75,7 @@ class Settings(BaseSettings):
     tls_certificate: Path | None = None
     tls_key: Path | None = Field(default=None, validate_default=True)
     console: bool = True
+    allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(default=(), max_length=64)
     public_url: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+$")
     smtp_url: SecretStr | None = None
     smtp_from: str | None = Field(default=None, min_length=3, max_length=320, validate_default=True)
@@ -236,7 +241,7 @@ class Settings(BaseSettings):
             raise ValueError("must begin with https://, unless the provider runs on this machine")
         return value
 
-    @field_validator("trusted_proxies", "oidc_allowed_domains", mode="before")
+    @field_validator("trusted_proxies", "oidc_allowed_domains", "allowed_origins", mode="before")
     @classmethod
     def _split_at_commas(cls, value: object) -> object:
         if isinstance(value, str):
@@ -257,6 +262,16 @@ class Settings(BaseSettings):
     @classmethod
     def _proxies_are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(str(parse_network(text)) for text in value)
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins_as_browsers_send_them(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        origins = [origin.lower().removesuffix("/") for origin in value]
+        if wrong := next(
+            (each for each in origins if each != ANY_ORIGIN and not ORIGIN.fullmatch(each)), None
+        ):
+            raise ValueError(f"{wrong!r} must be `*` or scheme://host[:port], as in https://app.example.com")
+        return tuple(DEFAULT_PORT.sub(r"\1\2", origin) for origin in origins)
 
     @field_validator("price_cached_prompt")
     @classmethod

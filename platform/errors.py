@@ -8,6 +8,7 @@ GatewayError
 │   └── ContextTooLong        prompt and completion do not fit the model's context
 ├── InvalidBody               not JSON, not an object, too deep, too many values, not finite
 ├── BodyTooLarge
+├── UnsupportedEncoding       a Content-Encoding other than gzip
 ├── BodyTimeout               the body arrived too slowly
 ├── BodyShareExceeded         the bodies of the tenant's requests take all of its share of the memory for them
 ├── InsufficientScope
@@ -89,6 +90,10 @@ class InvalidBody(GatewayError):
 
 
 class BodyTooLarge(GatewayError):
+    pass
+
+
+class UnsupportedEncoding(GatewayError):
     pass
 
 
@@ -174,6 +179,7 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     ContextTooLong: ErrorRow(400, _INVALID, "context_length_exceeded"),
     InvalidBody: ErrorRow(400, _INVALID, "invalid_json"),
     BodyTooLarge: ErrorRow(413, _INVALID, "request_too_large"),
+    UnsupportedEncoding: ErrorRow(415, _INVALID, "unsupported_content_encoding"),
     BodyTimeout: ErrorRow(408, _INVALID, "request_timeout"),
     BodyShareExceeded: ErrorRow(429, _RATE, "rate_limit_exceeded", retry_after_s=1),
     InsufficientScope: ErrorRow(403, _PERMISSION, "insufficient_scope"),

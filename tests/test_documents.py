@@ -42,6 +42,7 @@ def allowed(name: str, field: FieldInfo) -> str:
             "engine": "`ipc://` addresses, or `ray://APP`",
             "trusted_proxies": "networks",
             "oidc_allowed_domains": "domains",
+            "allowed_origins": "origins",
             "tier_default_max_tokens": "`tier=tokens`",
         }[name]
     if all(isinstance(kind, str) for kind in kinds):

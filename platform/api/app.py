@@ -15,6 +15,7 @@ from loraplex.adapters.errors import AdaptersError
 from loraplex.engine.errors import EngineError
 from loraplex.grammar.errors import GrammarError
 from loraplex.platform.api.body_budget import BodyBudget
+from loraplex.platform.api.cross_origin import CrossOrigin
 from loraplex.platform.api.direct_routes import DirectRoutes
 from loraplex.platform.api.docs import docs_router
 from loraplex.platform.api.head_requests import HeadRequests
@@ -74,14 +75,18 @@ def create_app(
         app.add_exception_handler(error, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(HeadRequests)
-    app.add_middleware(_around, observers=observers)
-    app.direct = DirectRoutes(direct, partial(_around, observers=observers))
+    around = partial(_around, observers=observers, origins=dependencies.config.allowed_origins)
+    app.add_middleware(around)
+    app.direct = DirectRoutes(direct, around)
     return app
 
 
-def _around(app: ASGIApp, observers: Sequence[RequestObserver]) -> ASGIApp:
+def _around(app: ASGIApp, observers: Sequence[RequestObserver], origins: Sequence[str]) -> ASGIApp:
     """What every request passes, also one of a direct route."""
-    return RequestIds(ObservedRequests(ErrorBoundary(app, _on_error), observers))
+    answering: ASGIApp = ErrorBoundary(app, _on_error)
+    if origins:
+        answering = CrossOrigin(answering, origins)
+    return RequestIds(ObservedRequests(answering, observers))
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from loraplex.platform.api.body_budget import BodyLease
 from loraplex.platform.api.body_stream import BodyChunks
+from loraplex.platform.api.content_encoding import content_encoding, decompressed
 from loraplex.platform.errors import BodyShareExceeded, Overloaded
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 
@@ -36,8 +37,8 @@ async def read_object(
     """Read the body and return what `check` makes of its object. `lease` has the body's size afterwards.
 
     Large bodies are parsed off the event loop; `check_in_worker` checks those of many values first. Raises what `check`
-    raises, `BodyTooLarge`, `BodyShareExceeded`, `Overloaded`, `BodyTimeout`, `InvalidBody`, or `ClientGone` when the client
-    left before the body's end.
+    raises, `UnsupportedEncoding`, `BodyTooLarge`, `BodyShareExceeded`, `Overloaded`, `BodyTimeout`, `InvalidBody`, or
+    `ClientGone` when the client left before the body's end.
     """
     body = await _read_bytes(request, limits, lease)
     if _max_values(body) > MANY_VALUES:
@@ -70,8 +71,10 @@ async def _read_bytes(request: Request, limits: BodyLimits, lease: BodyLease) ->
 
 
 async def _read_chunks(request: Request, limits: BodyLimits, lease: BodyLease) -> bytes:
+    encoding = content_encoding(request)
     body, chunks = bytearray(), BodyChunks(request, limits.max_bytes, limits)
-    async for chunk in chunks:
+    content = decompressed(chunks, limits.max_bytes) if encoding else chunks
+    async for chunk in content:
         if not body:
             lease.require(chunks.declared_size)
         lease.grow(len(chunk))

@@ -34,7 +34,7 @@ class ServingConfig:
 
     `max_completion_tokens` bounds prompts x n x max_tokens. `max_logprobs` bounds that times (1 + top_logprobs): a whole
     response is kept in memory, about 0.5 KB for each log-probability. `max_buffered_body_bytes` is shared by the bodies of all
-    tenants, see `api/body_budget.py`.
+    tenants, see `api/body_budget.py`. `allowed_origins`: the pages that may call `/v1`, see `api/cross_origin.py`.
     """
 
     body: BodyLimits = field(default_factory=BodyLimits)
@@ -50,6 +50,7 @@ class ServingConfig:
     first_token_timeout_s: float | None = 600.0
     total_timeout_s: float | None = 1800.0
     reader_stall_s: float = 60.0
+    allowed_origins: tuple[str, ...] = ()
     key_cache_s: float = 1.0
     known_caller_s: float = 300.0
     idempotency_s: float = 86_400.0

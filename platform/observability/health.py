@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any
 
 import structlog
@@ -127,11 +128,16 @@ class Health:
 
 
 def health_router(health: Health) -> APIRouter:
-    """Build the router of `/livez`, `/readyz`, `/startupz` and `/health` (as readyz), without credentials."""
+    """Build the routes that take no credentials: `/livez`, `/readyz`, `/startupz`, `/health` and `/ping` (as readyz), and
+    `/version`, as vLLM has it.
+    """
     router = APIRouter(include_in_schema=False)
 
     async def alive() -> Response:
         return JSONResponse({"status": "ok"})
+
+    async def installed() -> Response:
+        return JSONResponse({"version": version("loraplex")})
 
     async def ready() -> Response:
         reasons, dependencies = health.reasons(), health.dependency_states()
@@ -142,4 +148,6 @@ def health_router(health: Health) -> APIRouter:
 
     for path, endpoint in (("/livez", alive), ("/startupz", alive), ("/readyz", ready), ("/health", ready)):
         router.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+    router.add_api_route("/ping", ready, methods=["GET", "POST"], response_model=None)
+    router.add_api_route("/version", installed, methods=["GET"], response_model=None)
     return router

@@ -412,6 +412,7 @@ def _limits(settings: Settings) -> ServingConfig:
         first_token_timeout_s=settings.first_token_timeout_s,
         total_timeout_s=settings.total_timeout_s,
         reader_stall_s=settings.reader_stall_s,
+        allowed_origins=settings.allowed_origins,
         known_caller_s=settings.known_caller_s,
         idempotency_s=settings.idempotency_hours * 3600.0,
         webhook_allow_private=settings.webhook_allow_private,

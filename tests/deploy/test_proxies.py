@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NGINX, CADDY = shutil.which("nginx") or "/usr/sbin/nginx", shutil.which("caddy") or "/usr/bin/caddy"
-INNER = ("/metrics", "/health", "/operator/v1/tenants", "/operator/console", "/readyz", "/startupz")
+INNER = ("/metrics", "/health", "/ping", "/operator/v1/tenants", "/operator/console", "/readyz", "/startupz")
 
 
 @dataclass

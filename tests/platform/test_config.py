@@ -186,6 +186,31 @@ def test_engine_config_carries_the_limits() -> None:
     assert scheduler.max_tokens(is_cuda=False) == scheduler.max_tokens(is_cuda=True) == 512
 
 
+def test_allowed_origins_are_what_browsers_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LORAPLEX_ALLOWED_ORIGINS", "HTTPS://App.example.com:443/, http://localhost:3000,")
+    assert load_settings().allowed_origins == ("https://app.example.com", "http://localhost:3000")
+    monkeypatch.delenv("LORAPLEX_ALLOWED_ORIGINS")
+    assert load_settings().allowed_origins == ()
+    for origin in (
+        "*",
+        "tauri://localhost",
+        "http://[::1]:80",
+        "https://a.example:80",
+        "http://a.example:443",
+    ):
+        (kept,) = load_settings({"allowed_origins": [origin]}).allowed_origins
+        assert kept == origin.removesuffix(":80") if origin.startswith("http:") else kept == origin
+    for wrong in (
+        "null",
+        "app.example.com",
+        "https://*.example.com",
+        "https://a.example/page",
+        "https://u@a.example",
+    ):
+        with pytest.raises(SettingsError, match="allowed_origins"):
+            load_settings({"allowed_origins": [wrong]})
+
+
 def test_trusted_proxies_are_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LORAPLEX_TRUSTED_PROXIES", "10.0.0.0/8, ::ffff:192.168.0.0/112,")

@@ -32,7 +32,17 @@ __all__ = ["model_folder"]
 
 LOCAL: Final = "127.0.0.1"
 TIMEOUT_S: Final = 60.0
-PUBLIC: Final = {"/livez", "/readyz", "/startupz", "/health", "/openapi.json", "/docs", "/console/sign-in"}
+PUBLIC: Final = {
+    "/livez",
+    "/readyz",
+    "/startupz",
+    "/health",
+    "/ping",
+    "/version",
+    "/openapi.json",
+    "/docs",
+    "/console/sign-in",
+}
 ENGINE_SOCKET: Final = re.compile(r"engine\.\d+\.sock")
 
 

@@ -21,6 +21,8 @@ from loraplex.platform.api.management.pagination import Listing, page_parameters
 from loraplex.platform.api.management.request_bodies import RequestModel, body_schema
 from loraplex.platform.api.management.responses import ResponseModel, documented
 
+SLASHED: Final = "/v1/"
+"""Paths below it may end with a slash, as those of clients do that join a base with a name of their own."""
 _FRAMEWORK_ERROR: Final = "HTTPValidationError"
 _REFERENCE: Final = "#/components/schemas/{model}"
 
@@ -68,6 +70,10 @@ class Application(FastAPI):
     """The routes whose requests pass none of the framework's layers."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path.startswith(SLASHED) and path.endswith("/"):
+            # Served, not redirected: many clients repeat a redirected POST as a GET.
+            scope["path"] = path[:-1]
         if self.direct is not None and self.direct.match(scope):
             scope["app"] = self
             await self.direct.app(scope, receive, send)

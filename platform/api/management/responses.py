@@ -13,7 +13,7 @@ from loraplex.platform.services.stored_responses import StoredResponse
 REPLAYED_HEADER: Final = "idempotency-replayed"
 UtcTime = Annotated[datetime, AfterValidator(lambda time: time.astimezone(UTC))]
 """A time, written in UTC as in RFC 3339."""
-EVERYWHERE: Final = (400, 401, 403, 404, 408, 413, 429, 503)
+EVERYWHERE: Final = (400, 401, 403, 404, 408, 413, 415, 429, 503)
 """Error statuses that any management route may return: see the table in `platform.errors`."""
 
 

@@ -64,7 +64,7 @@ PREFIX: Final = "/v1"
 # The names of OpenTelemetry's conventions for generative AI.
 OPERATIONS: Final[dict[GenerationEndpoint, str]] = {"chat": "chat", "completions": "text_completion"}
 # Statuses of errors that may be found before the request is admitted.
-UNADMITTED = frozenset({400, 404, 408, 413})
+UNADMITTED = frozenset({400, 404, 408, 413, 415})
 
 
 def inference_router(

@@ -64,7 +64,7 @@ async def status(health: Health, path: str) -> httpx.Response:
 
 async def test_ready(health: Health) -> None:
     await health.check()
-    for path in ("/livez", "/readyz", "/startupz", "/health"):
+    for path in ("/livez", "/readyz", "/startupz", "/health", "/ping"):
         assert (await status(health, path)).status_code == 200
     assert (await status(health, "/readyz")).json()["dependencies"] == {"postgresql": "up", "valkey": "up"}
     assert b'loraplex_dependency_up{dependency="valkey"} 1.0' in health.metrics.render()
