@@ -16,6 +16,7 @@ GatewayError
 ├── MisdirectedRequest        asked of the console by a name that it is not known by
 ├── PreconditionRequired      a change without If-Match, which must name the revision that its author has seen
 ├── AddressNotAllowed         the key may not be used from the address of the request
+├── TooManyFailedChecks       the tenant sent too many schemas that were refused
 ├── TooManyUnknownKeys        the address of the request presented too many keys that do not exist
 ├── ModelNotFound             base, adapter, alias or version that does not exist for this caller
 ├── Overloaded                the bounded number of requests in flight is reached
@@ -125,6 +126,10 @@ class AddressNotAllowed(GatewayError):
     pass
 
 
+class TooManyFailedChecks(GatewayError):
+    pass
+
+
 class TooManyUnknownKeys(GatewayError):
     pass
 
@@ -187,6 +192,7 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     MisdirectedRequest: ErrorRow(421, _INVALID, "misdirected_request"),
     PreconditionRequired: ErrorRow(428, _INVALID, "precondition_required"),
     AddressNotAllowed: ErrorRow(403, _PERMISSION, "address_not_allowed"),
+    TooManyFailedChecks: ErrorRow(429, _RATE, "rate_limit_exceeded", retry_after_s=1),
     TooManyUnknownKeys: ErrorRow(429, _RATE, "rate_limit_exceeded", retry_after_s=1),
     ModelNotFound: ErrorRow(404, _INVALID, "model_not_found"),
     Overloaded: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),

@@ -205,19 +205,20 @@ class InferenceAdmission:
         try:
             await decided
         except asyncio.CancelledError:
-            self._background_tasks.begin(self._cancel(pending))
+            self._background_tasks.begin(self._cancel(pending, refused=False))
             raise
         if admitting.done():
             await pending.reservation()
         return pending
 
     async def cancel(self, pending: PendingAdmission, error: BaseException) -> None:
-        """Cancel the reservation of a request that did not begin because of `error`.
+        """Cancel the reservation of a request that did not begin because of `error`, and give it back unless its client left.
 
         Raises `PolicyMoved` where the error was about a request that the new policy changes.
         """
-        await self._background_tasks.finish(self._cancel(pending))
-        if isinstance(error, Exception) and pending.policy_moved:
+        refused = isinstance(error, Exception)
+        await self._background_tasks.finish(self._cancel(pending, refused=refused))
+        if refused and pending.policy_moved:
             raise PolicyMoved from error
 
     async def _admit_renewing(
@@ -239,10 +240,10 @@ class InferenceAdmission:
                 if not await is_unchanged():
                     raise PolicyMoved
 
-    async def _cancel(self, pending: PendingAdmission) -> None:
+    async def _cancel(self, pending: PendingAdmission, *, refused: bool) -> None:
         reservation = await pending.reservation_or_none()
         if reservation is not None:
-            await self._controller.cancel(reservation)
+            await self._controller.cancel(reservation, refused=refused)
 
 
 def _request(context: RequestContext, model: ResolvedModel, sizes: RequestSizes) -> ReservationRequest:

@@ -7,10 +7,10 @@ reservation is in the journal. A request is submitted once more at most, and onl
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from loraplex.engine.errors import EngineLost, EngineLostTwice, EngineUnavailable
+from loraplex.engine.errors import EngineLost, EngineLostTwice, EngineUnavailable, RequestTimeout
 from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Scored, Started
 from loraplex.platform.errors import AdapterMismatch, EngineFailed
 from loraplex.platform.inference.admission import PendingAdmission
@@ -198,7 +198,8 @@ class Generation:
     async def close(self, error: BaseException | None = None, *, charged: bool = True) -> None:
         """Abort the running engine requests, free the slots, record the stats, and settle the usage.
 
-        Where it is not `charged`, the reservation is cancelled, whatever the engine computed. May be repeated. Once begun it
+        Where it is not `charged`, the reservation is cancelled, whatever the engine computed. One that failed before the engine
+        computed anything gives its request back. May be repeated. Once begun it
         runs to its end, also when its caller is cancelled.
         """
         if self._closed:
@@ -211,7 +212,11 @@ class Generation:
         complete = self._is_complete()
         if complete:
             self._record(failed=failed)
-        settlement = self._settle(failed=failed, charged=charged, recorded=complete)
+        # A deadline may be the client's own, and its end no refusal.
+        timed_out = isinstance(error, EngineFailed) and error.code == RequestTimeout.code
+        settlement = self._settle(
+            failed=failed, refused=failed and not timed_out, charged=charged, recorded=complete
+        )
         await self._dependencies.background_tasks.finish(settlement)
 
     def _record(self, *, failed: bool) -> None:
@@ -222,7 +227,7 @@ class Generation:
         if not self._refused:
             self._dependencies.recorder.record(self.stats)
 
-    async def _settle(self, *, failed: bool, charged: bool, recorded: bool) -> None:
+    async def _settle(self, *, failed: bool, refused: bool, charged: bool, recorded: bool) -> None:
         try:
             await self._streams.close()
         finally:
@@ -238,9 +243,9 @@ class Generation:
             controller = self._dependencies.admission_controller
             self.is_recorded = charged and reservation is not None
             if reservation is not None and charged:
-                await controller.settle(reservation, usage)
+                await controller.settle(reservation, replace(usage, refused=refused and not usage.tokens))
             elif reservation is not None:
-                await controller.cancel(reservation)
+                await controller.cancel(reservation, refused=True)
 
     def _used_so_far(
         self, outcome: Outcome | None = None, timings: RequestTimings | None = None

@@ -13,14 +13,23 @@ from uuid import UUID, uuid4
 
 from msgspec.structs import replace
 
-from loraplex.engine.errors import overflow_message
+from loraplex.engine.errors import GrammarFailed, overflow_message
 from loraplex.engine.messages import AdapterRef, EngineRequest, ScoreRequest
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.grammar.constraints import OutputConstraints, Tool
+from loraplex.grammar.errors import GrammarRefused
 from loraplex.grammar.spec import encode_spec
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.auth.authenticator import Caller
-from loraplex.platform.errors import ContextTooLong, InvalidParameter, ModelNotFound, UnsupportedParameter
+from loraplex.platform.auth.failure_buckets import BURST, FailureBuckets
+from loraplex.platform.errors import (
+    ContextTooLong,
+    EngineFailed,
+    InvalidParameter,
+    ModelNotFound,
+    TooManyFailedChecks,
+    UnsupportedParameter,
+)
 from loraplex.platform.inference.admission import (
     InferenceAdmission,
     PolicyMoved,
@@ -91,6 +100,7 @@ class InferencePipeline:
         self._encoding_limiter = TenantLimiter(
             "requests", total=MAX_ENCODING, per_tenant=AT_ONCE, waiting=MAX_WAITING
         )
+        self._failed_checks = FailureBuckets()
         self.models = KnownModels(dependencies)
         self._in_flight = InFlightRequests(dependencies.config.max_in_flight)
 
@@ -100,13 +110,21 @@ class InferencePipeline:
 
     async def begin(self, context: RequestContext, values: GenerationBody) -> "Generation":
         """Start a generation and wait for its first event. The caller must `close` it. Raises the error of the request."""
-        arrival = time.monotonic()
+        arrival, tenant_id = time.monotonic(), context.caller.tenant_id
         constraints = build_output_constraints(values, fast_forward=self._dependencies.fast_forward)
+        if constraints is not None and self._failed_checks.is_empty(tenant_id):
+            raise TooManyFailedChecks(
+                f"More than {BURST} schemas or grammars of this tenant were refused in a minute; the next one is checked in a second."
+            )
         while True:
             try:
                 return await self._begin(context, values, constraints, arrival)
             except PolicyMoved:
                 context.headers.clear()
+            except (GrammarRefused, EngineFailed) as error:
+                if isinstance(error, GrammarRefused) or error.code == GrammarFailed.code:
+                    self._failed_checks.take(tenant_id)
+                raise
 
     async def _begin(
         self,

@@ -49,6 +49,7 @@ from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.policies import Policies
 from loraplex.tenants.quotas.reservation import (
     NOTHING_USED,
+    REFUSED,
     OnProvisional,
     Reservation,
     ReservationRequest,
@@ -252,9 +253,12 @@ class QuotaAdmissionController:
         await self._end(reservation, replace(usage, amount_pico=cost, limits=reservation.limits))
         self._recorder.settled(reservation.request.tokens, usage.tokens, time.perf_counter() - began)
 
-    async def cancel(self, reservation: Reservation) -> None:
-        """Cancel a reservation: nothing was used. May be repeated, and has no effect after `settle`."""
-        await self._end(reservation, NOTHING_USED)
+    async def cancel(self, reservation: Reservation, *, refused: bool = False) -> None:
+        """Cancel a reservation: nothing was used. May be repeated, and has no effect after `settle`.
+
+        `refused`: by this server, not given up by its client; then the request is given back as well.
+        """
+        await self._end(reservation, REFUSED if refused else NOTHING_USED)
 
     async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> list[LimitUse]:
         """The use of every limit of these subjects of the tenant.
@@ -344,7 +348,9 @@ class QuotaAdmissionController:
     async def _end(self, reservation: Reservation, usage: SettledUsage) -> None:
         if self._requests.running.pop(reservation.id, None) is None:
             return
-        self._local_limiter.settle(reservation.id, usage.tokens)
+        self._local_limiter.settle(reservation.id, usage.tokens, refused=usage.refused)
+        if usage.refused:
+            self._recent_refusals.forget(reservation.request)
         await self._withdraw(reservation, usage)
 
     async def _withdraw(self, reservation: Reservation, usage: SettledUsage = NOTHING_USED) -> None:
@@ -419,8 +425,8 @@ class AdmissionController(Protocol):
         """Replace the reservation by the usage. Usage is never lost; may be repeated."""
         ...
 
-    async def cancel(self, reservation: Reservation) -> None:
-        """Cancel the reservation: nothing was used."""
+    async def cancel(self, reservation: Reservation, *, refused: bool = False) -> None:
+        """Cancel the reservation: nothing was used. `refused`: the request is given back as well."""
         ...
 
     async def recount(self, tenant_id: UUID) -> None:

@@ -96,7 +96,7 @@ class LocalLimiter:
         self._last_counted = 1
         self._clock = clock
         self._uses: LRUCache[tuple[str, UUID], SubjectUse] = LRUCache(MAX_SUBJECTS)
-        self._running: dict[UUID, tuple[tuple[Subject, ...], int]] = {}
+        self._running: dict[UUID, tuple[tuple[Subject, ...], int, float]] = {}
 
     def admit(
         self, admission_id: UUID, subjects: tuple[Subject, ...], tokens: int, sequences: int = 1
@@ -111,22 +111,28 @@ class LocalLimiter:
             use.requests.lacking += 1
             use.reserved += tokens
             use.running[admission_id] = sequences
-        self._running[admission_id] = subjects, tokens
+        self._running[admission_id] = subjects, tokens, now
         return self._rates(subjects, now)
 
     def decisions(self, subjects: Sequence[Subject], tokens: int, sequences: int = 1) -> tuple[Decision, ...]:
         """The decisions of this gateway's shares on a request now."""
         return tuple(each.decision() for each in self._tested(subjects, tokens, sequences, self._clock()))
 
-    def settle(self, admission_id: UUID, used_tokens: int) -> None:
-        """End a request: its buckets pay what it used. No effect on a request that was not admitted here."""
-        subjects, tokens = self._running.pop(admission_id, ((), 0))
+    def settle(self, admission_id: UUID, used_tokens: int, *, refused: bool = False) -> None:
+        """End a request: its buckets pay what it used. No effect on a request that was not admitted here.
+
+        A `refused` one is given back, less what has flowed back since its admission.
+        """
+        subjects, tokens, admitted_at = self._running.pop(admission_id, ((), 0, 0.0))
         now = self._clock()
         for subject in subjects:
             use = self._use(subject, now)
             if use.running.pop(admission_id, None) is not None:
                 use.reserved -= tokens
                 use.tokens.lacking += used_tokens
+                if refused:
+                    refilled = (now - admitted_at) * self.share(subject.limits.requests_per_minute or 0) / 60
+                    use.requests.lacking = max(0.0, use.requests.lacking - max(0.0, 1.0 - refilled))
 
     def count_gateways(self, live: int) -> None:
         """Share with the larger of the last two counts: after an outage of PostgreSQL or a jump of its clock, the first one

@@ -1,7 +1,7 @@
 """Remembers callers that were just refused for their requests per minute, so that repeating the refusal asks no store.
 
-Invariant: a refusal is repeated only while the counters would certainly repeat it: until the bucket can have regained one
-request, and only under the policy that refused.
+Invariant: a refusal is repeated only until the bucket can have regained one request, and only under the policy that refused.
+A request that is given back ends it here; one that another gateway gives back, within `MAX_SECONDS`.
 """
 
 import time
@@ -20,7 +20,7 @@ from loraplex.tenants.quotas.reservation import ReservationRequest
 from loraplex.tenants.rate_state import Rate, RateState
 
 MAX_SUBJECTS: Final = 10_000
-MAX_SECONDS: Final = 60.0
+MAX_SECONDS: Final = 1.0
 SHARED_LEVELS: Final = (("tenant",), ("tenant", "key"))
 """The levels whose limits all requests of a tenant share, and those that all requests of a key share."""
 
@@ -74,6 +74,11 @@ class RecentRefusals:
             self._refusals[subject.id] = RecentRefusal(
                 failed[-1], tested, denied.at, request.policy_epoch, asked_at, until
             )
+
+    def forget(self, request: ReservationRequest) -> None:
+        """Forget the refusals of the tenant and the key of a request that is given back."""
+        for subject_id in (request.tenant_id, request.api_key_id):
+            self._refusals.pop(subject_id, None)
 
     def find(self, tenant_id: UUID, api_key_id: UUID, policy_epoch: int) -> RecentRefusal | None:
         """Return a refusal that still holds for this caller."""

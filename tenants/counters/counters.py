@@ -206,7 +206,7 @@ class Counters:
     async def _end(
         self, runner: ScriptRunner, tenant_id: UUID, reservation_id: UUID, usage: SettledUsage, *more: str
     ) -> Settled:
-        amounts = (str(reservation_id), usage.tokens, usage.amount_nano)
+        amounts = (str(reservation_id), usage.tokens, usage.amount_nano, int(usage.refused))
         found, charged, epoch = await self._run(runner, "settle", tenant_id, *amounts, *more)
         return Settled(bool(found), bool(charged), epoch)
 

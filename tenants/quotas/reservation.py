@@ -140,8 +140,8 @@ class RequestTimings:
 class SettledUsage:
     """What an ended request used; `prompt_tokens` includes `cached_tokens`. `outcome` None: it was cancelled.
 
-    `amount_pico` follows from the price and is set by admission, as are `limits`, those of the reservation. `system_fingerprint`:
-    of the engine that ran it. It, `timings` or `limits` None: unknown, as of an end that an earlier release wrote. Equal usage may have taken other times and met other limits. Raises
+    `amount_pico` follows from the price and is set by admission, as are `limits`, those of the reservation. `refused`: before
+    anything ran, so that the request is given back too, not only what it reserved. `system_fingerprint`: of the engine that ran it. It, `timings` or `limits` None: unknown, as of an end that an earlier release wrote. Equal usage may have taken other times and met other limits. Raises
     `InvalidField`.
     """
 
@@ -150,6 +150,7 @@ class SettledUsage:
     cached_tokens: int = 0
     completion_tokens: int = 0
     amount_pico: int = 0
+    refused: bool = field(default=False, compare=False)
     system_fingerprint: str | None = field(default=None, compare=False)
     timings: RequestTimings | None = field(default=None, compare=False)
     limits: tuple[LimitAtAdmission, ...] | None = field(default=None, compare=False)
@@ -179,4 +180,5 @@ class SettledUsage:
 
 
 NOTHING_USED: Final = SettledUsage(outcome=None)
+REFUSED: Final = SettledUsage(outcome=None, refused=True)
 UNKNOWN_TIMINGS: Final = RequestTimings()

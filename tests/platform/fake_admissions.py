@@ -87,7 +87,7 @@ class FakeAdmissions:
     async def settle(self, admission: Reservation, usage: SettledUsage) -> None:
         self.settled.append((admission, usage))
 
-    async def cancel(self, admission: Reservation) -> None:
+    async def cancel(self, admission: Reservation, *, refused: bool = False) -> None:
         self.cancelled.append(admission)
 
     async def recount(self, tenant_id: UUID) -> None:

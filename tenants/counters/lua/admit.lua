@@ -124,9 +124,12 @@ if denied then
   return reply('denied', now)
 end
 
-for _, limited in ipairs(levels) do
+local requests_limits = {}
+for level, limited in ipairs(levels) do
   admit_to(limited.key, limited.rate, limited.requests, limited.tokens)
+  requests_limits[level] = limited.requests and integer(limited.requests) or '-'
 end
+request.requests_limits = table.concat(requests_limits, ',')
 reserve(id, request, lease)
 redis.call('HSET', state_key, 'clock', integer(now), 'policy', math.max(policy, read_under))
 redis.call('EXPIRE', state_key, STATE_LIFE)

@@ -1,5 +1,6 @@
 -- An open reservation is in every counter it may end in, at every level; its end removes it from all of them.
--- Its record is one line: key, adapter or -, tokens, amount, day, month, time of admission, sequences.
+-- Its record is one line: key, adapter or -, tokens, amount, day, month, time of admission, sequences, and the requests per
+-- minute of each level, - for none. One that no admission wrote lacks the last.
 
 local ENDED_SECONDS = 600
 local EXPIRED_AT_ONCE = 100
@@ -13,6 +14,7 @@ local function parse(record)
   reservation.day, reservation.month, reservation.at = parts[5], parts[6], parts[7]
   -- A release that counted requests wrote no number, and added none to the running sequences.
   reservation.sequences = parts[8] or '0'
+  reservation.requests_limits = parts[9]
   return reservation
 end
 
@@ -114,7 +116,7 @@ local function reserve(id, reservation, lease)
   end
   local record = { reservation.key, reservation.adapter, reservation.tokens, reservation.amount }
   record[5], record[6], record[7] = reservation.day, reservation.month, reservation.at
-  record[8] = reservation.sequences
+  record[8], record[9] = reservation.sequences, reservation.requests_limits
   redis.call('HSET', key_of('open'), id, table.concat(record, ' '))
   redis.call('EXPIRE', key_of('open'), LIFE)
 end
@@ -130,6 +132,18 @@ local function remove(id, reservation)
     redis.call('ZREM', key_of('leases', subject), id)
   end
   redis.call('HDEL', key_of('open'), id)
+end
+
+-- Give a refused request back to the buckets that it was taken from, less what has flowed back to them since its admission.
+local function give_back(reservation)
+  local subjects, level = subjects_of(reservation), 0
+  for limit in string.gmatch(reservation.requests_limits or '', '[^,]+') do
+    level = level + 1
+    local lacking = limit ~= '-' and UNIT - math.min(now - tonumber(reservation.at), UNIT) * tonumber(limit) or 0
+    if lacking > 0 then
+      take(rate_key(subjects[level]), 'requests', integer(lacking))
+    end
+  end
 end
 
 -- Reserve without an admission, so without the limits that it was tested against.

@@ -1,10 +1,10 @@
 -- End a reservation with its use. Returns whether there was one, whether an id without one was charged, and the epoch, 0 for
 -- none.
--- ARGV: reservation id, tokens, amount, step; to charge an id without one also key, adapter or -, day, month, and the only
--- epoch under which to charge it, '' for any. `settle` remembers the end of any id. `early`, before the ledger has the use, and
+-- ARGV: reservation id, tokens, amount, 1 for a request that was refused before anything ran, step; to charge an id without one
+-- also key, adapter or -, day, month, and the only epoch under which to charge it, '' for any. `settle` remembers the end of any id. `early`, before the ledger has the use, and
 -- `reap`, which only ends an expired lease, neither charge nor remember what they do not find.
 
-local id, tokens, amount, step = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local id, tokens, amount, refused, step = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
 local CHARGED_SECONDS = DAY
 
 if not epoch then
@@ -22,7 +22,10 @@ if reservation then
   store_time()
   remove(id, reservation)
   -- A gateway that got no reply admitted it by its own clock: the ledger has these periods.
-  reservation.day, reservation.month = ARGV[7] or reservation.day, ARGV[8] or reservation.month
+  reservation.day, reservation.month = ARGV[8] or reservation.day, ARGV[9] or reservation.month
+  if refused then
+    give_back(reservation)
+  end
   charge(reservation, tokens, amount)
   local unused = step == 'reap' and tokens == '0' and amount == '0'
   remember_end(unused and GIVEN_UP .. id or id, ENDED_SECONDS)
@@ -31,9 +34,9 @@ end
 if step ~= 'settle' then
   return { 0, 0, in_force }
 end
-if ARGV[5] and not is_remembered(id) and (ARGV[9] == '' or ARGV[9] == epoch) then
+if ARGV[6] and not is_remembered(id) and (ARGV[10] == '' or ARGV[10] == epoch) then
   store_time()
-  charge({ key = ARGV[5], adapter = ARGV[6], day = ARGV[7], month = ARGV[8] }, tokens, amount)
+  charge({ key = ARGV[6], adapter = ARGV[7], day = ARGV[8], month = ARGV[9] }, tokens, amount)
   remember_end(id, CHARGED_SECONDS)
   return { 0, 1, in_force }
 end

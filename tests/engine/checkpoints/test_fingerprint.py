@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ def test_an_engine_reports_it_from_what_it_loads(tmp_path: Path, monkeypatch: py
         model=str(folder), device="cpu", dtype="float32", cache=CacheConfig(block_size=4, num_blocks=16)
     )
 
-    def started(**changed: str) -> str:
+    def started(**changed: Any) -> str:
         described: list[EngineInfo] = []
         loaded = model_loading.load_model(replace(config, **changed), described.append)
         assert described[0].fingerprint == loaded.fingerprint

@@ -24,7 +24,8 @@ async def send(gateway: Any, method: str, path: str, headers: dict[str, str], **
 
 def shared(response: httpx.Response) -> str | None:
     assert "access-control-allow-credentials" not in response.headers
-    return response.headers.get("access-control-allow-origin")
+    allowed: str | None = response.headers.get("access-control-allow-origin")
+    return allowed
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -39,7 +39,7 @@ def test_what_was_no_failure_is_given_back() -> None:
 
 
 def test_the_newest_networks_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure_buckets, "MAX_NETWORKS", 3)
+    monkeypatch.setattr(failure_buckets, "MAX_SUBJECTS", 3)
     buckets = FailureBuckets(Clock())
     for number in range(10):
         buckets.take(str(number))

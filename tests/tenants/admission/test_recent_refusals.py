@@ -51,15 +51,15 @@ def denied(*decisions: Decision) -> Denied:
 def test_a_refusal_holds_until_the_bucket_can_have_a_request() -> None:
     clock = Clock()
     refusals = RecentRefusals(clock)
-    refusals.remember(asked(), denied(failed("tenant")), 0.0)
-    clock.now = 1.5
+    refusals.remember(asked(), denied(failed("tenant", wait=0.8)), 0.0)
+    clock.now = 0.5
     found = refusals.find(TENANT, OTHER_KEY, 1)
     assert found is not None
     error = found.error(clock.now)
-    assert isinstance(error, RateLimited) and error.retry_after_s == pytest.approx(0.5)
+    assert isinstance(error, RateLimited) and error.retry_after_s == pytest.approx(0.3)
     assert error.rate is not None and error.rate.requests is not None
-    assert error.rate.requests.reset_s == pytest.approx(58.5)
-    clock.now = 2.0
+    assert error.rate.requests.reset_s == pytest.approx(59.5)
+    clock.now = 0.8
     assert refusals.find(TENANT, OTHER_KEY, 1) is None and len(refusals) == 0
 
 
@@ -95,11 +95,18 @@ def test_another_policy_is_asked_again() -> None:
     assert refusals.find(TENANT, KEY, 3) is None and len(refusals) == 0
 
 
-def test_a_limit_of_zero_is_asked_again_within_a_minute() -> None:
+def test_a_request_that_is_given_back_ends_the_refusals_of_its_tenant_and_key() -> None:
+    refusals = RecentRefusals(Clock())
+    refusals.remember(asked(), denied(failed("tenant"), failed("key")), 0.0)
+    refusals.forget(asked())
+    assert refusals.find(TENANT, KEY, 1) is None and len(refusals) == 0
+
+
+def test_any_is_asked_again_within_a_second() -> None:
     clock = Clock()
     refusals = RecentRefusals(clock)
     refusals.remember(asked(), denied(failed("tenant", wait=None)), 0.0)
-    clock.now = MAX_SECONDS - 1
+    clock.now = MAX_SECONDS - 0.1
     found = refusals.find(TENANT, KEY, 1)
     assert found is not None and isinstance(found.error(clock.now), QuotaExhausted)
     clock.now = MAX_SECONDS

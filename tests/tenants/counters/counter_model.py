@@ -22,6 +22,9 @@ class ModelRequest:
     end: float
     used: tuple[int, int] | None = None
     ended_at: float = inf
+    given_back: bool = False
+    # Counters that were rebuilt do not know what the request took.
+    is_restored: bool = False
 
     @property
     def tokens(self) -> int:
@@ -41,6 +44,11 @@ class Bucket:
 
     def add(self, amount: float, time: float) -> None:
         self.debt, self.at = min(self.limit, self.debt_at(time) + amount), time
+
+    def give_back(self, admitted_at: float, time: float) -> None:
+        """One request, less what has flowed back since its admission."""
+        lacking = max(0.0, 1 - (time - admitted_at) * self.limit / 60)
+        self.debt, self.at = max(0.0, self.debt_at(time) - lacking), time
 
     def empty(self, time: float) -> None:
         self.debt, self.at = self.limit, time
@@ -76,6 +84,14 @@ class CounterModel:
         found.used, found.ended_at = (tokens, amount_nano), time
         for subject in self.limited("tokens_per_minute", found.request):
             self.bucket(subject, "tokens_per_minute").add(tokens, time)
+
+    def give_back(self, found: ModelRequest, time: float) -> None:
+        """It was refused before anything ran."""
+        self.settle(found, 0, 0, time)
+        found.given_back = not found.is_restored
+        if found.given_back:
+            for subject in self.limited("requests_per_minute", found.request):
+                self.bucket(subject, "requests_per_minute").give_back(found.at, time)
 
     def lose(self, subjects: list[Subject], time: float) -> None:
         """All counters are rebuilt: buckets start empty."""
@@ -139,8 +155,8 @@ class CounterModel:
     def check_windows(
         self, subject: Subject, name: str, limit: int, counted_at: Callable[[ModelRequest], float]
     ) -> None:
-        """At most L (1 + t/60) in any t seconds."""
-        mine = sorted(self.of(subject), key=counted_at)
+        """At most L (1 + t/60) in any t seconds, less those that were given back."""
+        mine = sorted((each for each in self.of(subject) if not each.given_back), key=counted_at)
         sizes = [each.tokens if name == "tokens_per_minute" else 1 for each in mine]
         for first in range(len(mine)):
             total = 0

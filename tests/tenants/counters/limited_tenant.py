@@ -130,6 +130,13 @@ async def age(client: Redis, tenant_id: UUID, seconds: float) -> None:
                 assert isinstance(lease, bytes)
                 await client.zincrby(key, -shift, lease)
             continue
+        if key.endswith(":open"):
+            for field, record in (await client.hgetall(key)).items():
+                assert isinstance(record, bytes)
+                parts = record.decode().split()
+                parts[6] = str(max(0, int(parts[6]) - shift))
+                await client.hset(key, field, " ".join(parts))
+            continue
         kind = "rate" if ":rate:" in key else key.rpartition(":")[2]
         for name in TIMES.get(kind, ()):
             stored = await client.hget(key, name)

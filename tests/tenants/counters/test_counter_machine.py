@@ -35,7 +35,7 @@ from loraplex.tenants.counters.counters import LEASE_S, Counters
 from loraplex.tenants.counters.snapshot import CounterSnapshot
 from loraplex.tenants.quotas.limits import COUNTED, Level, QuotaLimits, Subject
 from loraplex.tenants.quotas.periods import periods_of
-from loraplex.tenants.quotas.reservation import ReservationRequest, SettledUsage
+from loraplex.tenants.quotas.reservation import REFUSED, ReservationRequest, SettledUsage
 from loraplex.tenants.valkey import open_valkey
 
 Answer = TypeVar("Answer")
@@ -167,6 +167,14 @@ class CounterMachine(RuleBasedStateMachine):
             # The lost counters do not remember this end.
             found.ended_at = -REMEMBERED_S
 
+    @precondition(lambda self: self.open() and self.stored.epoch)
+    @rule(data=st.data())
+    def refuse(self, data: st.DataObject) -> None:
+        found = data.draw(st.sampled_from(self.open()))
+        settled = self.run(self.counters.settle(self.tenant_id, found.request.id, REFUSED))
+        assert settled == Settled(True)
+        self.model.give_back(found, self.now())
+
     @precondition(lambda self: self.lately_ended() and self.stored.epoch)
     @rule(data=st.data())
     def repeat_what_has_ended(self, data: st.DataObject) -> None:
@@ -293,6 +301,7 @@ class CounterMachine(RuleBasedStateMachine):
         if lost and not first:
             self.model.lose(self.all_subjects(), self.now())
         for each in self.model.requests.values():
+            each.is_restored = True
             if each.used is None:
                 each.end = self.now() + LEASE_S
             else:

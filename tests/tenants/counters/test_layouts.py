@@ -44,7 +44,7 @@ KEYS: Final[dict[str, set[str]]] = {
     "<n>:open": {"<id>"},
     "<n>:ended": set(),
 }
-RECORD_FIELDS: Final = 8
+RECORD_FIELDS: Final = 9
 RATES = QuotaLimits(requests_per_minute=5, tokens_per_minute=50)
 
 
