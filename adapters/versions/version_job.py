@@ -6,7 +6,7 @@ Invariant: only the adapter's own faults reject it; failures on the server's sid
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 from uuid import UUID
@@ -103,11 +103,11 @@ class LifecycleConfig:
 
 @dataclass(slots=True)
 class _Progress:
-    """The finished steps, which a retry skips. `system_fingerprint`: of the engine that probed."""
+    """The finished steps, which a retry skips. `probed_by`: the member of the stored report that names the engine."""
 
     validated: Validated | None = None
     probe: Check | None = None
-    system_fingerprint: str | None = None
+    probed_by: dict[str, str] = field(default_factory=dict)
     is_stored: bool = False
 
 
@@ -152,10 +152,10 @@ class VersionJob:
         if self._prober is None:
             return NOT_PROBED
         namespace = self.namespace_of(tenant_id)
-        report = await self._prober.probe(
-            AdapterRef(namespace=namespace, digest=digest, blob_path=str(folder))
-        )
-        progress.system_fingerprint = report.system_fingerprint
+        adapter = AdapterRef(namespace=namespace, digest=digest, blob_path=str(folder))
+        report = await self._prober.probe(adapter)
+        if report.system_fingerprint is not None:
+            progress.probed_by = {FINGERPRINT: report.system_fingerprint}
         return probe_check(report)
 
     async def end_without_files(self, version: PendingVersion) -> None:
@@ -231,22 +231,16 @@ class VersionJob:
         if not progress.probe.passed:
             return await self.reject(version, _rejected_by_probe(progress.probe, report))
         if not progress.is_stored:
-            await self._note(version, validated, report, progress.system_fingerprint)
+            stored = {"checks": report.as_dicts(), **progress.probed_by}
+            await self._note(version, validated, stored)
             await self._store.store(version.tenant_id, validated.digest, folder)
             progress.is_stored = True
         await self._move(version, "ready")
 
-    async def _note(
-        self,
-        version: PendingVersion,
-        validated: Validated,
-        report: ValidationReport,
-        system_fingerprint: str | None,
-    ) -> None:
+    async def _note(self, version: PendingVersion, validated: Validated, report: Mapping[str, Any]) -> None:
         findings = Findings(validated.digest, validated.rank, validated.config)
-        probed_by = {FINGERPRINT: system_fingerprint} if system_fingerprint else {}
         async with self._states(version.tenant_id) as states:
-            await states.note(version.version_id, findings, {"checks": report.as_dicts(), **probed_by})
+            await states.note(version.version_id, findings, report)
 
     async def _move(
         self,

@@ -40,9 +40,12 @@ class CheckDocument(ResponseModel):
 
 
 class ReportDocument(ResponseModel):
-    """The checks in their order, up to the first that failed."""
+    """The checks in their order, up to the first that failed. `system_fingerprint`: of the engine that probed the version; null
+    without a probe.
+    """
 
     checks: list[CheckDocument] = Field(default_factory=list)
+    system_fingerprint: str | None = None
 
 
 class VersionDocument(ResponseModel):

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import zmq
 import zmq.asyncio
+from msgspec.structs import replace
+from structlog.testing import capture_logs
 from tests.platform.engines.engine_socket import collect, connected, request, serving, until
 
 from loraplex.engine.errors import EngineUnavailable
-from loraplex.engine.fake_engine import FakeEngine, FakeScript, Fault
+from loraplex.engine.fake_engine import DEFAULT_INFO, FakeEngine, FakeScript, Fault
 from loraplex.engine.messages import (
     AdapterRef,
     Delta,
@@ -205,6 +207,19 @@ async def test_a_request_waits_for_an_engine_that_was_lost_a_moment_ago(
         client.lose("the engine has ended")
         (refused,) = await collect(client, request())
         assert isinstance(refused, Failed) and refused.code == "engine_unavailable"
+
+
+async def test_an_engine_that_comes_back_with_other_files_is_told(address: str) -> None:
+    changed = FakeEngine(FakeScript(info=replace(DEFAULT_INFO, fingerprint="0" * 64)))
+    async with serving(FakeEngine(), address) as server, connected(address) as client:
+        await server.close()
+        client.lose("the engine has ended")
+        with capture_logs() as logs:
+            async with serving(changed, address):
+                await asyncio.wait_for(client.wait_ready(), 60)
+        (told,) = [each for each in logs if "fingerprint" in each["event"]]
+        assert (told["before"], told["now"]) == ("fp_fa4efa4efa4efa4e", f"fp_{'0' * 16}")
+        assert client.info().fingerprint == "0" * 64
 
 
 async def test_a_probe_travels_and_is_lost_with_its_engine(address: str) -> None:

@@ -40,7 +40,8 @@ class ManagedTenant:
             report = {
                 "checks": [
                     {"name": "finite", "passed": True, "detail": "every value is finite", "warning": False}
-                ]
+                ],
+                "system_fingerprint": "fp_0123456789abcdef",
             }
             made = await adapters.add_version(
                 name,

@@ -132,7 +132,8 @@ async def test_versions_are_listed_newest_first_with_their_reports(tenant: Manag
     assert response.headers["etag"] == f'"{document["revision"]}"'
     assert (document["state"], document["digest"], document["config"]) == ("ready", digest(3), {"r": 8})
     assert document["report"] == {
-        "checks": [{"name": "finite", "passed": True, "detail": "every value is finite", "warning": False}]
+        "checks": [{"name": "finite", "passed": True, "detail": "every value is finite", "warning": False}],
+        "system_fingerprint": "fp_0123456789abcdef",
     }
 
 
