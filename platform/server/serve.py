@@ -12,7 +12,7 @@ from importlib import import_module
 import structlog
 
 from loraplex.engine.errors import EngineError
-from loraplex.platform.config import PLAIN_HTTP, Settings
+from loraplex.platform.config import ANY_ORIGIN, EVERY_ORIGIN, PLAIN_HTTP, Settings
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.startup import OnStage, StartingEngines, open_lone_engine, start_engines
 from loraplex.platform.processes.environment import ray_requires_tokens
@@ -109,6 +109,8 @@ async def _serve_gateway(settings: Settings, shutdown: Shutdown) -> None:
             )
         if settings.exposes_plain_http:
             LOG.warning(PLAIN_HTTP, host=settings.host)
+        if ANY_ORIGIN in settings.allowed_origins:
+            LOG.warning(EVERY_ORIGIN)
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         model = None if settings.role == "gateway" else await _model(settings)
         async with AsyncExitStack() as stack:

@@ -13,7 +13,7 @@ import structlog
 from fastapi import FastAPI
 
 from loraplex.platform.api.head_requests import HeadRequests
-from loraplex.platform.config import ANY_ORIGIN, EVERY_ORIGIN, PLAIN_HTTP, Settings
+from loraplex.platform.config import PLAIN_HTTP, Settings
 from loraplex.platform.engines.startup import StartingEngines
 from loraplex.platform.observability.exposition import metrics_router
 from loraplex.platform.processes.gc_tuning import freeze_gc
@@ -77,8 +77,6 @@ async def serve_gateway(
             await stack.enter_async_context(_serving_metrics(gateway, metrics, shutdown))
         if settings.exposes_plain_http:
             print(f"Warning: {PLAIN_HTTP}.", flush=True)
-        if ANY_ORIGIN in settings.allowed_origins:
-            print(f"Warning: {EVERY_ORIGIN}.", flush=True)
         if after is not None:
             print(f"\n{after}", flush=True)
         freeze_gc()

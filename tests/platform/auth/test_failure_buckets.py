@@ -22,6 +22,7 @@ def test_a_network_has_a_burst_and_regains_one_failure_at_a_time() -> None:
     clock = Clock()
     buckets = FailureBuckets(clock)
     assert taken(buckets, "a") == BURST and taken(buckets, "b") == BURST
+    assert buckets.is_empty("a") and not buckets.is_empty("c")
     clock.now = 3 * REFILL_S
     assert taken(buckets, "a") == 3
     clock.now = 2 * BURST * REFILL_S

@@ -25,7 +25,7 @@ from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript, Fault
 from loraplex.engine.messages import EngineRequest, Failed
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.cli import user
-from loraplex.platform.config import PLAIN_HTTP, load_settings
+from loraplex.platform.config import EVERY_ORIGIN, PLAIN_HTTP, load_settings
 from loraplex.platform.datastores.embedded.orphans import executable
 from loraplex.platform.engines import startup
 from loraplex.platform.engines.event_buffer import EventBufferConfig
@@ -231,13 +231,20 @@ def test_a_killed_engine_restarts_and_a_killed_serve_leaves_no_process(
         until(lambda: not any(lives(pid) for pid in pids))
 
 
-async def test_keys_that_would_cross_a_network_unencrypted_are_warned_of(tmp_path: Path) -> None:
+async def test_keys_in_the_open_and_pages_of_any_origin_are_warned_of(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for host, count in (("0.0.0.0", 1), ("127.0.0.1", 0)):
-        flags = {"host": host, "port": 0, "data_dir": tmp_path / "file", "model": "tiny"}
+    anyone, page = {"allowed_origins": ["*"]}, {"allowed_origins": ["https://app.example.com"]}
+    cases: list[tuple[dict[str, Any], list[str]]] = [
+        ({"host": "0.0.0.0"}, [PLAIN_HTTP]),
+        ({"host": "127.0.0.1"}, []),
+        (anyone, [EVERY_ORIGIN]),
+        (page, []),
+    ]
+    for given, warnings in cases:
+        flags = {**given, "port": 0, "data_dir": tmp_path / "file", "model": "tiny"}
         with capture_logs() as logs, pytest.raises(FileExistsError):
             await _serve_gateway(load_settings(flags), Shutdown())
-        assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == [PLAIN_HTTP] * count
+        assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == warnings
 
 
 def children_running(serve: Serve, program: str) -> list[int]:

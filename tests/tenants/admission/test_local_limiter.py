@@ -39,6 +39,21 @@ def test_a_share_is_the_limit_by_the_gateways_that_live(gateways: int, passing: 
     assert admitted(limiter, subject(concurrent_requests=passing * gateways)) == 0
 
 
+def test_a_refused_request_is_given_back_but_for_what_has_flowed_back() -> None:
+    clock, tenant = Clock(), subject(requests_per_minute=6)
+    limiter = LocalLimiter(clock)
+    held = [UUID(int=number) for number in range(6)]
+    for each in held:
+        limiter.admit(each, (tenant,), 1)
+    limiter.settle(held[0], 0, refused=True)
+    assert admitted(limiter, tenant) == 1
+    clock.now = 30.0
+    assert admitted(limiter, tenant, most=3) == 3
+    for each in held:
+        limiter.settle(each, 0, refused=True)
+    assert admitted(limiter, tenant) == 0
+
+
 def test_a_bucket_refills_by_its_share() -> None:
     clock = Clock()
     limiter = LocalLimiter(clock)
