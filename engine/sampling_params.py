@@ -5,7 +5,7 @@ import msgspec
 from loraplex.engine.errors import InvalidRequest
 
 MAX_TOP_LOGPROBS = 20
-MAX_CHOICES = 16
+MAX_CHOICES = 128
 MAX_CONTINUATIONS = 128
 """Scored choices of one request."""
 MAX_SCORED_TOKENS = 1 << 20

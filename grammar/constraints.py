@@ -43,9 +43,10 @@ class ContextFreeGrammar:
 
 @dataclass(frozen=True, slots=True)
 class StructuralTag:
-    """The object of `structured_outputs.structural_tag`, in xgrammar's format language."""
+    """A structural tag in xgrammar's format language. `param` is the request field that has it."""
 
     tag: dict[str, Any]
+    param: str = "structured_outputs.structural_tag"
 
 
 OutputFormat: TypeAlias = JsonObject | JsonSchema | Regex | Choice | ContextFreeGrammar | StructuralTag

@@ -24,7 +24,7 @@ from pydantic_settings import (
 from loraplex.platform.startup_errors import SettingsError
 from loraplex.tenants.api_keys.networks import parse_network
 from loraplex.tenants.billing.pricing import MAX_PRICE, Price
-from loraplex.tenants.default_limits import MAX_DEFAULT_TOKENS, DefaultLimits
+from loraplex.tenants.default_limits import MAX_DEFAULT_TOKENS, DefaultLimits, UnknownParameters
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.names import TENANT_NAME
 from loraplex.tenants.outbox.receiver_urls import MAX_URL_LENGTH, parse_receiver_url
@@ -112,6 +112,7 @@ class Settings(BaseSettings):
         dict[Annotated[str, Field(pattern=TENANT_NAME)], Annotated[int, Field(ge=0, le=MAX_DEFAULT_TOKENS)]],
         NoDecode,
     ] = Field(default={}, max_length=64)
+    unknown_parameters: UnknownParameters = "refuse"
     max_open_uploads: int = Field(default=16, ge=1, le=1000)
     max_uploads_in_flight: int = Field(default=32, ge=1, le=1024)
 
@@ -383,6 +384,7 @@ class Settings(BaseSettings):
             max_keys=self.default_max_keys,
             default_max_tokens=self.default_max_tokens,
             tier_default_max_tokens=self.tier_default_max_tokens,
+            unknown_parameters=self.unknown_parameters,
         )
 
 

@@ -14,7 +14,6 @@ from loraplex.grammar.json_schema.bounds import check_bounds
 from loraplex.grammar.spec import Backend
 
 GRAMMAR: Final = "structured_outputs.grammar"
-STRUCTURAL_TAG: Final = "structured_outputs.structural_tag"
 
 SCHEMA_FORMAT: Final[dict[str, Any]] = {"type": "json_schema", "json_schema": True, "style": "json"}
 """The keys of such a format. `any_order` and its like would loosen the schema."""
@@ -22,14 +21,14 @@ SCHEMA_FORMAT: Final[dict[str, Any]] = {"type": "json_schema", "json_schema": Tr
 
 def native_param(native: ContextFreeGrammar | StructuralTag) -> str:
     """Return the request field of the format."""
-    return STRUCTURAL_TAG if isinstance(native, StructuralTag) else GRAMMAR
+    return native.param if isinstance(native, StructuralTag) else GRAMMAR
 
 
 def native_source(native: ContextFreeGrammar | StructuralTag, limits: SchemaLimits) -> tuple[Backend, str]:
     """Return the one backend that reads the format, and its source. Raises `GrammarRefused`."""
     if isinstance(native, StructuralTag):
-        check_bounds(native.tag, limits=limits, param=STRUCTURAL_TAG)
-        return "xgrammar", structural_tag_source(_with_exact_schemas(native.tag, limits))
+        check_bounds(native.tag, limits=limits, param=native.param)
+        return "xgrammar", structural_tag_source(_with_exact_schemas(native.tag, limits, native.param))
     size = len(native.text.encode(errors="surrogatepass"))
     if size > limits.max_text_bytes:
         message = f"the grammar has {size} bytes, at most {limits.max_text_bytes} are allowed"
@@ -39,24 +38,24 @@ def native_source(native: ContextFreeGrammar | StructuralTag, limits: SchemaLimi
     return "llguidance", lark_source(native.text)
 
 
-def _with_exact_schemas(value: Any, limits: SchemaLimits) -> Any:
+def _with_exact_schemas(value: Any, limits: SchemaLimits, param: str) -> Any:
     """Copy a tag, no deeper than `limits`, with each schema planned for xgrammar. Schemas are not walked."""
     if isinstance(value, list):
-        return [_with_exact_schemas(each, limits) for each in value]
+        return [_with_exact_schemas(each, limits, param) for each in value]
     if not isinstance(value, dict):
         return value
     if value.get("type") != "json_schema":
-        return {key: _with_exact_schemas(each, limits) for key, each in value.items()}
+        return {key: _with_exact_schemas(each, limits, param) for key, each in value.items()}
     for name in value.keys() - SCHEMA_FORMAT.keys():
         raise GrammarRefused(
-            f"a format json_schema has {', '.join(SCHEMA_FORMAT)}, not {name[:64]!r}", param=STRUCTURAL_TAG
+            f"a format json_schema has {', '.join(SCHEMA_FORMAT)}, not {name[:64]!r}", param=param
         )
     if value.get("style", "json") != "json":
-        raise GrammarRefused('of the styles of "json_schema" only "json" is supported', param=STRUCTURAL_TAG)
-    return {**SCHEMA_FORMAT, "json_schema": _exact_schema(value.get("json_schema"), limits)}
+        raise GrammarRefused('of the styles of "json_schema" only "json" is supported', param=param)
+    return {**SCHEMA_FORMAT, "json_schema": _exact_schema(value.get("json_schema"), limits, param)}
 
 
-def _exact_schema(schema: Any, limits: SchemaLimits) -> JsonSchemaValue:
+def _exact_schema(schema: Any, limits: SchemaLimits, param: str) -> JsonSchemaValue:
     return plan_enforcement(
-        schema, strict=True, param=STRUCTURAL_TAG, limits=limits, backends=frozenset({"xgrammar"})
+        schema, strict=True, param=param, limits=limits, backends=frozenset({"xgrammar"})
     ).schema

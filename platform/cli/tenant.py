@@ -13,7 +13,7 @@ from loraplex.platform.cli.command_context import DataDir, command_unit_of_work,
 from loraplex.platform.cli.output import AsJson, print_document, print_key, print_rows
 from loraplex.platform.services import tenants
 from loraplex.platform.services.unit_of_work import UnitOfWork
-from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.accounts.tenants import TenantRepository, TierChange
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.models import Tenant
 from loraplex.tenants.quotas.limits import MAXIMA
@@ -25,6 +25,7 @@ app = typer.Typer(name="tenant", help="Tenants: operator work without HTTP.", no
 Name = Annotated[str, typer.Argument(help="The tenant's name.")]
 Weight = Annotated[float, typer.Option(help="Fair share of the engine, relative to others (at most 1000).")]
 Tier = Annotated[str, typer.Option(help="The name of the tenant's tier.")]
+Unknown = Annotated[str, typer.Option(help="Of requests: default, refuse or report.")]
 LimitOptions = Annotated[
     list[str] | None,
     typer.Option("--limit", help=f"NAME=NUMBER, may be repeated. Names: {', '.join(MAXIMA)}."),
@@ -39,6 +40,7 @@ def create(
     name: Name,
     weight: Weight = 1.0,
     tier: Tier = "standard",
+    unknown_parameters: Unknown = "default",
     limit: LimitOptions = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -49,6 +51,9 @@ def create(
     async def work() -> None:
         async with command_unit_of_work(data_dir) as uow:
             created = await tenants.create(uow, name, tier=tier, weight=weight, limits=limits)
+            await tenants.change_tier(
+                uow, created.tenant.id, TierChange(unknown_parameters=unknown_parameters)
+            )
         print_key(created.key.plaintext, as_json)
 
     run_command(work())
@@ -146,5 +151,6 @@ def tenant_document(tenant: Tenant) -> dict[str, Any]:
         "id": str(tenant.id),
         "tier": tenant.tier,
         "weight": tenant.weight,
+        "unknown_parameters": tenant.unknown_parameters,
         **{name: None if time is None else time.isoformat() for name, time in times.items()},
     }

@@ -15,11 +15,12 @@ from typing import Final
 import structlog
 
 from loraplex.platform.auth.authenticator import Caller
-from loraplex.platform.errors import GatewayError
+from loraplex.platform.errors import GatewayError, InvalidParameter
 from loraplex.platform.inference.background_tasks import BackgroundTasks
 from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.inference.rate_limit_headers import rate_headers, refusal_headers, unavailable_headers
 from loraplex.platform.observability.request_record import RequestRecord
+from loraplex.platform.parameters.request_object import UnknownNames
 from loraplex.tenants.admission.allowance import CompletionAllowance
 from loraplex.tenants.admission.controller import AdmissionController
 from loraplex.tenants.errors import LimitExceeded, PolicyStale, QuotaUnavailable, TenantsError
@@ -34,7 +35,7 @@ class RequestContext:
     `renew_caller` and `confirm_caller` authenticate the caller again without the cache and raise as the first
     authentication; `renew_caller` also removes the tenant's keys from the cache. `record`: what metrics and traces learn of the
     request. `is_recorded`: the request is, or will be, in the usage ledger. `deadline`: when the client gives it up, in the
-    time of `time.monotonic`.
+    time of `time.monotonic`. `unknown`: what its body has that the gateway does not know.
     """
 
     caller: Caller
@@ -46,6 +47,7 @@ class RequestContext:
     record: RequestRecord = field(default_factory=RequestRecord)
     is_recorded: bool = False
     deadline: float | None = None
+    unknown: UnknownNames | None = None
 
     def shortened(self, limit_s: float | None) -> float | None:
         """A time limit in seconds from now, or what is left until the deadline, if that is less."""
@@ -93,7 +95,10 @@ class RequestSizes:
 class PendingAdmission:
     """A provisional admission: counted in Valkey, not yet in the journal."""
 
-    def __init__(self, context: RequestContext, admitting: "asyncio.Task[Reservation]") -> None:
+    def __init__(
+        self, context: RequestContext, admitting: "asyncio.Task[Reservation]", sequences: int
+    ) -> None:
+        self._sequences = sequences
         self.record = context.record
         self._context = context
         self._admitting = admitting
@@ -101,11 +106,18 @@ class PendingAdmission:
     async def reservation(self) -> Reservation:
         """Wait for the journal and add the rate-limit headers. Await it before any byte of the response is sent.
 
-        Raises as `InferenceAdmission.admit`: the request may still be refused.
+        Raises as `InferenceAdmission.admit`: the request may still be refused. Raises `InvalidParameter` for more sequences than
+        may ever run at once.
         """
         try:
             reservation = await self._admitted()
         except LimitExceeded as error:
+            if error.limit == "concurrent_requests" and 1 <= error.limit_value < self._sequences:
+                raise InvalidParameter(
+                    f"prompts x `n` is {self._sequences}, but must be at most {error.limit_value}: "
+                    f"`concurrent_requests` of the {error.level}.",
+                    param="n",
+                ) from error
             self._context.headers.update(refusal_headers(error))
             raise
         except QuotaUnavailable as error:
@@ -201,7 +213,7 @@ class InferenceAdmission:
             self._admit_renewing(context, model, sizes, is_unchanged, decide)
         )
         admitting.add_done_callback(decide)
-        pending = PendingAdmission(context, admitting)
+        pending = PendingAdmission(context, admitting, sizes.sequences)
         try:
             await decided
         except asyncio.CancelledError:

@@ -77,6 +77,7 @@ class Generation:
         self._closed = False
         self._refused = False
         self.is_recorded = True
+        self.token_ids: list[list[int]] | None = None
         self._submit()
 
     def _submit(self) -> None:
@@ -95,6 +96,8 @@ class Generation:
             gateway_causes=self._pending.record.causes,
         )
         self._pending.record.stats = self.stats
+        if self.token_ids is not None:
+            self.keep_token_ids()
         self._streams = EngineStreams(self._dependencies.engine, requests, self.stats, self.num_prompts)
         self._started: set[int] = set()
         self._scores: dict[int, list[Scored]] = {}
@@ -120,6 +123,15 @@ class Generation:
         if self._scored is None:
             return None
         return self._scored.probabilities(self._scores[choice // self.n])
+
+    def keep_token_ids(self) -> None:
+        """Keep the token ids of each choice in `token_ids` as they are delivered."""
+        self.token_ids = [[] for _ in range(self.choices)]
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """The token ids of each prompt."""
+        return [request.prompt_token_ids for request in self._requests[: self.num_prompts]]
 
     def headers(self) -> dict[str, str]:
         """Return the response headers: the adapter, and how its schemas are enforced."""
@@ -187,6 +199,8 @@ class Generation:
             elif isinstance(event, Delta):
                 choice = prompt * self.n + event.choice
                 self.stats.deliver(choice, len(event.token_ids), time.monotonic())
+                if self.token_ids is not None:
+                    self.token_ids[choice] += event.token_ids
                 yield choice, event
             elif isinstance(event, Finished) and event.reason != "abort" and prompt not in self._missing:
                 yield prompt * self.n + event.choice, event

@@ -29,7 +29,8 @@ VERSION_BYTES: Final = 1024
 class ResolvedModel:
     """`name` as the caller wrote it; `adapter` is `name@version`. All adapter fields are None for the base model.
 
-    `tool_style` and `defaults` are the adapter version's profile: None and empty without one.
+    `tool_style` and `defaults` are the adapter version's profile: None and empty without one. `created`: when the version was
+    uploaded, in seconds of the Unix epoch.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ResolvedModel:
     defaults: Mapping[str, object] = field(default_factory=dict)
     adapter_id: UUID | None = None
     version: int | None = None
+    created: int | None = None
 
     @property
     def adapter_name(self) -> str | None:
@@ -169,8 +171,10 @@ async def list_models(
     """
     database = dependencies.database
     adapters = await database.bounded(partial(_list, database, caller.tenant_id), has_fallback=has_fallback)
-    own = [ResolvedModel(each.reference, f"{each.name}@{each.version}", each.digest) for each in adapters]
-    return [ResolvedModel(dependencies.served_model_name), *own]
+    return [
+        ResolvedModel(dependencies.served_model_name),
+        *(_model(each.reference, each) for each in adapters),
+    ]
 
 
 async def _list(database: Database, tenant_id: UUID) -> Sequence[ResolvedAdapter]:
@@ -179,7 +183,10 @@ async def _list(database: Database, tenant_id: UUID) -> Sequence[ResolvedAdapter
 
 
 def _resolved(name: str, targets: ModelTargets, sticky: str) -> ResolvedModel:
-    adapter = targets.choose(sticky)
+    return _model(name, targets.choose(sticky))
+
+
+def _model(name: str, adapter: ResolvedAdapter) -> ResolvedModel:
     return ResolvedModel(
         name=name,
         adapter=f"{adapter.name}@{adapter.version}",
@@ -188,6 +195,7 @@ def _resolved(name: str, targets: ModelTargets, sticky: str) -> ResolvedModel:
         defaults=adapter.defaults,
         adapter_id=adapter.adapter_id,
         version=adapter.version,
+        created=int(adapter.created_at.timestamp()),
     )
 
 

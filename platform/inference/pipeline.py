@@ -6,7 +6,7 @@ Invariant: the model is resolved, every size checked and the request provisional
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from uuid import UUID, uuid4
@@ -56,10 +56,12 @@ from loraplex.platform.parameters.request_models import (
     prompts_of,
     tools_of,
 )
+from loraplex.platform.parameters.request_object import MAX_NAME, UnknownNames
 from loraplex.platform.parameters.value_types import Prompt
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 from loraplex.tenants.errors import QuotaExhausted
 
+IGNORED_HEADER = "x-loraplex-ignored-parameters"
 INLINE_CHARACTERS = 8_192
 # Half of the processors: large prompts are encoded before admission, which needs their size.
 MAX_ENCODING = max(1, len(os.sched_getaffinity(0)) // 2)
@@ -103,6 +105,13 @@ class InferencePipeline:
         self._failed_checks = FailureBuckets()
         self.models = KnownModels(dependencies)
         self._in_flight = InFlightRequests(dependencies.config.max_in_flight)
+
+    @property
+    def context_tokens(self) -> int:
+        """The most tokens of prompt and answer, as the engine bounds a sequence."""
+        info = self._dependencies.engine.info()
+        # `max_model_len` may be set larger than the KV cache.
+        return min(info.max_model_len, info.num_blocks * info.block_size)
 
     def repeat_refusal(self, context: RequestContext) -> None:
         """Raise what an earlier request of this caller raised, if it certainly still holds. Call it before the body is read."""
@@ -160,6 +169,8 @@ class InferencePipeline:
         model = await self._resolve(context, values)
         context.record.adapter_id = model.adapter_id
         context.headers.update(model.headers())
+        if context.unknown is not None:
+            await self._report(context, model, context.unknown)
         values = values.with_defaults(model.defaults)
         prompts = await self.prompt_ids(values, model, context.caller.tenant_id)
         self._check_scores(values, prompts)
@@ -195,6 +206,13 @@ class InferencePipeline:
             await self._admission.cancel(pending, error)
             raise
         return generation
+
+    async def _report(self, context: RequestContext, model: ResolvedModel, unknown: UnknownNames) -> None:
+        """Name unknown parameters in the response; raise their refusal, unless tenant or installation have them reported."""
+        own = (await self._admission.allowance(context, model, 0, unused=False)).unknown_parameters
+        if not self._dependencies.database.limits.reports_unknown(own):
+            raise unknown.refusal
+        context.headers[IGNORED_HEADER] = unknown.header()
 
     async def _resolve(self, context: RequestContext, values: GenerationBody) -> ResolvedModel:
         sticky = values.user or context.request_id
@@ -252,19 +270,36 @@ class InferencePipeline:
         check = (
             None if isinstance(values, TokenizeRequest) else partial(self._left, values, bound="at least ")
         )
-        messages = messages_of(values)
-        if messages is None:
+        if isinstance(values, CompletionRequest) or values.messages is None:
+            special = not isinstance(values, TokenizeRequest) or values.add_special_tokens is not False
             return [
-                prompts.text_ids(each, check) if isinstance(each, str) else each
+                prompts.text_ids(each, check, special=special) if isinstance(each, str) else each
                 for each in prompts_of(values)
             ]
+        options, style = self._template_options(values), self._style(model)
+        return [prompts.chat_ids(values.messages, options, self._prompt_tools(values, style), style, check)]
+
+    def _template_options(self, values: ChatRequest | TokenizeRequest) -> dict[str, object]:
+        """Return what the template is given. Raises `UnsupportedParameter` for what it does not read."""
+        prompts, options = self._dependencies.prompts, values.template_values()
+        for name in values.chat_template_kwargs or ():
+            if name not in prompts.option_names:
+                where, read = (
+                    f"chat_template_kwargs.{name[:MAX_NAME]}",
+                    ", ".join(sorted(prompts.option_names)),
+                )
+                message = (
+                    f"`{where}` is not supported: the model's chat template reads {read or 'no such name'}."
+                )
+                raise UnsupportedParameter(message, param=where)
         effort = values.reasoning_effort if isinstance(values, ChatRequest) else None
         if effort is not None and not prompts.knows("reasoning_effort"):
             message = "`reasoning_effort` is not supported: the model's chat template does not know it."
             raise UnsupportedParameter(message, param="reasoning_effort")
-        options = {} if effort is None else {"reasoning_effort": effort}
-        style = self._style(model)
-        return [prompts.chat_ids(messages, options, self._prompt_tools(values, style), style, check)]
+        if effort is not None and options.setdefault("reasoning_effort", effort) != effort:
+            message = "`reasoning_effort` and `chat_template_kwargs.reasoning_effort` differ; give one."
+            raise InvalidParameter(message, param="reasoning_effort")
+        return options
 
     def _prompt_tools(self, values: PromptRequest, style: ToolStyle) -> tuple[Tool, ...]:
         """Return all tools, whichever of them may be called, so that the prompt's prefix stays the same.
@@ -415,19 +450,21 @@ class InferencePipeline:
         return AdapterRef(namespace=namespace, digest=model.digest, blob_path=path)
 
     def _max_tokens(self, ids: list[int], values: GenerationBody, name: str, most: int) -> int:
-        vocab_size = self._dependencies.engine.info().vocab_size
         if not ids:
             raise InvalidParameter(f"`{name}` holds no token.", param=name)
-        if max(ids) >= vocab_size:
-            raise InvalidParameter(f"`{name}` must hold token ids in 0..{vocab_size - 1}.", param=name)
+        self.check_vocabulary(ids, name)
         return min(most, self._left(values, len(ids)))
+
+    def check_vocabulary(self, ids: Sequence[int], name: str) -> None:
+        """Raise `InvalidParameter` for a token id that the model does not have."""
+        vocab_size = self._dependencies.engine.info().vocab_size
+        if max(ids, default=0) >= vocab_size:
+            raise InvalidParameter(f"`{name}` must hold token ids in 0..{vocab_size - 1}.", param=name)
 
     def _left(self, values: GenerationBody, tokens: int, bound: str = "") -> int:
         """Return what the context leaves next to a prompt of `tokens`. Raises `ContextTooLong` if fewer than requested."""
-        info, requested = self._dependencies.engine.info(), values.requested_tokens
+        context, requested = self.context_tokens, values.requested_tokens
         requested = 1 if requested is None else requested
-        # As the engine bounds a sequence: `max_model_len` may be set larger than its KV cache.
-        context = min(info.max_model_len, info.num_blocks * info.block_size)
         if requested > context - tokens:
             raise ContextTooLong(
                 overflow_message(context, tokens, requested, _prompt_name(values), bound),
@@ -466,7 +503,11 @@ def _characters(values: PromptRequest, limit: int) -> int:
         return sum(map(_length, prompts_of(values)))
     size = 0
     for message in messages:
-        size += len(message.content) + sum(len(call.arguments) for call in message.tool_calls)
+        size += len(message.content) + len(message.reasoning)
+        size += sum(len(call.arguments) for call in message.tool_calls)
+    if not isinstance(values, CompletionRequest) and values.chat_template_kwargs:
+        # A template may write a value for each message.
+        size += size_of(values.chat_template_kwargs, limit) * len(messages)
     tools = [(tool.description, tool.parameters) for tool in tools_of(values)]
     return size + size_of(tools, limit) if tools else size
 

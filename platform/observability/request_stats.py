@@ -59,6 +59,10 @@ class RequestStats:
         """Generated tokens of the longest choice."""
         return max(self._generated.values(), default=0)
 
+    def prompt_usage(self, prompt: int) -> tuple[int, int]:
+        """Return (tokens, those of them in the prefix cache) of one prompt, as far as the engine has reported it."""
+        return self._prompts.get(prompt, (0, 0))
+
     def see(self, prompt: int, event: Event) -> None:
         """Count an event of the engine request for `prompt`.
 

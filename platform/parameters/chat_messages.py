@@ -1,11 +1,12 @@
 """Chat messages: role, plain text, the calls of an assistant and the results of tools (OpenAI chat API).
 
-Parts that are not text are refused by name. Fields that clients return from an earlier response are accepted and ignored.
+Parts that are not text are refused by name. What clients return from an earlier response is accepted and dropped, but for the
+thought of an assistant, which a chat template may read.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Final
 
 from pydantic import GetCoreSchemaHandler, ValidationInfo, ValidatorFunctionWrapHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -45,13 +46,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message. Text parts are joined; an assistant's content may be empty."""
+    """One message. Text parts are joined; an assistant's content may be empty. `reasoning`: its thought, apart from the content."""
 
     role: str
     content: str
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,24 @@ class TextPart(RequestObject):
     """A part of a message's content. Other types of parts are not supported."""
 
     allowed: ClassVar[str] = _PART
+    dropped: ClassVar[frozenset[str]] = frozenset({"cache_control", "prompt_cache_breakpoint", "annotations"})
     type: Annotated[str, Choice(("text",))]
     text: Annotated[str, AnyText()]
 
 
+class RefusalPart(RequestObject):
+    """A part of an assistant's content that says why it did not answer. It is dropped."""
+
+    allowed: ClassVar[str] = '{"type": "refusal", "refusal": …}'
+    type: Annotated[str, Choice(("refusal",))]
+    refusal: Annotated[str, AnyText()]
+
+
+@dataclass(frozen=True)
 class _Content(Kind):
-    """Text, or text parts, which are joined."""
+    """Text, or text parts, which are joined. `refusals`: parts that are a refusal too."""
+
+    refusals: bool = False
 
     @property
     def allowed(self) -> str:
@@ -92,9 +106,11 @@ class _Content(Kind):
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
         part = handler.generate_schema(TextPart)
-        parts = bounded_list(
-            core_schema.no_info_plain_validator_function(_read_part), 1, MAX_PARTS, self.allowed
-        )
+        read: Callable[[object], str] = _read_part
+        if self.refusals:
+            part = core_schema.union_schema([part, handler.generate_schema(RefusalPart)])
+            read = _read_assistants_part
+        parts = bounded_list(core_schema.no_info_plain_validator_function(read), 1, MAX_PARTS, self.allowed)
         listed = core_schema.list_schema(part, min_length=1, max_length=MAX_PARTS)
         return core_schema.no_info_wrap_validator_function(
             _read_content,
@@ -120,23 +136,32 @@ def _read_part(value: object) -> str:
     return TextPart.check(value).text
 
 
+def _read_assistants_part(value: object) -> str:
+    if isinstance(value, dict) and value.get("type") == "refusal":
+        RefusalPart.check(value)
+        return ""
+    return _read_part(value)
+
+
 class MessageFunction(RequestObject):
     """The function of a call. `arguments` is the text of a JSON object, unless it was truncated."""
 
     allowed: ClassVar[str] = _CALL
+    dropped: ClassVar[frozenset[str]] = frozenset({"parsed_arguments", "provider_specific_fields"})
     name: Annotated[str, Identifier()]
     arguments: Annotated[str, AnyText()]
-    parsed_arguments: Any = None
 
 
 class MessageToolCall(RequestObject):
-    """A call of an assistant's message. `index` and `parsed_arguments` of a client are ignored."""
+    """A call of an assistant's message. `index` is what an accumulated stream leaves, `extra_content` what the `ai` package adds."""
 
     allowed: ClassVar[str] = _CALL
+    dropped: ClassVar[frozenset[str]] = frozenset(
+        {"index", "provider_specific_fields", "extra_content", "cache_control"}
+    )
     type: Annotated[str, Choice(("function",))]
     id: Annotated[str, _SHORT]
     function: MessageFunction
-    index: Any = None
 
     def tool_call(self) -> ToolCall:
         """Return the call as the rest of the gateway knows it."""
@@ -150,8 +175,11 @@ _CALLS: Final = ListOf(MessageToolCall, 0, MAX_CALLS, f"calls {_CALL}")
 
 
 class _Message(RequestObject):
-    # `annotations` and `parsed`: the `openai` client adds them to responses.
     allowed: ClassVar[str] = _MESSAGE
+    # The `openai` client adds the first two to responses, litellm the others.
+    dropped: ClassVar[frozenset[str]] = frozenset(
+        {"annotations", "parsed", "provider_specific_fields", "cache_control"}
+    )
     role: Annotated[str, Choice(ROLES)]
     content: Annotated[str, _Content()]
     name: Annotated[str | None, _SHORT] = None
@@ -159,9 +187,6 @@ class _Message(RequestObject):
     tool_call_id: Annotated[str | None, _OtherRole("tool")] = None
     function_call: Annotated[None, _TEXT_ONLY] = None
     audio: Annotated[None, _TEXT_ONLY] = None
-    refusal: Annotated[None, _TEXT_ONLY] = None
-    annotations: Any = None
-    parsed: Any = None
 
     def chat_message(self) -> ChatMessage:
         """Return the message as the rest of the gateway knows it."""
@@ -179,8 +204,19 @@ class AssistantMessage(_Message):
     """An earlier response. Its content may be null or absent, also without calls."""
 
     role: Annotated[str, Choice(("assistant",))]
-    content: Annotated[str, _Content()] = ""
+    # The last two are of litellm, `reasoning_details` of OpenRouter.
+    dropped: ClassVar[frozenset[str]] = _Message.dropped | {
+        *("refusal", "reasoning_details", "thinking_blocks", "images")
+    }
+    content: Annotated[str, _Content(refusals=True)] = ""
     tool_calls: Annotated[Sequence[MessageToolCall], _CALLS] = ()
+    reasoning_content: Annotated[str, AnyText()] = ""
+    reasoning: Annotated[str, AnyText()] = ""
+
+    def chat_message(self) -> ChatMessage:
+        thought = self.reasoning_content or self.reasoning
+        message = super().chat_message()
+        return replace(message, reasoning=thought) if thought else message
 
 
 class ToolMessage(_Message):

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from loraplex.platform.parameters.request_models import (
     ChatRequest,
     CompletionRequest,
+    DetokenizeRequest,
     ModelRequest,
     TokenizeRequest,
 )
@@ -20,12 +21,13 @@ from loraplex.platform.parameters.request_object import default_of, default_text
 from loraplex.platform.parameters.value_types import Kind
 
 GenerationEndpoint: TypeAlias = Literal["chat", "completions"]
-Endpoint: TypeAlias = GenerationEndpoint | Literal["tokenize"]
+Endpoint: TypeAlias = GenerationEndpoint | Literal["tokenize", "detokenize"]
 
 MODELS: Final[Mapping[Endpoint, type[ModelRequest]]] = {
     "chat": ChatRequest,
     "completions": CompletionRequest,
     "tokenize": TokenizeRequest,
+    "detokenize": DetokenizeRequest,
 }
 
 
@@ -47,6 +49,8 @@ def read_parameters(endpoint: Literal["chat"], body: Mapping[str, object]) -> Ch
 def read_parameters(endpoint: Literal["completions"], body: Mapping[str, object]) -> CompletionRequest: ...
 @overload
 def read_parameters(endpoint: Literal["tokenize"], body: Mapping[str, object]) -> TokenizeRequest: ...
+@overload
+def read_parameters(endpoint: Literal["detokenize"], body: Mapping[str, object]) -> DetokenizeRequest: ...
 def read_parameters(endpoint: Endpoint, body: Mapping[str, object]) -> ModelRequest:
     """Return every parameter of the endpoint with its checked value or default. Raises `InvalidParameter`."""
     return read_object(MODELS[endpoint], body)

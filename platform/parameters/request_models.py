@@ -19,12 +19,15 @@ from loraplex.platform.parameters.value_types import (
     Boolean,
     Choice,
     Integer,
+    ListOf,
     LogitBias,
     Metadata,
     Number,
     Prompt,
     Prompts,
     Refused,
+    Scalar,
+    Scalars,
     StopStrings,
     Text,
     TokenIds,
@@ -38,9 +41,21 @@ COMPLETION_DEFAULT_TOKENS: Final = 16
 MAX_STOP_BYTES: Final = 1024
 MAX_STOP_TOKENS: Final = 64
 MAX_SALT_BYTES: Final = 256
-_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh")
+MAX_DETOKENIZED: Final = 131_072
+_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_UNUSED: Final = "accepted, not used"
+_LABEL: Final = Text(512, min_bytes=0)
+_RETENTIONS: Final = ("in_memory", "in-memory", "24h")
 _COUNT: Final = Integer(1, MAX_TOKENS)
 _PENALTY: Final = Number(-2, 2)
+_NEWER: Final = "newer name of `max_tokens`; not another number beside it"
+_CHOICES: Final = "choices per prompt; prompts x `n` is at most `concurrent_requests`, where it is set"
+_TOKEN_IDS: Final = "add `prompt_token_ids`, and `token_ids` of each choice, to the response"
+_NUMBERED: Final = "write tokens in log-probabilities as `token_id:N`"
+_BEGUN: Final = "end the prompt with the beginning of an answer; false with `continue_final_message`"
+_OPEN: Final = "leave the last message open, so that the model continues it"
+_SPECIAL: Final = "of a `prompt`, default true; the template writes those of `messages`"
+_ONE_TEXT: Final = ListOf(Choice(("text",)), 1, 1, 'item: "text"')
 _MESSAGES: Final = "the conversation so far"
 _PROMPT: Final = "text or token ids, or several of them"
 _TOOLS: Final = "functions the model may call"
@@ -73,10 +88,28 @@ class ModelRequest(RequestObject):
 
 
 class StreamOptions(RequestObject):
-    """What a stream contains besides the text."""
+    """What a stream contains besides the text. `continuous_usage_stats` has an effect with `include_usage` only, as in vLLM.
 
-    allowed: ClassVar[str] = "an object with the booleans `include_usage`"
+    `include_obfuscation` is accepted and not used.
+    """
+
+    allowed: ClassVar[str] = (
+        "an object with the booleans `include_usage`, `continuous_usage_stats`, `include_obfuscation`"
+    )
     include_usage: Annotated[bool, Boolean()] = False
+    continuous_usage_stats: Annotated[bool, Boolean()] = False
+    include_obfuscation: Annotated[bool, Boolean()] = False
+
+
+class PromptCacheOptions(RequestObject):
+    """How the OpenAI API caches prompts."""
+
+    allowed: ClassVar[str] = 'an object with `mode` ("implicit", "explicit") and `ttl` (such as "30m")'
+    mode: Annotated[str | None, Choice(("implicit", "explicit"))] = None
+    ttl: Annotated[str | None, Text(16)] = None
+
+
+_CACHE: Final = ObjectOf(PromptCacheOptions)
 
 
 class GenerationRequest(ModelRequest):
@@ -85,9 +118,10 @@ class GenerationRequest(ModelRequest):
     max_tokens: Annotated[int | None, _COUNT] = Field(
         None, description="most tokens per choice; default `default_max_tokens`"
     )
-    n: Annotated[int, Integer(1, MAX_CHOICES)] = Field(1, description="choices per prompt")
+    max_completion_tokens: Annotated[int | None, _COUNT] = Field(None, description=_NEWER)
+    n: Annotated[int, Integer(1, MAX_CHOICES)] = Field(1, description=_CHOICES)
     temperature: Annotated[float, Number(0, 2)] = Field(1.0, description="0 is greedy")
-    top_p: Annotated[float, Number(0, 1, low_allowed=False)] = Field(1.0, description="nucleus sampling")
+    top_p: Annotated[float, Number(0, 1)] = Field(1.0, description="nucleus sampling; 0 is greedy")
     top_k: Annotated[int, Integer(-1, 2**20)] = Field(
         0, description="most likely tokens kept; 0 and -1 keep all"
     )
@@ -130,10 +164,15 @@ class GenerationRequest(ModelRequest):
     cache_salt: Annotated[str | None, Text(MAX_SALT_BYTES)] = Field(
         None, description="separates cached prefixes within the tenant"
     )
-    prompt_cache_key: Annotated[str | None, Text(512)] = Field(
+    prompt_cache_key: Annotated[str | None, _LABEL] = Field(
         None, description="accepted; prefixes are cached without it"
     )
-    user: Annotated[str | None, Text(512)] = Field(None, description="accepted, not used")
+    prompt_cache_retention: Annotated[str | None, Choice(_RETENTIONS)] = Field(None, description=_UNUSED)
+    prompt_cache_options: Annotated[PromptCacheOptions | None, _CACHE] = Field(None, description=_UNUSED)
+    user: Annotated[str | None, _LABEL] = Field(None, description=_UNUSED)
+    safety_identifier: Annotated[str | None, _LABEL] = Field(None, description=_UNUSED)
+    return_token_ids: Annotated[bool, Boolean()] = Field(False, description=_TOKEN_IDS)
+    return_tokens_as_token_ids: Annotated[bool, Boolean()] = Field(False, description=_NUMBERED)
     structured_outputs: Annotated[Structure | None, StructuredOutputs()] = Field(
         None,
         description="the same with vLLM's names; `close` ends the document within `max_tokens`; "
@@ -146,7 +185,8 @@ class GenerationRequest(ModelRequest):
     @property
     def requested_tokens(self) -> int | None:
         """The number of tokens that the request itself names: `max_tokens` may be a default of a profile."""
-        return self.max_tokens if "max_tokens" in self.model_fields_set else None
+        given = self.max_tokens if "max_tokens" in self.model_fields_set else None
+        return self.max_completion_tokens if given is None else given
 
     @property
     def scored_alternatives(self) -> int | None:
@@ -155,12 +195,19 @@ class GenerationRequest(ModelRequest):
 
     def sampling_fields(self) -> dict[str, Any]:
         """Return the values of all `SamplingParams` fields except `max_tokens`."""
-        return {name: getattr(self, name) for name in _SAMPLING} | {"top_k": max(self.top_k, 0)}
+        fields = {name: getattr(self, name) for name in _SAMPLING} | {"top_k": max(self.top_k, 0)}
+        # Of `top_p` 0 the likeliest token is left, which the engine calls greedy.
+        return fields if self.top_p else fields | {"temperature": 0.0, "top_p": 1.0}
 
     @model_validator(mode="after")
-    def _check_stream_options(self) -> Self:
+    def _check_stream_and_maximum(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("`stream_options` needs `stream` to be true.", param="stream_options")
+        older, newer = self.max_tokens, self.max_completion_tokens
+        if older is not None and newer is not None and older != newer:
+            raise InvalidParameter(
+                "`max_tokens` and `max_completion_tokens` differ; give one.", param="max_completion_tokens"
+            )
         return self
 
     @model_validator(mode="after")
@@ -176,13 +223,32 @@ class GenerationRequest(ModelRequest):
         return self
 
 
-class ChatRequest(GenerationRequest):
+class TemplateRequest(ModelRequest):
+    """How the chat template renders the messages."""
+
+    add_generation_prompt: Annotated[bool, Boolean()] = Field(True, description=_BEGUN)
+    continue_final_message: Annotated[bool, Boolean()] = Field(False, description=_OPEN)
+    chat_template_kwargs: Annotated[dict[str, Scalar] | None, Scalars(16, 256, 999_999)] = Field(
+        None, description="values of names that the model's chat template reads, such as `enable_thinking`"
+    )
+
+    def template_values(self) -> dict[str, object]:
+        """Return what the template is given besides messages and tools. Raises `InvalidParameter` for a contradiction."""
+        values: dict[str, object] = dict(self.chat_template_kwargs or {})
+        if self.continue_final_message:
+            if self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set:
+                message = "`continue_final_message` and `add_generation_prompt` exclude each other; give one."
+                raise InvalidParameter(message, param="continue_final_message")
+            values["continue_final_message"] = True
+        if self.continue_final_message or not self.add_generation_prompt:
+            values["add_generation_prompt"] = False
+        return values
+
+
+class ChatRequest(TemplateRequest, GenerationRequest):
     """The body of `/v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Messages()] = Field(description=_MESSAGES)
-    max_completion_tokens: Annotated[int | None, _COUNT] = Field(
-        None, description="newer name of `max_tokens`"
-    )
     logprobs: Annotated[bool, Boolean()] = Field(False, description="log-probabilities of the chosen tokens")
     top_logprobs: Annotated[int | None, Integer(0, MAX_TOP_LOGPROBS)] = Field(
         None, description="best alternatives; needs `logprobs`"
@@ -191,6 +257,8 @@ class ChatRequest(GenerationRequest):
         None, description="accepted, not stored"
     )
     store: Annotated[bool, Boolean(only=False)] = Field(False, description="responses are never stored")
+    modalities: Annotated[list[str] | None, _ONE_TEXT] = Field(None, description=_UNUSED)
+    verbosity: Annotated[str | None, Choice(("low", "medium", "high"))] = Field(None, description=_UNUSED)
     service_tier: Annotated[str | None, Choice(("auto", "default"))] = Field(
         None, description="accepted; there is one tier"
     )
@@ -206,10 +274,6 @@ class ChatRequest(GenerationRequest):
     )
     parallel_tool_calls: Annotated[bool, Boolean()] = Field(True, description="false: one call per response")
 
-    @property
-    def requested_tokens(self) -> int | None:
-        return super().requested_tokens or self.max_completion_tokens
-
     def sampling_fields(self) -> dict[str, Any]:
         alternatives = (self.top_logprobs or 0) if self.logprobs else None
         return super().sampling_fields() | {"logprobs": alternatives}
@@ -218,11 +282,6 @@ class ChatRequest(GenerationRequest):
     def _check_together(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidParameter("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
-        older, newer = self.max_tokens, self.max_completion_tokens
-        if older is not None and newer is not None and older != newer:
-            raise InvalidParameter(
-                "`max_tokens` and `max_completion_tokens` differ; give one.", param="max_completion_tokens"
-            )
         return self
 
 
@@ -267,12 +326,13 @@ class CompletionRequest(GenerationRequest):
         return self
 
 
-class TokenizeRequest(ModelRequest):
+class TokenizeRequest(TemplateRequest):
     """The body of `/v1/tokenize`: `messages` or `prompt`."""
 
     messages: Annotated[list[ChatMessage] | None, Messages()] = Field(None, description=_MESSAGES)
     prompt: Annotated[list[Prompt] | None, Prompts()] = Field(None, description=_PROMPT)
     tools: Annotated[tuple[Tool, ...], ToolDefinitions()] = Field((), description=_TOOLS)
+    add_special_tokens: Annotated[bool | None, Boolean()] = Field(None, description=_SPECIAL)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -280,7 +340,15 @@ class TokenizeRequest(ModelRequest):
             raise InvalidParameter("Give `messages` or `prompt`, not both.", param="prompt")
         if self.tools and self.messages is None:
             raise InvalidParameter("`tools` needs `messages`.", param="tools")
+        if self.add_special_tokens and self.messages is not None:
+            raise InvalidParameter("`add_special_tokens` needs `prompt`.", param="add_special_tokens")
         return self
+
+
+class DetokenizeRequest(ModelRequest):
+    """The body of `/v1/detokenize`."""
+
+    tokens: Annotated[tuple[int, ...], TokenIds(MAX_DETOKENIZED)] = Field(description="token ids of a text")
 
 
 GenerationBody: TypeAlias = ChatRequest | CompletionRequest

@@ -3,9 +3,11 @@
 Invariant: the first error ends the reading of a list or an object of many keys, so a body has few errors however large it is.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Self, TypeVar
+from urllib.parse import quote
 
 from pydantic import (
     BaseModel,
@@ -37,8 +39,12 @@ from loraplex.platform.parameters.value_types import (
 )
 
 MAX_NAME: Final = 64
+MAX_REPORTED: Final = 16
 _UNKNOWN: Final = "unknown"
 _MISSING: Final = "missing"  # pydantic's own
+
+_IGNORED: Final[ContextVar[dict[int, list[str]] | None]] = ContextVar("ignored", default=None)
+"""Ids of objects of the body that is read now -> their unknown names; None: an unknown name is an error."""
 
 ObjectT = TypeVar("ObjectT", bound="RequestObject")
 
@@ -46,11 +52,12 @@ ObjectT = TypeVar("ObjectT", bound="RequestObject")
 class RequestObject(BaseModel):
     """An object with a closed set of fields. Null counts as absent, whatever its name.
 
-    `allowed` describes the object in error messages.
+    `allowed` describes the object in error messages. `dropped`: names that are accepted with any value, and left out.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
     allowed: ClassVar[str]
+    dropped: ClassVar[frozenset[str]] = frozenset()
     _names: ClassVar[frozenset[str]]
 
     @classmethod
@@ -69,11 +76,17 @@ class RequestObject(BaseModel):
         # Not left to pydantic, which would build an error for every unknown name.
         if not isinstance(value, dict):
             raise refused(cls.allowed, value)
+        given = value
         if None in value.values():
             value = {name: each for name, each in value.items() if each is not None}
         if not value.keys() <= cls._names:
-            unknown = next(name for name in value if name not in cls._names)
-            raise PydanticCustomError(_UNKNOWN, cls.allowed, {"unknown": unknown[:MAX_NAME]})
+            unknown = [name for name in value if name not in cls._names | cls.dropped]
+            ignored = _IGNORED.get()
+            if unknown and ignored is None:
+                raise PydanticCustomError(_UNKNOWN, cls.allowed, {"unknown": unknown[0][:MAX_NAME]})
+            if unknown and ignored is not None:
+                ignored[id(given)] = unknown
+            value = {name: each for name, each in value.items() if name in cls._names}
         return value
 
     @classmethod
@@ -86,6 +99,7 @@ class RequestObject(BaseModel):
         for name, field in cls.model_fields.items():
             name = field.alias or name
             properties[name] = _documented(field, properties[name])
+        properties |= {name: {} for name in sorted(cls.dropped)}
         return reference
 
 
@@ -127,6 +141,45 @@ def read_object(model: type[ObjectT], value: object, within: Iterable[str | int]
     except ValidationError as error:
         # Not chained: pydantic's text quotes the body.
         raise _error_of(model, error, tuple(within)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownNames:
+    """Names that were left out, by their places, without indices: `messages[].mood`. `refusal`: the error that they would be."""
+
+    places: tuple[str, ...]
+    refusal: UnknownParameter
+
+    def header(self) -> str:
+        """Return the first `MAX_REPORTED` places as the value of a header, percent-encoded and cut, and `+N` for the others."""
+        shown = [quote(place[-MAX_NAME:].encode("ascii", "replace")) for place in self.places[:MAX_REPORTED]]
+        more = len(self.places) - MAX_REPORTED
+        return ", ".join([*shown, f"+{more}"] if more > 0 else shown)
+
+
+def read_reporting(model: type[ObjectT], value: object) -> tuple[ObjectT, UnknownNames | None]:
+    """Check an object as `read_object` does, and leave out what it does not know."""
+    try:
+        return read_object(model, value), None
+    except UnknownParameter as error:
+        refusal = error
+    unknown: dict[int, list[str]] = {}
+    token = _IGNORED.set(unknown)
+    try:
+        read = read_object(model, value)
+    finally:
+        _IGNORED.reset(token)
+    return read, UnknownNames(tuple(dict.fromkeys(_places(value, unknown, ""))), refusal)
+
+
+def _places(value: object, unknown: Mapping[int, list[str]], path: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from (f"{path}{name[:MAX_NAME]}" for name in unknown.get(id(value), ()))
+        for name, inner in value.items():
+            yield from _places(inner, unknown, f"{path}{name}.")
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _places(inner, unknown, f"{path.removesuffix('.')}[].")
 
 
 def _error_of(

@@ -20,12 +20,13 @@ from loraplex.grammar.constraints import (
 from loraplex.platform.errors import InvalidBody, InvalidParameter
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 from loraplex.platform.parameters.request_object import RequestObject
-from loraplex.platform.parameters.tools import DESCRIPTION
+from loraplex.platform.parameters.tools import DESCRIPTION, MAX_TOOLS
 from loraplex.platform.parameters.value_errors import refused
 from loraplex.platform.parameters.value_types import (
     Boolean,
     Choice,
     Identifier,
+    JsonObjectValue,
     JsonSchemaObject,
     Kind,
     ListOf,
@@ -34,7 +35,13 @@ from loraplex.platform.parameters.value_types import (
 
 BOUNDS: Final = SchemaLimits()
 _JSON_SCHEMA: Final = '{"type": "json_schema", "json_schema": {name, schema, description?, strict?}}'
-_RESPONSE_FORMAT: Final = '{"type": "text"}, {"type": "json_object"} or ' + _JSON_SCHEMA
+_STRUCTURAL_TAG: Final = (
+    '{"type": "structural_tag", "format": …} or with `structures` [{begin, schema, end}] and `triggers`'
+)
+_RESPONSE_FORMAT: Final = (
+    f'{{"type": "text"}}, {{"type": "json_object", schema?}}, {_JSON_SCHEMA} or {_STRUCTURAL_TAG}'
+)
+_STRUCTURES: Final = ListOf(JsonObjectValue(), 1, MAX_TOOLS, "objects {begin, schema, end}")
 _FORMATS: Final = ("json", "regex", "choice", "grammar", "structural_tag")
 _STRUCTURED: Final = (
     f"an object with one of {', '.join(f'`{name}`' for name in _FORMATS)}, "
@@ -44,7 +51,7 @@ _STRUCTURED: Final = (
 
 class _Format(RequestObject):
     allowed: ClassVar[str] = _RESPONSE_FORMAT
-    type: Annotated[str, Choice(("text", "json_object", "json_schema"))]
+    type: Annotated[str, Choice(("text", "json_object", "json_schema", "structural_tag"))]
 
     def output_format(self) -> OutputFormat | None:
         """Return the constraint of the output; plain text is None."""
@@ -58,12 +65,38 @@ class TextFormat(_Format):
 
 
 class JsonObjectFormat(_Format):
-    """Any JSON object."""
+    """Any JSON object, or with `schema` a JSON value that satisfies it, as llama.cpp and others read it."""
 
     type: Annotated[str, Choice(("json_object",))]
+    json_schema: Annotated[dict[str, Any] | None, JsonSchemaObject()] = Field(None, alias="schema")
 
     def output_format(self) -> OutputFormat:
-        return JsonObject()
+        if self.json_schema is None:
+            return JsonObject()
+        return JsonSchema(self.json_schema, False, "response_format.schema")
+
+
+class StructuralTagFormat(_Format):
+    """Text of xgrammar's format language; in vLLM's older spelling, `structures` that begin with one of the `triggers`."""
+
+    type: Annotated[str, Choice(("structural_tag",))]
+    format: Annotated[dict[str, Any] | None, JsonObjectValue()] = None
+    structures: Annotated[list[dict[str, Any]] | None, _STRUCTURES] = None
+    triggers: Annotated[list[str] | None, ListOf(Text(256), 1, MAX_TOOLS, "strings")] = None
+
+    def output_format(self) -> OutputFormat:
+        tagged, older = self.format, (self.structures, self.triggers)
+        if (tagged is None) == (None in older) or (tagged is not None and older != (None, None)):
+            raise refused(_STRUCTURAL_TAG, self.__dict__)
+        if tagged is None:
+            tags = [_tag(each) for each in self.structures or ()]
+            tagged = {"type": "triggered_tags", "triggers": self.triggers, "tags": tags}
+        return StructuralTag({"type": "structural_tag", "format": tagged}, "response_format")
+
+
+def _tag(structure: dict[str, Any]) -> dict[str, Any]:
+    content = {"type": "json_schema", "json_schema": structure.get("schema")}
+    return {"type": "tag", "begin": structure.get("begin"), "content": content, "end": structure.get("end")}
 
 
 class NamedSchema(RequestObject):
@@ -91,6 +124,7 @@ _MODELS: Final[Mapping[str, type[_Format]]] = {
     "text": TextFormat,
     "json_object": JsonObjectFormat,
     "json_schema": JsonSchemaFormat,
+    "structural_tag": StructuralTagFormat,
 }
 
 

@@ -47,6 +47,7 @@ class FunctionDefinition(RequestObject):
     """A function. `parameters` is the JSON schema of its arguments; without one it takes none."""
 
     allowed: ClassVar[str] = _FUNCTION
+    dropped: ClassVar[frozenset[str]] = frozenset({"cache_control"})
     name: Annotated[str, Identifier()]
     description: Annotated[str, DESCRIPTION] = ""
     parameters: Annotated[dict[str, Any] | None, JsonSchemaObject()] = None
@@ -57,6 +58,7 @@ class ToolDefinition(RequestObject):
     """A tool that the model may call."""
 
     allowed: ClassVar[str] = _FUNCTION
+    dropped: ClassVar[frozenset[str]] = frozenset({"cache_control"})
     type: Annotated[str, _TYPE]
     function: FunctionDefinition
 

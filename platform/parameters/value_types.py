@@ -192,15 +192,24 @@ class ListOf(Kind):
 
 
 @dataclass(frozen=True)
-class JsonSchemaObject(Kind):
-    """A JSON schema. It is analysed elsewhere, in another process."""
+class JsonObjectValue(Kind):
+    """An object that is analysed elsewhere, in another process."""
+
+    @property
+    def allowed(self) -> str:
+        return "an object"
+
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return checked(core_schema.dict_schema(strict=True), self.allowed)
+
+
+@dataclass(frozen=True)
+class JsonSchemaObject(JsonObjectValue):
+    """A JSON schema."""
 
     @property
     def allowed(self) -> str:
         return "a JSON schema as an object"
-
-    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return checked(core_schema.dict_schema(strict=True), self.allowed)
 
 
 @dataclass(frozen=True)
@@ -210,14 +219,20 @@ class StopStrings(Kind):
 
     @property
     def allowed(self) -> str:
-        return f"a string or a list of up to {self.max_items} strings of 1..{self.max_bytes} bytes in UTF-8"
+        strings = (
+            f"a string or a list of up to {self.max_items} strings of 1..{self.max_bytes} bytes in UTF-8"
+        )
+        return f'{strings}, or "" for none'
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
         text = core_schema.str_schema(min_length=1, max_length=self.max_bytes)
-        shape = core_schema.union_schema([text, core_schema.list_schema(text, max_length=self.max_items)])
+        texts = core_schema.list_schema(text, max_length=self.max_items)
+        shape = core_schema.union_schema([core_schema.str_schema(max_length=self.max_bytes), texts])
         return core_schema.no_info_plain_validator_function(self._read, json_schema_input_schema=shape)
 
     def _read(self, value: object) -> tuple[str, ...]:
+        if value == "":
+            return ()
         strings = [value] if isinstance(value, str) else value
         if not isinstance(strings, list) or len(strings) > self.max_items:
             raise refused(self.allowed, value)
@@ -280,6 +295,41 @@ class Metadata(Kind):
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
         key = checked(self.key.schema(handler), self.key.allowed, REFUSED_KEY)
         return bounded_object(key, self.value.schema(handler), self.max_items, self.allowed)
+
+
+Scalar: TypeAlias = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Scalars(Kind):
+    """An object of names with strings, numbers or booleans. Those with null are left out."""
+
+    max_items: int
+    max_bytes: int
+    largest: int
+
+    @property
+    def allowed(self) -> str:
+        values = (
+            f"a string of up to {self.max_bytes} bytes in UTF-8, a number in -{self.largest}..{self.largest}"
+        )
+        return f"an object of up to {self.max_items} names, each with {values}, or true or false"
+
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        kinds = (core_schema.str_schema(), core_schema.float_schema(), core_schema.bool_schema())
+        value = core_schema.nullable_schema(core_schema.union_schema([*kinds]))
+        documented = core_schema.dict_schema(core_schema.str_schema(), value, max_length=self.max_items)
+        return core_schema.no_info_plain_validator_function(self._read, json_schema_input_schema=documented)
+
+    def _read(self, value: object) -> dict[str, Scalar]:
+        if not isinstance(value, dict) or len(value) > self.max_items:
+            raise refused(self.allowed, value)
+        given = {name: each for name, each in value.items() if each is not None}
+        for each in given.values():
+            is_text = isinstance(each, str) and len(each.encode()) <= self.max_bytes
+            if not is_text and not (isinstance(each, int | float) and abs(each) <= self.largest):
+                raise refused(self.allowed, each)
+        return given
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from loraplex.tenants.models import Tenant
 
 FIRST_KEY_NAME: Final = "admin"
 SNAPSHOT: Final = (
-    *("id", "name", "tier", "weight"),
+    *("id", "name", "tier", "weight", "unknown_parameters"),
     *("created_at", "suspended_at", "deleted_at", "erased_at"),
 )
 """The fields of a tenant in the audit log."""

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.errors import InvalidField, NameTaken, TenantNotFound
 from loraplex.tenants.models import Tenant
+from loraplex.tenants.models.accounts import UNKNOWN_PARAMETERS
 from loraplex.tenants.names import TENANT_NAME, check_tenant_name, check_tier, is_name
 
 MAX_WEIGHT = 1000.0
@@ -24,6 +25,7 @@ class TierChange:
 
     tier: str | None = None
     weight: float | None = None
+    unknown_parameters: str | None = None
 
 
 class TenantRepository:
@@ -101,6 +103,10 @@ class TenantRepository:
             tenant.tier = check_tier(change.tier)
         if change.weight is not None:
             tenant.weight = check_weight(change.weight)
+        if change.unknown_parameters is not None:
+            if change.unknown_parameters not in UNKNOWN_PARAMETERS:
+                raise InvalidField("unknown_parameters", f"must be one of {', '.join(UNKNOWN_PARAMETERS)}")
+            tenant.unknown_parameters = change.unknown_parameters
         await self._session.flush()
 
 

@@ -17,10 +17,12 @@ TOKEN_PERIODS = tuple(name for name in PERIODIC if name not in BUDGETS)
 class CompletionAllowance:
     """`default_max_tokens`: the tenant's own, None where its tier or the installation sets it. `completion_tokens`: the most of all
     sequences that the limits can admit beside the prompts; None without such a limit, below 1 where they admit none.
+    `unknown_parameters`: the tenant's own choice.
     """
 
     default_max_tokens: int | None
     completion_tokens: int | None
+    unknown_parameters: str = "default"
 
 
 def within(subject: Subject, uses: Iterable[LimitUse]) -> QuotaLimits:

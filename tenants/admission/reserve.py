@@ -138,7 +138,7 @@ class Reserver:
             self.local_limiter.share if self.breaker.is_open else int,
             partial(self._prices_near, request),
         )
-        return CompletionAllowance(policy.tenant.default_max_tokens, tokens)
+        return CompletionAllowance(policy.tenant.default_max_tokens, tokens, policy.unknown_parameters)
 
     async def _by_counters(
         self, request: ReservationRequest, on_provisional: OnProvisional | None

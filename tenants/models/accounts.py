@@ -11,6 +11,8 @@ from loraplex.tenants.names import TENANT_NAME
 
 ENVIRONMENTS = ("live", "test", "op")
 KEY_KINDS = ("key", "console")
+UNKNOWN_PARAMETERS = ("default", "refuse", "report")
+"""A tenant's choice for requests with parameters that are not known; `default` is the installation's."""
 
 
 class Tenant(Base):
@@ -29,12 +31,14 @@ class Tenant(Base):
         CheckConstraint("erased_at IS NULL OR deleted_at IS NOT NULL", name="erased_at"),
         CheckConstraint(f"tier ~ '{TENANT_NAME}'", name="tier"),
         CheckConstraint("weight > 0 AND weight <= 1000", name="weight"),
+        CheckConstraint(one_of("unknown_parameters", UNKNOWN_PARAMETERS), name="unknown_parameters"),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
     name: Mapped[str]
     weight: Mapped[float] = mapped_column(server_default="1")
     tier: Mapped[str] = mapped_column(server_default="standard")
+    unknown_parameters: Mapped[str] = mapped_column(server_default="default")
     policy_epoch: Mapped[BigInt] = mapped_column(server_default="1", server_onupdate=FetchedValue())
     revision: Mapped[Revision]
     suspended_at: Mapped[datetime | None]

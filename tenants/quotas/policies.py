@@ -35,6 +35,7 @@ class TenantPolicy:
     tenant: QuotaLimits = NO_LIMITS
     keys: Mapping[UUID, QuotaLimits] = field(default_factory=dict)
     adapters: Mapping[UUID, QuotaLimits] = field(default_factory=dict)
+    unknown_parameters: str = "default"
 
     def subjects(self, tenant_id: UUID, api_key_id: UUID, adapter_id: UUID | None) -> tuple[Subject, ...]:
         """The subjects that one request counts for: all levels, limited or not, since a limit may be set later in a period."""
@@ -96,14 +97,21 @@ LIMIT_NAMES: Final = tuple(field.name for field in fields(QuotaLimits))
 
 
 def policy_rows(tenant_id: UUID) -> Select[Any]:
-    """One row per subject with limits, at least one row: the epoch, the subject, and the limits in the order of `LIMIT_NAMES`."""
+    """One row per subject with limits, at least one row: the epoch, the choice for unknown parameters, the subject, and the limits in the order of `LIMIT_NAMES`."""
     ended = or_(ApiKey.revoked_at.is_not(None), ApiKey.expires_at < func.now() - KEPT_AFTER_EXPIRY)
     ended_key = exists(ApiKey.id).where(ApiKey.id == Quota.api_key_id, ended)
     deleted = Adapter.deleted_at.is_not(None)
     deleted_adapter = exists(Adapter.id).where(Adapter.id == Quota.adapter_id, deleted)
     limits = [getattr(Quota, name) for name in LIMIT_NAMES]
     return (
-        select(Tenant.policy_epoch, Quota.id, Quota.api_key_id, Quota.adapter_id, *limits)
+        select(
+            Tenant.policy_epoch,
+            Tenant.unknown_parameters,
+            Quota.id,
+            Quota.api_key_id,
+            Quota.adapter_id,
+            *limits,
+        )
         .outerjoin(Quota, and_(Quota.tenant_id == Tenant.id, ~ended_key, ~deleted_adapter))
         .where(Tenant.id == tenant_id)
     )
@@ -111,12 +119,12 @@ def policy_rows(tenant_id: UUID) -> Select[Any]:
 
 async def policy_of(parts: AsyncIterator[Sequence[Row[Any]]]) -> TenantPolicy | None:
     """The policy of these rows; None without rows: there is no such tenant."""
-    policy_epoch, tenant = None, NO_LIMITS
+    policy_epoch, unknown, tenant = None, "default", NO_LIMITS
     keys: dict[UUID, QuotaLimits] = {}
     adapters: dict[UUID, QuotaLimits] = {}
     async for part in parts:
         for row in part:
-            policy_epoch, quota_id, api_key_id, adapter_id, *values = tuple(row)
+            policy_epoch, unknown, quota_id, api_key_id, adapter_id, *values = tuple(row)
             if quota_id is None:
                 continue
             limits = QuotaLimits(**dict(zip(LIMIT_NAMES, values, strict=True)))
@@ -126,4 +134,4 @@ async def policy_of(parts: AsyncIterator[Sequence[Row[Any]]]) -> TenantPolicy | 
                 adapters[adapter_id] = limits
             else:
                 tenant = limits
-    return None if policy_epoch is None else TenantPolicy(policy_epoch, tenant, keys, adapters)
+    return None if policy_epoch is None else TenantPolicy(policy_epoch, tenant, keys, adapters, unknown)

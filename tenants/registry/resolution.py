@@ -6,6 +6,7 @@ Invariant: names contain neither `:` nor `@`, so a reference has one meaning; on
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -42,7 +43,7 @@ def parse_model_reference(model: str) -> ModelReference | None:
 
 @dataclass(frozen=True)
 class ResolvedAdapter:
-    """The version that a model name refers to now. `alias` is None for a pinned version."""
+    """The version that a model name refers to now, created at `created_at`. `alias` is None for a pinned version."""
 
     adapter_id: UUID
     name: str
@@ -50,6 +51,7 @@ class ResolvedAdapter:
     digest: str
     tool_style: str | None
     defaults: Mapping[str, Any]
+    created_at: datetime
     alias: str | None
 
     @property
@@ -151,7 +153,7 @@ class ModelResolver:
         return (
             select(
                 *(Adapter.id, Adapter.name, version.version, version.digest),
-                *(version.tool_style, version.defaults),
+                *(version.tool_style, version.defaults, version.created_at),
             )
             .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
             .where(Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None))
@@ -167,5 +169,6 @@ def resolved(row: "Row[Any]", alias: str | None) -> ResolvedAdapter:
         digest=row.digest,
         tool_style=row.tool_style,
         defaults=row.defaults,
+        created_at=row.created_at,
         alias=alias,
     )

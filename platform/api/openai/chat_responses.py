@@ -5,6 +5,7 @@ Invariant: constrained output is parsed by one parser per choice, whether it is 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -27,7 +28,7 @@ from loraplex.platform.api.openai.response_models import (
 )
 from loraplex.platform.api.openai.scores import with_probabilities, with_prompt_logprobs
 from loraplex.platform.inference.generation import Generation
-from loraplex.platform.inference.prompting.token_text import TokenText
+from loraplex.platform.inference.prompting.token_text import TextOf
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 
 _encode = msgspec.json.encode
@@ -40,7 +41,7 @@ class ChatChunks:
     """
 
     def __init__(
-        self, head: ResponseHead, generation: Generation, text_of: TokenText, include_usage: bool
+        self, head: ResponseHead, generation: Generation, text_of: TextOf, include_usage: bool
     ) -> None:
         self._head = head
         self._stats = generation.stats
@@ -82,7 +83,8 @@ class ChatChunks:
         return self._frame.event(choice, b"", reason=_encode(reason))
 
     def _chunk(self, *choices: ChunkChoice, usage: Usage | None = None) -> ChatCompletionChunk:
-        head, with_usage = self._head, {"usage": usage} if self._include_usage else {}
+        head = self._head
+        with_usage: dict[str, Any] = {"usage": usage} if self._include_usage else {}
         return ChatCompletionChunk(
             id=head.id,
             object="chat.completion.chunk",
@@ -102,7 +104,7 @@ class ParsedChatChunks(ChatChunks):
         output: ConstrainedOutput,
         head: ResponseHead,
         generation: Generation,
-        text_of: TokenText,
+        text_of: TextOf,
         include_usage: bool,
     ) -> None:
         super().__init__(head, generation, text_of, include_usage)
@@ -131,7 +133,7 @@ class ParsedChatChunks(ChatChunks):
 
 
 def chat_chunks(
-    head: ResponseHead, generation: Generation, text_of: TokenText, include_usage: bool
+    head: ResponseHead, generation: Generation, text_of: TextOf, include_usage: bool
 ) -> ChatChunks:
     """Return the encoder of one stream; that of plain text has no parsers."""
     if generation.output is None:
@@ -146,7 +148,7 @@ class _CollectedChoice:
     finished: Finished | None = None
 
 
-async def collect_chat(head: ResponseHead, generation: Generation, text_of: TokenText) -> ChatCompletion:
+async def collect_chat(head: ResponseHead, generation: Generation, text_of: TextOf) -> ChatCompletion:
     """Collect the whole response, once every choice has finished. Raises `SchemaNotSatisfied` when one does not satisfy it."""
     choices = [_CollectedChoice() for _ in range(generation.choices)]
     scored: Scored | None = None

@@ -14,7 +14,7 @@ from loraplex.platform.api.openai.response_models import (
 )
 from loraplex.platform.api.openai.scores import with_probabilities, with_prompt_logprobs
 from loraplex.platform.inference.generation import Generation
-from loraplex.platform.inference.prompting.token_text import TokenText
+from loraplex.platform.inference.prompting.token_text import TextOf
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 from loraplex.platform.observability.request_stats import RequestStats
 
@@ -25,7 +25,7 @@ class CompletionChunks:
     """Encodes one stream: text, the `finish_reason` of each choice, and usage when requested."""
 
     def __init__(
-        self, head: ResponseHead, generation: Generation, text_of: TokenText, include_usage: bool
+        self, head: ResponseHead, generation: Generation, text_of: TextOf, include_usage: bool
     ) -> None:
         self._head = head
         self._generation = generation
@@ -75,7 +75,7 @@ class ParsedCompletionChunks(CompletionChunks):
         output: ConstrainedOutput,
         head: ResponseHead,
         generation: Generation,
-        text_of: TokenText,
+        text_of: TextOf,
         include_usage: bool,
     ) -> None:
         super().__init__(head, generation, text_of, include_usage)
@@ -92,7 +92,7 @@ class ParsedCompletionChunks(CompletionChunks):
 
 
 def completion_chunks(
-    head: ResponseHead, generation: Generation, text_of: TokenText, include_usage: bool
+    head: ResponseHead, generation: Generation, text_of: TextOf, include_usage: bool
 ) -> CompletionChunks:
     """Return the encoder of one stream; that of plain text has no parsers."""
     if generation.output is None:
@@ -100,7 +100,7 @@ def completion_chunks(
     return ParsedCompletionChunks(generation.output, head, generation, text_of, include_usage)
 
 
-async def collect_completion(head: ResponseHead, generation: Generation, text_of: TokenText) -> Completion:
+async def collect_completion(head: ResponseHead, generation: Generation, text_of: TextOf) -> Completion:
     """Collect the whole response, once every choice of every prompt has finished. Raises `SchemaNotSatisfied`."""
     texts: list[list[str]] = [[] for _ in range(generation.choices)]
     logprobs = [CompletionLogprobs(text_of) for _ in texts]

@@ -12,7 +12,7 @@ from loraplex.platform.api.openai.response_models import (
     RankedLogprob,
     TokenLogprob,
 )
-from loraplex.platform.inference.prompting.token_text import TokenText
+from loraplex.platform.inference.prompting.token_text import TextOf
 
 LOWEST = -9999.0
 
@@ -37,7 +37,7 @@ def chat_logprobs(entries: list[ChosenTokenLogprob]) -> ChatLogprobs:
     return ChatLogprobs.model_construct(content=entries, refusal=None)
 
 
-def chat_entries(tokens: Sequence[messages.TokenLogprob], text_of: TokenText) -> list[ChosenTokenLogprob]:
+def chat_entries(tokens: Sequence[messages.TokenLogprob], text_of: TextOf) -> list[ChosenTokenLogprob]:
     """Build one entry per token."""
     return [
         {
@@ -48,7 +48,7 @@ def chat_entries(tokens: Sequence[messages.TokenLogprob], text_of: TokenText) ->
     ]
 
 
-def _entry(token_id: int, logprob: float, text_of: TokenText) -> TokenLogprob:
+def _entry(token_id: int, logprob: float, text_of: TextOf) -> TokenLogprob:
     text, raw = text_of(token_id)
     return {"token": text, "logprob": _finite(logprob), "bytes": list(raw)}
 
@@ -60,7 +60,7 @@ class CompletionLogprobs:
     `top_logprobs` always has the sampled token, so one more entry than asked for where it is none of the best.
     """
 
-    text_of: TokenText
+    text_of: TextOf
     offset: int = 0
     tokens: list[str] = field(default_factory=list)
     token_logprobs: list[float | None] = field(default_factory=list)

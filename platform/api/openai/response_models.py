@@ -114,6 +114,7 @@ class ChatChoice(ResponseModel):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
     choice_probabilities: list[ChoiceProbability] = Field(default_factory=list)
+    token_ids: list[int] = Field(default_factory=list)
 
 
 class ChatCompletion(ResponseModel):
@@ -127,6 +128,7 @@ class ChatCompletion(ResponseModel):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] = Field(default_factory=list)
 
 
 class FunctionDelta(ResponseModel):
@@ -158,10 +160,13 @@ class ChunkChoice(ResponseModel):
     delta: MessageDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    token_ids: list[int] = Field(default_factory=list)
 
 
 class ChatCompletionChunk(ResponseModel):
-    """The `data` of one event of a chat stream. With `stream_options.include_usage`, `usage` is null but in the last chunk."""
+    """The `data` of one event of a chat stream. With `stream_options.include_usage`, `usage` is null but in the last chunk, unless
+    `continuous_usage_stats` is set.
+    """
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -170,6 +175,7 @@ class ChatCompletionChunk(ResponseModel):
     system_fingerprint: str | None
     choices: list[ChunkChoice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] = Field(default_factory=list)
 
 
 class LogprobLists(ResponseModel):
@@ -190,6 +196,8 @@ class CompletionChoice(ResponseModel):
     finish_reason: FinishReason | None
     prompt_logprobs: PromptLogprobs | None = None
     choice_probabilities: list[ChoiceProbability] = Field(default_factory=list)
+    token_ids: list[int] = Field(default_factory=list)
+    prompt_token_ids: list[int] = Field(default_factory=list)
 
 
 class Completion(ResponseModel):
@@ -208,6 +216,7 @@ class ModelCard(ResponseModel):
     """`root`: `adapter@version`, or the base model itself. `parent`: the base model of an adapter.
 
     `system_fingerprint`: what its responses have now.
+    `created`: when the adapter version was uploaded; of the base model, when this gateway started.
     """
 
     id: str
@@ -217,6 +226,7 @@ class ModelCard(ResponseModel):
     root: str
     parent: str | None
     system_fingerprint: str | None
+    max_model_len: int
 
 
 class ModelList(ResponseModel):
@@ -232,3 +242,9 @@ class TokenCount(ResponseModel):
     count: int
     max_model_len: int
     tokens: list[int] | list[list[int]]
+
+
+class DetokenizedText(ResponseModel):
+    """`prompt`: the text of the tokens, as vLLM names it."""
+
+    prompt: str

@@ -1,5 +1,6 @@
 """The routes of `/v1`. Every route names the scope it needs; bodies go through the closed parameter table."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -25,13 +26,15 @@ from loraplex.platform.api.openai.response_models import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
+    DetokenizedText,
     ModelCard,
     ModelList,
     TokenCount,
     encoded,
 )
+from loraplex.platform.api.openai.token_ids import ExtendedChunks, with_token_ids
 from loraplex.platform.api.request_body import read_object
-from loraplex.platform.api.sse import EventStream
+from loraplex.platform.api.sse import ChunkEncoder, EventStream
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.errors import ClientGone, EngineFailed, describe
 from loraplex.platform.inference.admission import RequestContext
@@ -39,28 +42,35 @@ from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.inference.pipeline import InferencePipeline
-from loraplex.platform.inference.prompting.token_text import TokenText
+from loraplex.platform.inference.prompting.token_text import TextOf
 from loraplex.platform.observability.request_id import request_id_of, response_headers_of
 from loraplex.platform.observability.request_record import (
     InferenceCall,
     note_authentication,
     request_record_of,
 )
-from loraplex.platform.parameters.parameter_table import GenerationEndpoint, read_parameters
+from loraplex.platform.parameters.parameter_table import GenerationEndpoint
 from loraplex.platform.parameters.request_models import (
     ChatRequest,
     CompletionRequest,
+    DetokenizeRequest,
     GenerationBody,
+    ModelRequest,
+    StreamOptions,
     TokenizeRequest,
 )
+from loraplex.platform.parameters.request_object import read_object as parse_object
+from loraplex.platform.parameters.request_object import read_reporting
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 from loraplex.tenants.ledger.refusal_counts import Refused
 
 T = TypeVar("T")
-Collect: TypeAlias = Callable[[ResponseHead, Generation, TokenText], Awaitable[ChatCompletion | Completion]]
+RequestT = TypeVar("RequestT", bound=ModelRequest)
+Collect: TypeAlias = Callable[[ResponseHead, Generation, TextOf], Awaitable[ChatCompletion | Completion]]
 
 SCOPE = "inference"
 PREFIX: Final = "/v1"
+NO_STREAM_OPTIONS: Final = StreamOptions()
 # The names of OpenTelemetry's conventions for generative AI.
 OPERATIONS: Final[dict[GenerationEndpoint, str]] = {"chat": "chat", "completions": "text_completion"}
 # Statuses of errors that may be found before the request is admitted.
@@ -80,9 +90,20 @@ def inference_router(
     limits = dependencies.config
     transactions = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
     tokenizing = TenantLimiter(
-        "calls of /v1/tokenize", total=limits.max_tokenizing, per_tenant=limits.max_tokenizing_per_tenant
+        "calls of /v1/tokenize and /v1/detokenize",
+        total=limits.max_tokenizing,
+        per_tenant=limits.max_tokenizing_per_tenant,
     )
-    card = partial(_card, dependencies, int(time.time()))
+    card = partial(_card, dependencies, inference, int(time.time()))
+
+    async def read_named(
+        request: Request, caller: Caller, read: Callable[[dict[str, Any]], RequestT], lease: BodyLease
+    ) -> tuple[RequestT, ResolvedModel]:
+        values = await _read_body(dependencies, request, caller, read, lease)
+        async with transactions.slot(caller.tenant_id):
+            found = await inference.models.read(caller, values.model)
+        response_headers_of(request.scope).update(found.headers())
+        return values, found
 
     def context_of(request: Request, caller: Caller) -> RequestContext:
         return RequestContext(
@@ -145,14 +166,23 @@ def inference_router(
     )
     async def tokenize(request: Request, caller: Annotated[Caller, authorized]) -> Response:
         with body_lease(request) as lease:
-            read = partial(read_parameters, "tokenize")
-            values = await _read_body(dependencies, request, caller, read, lease)
-            async with transactions.slot(caller.tenant_id):
-                found = await inference.models.read(caller, values.model)
-            response_headers_of(request.scope).update(found.headers())
+            values, found = await read_named(request, caller, partial(parse_object, TokenizeRequest), lease)
             async with tokenizing.slot(caller.tenant_id):
                 prompts = await inference.prompt_ids(values, found, caller.tenant_id)
-        return json_response(_tokens(dependencies, prompts))
+        return json_response(_tokens(inference.context_tokens, prompts))
+
+    @router.post(
+        "/detokenize",
+        responses=documented(response=DetokenizedText),
+        openapi_extra=body_schema(DetokenizeRequest),
+    )
+    async def detokenize(request: Request, caller: Annotated[Caller, authorized]) -> Response:
+        with body_lease(request) as lease:
+            values, _ = await read_named(request, caller, partial(parse_object, DetokenizeRequest), lease)
+            inference.check_vocabulary(values.tokens, "tokens")
+            async with tokenizing.slot(caller.tenant_id):
+                text = await asyncio.to_thread(dependencies.prompts.text_of, values.tokens)
+        return json_response(DetokenizedText(prompt=text))
 
     def direct(endpoint: GenerationEndpoint) -> Handle:
         async def handle(request: Request) -> Response:
@@ -207,7 +237,9 @@ class _StartedGeneration:
     generation: Generation
     head: ResponseHead
     stream: bool
-    include_usage: bool
+    stream_options: StreamOptions
+    token_ids: bool
+    text_of: TextOf
 
 
 async def _generate(
@@ -218,38 +250,55 @@ async def _generate(
     endpoint: GenerationEndpoint,
 ) -> Response:
     with body_lease(request) as lease:
-        read = partial(read_parameters, endpoint)
-        values = await _read_body(dependencies, request, context.caller, read, lease)
+        model: type[GenerationBody] = ChatRequest if endpoint == "chat" else CompletionRequest
+        read = partial(read_reporting, model)
+        values, context.unknown = await _read_body(dependencies, request, context.caller, read, lease)
         kind = "chatcmpl" if endpoint == "chat" else "cmpl"
         head = ResponseHead(f"{kind}-{uuid4().hex}", int(time.time()), values.model)
         context.record.call = _call(OPERATIONS[endpoint], head, values)
         async with UnlessDisconnected(request.scope, request.receive):
-            started = await _start(inference, context, head, values)
+            started = await _start(dependencies, inference, context, head, values)
             del values
             lease.release()
             if not started.stream:
-                return await _whole(dependencies, started, endpoint)
-    generation = started.generation
-    encoder = chat_chunks if endpoint == "chat" else completion_chunks
-    chunks = encoder(started.head, generation, dependencies.token_text, started.include_usage)
-    return EventStream(generation, chunks, generation.headers(), dependencies.config.reader_stall_s)
+                return await _whole(started, endpoint)
+    chunks, headers = _chunks(started, endpoint), started.generation.headers()
+    return EventStream(started.generation, chunks, headers, dependencies.config.reader_stall_s)
 
 
 async def _start(
-    inference: InferencePipeline, context: RequestContext, head: ResponseHead, values: GenerationBody
+    dependencies: GatewayDependencies,
+    inference: InferencePipeline,
+    context: RequestContext,
+    head: ResponseHead,
+    values: GenerationBody,
 ) -> _StartedGeneration:
-    generation = await inference.begin(context, values)
-    include_usage = values.stream_options is not None and values.stream_options.include_usage
-    return _StartedGeneration(generation, head, values.stream, include_usage)
+    generation, text_of = await inference.begin(context, values), dependencies.token_text
+    return _StartedGeneration(
+        generation,
+        head,
+        values.stream,
+        values.stream_options or NO_STREAM_OPTIONS,
+        values.return_token_ids,
+        text_of.numbered if values.return_tokens_as_token_ids else text_of,
+    )
 
 
-async def _whole(
-    dependencies: GatewayDependencies, started: _StartedGeneration, endpoint: GenerationEndpoint
-) -> Response:
+def _chunks(started: _StartedGeneration, endpoint: GenerationEndpoint) -> ChunkEncoder:
+    chat, ids, usage = endpoint == "chat", started.token_ids, started.stream_options.include_usage
+    encoder = chat_chunks if chat else completion_chunks
+    chunks = encoder(started.head, started.generation, started.text_of, usage)
+    usage = usage and started.stream_options.continuous_usage_stats
+    if not ids and not usage:
+        return chunks
+    return ExtendedChunks(chunks, started.generation, token_ids=ids, usage=usage, chat=chat)
+
+
+async def _whole(started: _StartedGeneration, endpoint: GenerationEndpoint) -> Response:
     generation = started.generation
     failure: Exception | None = None
     try:
-        document = await _collect(dependencies, started, endpoint)
+        document = await _collect(started, endpoint)
     except Exception as error:
         failure = error
         raise
@@ -258,16 +307,18 @@ async def _whole(
     return json_response(document, generation.headers())
 
 
-async def _collect(
-    dependencies: GatewayDependencies, started: _StartedGeneration, endpoint: GenerationEndpoint
-) -> ChatCompletion | Completion:
+async def _collect(started: _StartedGeneration, endpoint: GenerationEndpoint) -> ChatCompletion | Completion:
     """Collect the whole response. A generation that loses its engine starts once more, because nothing was sent."""
     collect: Collect = collect_chat if endpoint == "chat" else collect_completion
+    run = partial(collect, started.head, started.generation, started.text_of)
+    if started.token_ids:
+        started.generation.keep_token_ids()
     try:
-        return await collect(started.head, started.generation, dependencies.token_text)
+        document = await run()
     except EngineFailed as lost:
         await started.generation.restart(lost)
-        return await collect(started.head, started.generation, dependencies.token_text)
+        document = await run()
+    return with_token_ids(document, started.generation) if started.token_ids else document
 
 
 def _call(operation: str, head: ResponseHead, values: GenerationBody) -> InferenceCall:
@@ -282,20 +333,22 @@ def _call(operation: str, head: ResponseHead, values: GenerationBody) -> Inferen
     )
 
 
-def _card(dependencies: GatewayDependencies, created: int, model: ResolvedModel) -> ModelCard:
+def _card(
+    dependencies: GatewayDependencies, inference: InferencePipeline, started: int, model: ResolvedModel
+) -> ModelCard:
     return ModelCard(
         id=model.name,
         object="model",
-        created=created,
+        created=started if model.created is None else model.created,
         owned_by="loraplex",
         root=model.adapter or model.name,
         parent=None if model.adapter is None else dependencies.served_model_name,
         system_fingerprint=dependencies.engine.info().system_fingerprint,
+        max_model_len=inference.context_tokens,
     )
 
 
-def _tokens(dependencies: GatewayDependencies, prompts: list[list[int]]) -> TokenCount:
-    limit = dependencies.engine.info().max_model_len
+def _tokens(limit: int, prompts: list[list[int]]) -> TokenCount:
     tokens = prompts[0] if len(prompts) == 1 else prompts
     return TokenCount.model_construct(count=sum(map(len, prompts)), max_model_len=limit, tokens=tokens)
 

@@ -5,7 +5,7 @@ erased in the background.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Request
@@ -47,10 +47,11 @@ class NewTenant(RequestModel):
 
 
 class Tier(RequestModel):
-    """Fields that are absent stay unchanged."""
+    """Fields that are absent stay unchanged. `unknown_parameters`: `default` is what the installation sets."""
 
     tier: Name | None = None
     weight: Weight | None = None
+    unknown_parameters: Literal["default", "refuse", "report"] | None = None
 
 
 class Nothing(RequestModel):
@@ -158,7 +159,7 @@ def _add_tier(router: APIRouter, endpoint: ManagementEndpoint, operator: object)
                 raise InvalidParameter(f"`{name}` must not be null.", param=name)
 
         async def work(uow: UnitOfWork) -> ApiResponse:
-            change = TierChange(body.tier, body.weight)
+            change = TierChange(body.tier, body.weight, body.unknown_parameters)
             return api_response(await tenants.change_tier(uow, tenant_id_of(tenant_id), change, seen=seen))
 
         return await endpoint.perform(request, caller, work)

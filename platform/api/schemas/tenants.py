@@ -17,6 +17,7 @@ class TenantAccountDocument(ResponseModel):
     name: str
     tier: str
     weight: float
+    unknown_parameters: str
     created_at: UtcTime
     suspended_at: UtcTime | None
     deleted_at: UtcTime | None

@@ -4,12 +4,14 @@ Invariant: only the template writes control tokens. A control token spelled in a
 spellings the ids are exactly those of the tokenizer's own `apply_chat_template`.
 """
 
+import inspect
 import json
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from jinja2 import meta
 from jinja2.exceptions import TemplateError
 from tokenizers import AddedToken, Tokenizer
 
@@ -28,6 +30,8 @@ from loraplex.platform.parameters.chat_messages import ChatMessage
 
 _PRIVATE_USE: Final = range(0xF0000, 0xFFFFE)
 _PROBE: Final = "is a system message rendered"
+_THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
+"""The names by which templates read the thought of an assistant's message."""
 
 LengthCheck: TypeAlias = Callable[[int], object]
 """Receives a number of tokens that a prompt certainly has, before it is tokenized; raises what refuses a prompt of so many."""
@@ -67,6 +71,8 @@ class PromptRenderer:
         self._control_ids = frozenset(self._alias_ids.values())
         self._bos_id: int | None = tokenizer.bos_token_id
         self._renders_system = self._template is not None and self._renders_role("system")
+        self.option_names = _option_names(tokenizer, self._template)
+        self._thoughts = [name for name in _THOUGHTS if self.knows(name)]
 
     def knows(self, word: str) -> bool:
         """Whether the chat template contains `word`."""
@@ -86,7 +92,7 @@ class PromptRenderer:
     ) -> list[int]:
         """Return the ids of the conversation, followed by the template's generation prompt.
 
-        `style`: how the model spells calls; None: as its template does. A template that does not know the style gets
+        `options`: values of `option_names`, `add_generation_prompt` and `continue_final_message`. `style`: how the model spells calls; None: as its template does. A template that does not know the style gets
         tools, calls and results as text. Raises `InvalidParameter` when the template refuses the messages, and what `check`
         raises.
         """
@@ -94,24 +100,35 @@ class PromptRenderer:
         if self.writes_tools_as_text(style):
             messages, tools = as_text(messages, tools, style, system=self._renders_system), ()
         names = called_names(messages)
-        plain = [template_message(message, style, names) for message in messages]
+        plain = [template_message(message, style, names, self._thoughts) for message in messages]
         offered = [template_tool(tool) for tool in tools]
-        marks = _absent_characters([*plain, *offered])
+        marks = _absent_characters([*plain, *offered, *((options or {}).values())])
         marked = [self._marked(message, marks) for message in plain]
-        known = {"tools": _mapped(offered, self._breaker(marks))} if offered else {}
-        return self._encode(self._render(marked, {**(options or {}), **known}), marks, check)
+        breaker = self._breaker(marks)
+        known = {"tools": _mapped(offered, breaker)} if offered else {}
+        given = {name: _mapped(value, breaker) for name, value in (options or {}).items()}
+        return self._encode(self._render(marked, {**given, **known}), marks, check)
 
-    def text_ids(self, text: str, check: LengthCheck | None = None) -> list[int]:
-        """Return the ids of a raw prompt. Control tokens count as such; a prompt begins with at most one begin token."""
+    def text_ids(self, text: str, check: LengthCheck | None = None, *, special: bool = True) -> list[int]:
+        """Return the ids of a raw prompt. Control tokens count as such; a prompt begins with at most one begin token.
+
+        `special`: add the tokens with which the tokenizer begins or ends a text.
+        """
         # One begin token may be dropped.
         self._check_length(text, check, dropped=1)
-        ids = _ids(self._plain, text, special=True)
+        ids = _ids(self._plain, text, special=special)
         doubled = self._bos_id is not None and ids[:2] == [self._bos_id, self._bos_id]
         return ids[1:] if doubled else ids
 
     def continuation_ids(self, text: str) -> list[int]:
         """Return the ids of a text that a model writes: no begin token, and control tokens count as text."""
         return _ids(self._encoder, text, special=False)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, control tokens included: the inverse of `text_ids`, but for the tokens that this adds."""
+        # `decode` would keep the interpreter's lock, as `encode` does.
+        text: str = self._plain.decode_batch([[*ids]], skip_special_tokens=False)[0]
+        return text
 
     def _marked(self, message: dict[str, Any], marks: Marks) -> dict[str, Any]:
         role, content = message["role"], message["content"]
@@ -145,10 +162,15 @@ class PromptRenderer:
                 messages,
                 chat_template=self._template,
                 tokenize=False,
-                add_generation_prompt=True,
-                **options,
+                **{"add_generation_prompt": True, **options},
             )
         except (TemplateError, TypeError, ValueError) as error:
+            if "continue_final_message" in options and isinstance(error, ValueError):
+                # The text of transformers quotes the conversation.
+                message = (
+                    "The chat template does not write the last message unchanged: it cannot be continued."
+                )
+                raise InvalidParameter(message, param="continue_final_message") from None
             raise InvalidParameter(
                 f"The chat template refuses `messages`: {error}", param="messages"
             ) from error
@@ -176,6 +198,25 @@ def _ids(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
     # `encode` would keep the interpreter's lock: a prompt of 2 MB blocked every other request for 1.8 s.
     ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
     return ids
+
+
+def _option_names(tokenizer: Any, template: str | None) -> frozenset[str]:
+    """The names that the template reads and the caller may set: not what it is given anyway, nor the special tokens."""
+    if template is None:
+        return frozenset()
+    # Its environment alone knows the tags of chat templates.
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    try:
+        environment = _compile_jinja_template(template).environment
+        read = meta.find_undeclared_variables(environment.parse(template))
+    except TemplateError:
+        # Every conversation is refused with the template's error.
+        return frozenset()
+    taken = inspect.signature(tokenizer.apply_chat_template).parameters
+    return frozenset(
+        read - taken.keys() - tokenizer.special_tokens_map.keys() - {"messages", "conversations"}
+    )
 
 
 def _control_tokens(tokenizer: Any, template: str) -> tuple[list[str], list[str]]:

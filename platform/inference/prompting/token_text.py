@@ -6,9 +6,11 @@ bytes as `<0xAB>` and a space as U+2581.
 
 import json
 import re
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeAlias
 
+TextOf: TypeAlias = Callable[[int], tuple[str, bytes]]
+"""Token id -> its text in log-probabilities, and its bytes."""
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -35,6 +37,10 @@ class TokenText:
     def text(self, token_ids: Iterable[int]) -> str:
         """Return the text of tokens that follow each other."""
         return b"".join(self(token)[1] for token in token_ids).decode(errors="replace")
+
+    def numbered(self, token_id: int) -> tuple[str, bytes]:
+        """Return (`token_id:N`, bytes), as vLLM's `return_tokens_as_token_ids` writes tokens."""
+        return f"token_id:{token_id}", self(token_id)[1]
 
     def _bytes(self, token_id: int) -> bytes:
         if token_id in self._added:

@@ -45,8 +45,13 @@ def called_names(messages: Sequence[ChatMessage]) -> dict[str, str]:
     return {call.id: call.name for message in messages for call in message.tool_calls}
 
 
-def template_message(message: ChatMessage, style: ToolStyle, names: dict[str, str]) -> dict[str, Any]:
-    """Build the message for a chat template: arguments as an object where possible, a result with its function's name."""
+def template_message(
+    message: ChatMessage, style: ToolStyle, names: dict[str, str], thoughts: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Build the message for a chat template: arguments as an object where possible, a result with its function's name.
+
+    `thoughts`: the names by which the template reads the message's `reasoning`.
+    """
     fields: dict[str, Any] = {"role": message.role, "content": message.content}
     name = _name(message, names) if message.role == "tool" else message.name
     if name:
@@ -55,6 +60,8 @@ def template_message(message: ChatMessage, style: ToolStyle, names: dict[str, st
         fields["tool_call_id"] = _call_id(message.tool_call_id, style)
     if message.tool_calls:
         fields["tool_calls"] = [_template_call(call, style) for call in message.tool_calls]
+    if message.reasoning:
+        fields |= dict.fromkeys(thoughts, message.reasoning)
     return fields
 
 

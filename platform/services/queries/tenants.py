@@ -48,6 +48,7 @@ class TenantRow:
     name: str
     tier: str
     weight: float
+    unknown_parameters: str
     state: str
     created_at: datetime
     suspended_at: datetime | None
@@ -127,6 +128,7 @@ def _row(tenant: Tenant, activity: TenantActivity) -> TenantRow:
         name=tenant.name,
         tier=tenant.tier,
         weight=tenant.weight,
+        unknown_parameters=tenant.unknown_parameters,
         state=state if tenant.deleted_at is None else "deleted",
         created_at=tenant.created_at,
         suspended_at=tenant.suspended_at,

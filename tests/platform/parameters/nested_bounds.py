@@ -59,6 +59,7 @@ def messages_inside(max_items: int) -> list[Any]:
                 "content": None,
                 "refusal": None,
                 "audio": None,
+                "reasoning_content": "because",
             },
             {"role": "tool", "tool_call_id": "c", "content": ""},
         ],
@@ -82,6 +83,13 @@ def response_format_inside() -> list[Any]:
     return [
         {"type": "text"},
         {"type": "json_object"},
+        {"type": "json_object", "schema": {"type": "object"}},
+        {"type": "structural_tag", "format": {"type": "any_text"}},
+        {
+            "type": "structural_tag",
+            "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}],
+            "triggers": ["<a"],
+        },
         schema(name="n" * 64, description="", strict=None),
         schema(description="d" * MAX_DESCRIPTION_BYTES, strict=True),
     ]
@@ -142,6 +150,11 @@ def response_format_outside() -> list[Any]:
         schema(strict="yes"),
         schema(description="d" * (MAX_DESCRIPTION_BYTES + 1)),
         {**SCHEMA, "type": "json_object"},
+        {"type": "json_object", "schema": True},
+        {"type": "structural_tag"},
+        {"type": "structural_tag", "format": []},
+        {"type": "structural_tag", "format": {}, "triggers": ["a"]},
+        {"type": "structural_tag", "structures": [{}]},
     ]
     return [*bad, {}, {"type": "xml"}, {"type": "json_schema"}, "text", [], {"type": "text", "x": 1}]
 

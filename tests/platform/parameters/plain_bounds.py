@@ -3,17 +3,19 @@
 import math
 from typing import Any
 
-from loraplex.platform.parameters.request_object import ObjectOf
+from loraplex.platform.parameters.request_object import ObjectOf, kind_of
 from loraplex.platform.parameters.value_types import (
     Boolean,
     Choice,
     Identifier,
     Integer,
     Kind,
+    ListOf,
     LogitBias,
     Metadata,
     Number,
     Refused,
+    Scalars,
     StopStrings,
     Text,
     TokenIds,
@@ -34,7 +36,7 @@ def inside(kind: Kind) -> list[Any]:
         case Choice(values):
             return list(values)
         case StopStrings(max_items, max_bytes):
-            return ["a", "a" * max_bytes, ["a"] * max_items, []]
+            return ["", "a", "a" * max_bytes, ["a"] * max_items, []]
         case TokenIds(max_items):
             return [[0] * max_items, [], [2**31 - 1]]
         case LogitBias(max_items, bias):
@@ -42,8 +44,14 @@ def inside(kind: Kind) -> list[Any]:
         case Metadata(max_items, _, value):
             return [{f"{i:064}": "a" * value.max_bytes for i in range(max_items)}, {"a": ""}]
         case ObjectOf(model):
-            names = list(model.model_fields)
-            return [{}, dict.fromkeys(names, True), dict.fromkeys(names)]
+            fields = {name: inside(kind_of(field))[0] for name, field in model.model_fields.items()}
+            return [{}, fields, dict.fromkeys(fields)]
+        case ListOf(Kind() as item, low, high):
+            return [inside(item)[:1] * low, inside(item)[:1] * high]
+        case Scalars(max_items, max_bytes, largest):
+            long = "é" * (max_bytes // 2)
+            mixed = {"a": long, "b": "", "c": largest, "d": -largest, "e": 0.5, "f": True}
+            return [{}, mixed, {"a": None}, {f"a{index}": 0 for index in range(max_items)}]
         case Refused(_, harmless):
             return list(harmless)
         case Identifier(max_bytes):
@@ -72,7 +80,7 @@ def outside(kind: Kind) -> list[Any]:
         case Choice():
             return ["", "other", 1, []]
         case StopStrings(max_items, max_bytes):
-            return ["", [""], "a" * (max_bytes + 1), ["a"] * (max_items + 1), [1], {"a": 1}]
+            return [[""], "a" * (max_bytes + 1), ["a"] * (max_items + 1), [1], {"a": 1}]
         case TokenIds(max_items):
             return [[0] * (max_items + 1), [-1], [2**31], [True], [1.0], "1"]
         case LogitBias(max_items, bias):
@@ -96,6 +104,13 @@ def outside(kind: Kind) -> list[Any]:
             ]
         case ObjectOf(model):
             return [{"other": True}, {next(iter(model.model_fields)): 1}, []]
+        case ListOf(Kind() as item, low, high):
+            wrong = [[each] for each in outside(item)]
+            return [inside(item)[:1] * (low - 1), inside(item)[:1] * (high + 1), {}, 1, *wrong]
+        case Scalars(max_items, max_bytes, largest):
+            values: list[Any] = ["a" * (max_bytes + 1), largest + 1, -largest - 1, 10**400, math.nan, [], {}]
+            names = {f"a{index}": 0 for index in range(max_items + 1)}
+            return [names, [], 1, "a", *({"a": each} for each in values)]
         case Refused():
             return [{"type": "json_object"}, [{}], "auto", True, 2]
         case Identifier(max_bytes):

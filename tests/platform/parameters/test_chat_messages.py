@@ -18,7 +18,19 @@ from loraplex.platform.parameters.parameter_table import read_parameters
 @pytest.mark.parametrize(
     ("message", "error", "param"),
     [
-        ({**USER, "refusal": "no"}, UnsupportedParameter, "messages[0].refusal"),
+        ({**USER, "refusal": "no"}, UnknownParameter, "messages[0].refusal"),
+        ({**USER, "reasoning": "so"}, UnknownParameter, "messages[0].reasoning"),
+        ({**USER, "audio": {"id": "a"}}, UnsupportedParameter, "messages[0].audio"),
+        (
+            {"role": "assistant", "reasoning_content": ["so"]},
+            InvalidParameter,
+            "messages[0].reasoning_content",
+        ),
+        (
+            {"role": "user", "content": [{"type": "refusal", "refusal": "no"}]},
+            UnsupportedParameter,
+            "messages[0].content[0]",
+        ),
         ({**USER, "tool_calls": []}, InvalidParameter, "messages[0].tool_calls"),
         (
             {"role": "assistant", "tool_calls": [{**CALL, "id": ""}]},

@@ -25,14 +25,19 @@ from loraplex.platform.parameters.parameter_table import (
     render_markdown,
 )
 from loraplex.platform.parameters.request_models import GenerationRequest
+from loraplex.platform.parameters.request_object import read_reporting
 from loraplex.platform.parameters.value_types import Kind
 
 README = Path(__file__).parents[3] / "platform" / "api" / "openai" / "README.md"
+OF_MESSAGES = (
+    *("model", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
+)
 BEGIN, END = "<!-- parameters: generated -->\n", "<!-- end of parameters -->\n"
 BASE: dict[Endpoint, dict[str, Any]] = {
     "chat": {"model": "m", "messages": [USER]},
     "completions": {"model": "m", "prompt": "hello"},
     "tokenize": {"model": "m"},
+    "detokenize": {"model": "m", "tokens": [1]},
 }
 
 
@@ -67,7 +72,8 @@ def test_bounds_are_accepted(endpoint: Endpoint, row: Parameter) -> None:
         values = read_parameters(
             endpoint,
             {
-                **({"messages": [USER]} if endpoint == "tokenize" and row.name in ("model", "tools") else {}),
+                **({"messages": [USER]} if endpoint == "tokenize" and row.name in OF_MESSAGES else {}),
+                **({"prompt": "a"} if row.name == "add_special_tokens" else {}),
                 **body(endpoint, row, value),
             },
         )
@@ -115,7 +121,7 @@ def test_null_counts_as_absent(endpoint: Endpoint, row: Parameter) -> None:
         assert getattr(read_parameters(endpoint, body(endpoint, row, None)), row.name) == row.default
 
 
-UNKNOWN = {"foo": None, "cache_control": None, "x" * 1000: None}
+UNKNOWN = {"foo": None, "mood": None, "x" * 1000: None}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +151,7 @@ def with_nulls(value: Any, name: str = "") -> Any:
     return UNKNOWN | {key: with_nulls(each, key) for key, each in value.items()}
 
 
-@pytest.mark.parametrize("endpoint", ["chat", "completions", "tokenize"])
+@pytest.mark.parametrize("endpoint", ["chat", "completions", "tokenize", "detokenize"])
 @pytest.mark.parametrize("name", ["temprature", "functions", "", "x" * 1000, "__class__"])
 def test_unknown_names_are_refused(endpoint: Endpoint, name: str) -> None:
     with pytest.raises(UnknownParameter) as unknown:
@@ -183,12 +189,77 @@ def test_defaults_of_a_profile_apply_to_omitted_parameters() -> None:
         ({"stream_options": {}}, "stream_options"),
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ],
 )
 def test_contradictory_parameters(extra: dict[str, object], param: str) -> None:
     with pytest.raises(InvalidParameter) as refused:
-        read_parameters("chat", {**BASE["chat"], **extra})
+        read_parameters("chat", {**BASE["chat"], **extra}).template_values()
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        ({}, {}),
+        ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
+        ({"continue_final_message": True}, {"continue_final_message": True, "add_generation_prompt": False}),
+        ({"chat_template_kwargs": {"a": 1, "b": None, "c": ""}}, {"a": 1, "c": ""}),
+    ],
+)
+def test_what_a_template_is_given(given: dict[str, object], values: dict[str, object]) -> None:
+    read = read_parameters("chat", {**BASE["chat"], **given})
+    assert read.template_values() == values
+
+
+def test_both_names_of_the_maximum_are_one_number() -> None:
+    both = {"max_tokens": 7, "max_completion_tokens": 7}
+    for endpoint in ("chat", "completions"):
+        for given in (both, {"max_completion_tokens": 7}, {"max_tokens": 7}):
+            assert read_parameters(endpoint, {**BASE[endpoint], **given}).requested_tokens == 7
+        with pytest.raises(InvalidParameter) as refused:
+            read_parameters(endpoint, {**BASE[endpoint], **both, "max_completion_tokens": 8})
+        assert refused.value.param == "max_completion_tokens"
+
+
+def test_top_p_0_is_greedy_and_an_empty_stop_is_none() -> None:
+    fields = read_parameters("chat", {**BASE["chat"], "top_p": 0, "stop": "", "user": ""}).sampling_fields()
+    assert (fields["temperature"], fields["top_p"], fields["stop"]) == (0.0, 1.0, ())
+
+
+def test_unknown_names_are_left_out_and_named_where_they_are_reported() -> None:
+    known: dict[str, Any] = {
+        **BASE["chat"],
+        "messages": [USER, {**USER, "content": [{"type": "text", "text": "hello"}]}],
+        "tools": [tool(parameters={"mood": 1})],
+    }
+    body = {**known, "logit_processors": [1], "x" * 99: 1, "stream_options": None}
+    body["messages"] = [
+        {**USER, "mood": 1},
+        {**USER, "mood": 2, "content": [{"type": "text", "text": "hello", "voice": 1}]},
+    ]
+    body["tools"] = [{**tool(parameters={"mood": 1}), "kind": 1}]
+    read, unknown = read_reporting(MODELS["chat"], body)
+    assert read == read_parameters("chat", known) and unknown is not None
+    assert unknown.places == (
+        *("logit_processors", "x" * 64, "messages[].mood", "messages[].content[].voice", "tools[].kind"),
+    )
+    assert unknown.refusal.param == "logit_processors"
+    with pytest.raises(InvalidParameter) as refused:
+        read_reporting(MODELS["chat"], {**body, "store": True})
+    assert refused.value.param == "store"
+    with pytest.raises(UnknownParameter):
+        read_parameters("chat", body)
+    assert read_reporting(MODELS["chat"], known) == (read, None)
+
+
+def test_reported_names_are_a_safe_and_short_header() -> None:
+    hostile = {"a\r\nx-evil: 1": 1, "é\0,": 1, "z" * 500: 1, **{f"n{index}": 1 for index in range(20)}}
+    _, unknown = read_reporting(MODELS["chat"], {**BASE["chat"], **hostile})
+    assert unknown is not None
+    first, second, third, *others = unknown.header().split(", ")
+    assert (first, second, third) == ("a%0D%0Ax-evil%3A%201", "%3F%00%2C", "z" * 64)
+    assert others == [*(f"n{index}" for index in range(13)), "+7"]
 
 
 def test_tokenize_takes_messages_or_prompt() -> None:

@@ -33,15 +33,17 @@ class NewTenantForm(BaseModel):
 
 
 class TierForm(BaseModel):
-    """The tier of a tenant and its share of the engine."""
+    """The tier of a tenant, its share of the engine, and what becomes of requests with unknown parameters."""
 
     tier: str
     weight: Weight
+    unknown_parameters: str
     revision: Revision
 
     async def change(self, uow: UnitOfWork, tenant_id: UUID) -> None:
         """Apply it. Raises what `tenants.change_tier` raises."""
-        await tenants.change_tier(uow, tenant_id, TierChange(self.tier, self.weight), seen=self.revision)
+        change = TierChange(self.tier, self.weight, self.unknown_parameters)
+        await tenants.change_tier(uow, tenant_id, change, seen=self.revision)
 
 
 class Limits(BaseModel):

@@ -180,7 +180,14 @@ def _stored(detail: tenants.TenantDetail) -> dict[str, Entered]:
     }
     row = detail.row
     return {
-        "tier": Entered({"tier": row.tier, "weight": f"{row.weight:g}", "revision": str(row.revision)}),
+        "tier": Entered(
+            {
+                "tier": row.tier,
+                "weight": f"{row.weight:g}",
+                "unknown_parameters": row.unknown_parameters,
+                "revision": str(row.revision),
+            }
+        ),
         "limits": Entered({**limits, "revision": str(detail.limits_revision)}),
         "billing": Entered({**billed, "revision": str(detail.billing_revision)}),
     }
