@@ -55,12 +55,10 @@ class ExtendedChunks:
         self._sent: list[int | None] = [None] * generation.choices
 
     def opening(self) -> bytes:
-        events = self._chunks.opening()
-        if self._with_ids and self._chat:
-            events = _inserted(
-                events, events.index(_END) - 1, "prompt_token_ids", self._generation.prompts[0]
-            )
-        return self._counted(events, 0, 0)
+        events = self._counted(self._chunks.opening(), 0, 0)
+        if not (self._with_ids and self._chat):
+            return events
+        return _inserted(events, events.index(_END) - 1, "prompt_token_ids", self._generation.prompts[0])
 
     def delta(self, choice: int, event: Delta) -> bytes:
         return self._extended(choice, self._chunks.delta(choice, event))

@@ -16,6 +16,7 @@ SCOPES: Final = {
     "POST /v1/chat/completions": "inference",
     "POST /v1/completions": "inference",
     "POST /v1/tokenize": "inference",
+    "POST /v1/detokenize": "inference",
     "GET /v1/models": "inference",
     "GET /v1/models/{name:path}": "inference",
     "GET /tenant/v1/me": ANY_KEY,

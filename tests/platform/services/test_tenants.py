@@ -40,6 +40,7 @@ async def test_a_tenant_is_created_with_a_key_and_limits(database: Database) -> 
         "name": "harbor",
         "tier": "gold",
         "weight": 2.0,
+        "unknown_parameters": "default",
         "created_at": created.tenant.created_at.isoformat(),
         "suspended_at": None,
         "deleted_at": None,

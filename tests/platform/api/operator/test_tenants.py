@@ -87,8 +87,12 @@ async def test_tier_and_weight_change_the_named_revision(operator: Any) -> None:
     assert (await operator.patch(f"{path}/tier", {"weight": 2.5}, '"2"')).json()["weight"] == 2.5
     blind = await operator.client.patch(f"{path}/tier", json={"weight": 2})
     assert blind.status_code == 428
-    for body in ({"weight": None}, {"weight": 1001}, {"name": "x"}):
+    wrong: tuple[dict[str, object], ...] = ({"unknown_parameters": "ignore"}, {"unknown_parameters": None})
+    for body in ({"weight": None}, {"weight": 1001}, {"name": "x"}, *wrong):
         assert (await operator.patch(f"{path}/tier", body, '"3"')).status_code == 400
+    for value, revision in (("report", 3), ("refuse", 4), ("default", 5)):
+        set_to = await operator.patch(f"{path}/tier", {"unknown_parameters": value}, f'"{revision}"')
+        assert set_to.json()["unknown_parameters"] == value
 
 
 async def test_deleted_for_the_next_request_and_its_name_is_free(operator: Any, database: Database) -> None:

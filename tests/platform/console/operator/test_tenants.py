@@ -105,7 +105,9 @@ async def test_limits_tier_and_billing_data(console: Console, signed_in: SignedI
         assert page.find(f"input[name={name}]").attributes["value"] == typed
     moved = await browser.post(f"{address}/limits", {**stale, "requests_per_minute": "1"})
     assert moved.status_code == 422 and "It has changed since it was read" in moved.text
-    tier = await browser.submit(address, f"{address}/tier", {"tier": "gold", "weight": "4"})
+    tier = await browser.submit(
+        address, f"{address}/tier", {"tier": "gold", "weight": "4", "unknown_parameters": "report"}
+    )
     texts = {"customer_name": "<i>Harbor</i>", "customer_address": "Kai 1\nHamburg", "currency": "EUR"}
     billing = await browser.submit(
         address, f"{address}/billing", {**texts, "tax_rate_ppm": "19", "minimum_micro": "5"}
@@ -116,6 +118,7 @@ async def test_limits_tier_and_billing_data(console: Console, signed_in: SignedI
         not page.all("main i")
         and page.find("input[name=customer_name]").attributes["value"] == "<i>Harbor</i>"
     )
+    assert page.form(f"{address}/tier")["unknown_parameters"] == "report"
     form = page.form(f"{address}/billing")
     assert (form["tax_rate_ppm"], form["minimum_micro"], form["currency"]) == ("19", "5", "EUR")
     assert await actions(console) == ["quotas.change", "tenant.change_tier", "billing.change"]
