@@ -284,13 +284,9 @@ class InferencePipeline:
         prompts, options = self._dependencies.prompts, values.template_values()
         for name in values.chat_template_kwargs or ():
             if name not in prompts.option_names:
-                where, read = (
-                    f"chat_template_kwargs.{name[:MAX_NAME]}",
-                    ", ".join(sorted(prompts.option_names)),
-                )
-                message = (
-                    f"`{where}` is not supported: the model's chat template reads {read or 'no such name'}."
-                )
+                where, names = f"chat_template_kwargs.{name[:MAX_NAME]}", sorted(prompts.option_names)
+                known = ", ".join(names) or "no such name"
+                message = f"`{where}` is not supported: the model's chat template reads {known}."
                 raise UnsupportedParameter(message, param=where)
         effort = values.reasoning_effort if isinstance(values, ChatRequest) else None
         if effort is not None and not prompts.knows("reasoning_effort"):

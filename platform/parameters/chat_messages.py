@@ -4,7 +4,7 @@ Parts that are not text are refused by name. What clients return from an earlier
 thought of an assistant, which a chat template may read.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Final
 
@@ -87,30 +87,25 @@ class TextPart(RequestObject):
 
 
 class RefusalPart(RequestObject):
-    """A part of an assistant's content that says why it did not answer. It is dropped."""
+    """A part of a message's content that says why an assistant did not answer. It is dropped."""
 
     allowed: ClassVar[str] = '{"type": "refusal", "refusal": …}'
     type: Annotated[str, Choice(("refusal",))]
     refusal: Annotated[str, AnyText()]
 
 
-@dataclass(frozen=True)
 class _Content(Kind):
-    """Text, or text parts, which are joined. `refusals`: parts that are a refusal too."""
-
-    refusals: bool = False
+    """Text, or text parts, which are joined."""
 
     @property
     def allowed(self) -> str:
         return f"a string or a list of 1..{MAX_PARTS} text parts"
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
-        part = handler.generate_schema(TextPart)
-        read: Callable[[object], str] = _read_part
-        if self.refusals:
-            part = core_schema.union_schema([part, handler.generate_schema(RefusalPart)])
-            read = _read_assistants_part
-        parts = bounded_list(core_schema.no_info_plain_validator_function(read), 1, MAX_PARTS, self.allowed)
+        part = core_schema.union_schema([handler.generate_schema(each) for each in (TextPart, RefusalPart)])
+        parts = bounded_list(
+            core_schema.no_info_plain_validator_function(_read_part), 1, MAX_PARTS, self.allowed
+        )
         listed = core_schema.list_schema(part, min_length=1, max_length=MAX_PARTS)
         return core_schema.no_info_wrap_validator_function(
             _read_content,
@@ -127,6 +122,9 @@ def _read_part(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(kind, str):
         raise refused(f"an object {_PART}", value)
+    if kind == "refusal":
+        RefusalPart.check(value)
+        return ""
     if kind != "text":
         raise PydanticCustomError(UNSUPPORTED, f"is a part of type {kind[:64]!r}; only text is supported.")
     text = value.get("text")
@@ -134,13 +132,6 @@ def _read_part(value: object) -> str:
         # As the model has it, at less than a tenth of the time: a body may have 40,000 parts.
         return text
     return TextPart.check(value).text
-
-
-def _read_assistants_part(value: object) -> str:
-    if isinstance(value, dict) and value.get("type") == "refusal":
-        RefusalPart.check(value)
-        return ""
-    return _read_part(value)
 
 
 class MessageFunction(RequestObject):
@@ -208,7 +199,7 @@ class AssistantMessage(_Message):
     dropped: ClassVar[frozenset[str]] = _Message.dropped | {
         *("refusal", "reasoning_details", "thinking_blocks", "images")
     }
-    content: Annotated[str, _Content(refusals=True)] = ""
+    content: Annotated[str, _Content()] = ""
     tool_calls: Annotated[Sequence[MessageToolCall], _CALLS] = ()
     reasoning_content: Annotated[str, AnyText()] = ""
     reasoning: Annotated[str, AnyText()] = ""

@@ -144,7 +144,7 @@ class GenerationRequest(ModelRequest):
         0, description="tokens before a choice may end; at most `max_tokens`"
     )
     stop: Annotated[tuple[str, ...], StopStrings(MAX_STOP_STRINGS, MAX_STOP_BYTES)] = Field(
-        (), description="the text ends before the first of these strings"
+        (), description='the text ends before the first of these strings; "" is none'
     )
     stop_token_ids: Annotated[tuple[int, ...], TokenIds(MAX_STOP_TOKENS)] = Field(
         (), description="tokens that end a choice"
@@ -338,8 +338,9 @@ class TokenizeRequest(TemplateRequest):
     def _check_together(self) -> Self:
         if (self.messages is None) == (self.prompt is None):
             raise InvalidParameter("Give `messages` or `prompt`, not both.", param="prompt")
-        if self.tools and self.messages is None:
-            raise InvalidParameter("`tools` needs `messages`.", param="tools")
+        for name in ("tools", "chat_template_kwargs", "continue_final_message"):
+            if self.messages is None and getattr(self, name):
+                raise InvalidParameter(f"`{name}` needs `messages`.", param=name)
         if self.add_special_tokens and self.messages is not None:
             raise InvalidParameter("`add_special_tokens` needs `prompt`.", param="add_special_tokens")
         return self

@@ -3,7 +3,7 @@
 Invariant: the first error ends the reading of a list or an object of many keys, so a body has few errors however large it is.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Self, TypeVar
@@ -43,8 +43,8 @@ MAX_REPORTED: Final = 16
 _UNKNOWN: Final = "unknown"
 _MISSING: Final = "missing"  # pydantic's own
 
-_IGNORED: Final[ContextVar[dict[int, list[str]] | None]] = ContextVar("ignored", default=None)
-"""Ids of objects of the body that is read now -> their unknown names; None: an unknown name is an error."""
+_IGNORED: Final[ContextVar[dict[str, None] | None]] = ContextVar("ignored", default=None)
+"""The unknown names of the body that is read now; None: one is an error."""
 
 ObjectT = TypeVar("ObjectT", bound="RequestObject")
 
@@ -76,7 +76,6 @@ class RequestObject(BaseModel):
         # Not left to pydantic, which would build an error for every unknown name.
         if not isinstance(value, dict):
             raise refused(cls.allowed, value)
-        given = value
         if None in value.values():
             value = {name: each for name, each in value.items() if each is not None}
         if not value.keys() <= cls._names:
@@ -85,7 +84,7 @@ class RequestObject(BaseModel):
             if unknown and ignored is None:
                 raise PydanticCustomError(_UNKNOWN, cls.allowed, {"unknown": unknown[0][:MAX_NAME]})
             if unknown and ignored is not None:
-                ignored[id(given)] = unknown
+                ignored |= dict.fromkeys(unknown)
             value = {name: each for name, each in value.items() if name in cls._names}
         return value
 
@@ -145,15 +144,15 @@ def read_object(model: type[ObjectT], value: object, within: Iterable[str | int]
 
 @dataclass(frozen=True, slots=True)
 class UnknownNames:
-    """Names that were left out, by their places, without indices: `messages[].mood`. `refusal`: the error that they would be."""
+    """Names that were left out, wherever they stood. `refusal`: the error that they would be."""
 
-    places: tuple[str, ...]
+    names: tuple[str, ...]
     refusal: UnknownParameter
 
     def header(self) -> str:
-        """Return the first `MAX_REPORTED` places as the value of a header, percent-encoded and cut, and `+N` for the others."""
-        shown = [quote(place[-MAX_NAME:].encode("ascii", "replace")) for place in self.places[:MAX_REPORTED]]
-        more = len(self.places) - MAX_REPORTED
+        """Return the first `MAX_REPORTED` names as the value of a header, percent-encoded and cut, and `+N` for the others."""
+        shown = [quote(name[:MAX_NAME].encode("ascii", "replace")) for name in self.names[:MAX_REPORTED]]
+        more = len(self.names) - MAX_REPORTED
         return ", ".join([*shown, f"+{more}"] if more > 0 else shown)
 
 
@@ -163,23 +162,12 @@ def read_reporting(model: type[ObjectT], value: object) -> tuple[ObjectT, Unknow
         return read_object(model, value), None
     except UnknownParameter as error:
         refusal = error
-    unknown: dict[int, list[str]] = {}
-    token = _IGNORED.set(unknown)
+    ignored: dict[str, None] = {}
+    token = _IGNORED.set(ignored)
     try:
-        read = read_object(model, value)
+        return read_object(model, value), UnknownNames(tuple(ignored), refusal)
     finally:
         _IGNORED.reset(token)
-    return read, UnknownNames(tuple(dict.fromkeys(_places(value, unknown, ""))), refusal)
-
-
-def _places(value: object, unknown: Mapping[int, list[str]], path: str) -> Iterator[str]:
-    if isinstance(value, dict):
-        yield from (f"{path}{name[:MAX_NAME]}" for name in unknown.get(id(value), ()))
-        for name, inner in value.items():
-            yield from _places(inner, unknown, f"{path}{name}.")
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _places(inner, unknown, f"{path.removesuffix('.')}[].")
 
 
 def _error_of(

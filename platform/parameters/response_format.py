@@ -20,13 +20,12 @@ from loraplex.grammar.constraints import (
 from loraplex.platform.errors import InvalidBody, InvalidParameter
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 from loraplex.platform.parameters.request_object import RequestObject
-from loraplex.platform.parameters.tools import DESCRIPTION, MAX_TOOLS
+from loraplex.platform.parameters.tools import DESCRIPTION
 from loraplex.platform.parameters.value_errors import refused
 from loraplex.platform.parameters.value_types import (
     Boolean,
     Choice,
     Identifier,
-    JsonObjectValue,
     JsonSchemaObject,
     Kind,
     ListOf,
@@ -35,18 +34,43 @@ from loraplex.platform.parameters.value_types import (
 
 BOUNDS: Final = SchemaLimits()
 _JSON_SCHEMA: Final = '{"type": "json_schema", "json_schema": {name, schema, description?, strict?}}'
-_STRUCTURAL_TAG: Final = (
-    '{"type": "structural_tag", "format": …} or with `structures` [{begin, schema, end}] and `triggers`'
-)
 _RESPONSE_FORMAT: Final = (
-    f'{{"type": "text"}}, {{"type": "json_object", schema?}}, {_JSON_SCHEMA} or {_STRUCTURAL_TAG}'
+    f'{{"type": "text"}}, {{"type": "json_object", schema?}}, {_JSON_SCHEMA} '
+    'or {"type": "structural_tag", "format": …}'
 )
-_STRUCTURES: Final = ListOf(JsonObjectValue(), 1, MAX_TOOLS, "objects {begin, schema, end}")
 _FORMATS: Final = ("json", "regex", "choice", "grammar", "structural_tag")
 _STRUCTURED: Final = (
     f"an object with one of {', '.join(f'`{name}`' for name in _FORMATS)}, "
     "`close` (true or false) together with it or alone, and `probabilities` (true or false) with `choice`"
 )
+
+
+@dataclass(frozen=True)
+class _ObjectOrText(Kind):
+    """An object, or its JSON text of at most `max_bytes` bytes. `param`: its place in the body."""
+
+    max_bytes: int
+    param: str
+
+    @property
+    def allowed(self) -> str:
+        return f"an object or its JSON text of up to {self.max_bytes} bytes"
+
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        text = core_schema.str_schema(max_length=self.max_bytes)
+        forms = core_schema.union_schema([core_schema.dict_schema(), text])
+        return core_schema.no_info_plain_validator_function(self._read, json_schema_input_schema=forms)
+
+    def _read(self, value: object) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        if not isinstance(value, str) or len(value.encode()) > self.max_bytes:
+            raise refused(self.allowed, value)
+        try:
+            return parse_object(value.encode(), BodyLimits(max_bytes=self.max_bytes))
+        except (InvalidBody, InvalidParameter) as error:
+            message = f"`{self.param}` must be {self.allowed}: {error}"
+            raise InvalidParameter(message, param=self.param) from error
 
 
 class _Format(RequestObject):
@@ -77,26 +101,13 @@ class JsonObjectFormat(_Format):
 
 
 class StructuralTagFormat(_Format):
-    """Text of xgrammar's format language; in vLLM's older spelling, `structures` that begin with one of the `triggers`."""
+    """Text of xgrammar's format language."""
 
     type: Annotated[str, Choice(("structural_tag",))]
-    format: Annotated[dict[str, Any] | None, JsonObjectValue()] = None
-    structures: Annotated[list[dict[str, Any]] | None, _STRUCTURES] = None
-    triggers: Annotated[list[str] | None, ListOf(Text(256), 1, MAX_TOOLS, "strings")] = None
+    format: Annotated[dict[str, Any], _ObjectOrText(BOUNDS.max_text_bytes, "response_format.format")]
 
     def output_format(self) -> OutputFormat:
-        tagged, older = self.format, (self.structures, self.triggers)
-        if (tagged is None) == (None in older) or (tagged is not None and older != (None, None)):
-            raise refused(_STRUCTURAL_TAG, self.__dict__)
-        if tagged is None:
-            tags = [_tag(each) for each in self.structures or ()]
-            tagged = {"type": "triggered_tags", "triggers": self.triggers, "tags": tags}
-        return StructuralTag({"type": "structural_tag", "format": tagged}, "response_format")
-
-
-def _tag(structure: dict[str, Any]) -> dict[str, Any]:
-    content = {"type": "json_schema", "json_schema": structure.get("schema")}
-    return {"type": "tag", "begin": structure.get("begin"), "content": content, "end": structure.get("end")}
+        return StructuralTag({"type": "structural_tag", "format": self.format}, "response_format")
 
 
 class NamedSchema(RequestObject):
@@ -160,34 +171,6 @@ class Structure:
     format: OutputFormat | None
     close: bool
     probabilities: bool = False
-
-
-@dataclass(frozen=True)
-class _ObjectOrText(Kind):
-    """An object, or its JSON text of at most `max_bytes` bytes. `param`: its place in the body."""
-
-    max_bytes: int
-    param: str
-
-    @property
-    def allowed(self) -> str:
-        return f"an object or its JSON text of up to {self.max_bytes} bytes"
-
-    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
-        text = core_schema.str_schema(max_length=self.max_bytes)
-        forms = core_schema.union_schema([core_schema.dict_schema(), text])
-        return core_schema.no_info_plain_validator_function(self._read, json_schema_input_schema=forms)
-
-    def _read(self, value: object) -> dict[str, Any]:
-        if isinstance(value, dict):
-            return value
-        if not isinstance(value, str) or len(value.encode()) > self.max_bytes:
-            raise refused(self.allowed, value)
-        try:
-            return parse_object(value.encode(), BodyLimits(max_bytes=self.max_bytes))
-        except (InvalidBody, InvalidParameter) as error:
-            message = f"`{self.param}` must be {self.allowed}: {error}"
-            raise InvalidParameter(message, param=self.param) from error
 
 
 class StructuredOutputsObject(RequestObject):

@@ -192,24 +192,15 @@ class ListOf(Kind):
 
 
 @dataclass(frozen=True)
-class JsonObjectValue(Kind):
-    """An object that is analysed elsewhere, in another process."""
-
-    @property
-    def allowed(self) -> str:
-        return "an object"
-
-    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return checked(core_schema.dict_schema(strict=True), self.allowed)
-
-
-@dataclass(frozen=True)
-class JsonSchemaObject(JsonObjectValue):
-    """A JSON schema."""
+class JsonSchemaObject(Kind):
+    """A JSON schema. It is analysed elsewhere, in another process."""
 
     @property
     def allowed(self) -> str:
         return "a JSON schema as an object"
+
+    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return checked(core_schema.dict_schema(strict=True), self.allowed)
 
 
 @dataclass(frozen=True)
@@ -219,10 +210,7 @@ class StopStrings(Kind):
 
     @property
     def allowed(self) -> str:
-        strings = (
-            f"a string or a list of up to {self.max_items} strings of 1..{self.max_bytes} bytes in UTF-8"
-        )
-        return f'{strings}, or "" for none'
+        return f"a string or a list of up to {self.max_items} strings of 1..{self.max_bytes} bytes in UTF-8"
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
         text = core_schema.str_schema(min_length=1, max_length=self.max_bytes)
@@ -310,9 +298,7 @@ class Scalars(Kind):
 
     @property
     def allowed(self) -> str:
-        values = (
-            f"a string of up to {self.max_bytes} bytes in UTF-8, a number in -{self.largest}..{self.largest}"
-        )
+        values = f"a string of up to {self.max_bytes} bytes, a number in -{self.largest}..{self.largest}"
         return f"an object of up to {self.max_items} names, each with {values}, or true or false"
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:

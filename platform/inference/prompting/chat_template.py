@@ -92,7 +92,9 @@ class PromptRenderer:
     ) -> list[int]:
         """Return the ids of the conversation, followed by the template's generation prompt.
 
-        `options`: values of `option_names`, `add_generation_prompt` and `continue_final_message`. `style`: how the model spells calls; None: as its template does. A template that does not know the style gets
+        `options`: values of `option_names`, `add_generation_prompt` and `continue_final_message`.
+
+        `style`: how the model spells calls; None: as its template does. A template that does not know the style gets
         tools, calls and results as text. Raises `InvalidParameter` when the template refuses the messages, and what `check`
         raises.
         """
@@ -167,9 +169,7 @@ class PromptRenderer:
         except (TemplateError, TypeError, ValueError) as error:
             if "continue_final_message" in options and isinstance(error, ValueError):
                 # The text of transformers quotes the conversation.
-                message = (
-                    "The chat template does not write the last message unchanged: it cannot be continued."
-                )
+                message = "The chat template changes the last message, so that it cannot be continued."
                 raise InvalidParameter(message, param="continue_final_message") from None
             raise InvalidParameter(
                 f"The chat template refuses `messages`: {error}", param="messages"
@@ -213,10 +213,8 @@ def _option_names(tokenizer: Any, template: str | None) -> frozenset[str]:
     except TemplateError:
         # Every conversation is refused with the template's error.
         return frozenset()
-    taken = inspect.signature(tokenizer.apply_chat_template).parameters
-    return frozenset(
-        read - taken.keys() - tokenizer.special_tokens_map.keys() - {"messages", "conversations"}
-    )
+    taken = {*inspect.signature(tokenizer.apply_chat_template).parameters, *tokenizer.special_tokens_map}
+    return frozenset(read - taken - {"messages", "conversations"})
 
 
 def _control_tokens(tokenizer: Any, template: str) -> tuple[list[str], list[str]]:

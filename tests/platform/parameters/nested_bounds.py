@@ -85,11 +85,6 @@ def response_format_inside() -> list[Any]:
         {"type": "json_object"},
         {"type": "json_object", "schema": {"type": "object"}},
         {"type": "structural_tag", "format": {"type": "any_text"}},
-        {
-            "type": "structural_tag",
-            "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}],
-            "triggers": ["<a"],
-        },
         schema(name="n" * 64, description="", strict=None),
         schema(description="d" * MAX_DESCRIPTION_BYTES, strict=True),
     ]

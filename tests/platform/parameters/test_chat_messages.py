@@ -27,9 +27,9 @@ from loraplex.platform.parameters.parameter_table import read_parameters
             "messages[0].reasoning_content",
         ),
         (
-            {"role": "user", "content": [{"type": "refusal", "refusal": "no"}]},
-            UnsupportedParameter,
-            "messages[0].content[0]",
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": 1}]},
+            InvalidParameter,
+            "messages[0].content[0].refusal",
         ),
         ({**USER, "tool_calls": []}, InvalidParameter, "messages[0].tool_calls"),
         (

@@ -176,7 +176,7 @@ def test_every_type_of_part_has_a_decision() -> None:
     for role, kind, value in (("assistant", "refusal", {"refusal": "no"}), ("user", "text", {"text": "a"})):
         body = {"model": "m", "messages": [{"role": role, "content": [TEXT, {"type": kind, **value}]}]}
         assert read_parameters("chat", body).messages[0].content in ("a", "aa")
-    for kind in kinds - {"text"} | {"refusal"}:
+    for kind in kinds - {"text"}:
         with pytest.raises(InvalidParameter):
             read_parameters(
                 "chat", {"model": "m", "messages": [{"role": "user", "content": [{"type": kind}]}]}

@@ -102,7 +102,7 @@ async def test_the_generated_client_reads_errors_models_and_tokens(
     gateway = await start_gateway()
     models: Any = generated(await document_of(gateway))
     question = models.TextMessage(role="user", content="hello")
-    body = models.ChatRequest(model=MODEL, messages=[question], n=17)
+    body = models.ChatRequest(model=MODEL, messages=[question], n=129)
     error = await operation(gateway, "chat_completions_v1_chat_completions_post", body=body)
     assert isinstance(error, models.ErrorDocument) and error.error.param == "n"
     listed = await operation(gateway, "models_v1_models_get")
