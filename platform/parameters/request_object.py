@@ -157,7 +157,7 @@ class UnknownNames:
 
 
 def read_reporting(model: type[ObjectT], value: object) -> tuple[ObjectT, UnknownNames | None]:
-    """Check an object as `read_object` does, and leave out what it does not know."""
+    """Check an object as `read_object` does, and leave out what it does not know. Another error is told beside the unknown name."""
     try:
         return read_object(model, value), None
     except UnknownParameter as error:
@@ -166,6 +166,8 @@ def read_reporting(model: type[ObjectT], value: object) -> tuple[ObjectT, Unknow
     token = _IGNORED.set(ignored)
     try:
         return read_object(model, value), UnknownNames(tuple(ignored), refusal)
+    except InvalidParameter as error:
+        raise UnknownParameter(f"{refusal} Besides: {error}", param=refusal.param) from None
     finally:
         _IGNORED.reset(token)
 

@@ -237,19 +237,22 @@ async def test_formats_as_other_servers_spell_them(start_gateway: Any) -> None:
     script = FakeScript(answers=(('{"a": 1}',),))
     gateway, schema = await start_gateway(script), A
     tag = {"type": "triggered_tags", "triggers": ["<a"], "tags": [tagged(WHOLE)]}
-    older = {"structures": [{"begin": "<a>", "schema": WHOLE, "end": "</a>"}], "triggers": ["<a"]}
-    for wanted in (
+    formats: list[Any] = [
         {"type": "json_object", "schema": schema},
         {"type": "structural_tag", "format": tag},
-        {"type": "structural_tag", **older},
-    ):
+        {"type": "structural_tag", "format": json.dumps(tag)},
+    ]
+    for wanted in formats:
         response = await gateway.post(CHAT, {**HELLO, "response_format": wanted})
         assert response.status_code == 200, response.text
     by_schema, *by_tag = [spec for _, spec in gateway.compile_checks.checked]
     assert by_tag[0] == by_tag[1] and "<a>" in by_tag[0].source and by_schema.source != by_tag[0].source
     wrong = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {"type": 1}}}
-    refused = await gateway.post(CHAT, {**HELLO, "response_format": wanted | wrong | dict.fromkeys(older)})
+    refused = await gateway.post(CHAT, {**HELLO, "response_format": wrong})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_format")
+    older = {"type": "structural_tag", "structures": [], "triggers": ["<a"]}
+    refused = await gateway.post(CHAT, {**HELLO, "response_format": older})
+    assert refused.json()["error"]["param"] == "response_format.structures"
 
 
 def tagged(schema: Any) -> dict[str, Any]:
