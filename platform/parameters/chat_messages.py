@@ -205,8 +205,7 @@ class AssistantMessage(_Message):
     reasoning: Annotated[str, AnyText()] = ""
 
     def chat_message(self) -> ChatMessage:
-        thought = self.reasoning_content or self.reasoning
-        message = super().chat_message()
+        message, thought = super().chat_message(), self.reasoning_content or self.reasoning
         return replace(message, reasoning=thought) if thought else message
 
 
