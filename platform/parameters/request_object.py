@@ -79,8 +79,8 @@ class RequestObject(BaseModel):
         if None in value.values():
             value = {name: each for name, each in value.items() if each is not None}
         if not value.keys() <= cls._names:
-            unknown = [name for name in value if name not in cls._names | cls.dropped]
-            ignored = _IGNORED.get()
+            known, ignored = cls._names | cls.dropped, _IGNORED.get()
+            unknown = [name for name in value if name not in known]
             if unknown and ignored is None:
                 raise PydanticCustomError(_UNKNOWN, cls.allowed, {"unknown": unknown[0][:MAX_NAME]})
             if unknown and ignored is not None:

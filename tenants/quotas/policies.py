@@ -97,21 +97,19 @@ LIMIT_NAMES: Final = tuple(field.name for field in fields(QuotaLimits))
 
 
 def policy_rows(tenant_id: UUID) -> Select[Any]:
-    """One row per subject with limits, at least one row: the epoch, the choice for unknown parameters, the subject, and the limits in the order of `LIMIT_NAMES`."""
+    """One row per subject with limits, at least one row: the epoch, the tenant's choice for unknown parameters, the subject, and
+    the limits in the order of `LIMIT_NAMES`.
+    """
     ended = or_(ApiKey.revoked_at.is_not(None), ApiKey.expires_at < func.now() - KEPT_AFTER_EXPIRY)
     ended_key = exists(ApiKey.id).where(ApiKey.id == Quota.api_key_id, ended)
     deleted = Adapter.deleted_at.is_not(None)
     deleted_adapter = exists(Adapter.id).where(Adapter.id == Quota.adapter_id, deleted)
-    limits = [getattr(Quota, name) for name in LIMIT_NAMES]
+    own, limits = (
+        (Tenant.policy_epoch, Tenant.unknown_parameters),
+        [getattr(Quota, name) for name in LIMIT_NAMES],
+    )
     return (
-        select(
-            Tenant.policy_epoch,
-            Tenant.unknown_parameters,
-            Quota.id,
-            Quota.api_key_id,
-            Quota.adapter_id,
-            *limits,
-        )
+        select(*own, Quota.id, Quota.api_key_id, Quota.adapter_id, *limits)
         .outerjoin(Quota, and_(Quota.tenant_id == Tenant.id, ~ended_key, ~deleted_adapter))
         .where(Tenant.id == tenant_id)
     )

@@ -49,7 +49,7 @@ from loraplex.platform.observability.request_record import (
     note_authentication,
     request_record_of,
 )
-from loraplex.platform.parameters.parameter_table import GenerationEndpoint
+from loraplex.platform.parameters.parameter_table import GenerationEndpoint, read_parameters
 from loraplex.platform.parameters.request_models import (
     ChatRequest,
     CompletionRequest,
@@ -59,7 +59,6 @@ from loraplex.platform.parameters.request_models import (
     StreamOptions,
     TokenizeRequest,
 )
-from loraplex.platform.parameters.request_object import read_object as parse_object
 from loraplex.platform.parameters.request_object import read_reporting
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 from loraplex.tenants.ledger.refusal_counts import Refused
@@ -166,7 +165,9 @@ def inference_router(
     )
     async def tokenize(request: Request, caller: Annotated[Caller, authorized]) -> Response:
         with body_lease(request) as lease:
-            values, found = await read_named(request, caller, partial(parse_object, TokenizeRequest), lease)
+            values, found = await read_named(
+                request, caller, lambda body: read_parameters("tokenize", body), lease
+            )
             async with tokenizing.slot(caller.tenant_id):
                 prompts = await inference.prompt_ids(values, found, caller.tenant_id)
         return json_response(_tokens(inference.context_tokens, prompts))
@@ -178,7 +179,9 @@ def inference_router(
     )
     async def detokenize(request: Request, caller: Annotated[Caller, authorized]) -> Response:
         with body_lease(request) as lease:
-            values, _ = await read_named(request, caller, partial(parse_object, DetokenizeRequest), lease)
+            values, _ = await read_named(
+                request, caller, lambda body: read_parameters("detokenize", body), lease
+            )
             inference.check_vocabulary(values.tokens, "tokens")
             async with tokenizing.slot(caller.tenant_id):
                 text = await asyncio.to_thread(dependencies.prompts.text_of, values.tokens)

@@ -341,14 +341,16 @@ async def test_large_prompts_of_one_tenant_take_turns(start_gateway: Any, monkey
     running, most, lock = 0, 0, threading.Lock()
     encode = PromptRenderer.text_ids
 
-    def watched(renderer: PromptRenderer, text: str, check: LengthCheck | None) -> list[int]:
+    def watched(
+        renderer: PromptRenderer, text: str, check: LengthCheck | None, *, special: bool
+    ) -> list[int]:
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
         time.sleep(0.01)
         try:
-            return encode(renderer, text, check)
+            return encode(renderer, text, check, special=special)
         finally:
             with lock:
                 running -= 1

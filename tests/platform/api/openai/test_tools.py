@@ -19,7 +19,7 @@ from loraplex.platform.api.openai.parsed_output import PARSE_CHARACTERS
 from loraplex.platform.errors import WorkersUnavailable
 from loraplex.platform.inference.pipeline import INLINE_CHARACTERS
 from loraplex.platform.parameters.json_object import size_of
-from loraplex.platform.parameters.parameter_table import read_parameters
+from loraplex.platform.parameters.request_object import read_reporting
 from loraplex.tenants.registry.adapters import AdapterProfile
 
 MODEL = "demo/base"
@@ -364,7 +364,7 @@ async def test_a_large_body_is_checked_and_counted_off_the_event_loop(
 
         monkeypatch.setattr(name, watching)
 
-    watched("loraplex.platform.api.openai.routes.read_parameters", read_parameters, lambda *_: "checked")
+    watched("loraplex.platform.api.openai.routes.read_reporting", read_reporting, lambda *_: "checked")
     watched("loraplex.platform.inference.pipeline.size_of", size_of, lambda value, most: most)
     gateway = await start_gateway(FakeScript(answers=(ONE,)))
     values = {"type": "object", "properties": {"a": {"enum": list(range(30_000))}}}
