@@ -1,12 +1,12 @@
 """A tenant's requests with parameters that this server does not know are refused or served: its own choice or the installation's.
 
-Revision 0024, after 0023.
+Revision 0025, after 0024.
 """
 
 from alembic import op
 
-revision = "0024"
-down_revision = "0023"
+revision = "0025"
+down_revision = "0024"
 branch_labels = None
 depends_on = None
 
