@@ -1,0 +1,17 @@
+"""The gateway of `tests/platform/api`, which the recorded requests are sent to."""
+
+from typing import Any
+
+import pytest
+from tests.platform.api.conftest import start_gateway
+from tests.platform.conftest import CHATML, build_tokenizer
+
+__all__ = ["start_gateway"]
+
+THINKS = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+
+
+@pytest.fixture(scope="session")
+def chat_tokenizer() -> Any:
+    """Its template reads a variable, as those of models that think do."""
+    return build_tokenizer(CHATML + THINKS)

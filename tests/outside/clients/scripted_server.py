@@ -1,0 +1,166 @@
+"""A server that speaks OpenAI's API to one client, answers by `scripted_answers`, and keeps each request.
+
+It answers as servers do whose users move to this one: with `reasoning_content`, `refusal` and `annotations`, which clients then
+send back in their histories.
+"""
+
+import json
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from tests.outside.clients.scripted_answers import SENTENCE, Answer, answer_to
+
+MODEL = "demo/base"
+USAGE = {"prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 25}
+# What differs from run to run, or is a secret.
+OMITTED_HEADERS = frozenset(
+    ("authorization", "host", "connection", "content-length", "x-request-id")
+    + tuple(
+        f"x-stainless-{name}"
+        for name in ("arch", "lang", "os", "package-version", "runtime", "runtime-version")
+    )
+)
+
+
+class Recording(ThreadingHTTPServer):
+    """`requests` has what came, in its order: method, path, headers and body."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.requests: list[dict[str, Any]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+@contextmanager
+def recording() -> Iterator[Recording]:
+    """A server on a free port, closed at the end."""
+    server = Recording()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    server: Recording
+
+    def do_GET(self) -> None:
+        self._keep(None)
+        model = {"id": MODEL, "object": "model", "created": 1, "owned_by": "demo", "max_model_len": 2048}
+        if not self.path.startswith("/v1/"):
+            self._send(b"", "text/plain")
+        elif self.path.rstrip("/") == "/v1/models":
+            self._reply({"object": "list", "data": [model]})
+        else:
+            self._reply(model)
+
+    def do_POST(self) -> None:
+        content = self.rfile.read(int(self.headers.get("content-length", 0)))
+        if self.headers.get("content-encoding") in ("gzip", "deflate"):
+            content = zlib.decompress(content, wbits=47)
+        body = json.loads(content)
+        self._keep(body)
+        if self.path.rstrip("/").endswith("/chat/completions"):
+            answer = answer_to(body)
+            self._stream(_chunks(body, answer)) if body.get("stream") else self._reply(_chat(answer))
+        elif self.path.rstrip("/").endswith("/completions"):
+            choice = {"index": 0, "text": SENTENCE, "finish_reason": "stop", "logprobs": None}
+            shown = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": MODEL}
+            whole = {**shown, "choices": [choice], "usage": USAGE}
+            self._stream(iter([whole])) if body.get("stream") else self._reply(whole)
+        else:
+            self.send_error(404)
+
+    def _keep(self, body: Any) -> None:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        kept = {name: headers[name] for name in sorted(headers.keys() - OMITTED_HEADERS)}
+        self.server.requests.append(
+            {"method": self.command, "path": self.path, "headers": kept, "body": body}
+        )
+
+    def _reply(self, value: Any) -> None:
+        self._send(json.dumps(value).encode(), "application/json")
+
+    def _send(self, content: bytes, kind: str) -> None:
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _stream(self, chunks: Iterator[Any]) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("connection", "close")
+        self.end_headers()
+        for chunk in chunks:
+            self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+            self.wfile.flush()
+        self.wfile.write(b"data: [DONE]\n\n")
+        self.close_connection = True
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Nothing."""
+
+
+def _tool_calls(answer: Answer) -> list[dict[str, Any]]:
+    function = {"name": answer.name, "arguments": answer.text}
+    return [{"index": 0, "id": "call_1", "type": "function", "function": function}]
+
+
+def _chat(answer: Answer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": []}
+    message["reasoning_content"] = "A question about the weather."
+    if answer.name is None:
+        message["content"] = answer.text
+    else:
+        message["tool_calls"] = _tool_calls(answer)
+    reason = "stop" if answer.name is None else "tool_calls"
+    choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": _logprobs(answer)}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": MODEL,
+        "choices": [choice],
+        "usage": USAGE,
+    }
+
+
+def _logprobs(answer: Answer) -> Any:
+    one = {"token": answer.text, "logprob": -0.5, "bytes": None, "top_logprobs": []}
+    return {"content": [one], "refusal": None}
+
+
+def _chunks(body: dict[str, Any], answer: Answer) -> Iterator[dict[str, Any]]:
+    shown = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": MODEL}
+
+    def chunk(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        return {**shown, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+
+    yield chunk({"role": "assistant", "content": ""})
+    yield chunk({"reasoning_content": "A question about the weather."})
+    if answer.name is None:
+        yield chunk({"content": answer.text})
+        yield chunk({}, "stop")
+    else:
+        yield chunk({"tool_calls": _tool_calls(answer)})
+        yield chunk({}, "tool_calls")
+    if (body.get("stream_options") or {}).get("include_usage"):
+        yield {**shown, "choices": [], "usage": USAGE}

@@ -1,0 +1,145 @@
+"""What real clients sent is served, and each answer is one that the `openai` package reads.
+
+`recorded/` has requests of clients, `variants/` hand-written ones with fields that peers and newer clients know.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from tests.outside.clients.scripted_answers import SENTENCE, Answer, answer_to
+
+from loraplex.engine.fake_engine import FakeScript
+
+HERE = Path(__file__).parent
+FILES = sorted((*HERE.glob("recorded/*.json"), *HERE.glob("variants/*.json")))
+# What is refused today: variants by name, recorded requests by a member of theirs. What is served has to leave this list.
+AWAITS = frozenset(
+    (
+        # fields that are checked and not used
+        *("safety_identifier", "verbosity", "modalities", "prompt_cache_retention", "prompt_cache_options"),
+        *("include_obfuscation", "prompt_cache_breakpoint"),
+        # histories
+        *("reasoning_content", "reasoning", "provider_specific_fields", "refusal", "cache_control"),
+        "tool_call_provider_specific_fields",
+        # other names and values of what there is
+        *("both_limits_on_completions", "max_completion_tokens_on_completions", "continuous_usage_stats"),
+        *("structural_tag", "json_object_schema", "top_p_zero", "empty_user", "empty_stop"),
+        # templates and tokens
+        *("chat_template_kwargs", "add_generation_prompt", "continue_final_message", "return_token_ids"),
+        *("return_tokens_as_token_ids", "tokenize_options", "tokenize_chat_options", "detokenize"),
+        # scores
+        *("echo", "prompt_logprobs", "probabilities"),
+        # HTTP
+        *("trailing_slash", "gzip"),
+    )
+)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+async def test_every_request_is_served(start_gateway: Any, file: Path) -> None:
+    gateway = await start_gateway()
+    wrong = []
+    for request in json.loads(file.read_text())["requests"]:
+        body = request["body"]
+        chats = request["path"].startswith("/v1/chat/completions")
+        answer = answer_to(body) if chats else Answer(SENTENCE)
+        gateway.engine.script = FakeScript(answers=(tokens_of(answer),))
+        response = await send(gateway, request)
+        names = {request["name"]} if "name" in request else {*names_in(body)}
+        if AWAITS & names:
+            if response.status_code < 400:
+                wrong.append(f"served now, so AWAITS need not name it: {request}")
+        elif response.status_code >= 400:
+            wrong.append(f"{response.status_code} {response.text} for {request}")
+        else:
+            check(request, response, answer)
+    assert not wrong, "\n".join(wrong)
+
+
+def tokens_of(answer: Answer) -> tuple[str, ...]:
+    """The model's tokens, fewer than any limit in a request; a call is written in the template's style."""
+    if answer.name is None:
+        half = len(answer.text) // 2
+        return answer.text[:half], answer.text[half:]
+    return ("<tool_call>", f'{{"name": "{answer.name}", "arguments": {answer.text}}}', "</tool_call>")
+
+
+def names_in(value: Any) -> Iterator[str]:
+    """The names of all members, those of schemas too."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield name
+            yield from names_in(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from names_in(each)
+
+
+async def send(gateway: Any, request: dict[str, Any]) -> httpx.Response:
+    """Its answer. `body` becomes JSON, compressed if its header says so."""
+    headers = {**request["headers"], "authorization": f"Bearer {gateway.key}"}
+    content = b"" if request["body"] is None else json.dumps(request["body"]).encode()
+    if headers.get("content-encoding") == "gzip":
+        content = gzip.compress(content)
+    async with httpx.AsyncClient(base_url=gateway.url, verify=False) as client:
+        return await client.request(request["method"], request["path"], headers=headers, content=content)
+
+
+def check(request: dict[str, Any], response: httpx.Response, answer: Answer) -> None:
+    """The answer has the type of its endpoint, and what the model wrote: a text or a call."""
+    path, body = request["path"].partition("?")[0].rstrip("/"), request["body"]
+    if path == "/v1/models":
+        assert [Model.model_validate(each) for each in response.json()["data"]]
+    elif path.startswith("/v1/models/"):
+        Model.model_validate(response.json())
+    elif path not in ("/v1/chat/completions", "/v1/completions"):
+        return
+    elif body.get("stream"):
+        check_stream(body, response.text, answer, path)
+    elif path == "/v1/completions":
+        completion = Completion.model_validate(response.json())
+        assert completion.usage and completion.choices[0].text
+    else:
+        chat = ChatCompletion.model_validate(response.json())
+        message = chat.choices[0].message
+        assert chat.usage
+        calls: Any = message.tool_calls or ()
+        assert [call.function.name for call in calls] == ([answer.name] if answer.name else [])
+        assert answer.name or message.content == answer.text
+
+
+def check_stream(body: dict[str, Any], text: str, answer: Answer, path: str) -> None:
+    """Chunks that join to the answer, a finish reason, usage if it was asked for, and the end."""
+    *events, done = [event.removeprefix("data: ") for event in text.strip().split("\n\n")]
+    assert done == "[DONE]" and events
+    if path == "/v1/completions":
+        parts: list[Any] = [completion_chunk(event) for event in events]
+        said = "".join(choice.text for part in parts for choice in part.choices)
+    else:
+        parts = [ChatCompletionChunk.model_validate_json(event) for event in events]
+        deltas = [choice.delta for part in parts for choice in part.choices]
+        said = "".join(delta.content or "" for delta in deltas)
+        calls = [call for delta in deltas for call in delta.tool_calls or ()]
+        assert [call.function.name for call in calls if call.id] == ([answer.name] if answer.name else [])
+        written = "".join(call.function.arguments or "" for call in calls)
+        assert answer.name is None or json.loads(written) == json.loads(answer.text)
+    assert said == ("" if answer.name else answer.text)
+    assert [choice.finish_reason for part in parts for choice in part.choices][-1]
+    asked = (body.get("stream_options") or {}).get("include_usage")
+    assert bool(parts[-1].usage) == bool(asked)
+
+
+def completion_chunk(event: str) -> Completion:
+    """The package's type says that each choice has a finish reason, its client reads chunks without."""
+    chunk = json.loads(event)
+    for choice in chunk["choices"]:
+        assert choice["finish_reason"] in (None, "stop", "length")
+        choice["finish_reason"] = choice["finish_reason"] or "stop"
+    return Completion.model_validate(chunk)
