@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 City = Literal["Rome", "Oslo"]
 
 
-@tool
+@tool  # type: ignore[untyped-decorator]
 def get_weather(city: City) -> str:
     """The weather of a city."""
     return "21 °C"

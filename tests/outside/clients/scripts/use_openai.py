@@ -77,14 +77,12 @@ for dumped in (False, True):
     usages.append(asked.usage)
     message = asked.choices[0].message
     call: Any = (message.tool_calls or [])[0]
+    result = {"role": "tool", "tool_call_id": call.id, "content": "21 °C"}
+    history: Any = [*QUESTION, message.model_dump() if dumped else message, result]
     assert json.loads(call.function.arguments)["city"] in ("Rome", "Oslo")
     told = client.chat.completions.create(
         model=MODEL,
-        messages=[
-            *QUESTION,
-            message.model_dump() if dumped else message,
-            {"role": "tool", "tool_call_id": call.id, "content": "21 °C"},
-        ],
+        messages=history,
         tools=tools,
         tool_choice="none",
         max_tokens=8,

@@ -30,7 +30,7 @@ class Report(BaseModel):
 calls: list[str] = []
 
 
-@function_tool
+@function_tool  # type: ignore[untyped-decorator]
 def get_weather(city: City) -> str:
     """The weather of a city."""
     calls.append(city)
