@@ -56,9 +56,8 @@ def variables(base_url: str, api_key: str, model: str, tokenizer: Path) -> dict[
         "CLIENT_API_KEY": api_key,
         "CLIENT_MODEL": model,
         "CLIENT_TOKENIZER": str(tokenizer),
-        # Nothing but the served model is asked for anything.
+        # Its prices of others' models are not fetched.
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        "HF_HUB_OFFLINE": "1",
     }
 
 
@@ -76,7 +75,16 @@ def _environment(client: str, *pins: Path) -> Path:
         command = ["npm", "ci", "--no-audit", "--no-fund", "--prefix", str(folder)]
     else:
         venv.create(folder, with_pip=True)
-        command = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "-r", str(pins[0])]
+        command = [
+            str(folder / "bin" / "python"),
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-compile",
+            "-r",
+            str(pins[0]),
+        ]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=INSTALL_S)
     if done.returncode != 0:
         raise NotInstalled(f"{client} cannot be installed from the package index: {done.stderr[-2000:]}")
