@@ -28,10 +28,16 @@ def answer_to(body: Mapping[str, Any]) -> Answer:
         return _call(tools[choice["function"]["name"]])
     if tools and choice != "none" and (not told or choice == "required"):
         return _call(list(tools.values())[-1 if told else 0])
-    form = body.get("response_format") or {"type": "text"}
-    if form["type"] == "json_schema":
-        return Answer(json.dumps(instance_of(form["json_schema"]["schema"], form["json_schema"]["schema"])))
-    return Answer("{}" if form["type"] == "json_object" else SENTENCE)
+    schema = _schema_of(body.get("response_format") or {})
+    return Answer(SENTENCE if schema is None else json.dumps(instance_of(schema, schema)))
+
+
+def _schema_of(form: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The schema of a response format, in each place where clients put it; none for a text."""
+    if form.get("type") == "json_schema":
+        schema: Mapping[str, Any] = form["json_schema"]["schema"]
+        return schema
+    return form.get("schema", form.get("value", {})) if form.get("type") == "json_object" else None
 
 
 def _call(function: Mapping[str, Any]) -> Answer:

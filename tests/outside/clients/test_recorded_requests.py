@@ -13,38 +13,21 @@ import httpx
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import ValidationError
+from tests.outside.clients.awaits import AWAITS
+from tests.outside.clients.environments import CLIENTS
 from tests.outside.clients.scripted_answers import SENTENCE, Answer, answer_to
 
 from loraplex.engine.fake_engine import FakeScript
 
 HERE = Path(__file__).parent
 FILES = sorted((*HERE.glob("recorded/*.json"), *HERE.glob("variants/*.json")))
-# What is refused today: variants by name, recorded requests by a member of theirs. What is served has to leave this list.
-AWAITS = frozenset(
-    (
-        # fields that are checked and not used
-        *("safety_identifier", "verbosity", "modalities", "prompt_cache_retention", "prompt_cache_options"),
-        *("include_obfuscation", "prompt_cache_breakpoint"),
-        # histories
-        *("reasoning_content", "reasoning", "provider_specific_fields", "refusal", "cache_control"),
-        "tool_call_provider_specific_fields",
-        # other names and values of what there is
-        *("both_limits_on_completions", "max_completion_tokens_on_completions", "continuous_usage_stats"),
-        *("structural_tag", "json_object_schema", "top_p_zero", "empty_user", "empty_stop"),
-        # templates and tokens
-        *("chat_template_kwargs", "add_generation_prompt", "continue_final_message", "return_token_ids"),
-        *("return_tokens_as_token_ids", "tokenize_options", "tokenize_chat_options", "detokenize"),
-        # scores
-        *("echo", "prompt_logprobs", "probabilities"),
-        # HTTP
-        *("trailing_slash", "gzip"),
-    )
-)
 
 
 async def test_every_request_is_served(start_gateway: Any) -> None:
     gateway = await start_gateway()
     wrong: list[str] = []
+    assert {file.stem for file in FILES} >= {*CLIENTS}
+    awaited: set[str] = set()
     async with httpx.AsyncClient(base_url=gateway.url, verify=False) as client:
         client.headers["authorization"] = f"Bearer {gateway.key}"
         for file in FILES:
@@ -53,15 +36,22 @@ async def test_every_request_is_served(start_gateway: Any) -> None:
                 answer = answer_to(request["body"]) if chats else Answer(SENTENCE)
                 gateway.engine.script = FakeScript(answers=(tokens_of(answer),))
                 response = await send(client, request)
-                if fault := fault_of(request, response, answer):
+                awaits = awaited_by(request)
+                awaited |= awaits
+                if fault := fault_of(request, response, answer, bool(awaits)):
                     wrong.append(f"{file.stem}: {fault} for {request}")
     assert not wrong, "\n".join(wrong)
+    assert awaited == AWAITS
 
 
-def fault_of(request: dict[str, Any], response: httpx.Response, answer: Answer) -> str | None:
+def awaited_by(request: dict[str, Any]) -> frozenset[str]:
+    """The names in `AWAITS` that a request needs."""
+    return AWAITS & ({request["name"]} if "name" in request else {*names_in(request["body"])})
+
+
+def fault_of(request: dict[str, Any], response: httpx.Response, answer: Answer, awaits: bool) -> str | None:
     """What is wrong with the answer, if anything."""
-    names = {request["name"]} if "name" in request else {*names_in(request["body"])}
-    if AWAITS & names:
+    if awaits:
         return None if response.status_code >= 400 else "served now, so AWAITS need not name it"
     if response.status_code >= 400:
         return f"{response.status_code} {response.text}"
