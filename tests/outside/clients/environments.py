@@ -24,7 +24,7 @@ RUN_S = 300.0
 
 
 class NotInstalled(Exception):
-    """A client's packages cannot be had: the package index is away, or refused."""
+    """A client's packages cannot be had: the package index is away or refuses, or there is no npm."""
 
 
 def command_of(client: str) -> list[str]:
@@ -85,7 +85,10 @@ def _environment(client: str, *pins: Path) -> Path:
             "-r",
             str(pins[0]),
         ]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=INSTALL_S)
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=INSTALL_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotInstalled(f"{client} cannot be installed: {error}") from error
     if done.returncode != 0:
         raise NotInstalled(f"{client} cannot be installed from the package index: {done.stderr[-2000:]}")
     complete.touch()

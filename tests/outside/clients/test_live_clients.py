@@ -38,7 +38,7 @@ PROBES = ("/health", "/metrics")
 
 @pytest.fixture(scope="module")
 def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A demo of its own, since the tests beside it may use up the demo's keys."""
+    """A demo of its own: that of `end_to_end` may belong to another process of the run."""
     with serving(tmp_path_factory.mktemp("clients"), demo_model, "--port", "0") as server:
         yield server
 

@@ -103,7 +103,7 @@ def check(request: dict[str, Any], response: httpx.Response, answer: Answer) -> 
     elif body.get("stream"):
         check_stream(body, response.text, answer, path)
     elif path == "/v1/completions":
-        completion = Completion.model_validate(response.json())
+        completion = read_completion(response.text)
         assert completion.usage and completion.choices[0].text
     else:
         chat = ChatCompletion.model_validate(response.json())
@@ -119,7 +119,7 @@ def check_stream(body: dict[str, Any], text: str, answer: Answer, path: str) -> 
     *events, done = [event.removeprefix("data: ") for event in text.strip().split("\n\n")]
     assert done == "[DONE]" and events
     if path == "/v1/completions":
-        parts: list[Any] = [completion_chunk(event) for event in events]
+        parts: list[Any] = [read_completion(event) for event in events]
         said = "".join(choice.text for part in parts for choice in part.choices)
     else:
         parts = [ChatCompletionChunk.model_validate_json(event) for event in events]
@@ -135,10 +135,17 @@ def check_stream(body: dict[str, Any], text: str, answer: Answer, path: str) -> 
     assert bool(parts[-1].usage) == bool(asked)
 
 
-def completion_chunk(event: str) -> Completion:
-    """The package's type says that each choice has a finish reason, its client reads chunks without."""
-    chunk = json.loads(event)
-    for choice in chunk["choices"]:
+def read_completion(text: str) -> Completion:
+    """A text completion or a chunk of one, in which a null may stand where OpenAI sends it and the package's type has none.
+
+    Chunks before the last have no finish reason, and the first token of a prompt has no log-probability.
+    """
+    completion = json.loads(text)
+    for choice in completion["choices"]:
         assert choice["finish_reason"] in (None, "stop", "length")
         choice["finish_reason"] = choice["finish_reason"] or "stop"
-    return Completion.model_validate(chunk)
+        scores = choice["logprobs"]
+        if scores and scores["token_logprobs"][0] is None:
+            assert scores["top_logprobs"][0] is None
+            scores["token_logprobs"][0], scores["top_logprobs"][0] = 0.0, {}
+    return Completion.model_validate(completion)
