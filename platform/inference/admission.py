@@ -112,7 +112,8 @@ class PendingAdmission:
         try:
             reservation = await self._admitted()
         except LimitExceeded as error:
-            if error.limit == "concurrent_requests" and 1 <= error.limit_value < self._sequences:
+            never = error.limit == "concurrent_requests" and error.retry_after_s is None
+            if never and 1 <= error.limit_value < self._sequences:
                 raise InvalidParameter(
                     f"prompts x `n` is {self._sequences}, but must be at most {error.limit_value}: "
                     f"`concurrent_requests` of the {error.level}.",

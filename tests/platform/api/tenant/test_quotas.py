@@ -189,13 +189,13 @@ async def test_every_prompt_and_choice_is_a_concurrent_request(
     start_gateway: Any, database: Database, valkey_url: str
 ) -> None:
     async with limited(start_gateway, database, valkey_url, concurrent_requests=6) as (gateway, _):
-        for prompts, n, status in ((3, 2, 200), (1, 6, 200), (7, 1, 429), (4, 2, 429)):
+        for prompts, n, status in ((3, 2, 200), (1, 6, 200), (7, 1, 400), (4, 2, 400)):
             response = await gateway.post("/v1/completions", BODY | {"prompt": [[1]] * prompts, "n": n})
             assert response.status_code == status, response.text
-        assert response.json()["error"]["code"] == "insufficient_quota"
-        assert "concurrent_requests of the tenant is 6: 0 used" in response.json()["error"]["message"]
-        assert response.headers["x-loraplex-limit"] == "concurrent_requests"
-        assert response.headers["x-should-retry"] == "false"
+        error = response.json()["error"]
+        assert error["param"] == "n" and "`n` is 8" in error["message"]
+        assert "at most 6: `concurrent_requests` of the tenant" in error["message"]
+        assert gateway.engine.running == 0
 
 
 async def test_a_degraded_refusal_is_explained_as_such(start_gateway: Any) -> None:
