@@ -155,7 +155,8 @@ class GenerationRequest(ModelRequest):
         True, description="leave special tokens out of the text"
     )
     seed: Annotated[int | None, Integer(-(2**63), 2**63 - 1)] = Field(
-        None, description="same seed, same sampling"
+        None,
+        description="same seed, same random numbers; the same text where the logits have the same bits: with `deterministic` always, else see the engine's README, decision 10",
     )
     stream: Annotated[bool, Boolean()] = Field(False, description="send the response as server-sent events")
     stream_options: Annotated[StreamOptions | None, ObjectOf(StreamOptions)] = Field(

@@ -74,8 +74,8 @@ def _attend_in_tiles(
     begin, end = first // TILE_ROWS * TILE_ROWS, -(-length // TILE_ROWS) * TILE_ROWS
     keys = _keys(kv_cache, block_table, length, end, q.dtype)
     mask = _mask(1 << (end - 1).bit_length(), window, q.dtype, q.device)
-    tiles = F.pad(q, (0, 0, first - begin, end - length)).split(TILE_ROWS)
-    by_head = out.unflatten(1, (keys.shape[1], -1, keys.shape[3]))
+    tiles = torch.split(F.pad(q, (0, 0, first - begin, end - length)), TILE_ROWS)
+    by_head = out.view(len(out), keys.shape[1], -1, keys.shape[3])
     for start, tile in zip(range(begin, end, TILE_ROWS), tiles, strict=True):
         stop = start + TILE_ROWS
         attended = _attend(tile, keys[:, :, :stop], mask[:, mask.shape[1] - stop :], scale, kv_scales)
@@ -93,7 +93,7 @@ def _attend(
     """q [rows, heads * size], keys as `_keys` gives them, mask [rows, length] -> [rows, kv_heads, heads of a group, size]."""
     _, kv_heads, _, size = keys.shape
     # [heads of a group, kv_heads, rows, size]: the group shares K and V without a copy
-    grouped = q.unflatten(1, (kv_heads, -1, size)).permute(2, 1, 0, 3)
+    grouped = q.view(len(q), kv_heads, -1, size).permute(2, 1, 0, 3)
     k, v = keys.unsqueeze(1).expand(-1, len(grouped), -1, -1, -1)
     key_scale, value_scale = kv_scales
     attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale * key_scale)

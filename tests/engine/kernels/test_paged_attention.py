@@ -169,6 +169,25 @@ def test_prefill_equals_dense_attention(
     torch.testing.assert_close(picked, torch.stack(expected), atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_prompts_bits_do_not_depend_on_where_it_is_cut(dtype: torch.dtype, window: int | None) -> None:
+    """What lies behind the chunk in its last block is left from another sequence."""
+    sequences = Sequences([150], (6, 2, 64), dtype)
+    qkv, table = sequences.queries(150), sequences.tables[0]
+    whole = torch.empty(150, 6 * 64, dtype=dtype)
+    prefill_attention(qkv, whole, sequences.cache, one_chunk(150, 150, table), sequences.scale, window)
+    for end in [*range(1, 36), 63, 64, 65, 80, 127, 150]:
+        cache = sequences.cache.clone()
+        block_size = cache.shape[1]
+        if end % block_size:
+            cache[int(table[end // block_size]), end % block_size :] = torch.nan
+        for begin in {0, end - 1, end // 2, max(0, end - 17), end // 16 * 16 if end % 16 else 0}:
+            out = torch.empty(end - begin, 6 * 64, dtype=dtype)
+            chunk = one_chunk(end - begin, end, table)
+            prefill_attention(qkv[begin:end], out, cache, chunk, sequences.scale, window)
+            assert torch.equal(out, whole[begin:end]), (begin, end)
+
+
 def test_several_chunks_at_once_leave_other_rows_alone(dtype: torch.dtype) -> None:
     """Of a sequence, of its cached prefix's end, and padding that has no rows."""
     sequences = Sequences([50, 100, 7], (6, 2, 64), dtype)

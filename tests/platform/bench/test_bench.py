@@ -87,7 +87,7 @@ def test_a_wrong_option_is_named(arguments: list[str], named: str, tiny_model: P
 def test_the_commands_are_those_for_users() -> None:
     group = get_command(app)
     assert isinstance(group, TyperGroup)
-    assert set(group.commands) == {"serve", "lora", "adapters", "cache", "grammar"}
+    assert set(group.commands) == {"serve", "lora", "adapters", "cache", "grammar", "determinism"}
 
 
 def test_the_module_imports_neither_torch_nor_tests() -> None:
