@@ -18,13 +18,13 @@ LOWEST = -9999.0
 
 
 def prompt_logprobs(
-    tokens: Sequence[messages.TokenScore], count: int, text_of: TokenText
+    tokens: Sequence[messages.TokenScore], count: int, text_of: TextOf
 ) -> list[dict[int, RankedLogprob] | None]:
     """Build vLLM's list: null for the first token, then each token and the `count` likeliest ones, by their ids."""
     return [None, *(_ranked(token, count, text_of) for token in tokens)]
 
 
-def _ranked(token: messages.TokenScore, count: int, text_of: TokenText) -> dict[int, RankedLogprob]:
+def _ranked(token: messages.TokenScore, count: int, text_of: TextOf) -> dict[int, RankedLogprob]:
     best = [(each, logprob, rank) for rank, (each, logprob) in enumerate(token.top[:count], start=1)]
     return {
         each: {"logprob": _finite(logprob), "rank": rank, "decoded_token": text_of(each)[0]}

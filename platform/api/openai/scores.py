@@ -6,10 +6,10 @@ from loraplex.engine.messages import Scored
 from loraplex.platform.api.openai.logprobs import prompt_logprobs
 from loraplex.platform.api.openai.response_models import ChoiceProbability
 from loraplex.platform.inference.generation import Generation
-from loraplex.platform.inference.prompting.token_text import TokenText
+from loraplex.platform.inference.prompting.token_text import TextOf
 
 
-def with_prompt_logprobs(generation: Generation, scored: Scored | None, text_of: TokenText) -> dict[str, Any]:
+def with_prompt_logprobs(generation: Generation, scored: Scored | None, text_of: TextOf) -> dict[str, Any]:
     """Return the member `prompt_logprobs` of a response that has it."""
     count = generation.prompt_output.prompt_logprobs
     if count is None:

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from loraplex.engine.messages import Delta, Finished
+from loraplex.engine.messages import Delta, Finished, Scored
 from loraplex.platform.api.openai.response_models import (
     ChatCompletion,
     Completion,
@@ -59,6 +59,9 @@ class ExtendedChunks:
         if not (self._with_ids and self._chat):
             return events
         return _inserted(events, events.index(_END) - 1, "prompt_token_ids", self._generation.prompts[0])
+
+    def scored(self, choice: int, event: Scored) -> bytes:
+        return self._extended(choice, self._chunks.scored(choice, event))
 
     def delta(self, choice: int, event: Delta) -> bytes:
         return self._extended(choice, self._chunks.delta(choice, event))
