@@ -35,7 +35,7 @@ from loraplex.platform.parameters.value_types import (
 BOUNDS: Final = SchemaLimits()
 _JSON_SCHEMA: Final = '{"type": "json_schema", "json_schema": {name, schema, description?, strict?}}'
 _RESPONSE_FORMAT: Final = (
-    f'{{"type": "text"}}, {{"type": "json_object", schema?}}, {_JSON_SCHEMA} '
+    f'{{"type": "text"}}, {{"type": "json_object", schema? or value?}}, {_JSON_SCHEMA} '
     'or {"type": "structural_tag", "format": …}'
 )
 _FORMATS: Final = ("json", "regex", "choice", "grammar", "structural_tag")
@@ -89,15 +89,22 @@ class TextFormat(_Format):
 
 
 class JsonObjectFormat(_Format):
-    """Any JSON object, or with `schema` a JSON value that satisfies it, as llama.cpp and others read it."""
+    """Any JSON object, or with `schema` a JSON value that satisfies it, as llama.cpp and others read it.
+
+    `value`: the same, as `huggingface_hub` writes every schema.
+    """
 
     type: Annotated[str, Choice(("json_object",))]
     json_schema: Annotated[dict[str, Any] | None, JsonSchemaObject()] = Field(None, alias="schema")
+    value: Annotated[dict[str, Any] | None, JsonSchemaObject()] = None
 
     def output_format(self) -> OutputFormat:
-        if self.json_schema is None:
-            return JsonObject()
-        return JsonSchema(self.json_schema, False, "response_format.schema")
+        if self.json_schema is not None and self.value is not None:
+            message = "`response_format` has `schema` and `value`; one of them is allowed."
+            raise InvalidParameter(message, param="response_format.value")
+        if self.json_schema is not None:
+            return JsonSchema(self.json_schema, False, "response_format.schema")
+        return JsonObject() if self.value is None else JsonSchema(self.value, False, "response_format.value")
 
 
 class StructuralTagFormat(_Format):

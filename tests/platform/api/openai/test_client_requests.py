@@ -239,14 +239,20 @@ async def test_formats_as_other_servers_spell_them(start_gateway: Any) -> None:
     tag = {"type": "triggered_tags", "triggers": ["<a"], "tags": [tagged(WHOLE)]}
     formats: list[Any] = [
         {"type": "json_object", "schema": schema},
+        {"type": "json_object", "value": schema},
         {"type": "structural_tag", "format": tag},
         {"type": "structural_tag", "format": json.dumps(tag)},
     ]
     for wanted in formats:
         response = await gateway.post(CHAT, {**HELLO, "response_format": wanted})
         assert response.status_code == 200, response.text
-    by_schema, *by_tag = [spec for _, spec in gateway.compile_checks.checked]
-    assert by_tag[0] == by_tag[1] and "<a>" in by_tag[0].source and by_schema.source != by_tag[0].source
+    by_schema, by_value, *by_tag = [spec for _, spec in gateway.compile_checks.checked]
+    assert (
+        by_value == by_schema
+        and by_tag[0] == by_tag[1]
+        and "<a>" in by_tag[0].source
+        and by_schema.source != by_tag[0].source
+    )
     wrong = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {"type": 1}}}
     refused = await gateway.post(CHAT, {**HELLO, "response_format": wrong})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_format")
