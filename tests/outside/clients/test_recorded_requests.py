@@ -5,7 +5,6 @@
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import httpx
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import ValidationError
-from tests.outside.clients.awaits import AWAITS
 from tests.outside.clients.environments import CLIENTS
 from tests.outside.clients.scripted_answers import SENTENCE, Answer, answer_to
 
@@ -27,7 +25,6 @@ async def test_every_request_is_served(start_gateway: Any) -> None:
     gateway = await start_gateway()
     wrong: list[str] = []
     assert {file.stem for file in FILES} >= {*CLIENTS}
-    awaited: set[str] = set()
     async with httpx.AsyncClient(base_url=gateway.url, verify=False) as client:
         client.headers["authorization"] = f"Bearer {gateway.key}"
         for file in FILES:
@@ -36,23 +33,13 @@ async def test_every_request_is_served(start_gateway: Any) -> None:
                 answer = answer_to(request["body"]) if chats else Answer(SENTENCE)
                 gateway.engine.script = FakeScript(answers=(tokens_of(answer),))
                 response = await send(client, request)
-                awaits = awaited_by(request)
-                awaited |= awaits
-                if fault := fault_of(request, response, answer, bool(awaits)):
+                if fault := fault_of(request, response, answer):
                     wrong.append(f"{file.stem}: {fault} for {request}")
     assert not wrong, "\n".join(wrong)
-    assert awaited == AWAITS
 
 
-def awaited_by(request: dict[str, Any]) -> frozenset[str]:
-    """The names in `AWAITS` that a request needs."""
-    return AWAITS & ({request["name"]} if "name" in request else {*names_in(request["body"])})
-
-
-def fault_of(request: dict[str, Any], response: httpx.Response, answer: Answer, awaits: bool) -> str | None:
+def fault_of(request: dict[str, Any], response: httpx.Response, answer: Answer) -> str | None:
     """What is wrong with the answer, if anything."""
-    if awaits:
-        return None if response.status_code >= 400 else "served now, so AWAITS need not name it"
     if response.status_code >= 400:
         return f"{response.status_code} {response.text}"
     try:
@@ -68,17 +55,6 @@ def tokens_of(answer: Answer) -> tuple[str, ...]:
         half = len(answer.text) // 2
         return answer.text[:half], answer.text[half:]
     return ("<tool_call>", f'{{"name": "{answer.name}", "arguments": {answer.text}}}', "</tool_call>")
-
-
-def names_in(value: Any) -> Iterator[str]:
-    """The names of all members, those of schemas too."""
-    if isinstance(value, dict):
-        for name, each in value.items():
-            yield name
-            yield from names_in(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from names_in(each)
 
 
 async def send(client: httpx.AsyncClient, request: dict[str, Any]) -> httpx.Response:
