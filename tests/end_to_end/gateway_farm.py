@@ -104,7 +104,9 @@ async def serve(plan: FarmPlan, listener: socket.socket) -> None:
 def services(
     script: FakeScript, database: Database, admissions: QuotaAdmissionController
 ) -> GatewayDependencies:
-    absent: Any = SimpleNamespace(special_tokens=frozenset(), record=lambda timings: None)
+    absent: Any = SimpleNamespace(
+        special_tokens=frozenset(), record=lambda timings: None, continuation_ids=None
+    )
     no_uploads: Any = SimpleNamespace(limits=UploadConfig())
     no_uploads.in_turns = lambda turn: no_uploads
     return GatewayDependencies(
