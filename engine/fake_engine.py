@@ -42,7 +42,7 @@ RECORDED = 1000
 
 DEFAULT_INFO = EngineInfo(
     model_digest="0" * 64,
-    fingerprint="fa4e" * 16,
+    system_fingerprint="fp_" + "fa4e" * 4,
     model_path="fake",
     architecture="FakeForCausalLM",
     vocab_size=32_000,

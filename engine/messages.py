@@ -144,8 +144,9 @@ NO_CAUSES: Final = WaitCauses()
 class Started(msgspec.Struct, frozen=True, tag="started"):
     """The prompt is computed. `digest` is that of the adapter in use, None for the base model.
 
-    `system_fingerprint` is that of the engine, as in its `EngineInfo`. `queue_s` are the seconds from receipt to the first step, `prefill_s` those from there to the first token. Of `queue_s`,
-    the first `grammar_s` were spent waiting for the grammar, and then `adapter_s` for the adapter. `causes`: of these waits.
+    `system_fingerprint` is that of the engine, as in its `EngineInfo`. `queue_s` are the seconds from receipt to the first step,
+    `prefill_s` those from there to the first token. Of `queue_s`, the first `grammar_s` were spent waiting for the grammar, and then
+    `adapter_s` for the adapter. `causes`: of these waits.
     """
 
     request_id: str
@@ -237,11 +238,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of the served model that a gateway needs.
 
     `vocabulary_sha256`: of the embedding and the head before quantization (`checkpoints/vocabulary_digests.py`).
-    `fingerprint`: 64 hex digits of `engine/checkpoints/fingerprint.py`; empty from an engine of an earlier release.
+    `system_fingerprint`: of `checkpoints/fingerprint.py`; None from an engine of an earlier release.
     """
 
     model_digest: str
-    fingerprint: str = ""
+    system_fingerprint: str | None = None
     model_path: str
     architecture: str
     vocab_size: int
@@ -252,11 +253,6 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int] = []
     prefix_caching: bool = True
     vocabulary_sha256: dict[str, str] = {}
-
-    @property
-    def system_fingerprint(self) -> str | None:
-        """The fingerprint as responses name it: `fp_` and 16 digits, whose 64 bits tell the servers of one fleet apart."""
-        return f"fp_{self.fingerprint[:16]}" if self.fingerprint else None
 
 
 class TenantSteps(msgspec.Struct, frozen=True):

@@ -114,7 +114,7 @@ def engine_info(
     """Return the facts of a served model."""
     return EngineInfo(
         model_digest=digest,
-        fingerprint=fingerprint,
+        system_fingerprint=fingerprint,
         model_path=path,
         architecture=model.architecture,
         vocab_size=model.vocab_size,

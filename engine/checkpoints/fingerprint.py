@@ -16,10 +16,13 @@ DOMAIN: Final = b"loraplex fingerprint v1"
 TEXT_SUFFIXES: Final = frozenset({".json", ".jinja", ".txt", ".model", ".tiktoken"})
 """Of files that transformers reads for a tokenizer of any kind, its chat templates and the generation defaults."""
 TEMPLATES: Final = "additional_chat_templates"
+DIGITS: Final = 16
+"""Their 64 bits tell the servers of one fleet apart; adapters are bound to the whole `model_digest`."""
 
 
 def fingerprint(path: str, model_digest: str, settings: Mapping[str, str]) -> str:
-    """Return 64 hex digits for a located model: a folder, or a `.gguf` file, whose digest covers its tokenizer too.
+    """Return `fp_` and 16 hex digits, as responses name a server, for a located model: a folder, or a `.gguf` file, whose digest
+    covers its tokenizer too.
 
     `settings` are what an engine was started with, by name. Reads no weights. Raises `ModelError`.
     """
@@ -37,4 +40,4 @@ def fingerprint(path: str, model_digest: str, settings: Mapping[str, str]) -> st
     digest = hashlib.sha256(prefixed(DOMAIN) + prefixed(bytes.fromhex(model_digest)))
     for name, part in sorted(parts.items()):
         digest.update(prefixed(name.encode()) + prefixed(part))
-    return digest.hexdigest()
+    return f"fp_{digest.hexdigest()[:DIGITS]}"

@@ -105,7 +105,7 @@ def _write(source: BackupSource, draft: Path) -> Manifest:
 
 def _system_fingerprint(data_dir: Path) -> str | None:
     try:
-        return read_base_model(data_dir).system_fingerprint or None
+        return read_base_model(data_dir).system_fingerprint
     except DependencyFailed:
         # No server has run here, or the file is damaged: then it is backed up as it is, and the next start writes it again.
         return None

@@ -320,7 +320,7 @@ class RemoteEngine:
                 if reply is not None and not reply.done():
                     reply.set_result(stats)
             case wire.Welcome(_, info, instance):
-                if self._info is not None and self._info.fingerprint != info.fingerprint:
+                if self._info is not None and self._info.system_fingerprint != info.system_fingerprint:
                     self._log.warning(
                         "the engine came back with another fingerprint: restart this gateway, which writes prompts by the files it read",
                         before=self._info.system_fingerprint,

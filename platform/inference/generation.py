@@ -213,8 +213,7 @@ class Generation:
         """Abort the running engine requests, free the slots, record the stats, and settle the usage.
 
         Where it is not `charged`, the reservation is cancelled, whatever the engine computed. One that failed before the engine
-        computed anything gives its request back. May be repeated. Once begun it
-        runs to its end, also when its caller is cancelled.
+        computed anything gives its request back. May be repeated. Once begun it runs to its end, also when its caller is cancelled.
         """
         if self._closed:
             return

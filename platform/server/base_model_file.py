@@ -16,13 +16,13 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 class BaseModelFacts:
     """The served base model. `path` is a directory, a `.gguf` file or a hub id; `digest` is its `model_digest`, 64 hex digits.
 
-    `system_fingerprint` as in responses; empty if an earlier release wrote the file.
+    `system_fingerprint` as in responses; None if an earlier release wrote the file, or started the engine.
     """
 
     served_name: str
     path: str
     digest: str
-    system_fingerprint: str = ""
+    system_fingerprint: str | None = None
 
 
 def default_served_name(model: str) -> str:
@@ -49,9 +49,8 @@ def read_base_model(data_dir: Path) -> BaseModelFacts:
         ) from error
     except (ValueError, TypeError) as error:
         raise DependencyFailed(f"{file} is damaged; `loraplex serve` writes it again") from error
-    if not all(isinstance(value, str) for value in asdict(facts).values()) or not _DIGEST.fullmatch(
-        facts.digest
-    ):
+    texts = (facts.served_name, facts.path, facts.digest, facts.system_fingerprint or "")
+    if not all(isinstance(value, str) for value in texts) or not _DIGEST.fullmatch(facts.digest):
         raise DependencyFailed(f"{file} is damaged; `loraplex serve` writes it again")
     return facts
 

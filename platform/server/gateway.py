@@ -174,10 +174,8 @@ async def _assemble(
     dependencies = await _open_dependencies(settings, resources, stack)
     stack.push_async_callback(dependencies.background_tasks.join)
     info = resources.info
-    fingerprint = info.system_fingerprint or ""
-    write_base_model(
-        settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest, fingerprint)
-    )
+    facts = BaseModelFacts(served_name, info.model_path, info.model_digest, info.system_fingerprint)
+    write_base_model(settings.data_dir, facts)
     _run_in_background(report_other_fingerprints(resources.database, info.system_fingerprint), stack)
     _run_in_background(_housekeeping(settings, dependencies, resources).run(), stack)
     grace = timedelta(hours=settings.invoice_grace_hours)

@@ -141,8 +141,9 @@ class SettledUsage:
     """What an ended request used; `prompt_tokens` includes `cached_tokens`. `outcome` None: it was cancelled.
 
     `amount_pico` follows from the price and is set by admission, as are `limits`, those of the reservation. `refused`: before
-    anything ran, so that the request is given back too, not only what it reserved. `system_fingerprint`: of the engine that ran it. It, `timings` or `limits` None: unknown, as of an end that an earlier release wrote. Equal usage may have taken other times and met other limits. Raises
-    `InvalidField`.
+    anything ran, so that the request is given back too, not only what it reserved. `system_fingerprint`: of the engine that ran
+    it. It, `timings` or `limits` None: unknown, as of an end that an earlier release wrote. Equal usage may have taken other times
+    and met other limits. Raises `InvalidField`.
     """
 
     outcome: Outcome | None

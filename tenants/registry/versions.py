@@ -219,12 +219,10 @@ class PendingVersions:
 
 async def serving_by_fingerprint(session: AsyncSession) -> dict[str, int]:
     """How many serving versions, of all tenants, the engines of each fingerprint have probed."""
-    named = select(func.jsonb_extract_path_text(AdapterVersion.report, FINGERPRINT).label("name")).where(
-        AdapterVersion.state.in_(SERVING_STATES)
-    )
-    names = named.subquery().c.name
-    query = select(names, func.count()).where(names.is_not(None)).group_by(names)
-    return {name: count for name, count in await session.execute(query)}
+    probed_by = func.jsonb_extract_path_text(AdapterVersion.report, FINGERPRINT).label("probed_by")
+    serving = AdapterVersion.state.in_(SERVING_STATES)
+    rows = await session.execute(select(probed_by, func.count()).where(serving).group_by("probed_by"))
+    return {name: count for name, count in rows if name is not None}
 
 
 def _waiting() -> Select[UUID, UUID, str | None]:

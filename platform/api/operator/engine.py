@@ -18,13 +18,10 @@ from loraplex.platform.inference.dependencies import GatewayDependencies
 
 
 class ModelFacts(ResponseModel):
-    """`digest`: of configuration and weights, to which adapters are bound. `fingerprint`: also of what else decides answers;
-    `system_fingerprint` begins with it in responses.
-    """
+    """`digest`: of configuration and weights, to which adapters are bound. `system_fingerprint`: as in responses."""
 
     served_name: str
     digest: str
-    fingerprint: str
     system_fingerprint: str | None
     architecture: str
     dtype: str
@@ -132,7 +129,6 @@ def model_facts(dependencies: GatewayDependencies, info: EngineInfo) -> ModelFac
     return ModelFacts(
         served_name=dependencies.served_model_name,
         digest=info.model_digest,
-        fingerprint=info.fingerprint,
         system_fingerprint=info.system_fingerprint,
         **{name: facts[name] for name in names},
     )

@@ -1,8 +1,9 @@
 -- End a reservation with its use. Returns whether there was one, whether an id without one was charged, and the epoch, 0 for
 -- none.
 -- ARGV: reservation id, tokens, amount, 1 for a request that was refused before anything ran, step; to charge an id without one
--- also key, adapter or -, day, month, and the only epoch under which to charge it, '' for any. `settle` remembers the end of any id. `early`, before the ledger has the use, and
--- `reap`, which only ends an expired lease, neither charge nor remember what they do not find.
+-- also key, adapter or -, day, month, and the only epoch under which to charge it, '' for any. `settle` remembers the end of
+-- any id. `early`, before the ledger has the use, and `reap`, which only ends an expired lease, neither charge nor remember what
+-- they do not find.
 
 local id, tokens, amount, refused, step = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
 local CHARGED_SECONDS = DAY
