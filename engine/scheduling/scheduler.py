@@ -327,8 +327,14 @@ class Scheduler:
         return StepPlan((PlannedRow.of(sequence),))
 
     def _admit_next(self) -> Sequence | None:
-        """Move the policy's next sequence into the batch; None, and `_limit` set, when no slot or too few blocks are free."""
+        """Move the policy's next sequence into the batch; None, and `_limit` set, when no slot or too few blocks are free.
+
+        Rows that only score pass one that waits for a row to write with: such rows may run for minutes.
+        """
         sequence = self._queue.next()
+        if sequence is not None and sequence.writes and not self._batch.num_free:
+            self._limit = "rows"
+            sequence = self._queue.next(scoring=True)
         if sequence is None:
             return None
         if not self._batch.has_place(sequence):

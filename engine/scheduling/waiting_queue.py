@@ -24,6 +24,7 @@ class WaitingQueue:
         self, policy: Policy, adapters: AdapterScheduler, max_slot_wait_s: float, clock: Callable[[], float]
     ) -> None:
         self._policy = policy
+        self._scoring = policy.new_order()
         self._adapters = adapters
         self._max_slot_wait_s = max_slot_wait_s
         self._clock = clock
@@ -64,12 +65,16 @@ class WaitingQueue:
             self._push(sequence)
         return failed
 
-    def next(self) -> Sequence | None:
-        """The policy's first sequence that could run now; it stays queued. None if there is none."""
-        sequence = self._policy.peek()
+    def next(self, *, scoring: bool = False) -> Sequence | None:
+        """The policy's first sequence that could run now; it stays queued. None if there is none.
+
+        `scoring`: the first of those that only score.
+        """
+        order = self._scoring if scoring else self._policy
+        sequence = order.peek()
         while sequence is not None and not self._adapters.admits(sequence):
             self._await_adapter(sequence)
-            sequence = self._policy.peek()
+            sequence = order.peek()
         return sequence
 
     def next_starved(self, served: Collection[bytes]) -> Sequence | None:
@@ -92,7 +97,7 @@ class WaitingQueue:
     def leave(self, sequence: Sequence) -> None:
         """Take a sequence out that joins the batch."""
         self._causes.leave(sequence)
-        self._policy.remove(sequence)
+        self._remove(sequence)
         sequence.queued_at = math.inf
 
     def stay(self, limit: BatchLimit | None) -> None:
@@ -101,7 +106,7 @@ class WaitingQueue:
 
     def discard(self, sequence: Sequence) -> None:
         """Take a sequence out that has ended, wherever it waits."""
-        self._policy.remove(sequence)
+        self._remove(sequence)
         self._adapters.discard(sequence)
         self._without_mask.pop(sequence, None)
 
@@ -109,8 +114,14 @@ class WaitingQueue:
         sequence.queued_at = min(sequence.queued_at, self._clock())
         self._causes.join(sequence, len(self._policy))
         self._policy.push(sequence)
+        if not sequence.writes:
+            self._scoring.push(sequence)
+
+    def _remove(self, sequence: Sequence) -> None:
+        self._policy.remove(sequence)
+        self._scoring.remove(sequence)
 
     def _await_adapter(self, sequence: Sequence) -> None:
         """Let others pass by a queued sequence whose adapter has been evicted or lacks a place in the step."""
-        self._policy.remove(sequence)
+        self._remove(sequence)
         self._adapters.queue(sequence)

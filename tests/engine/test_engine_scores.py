@@ -186,12 +186,13 @@ def test_rows_that_score_take_no_place_of_rows_that_write(engine: Callable[..., 
     for index in range(2):
         harness.add(str(index), [5, 6, 7], max_tokens=60, ignore_eos=True)
     harness.step()
+    harness.add("waits", [5, 6, 7], max_tokens=2)
     sequences = [add(harness, f"s{i}", [4 + i, 6, 7], prompt_logprobs=1)[0] for i in range(5)]
     steps = 0
     while any(f"s{i}" not in {name for name, _ in harness.reasons} for i in range(5)):
         harness.step()
         steps += 1
-    assert steps == 3, "two places of their own in each step"
+    assert steps == 3, "two places of their own in each step, whoever waits to write before them"
     assert harness.engine.stats().running == 2 and len(harness.outputs["0", 0]) == 1 + steps
     harness.run()
     assert all(sequence.scores is not None and sequence.scores.prompt for sequence in sequences)
