@@ -418,13 +418,18 @@ class InferencePipeline:
         )
 
     def _check_scores(self, values: GenerationBody, prompts: list[list[int]]) -> None:
-        """Check the bound of log-probabilities, and that the longest choice fits behind the longest prompt."""
+        """Check how much a response repeats of its prompts, and that the longest choice fits behind the longest prompt."""
         top, choices, longest = values.scored_alternatives, self._choices(values), max(map(len, prompts))
-        entries = 0 if top is None else sum(map(len, prompts)) * (1 + top)
-        limit = self._dependencies.config.max_logprobs
+        is_completion = isinstance(values, CompletionRequest)
+        # Each choice of a completion has its own copy.
+        repeats = values.n if is_completion and (values.echo or top is not None) else int(top is not None)
+        entries, limit = (
+            sum(map(len, prompts)) * repeats * (1 + (top or 0)),
+            self._dependencies.config.max_logprobs,
+        )
         if entries > limit:
             raise InvalidParameter(
-                f"prompt tokens x log-probabilities per token is {entries}, but must be at most {limit}.",
+                f"prompt tokens x `n` x log-probabilities per token is {entries}, but must be at most {limit}.",
                 param=_prompt_name(values),
             )
         if choices is not None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
 from loraplex.engine.messages import ScoreRequest
+from loraplex.platform.inference.dependencies import ServingConfig
 
 MODEL = "demo/base"
 ANSWERS = FakeScript(answers=(("yes",),))
@@ -147,3 +148,19 @@ async def test_the_log_probabilities_of_a_prompt_are_bounded(start_gateway: Any)
             model=MODEL, prompt=[[5] * 400] * 64, extra_body={"prompt_logprobs": 20}
         )
     assert json.dumps(gateway.admissions.settled) == "[]"
+
+
+async def test_a_response_repeats_its_prompts_only_so_often(start_gateway: Any) -> None:
+    gateway = await start_gateway(ANSWERS, ServingConfig(max_logprobs=100))
+    create = gateway.client().completions.with_raw_response.create
+    body: dict[str, Any] = {"model": MODEL, "prompt": [5] * 10, "max_tokens": 1}
+    for fields, entries in (
+        ({"echo": True}, 10),
+        ({"echo": True, "logprobs": 1}, 20),
+        ({"extra_body": {"prompt_logprobs": 4}}, 50),
+    ):
+        assert (await create(**body, **fields, n=100 // entries)).status_code == 200
+        with pytest.raises(
+            openai.BadRequestError, match=f"`n` x .* is {100 + entries}, but must be at most 100"
+        ):
+            await create(**body, **fields, n=100 // entries + 1)
