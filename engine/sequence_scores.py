@@ -27,11 +27,11 @@ class ScoredPosition:
 
 @dataclass(frozen=True, slots=True)
 class PositionScore:
-    """Results in nats. `logprobs`: of `token_ids`; `rank` and `top`, best first, only with `ScoredPosition.top`."""
+    """Results in nats. `logprobs`: of `token_ids`; `rank` of the first; `top`, best first: as many as the target's `top`."""
 
     target: ScoredPosition
     logprobs: list[float]
-    rank: int = 0
+    rank: int
     top: tuple[tuple[int, float], ...] = ()
 
 

@@ -1,13 +1,13 @@
 """`Scorer`: log-probabilities of given tokens, from the last hidden states of a step.
 
-Invariant: logits exist for `slice_rows` positions at a time, never for a whole prompt. Scores are the raw log-softmax in float32:
-no sampling parameter changes them. Only `PendingScores.collect` waits for the device.
+Invariant: logits exist for `slice_rows` positions at a time, never for a whole prompt. Scores are the raw log-softmax in
+float32: no sampling parameter changes them. Only `PendingScores.collect` waits for the device.
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -22,77 +22,72 @@ from loraplex.engine.sequence_scores import PositionScore, ScoredPosition
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
-    """Lists of one step, in the order of its positions: (position, pair or token) each.
+class _Slice:
+    """Positions whose logits exist together. `topped`: the rows that get alternatives.
 
-    `pairs`: tokens to score. `ranked`: pairs that get a rank. `topped`: positions that get alternatives.
+    On the device, int64: `pair_rows` and `tokens` of each token to score, `firsts` the first of them of each row.
     """
 
-    pairs: list[tuple[int, int]]
-    ranked: list[tuple[int, int]]
-    topped: list[tuple[int, int]]
-
-    @classmethod
-    def of(cls, targets: list[ScoredPosition]) -> "_Places":
-        pairs: list[tuple[int, int]] = []
-        places = cls(pairs, [], [])
-        for row, target in enumerate(targets):
-            if target.top is not None:
-                places.ranked.append((row, len(pairs)))
-                if target.top:
-                    places.topped.append((row, row))
-            pairs += [(row, token) for token in target.token_ids]
-        return places
+    positions: list[tuple[int, Sequence, ScoredPosition]]
+    pair_rows: Tensor
+    tokens: Tensor
+    firsts: Tensor
+    topped: Tensor
 
 
 class PendingScores:
     """The scores of one step being copied to the host."""
 
-    def __init__(self, scored: list[tuple[Sequence, ScoredPosition]], results: Results) -> None:
-        self._scored = scored
+    def __init__(self, slices: list[_Slice], results: Results) -> None:
+        """`results`: log-probabilities, ranks, the best tokens and theirs, of each slice."""
+        self._slices = slices
         self._results = results
 
     def collect(self) -> dict[Sequence, tuple[PositionScore, ...] | None]:
         """Wait for the device. None for a sequence with logits that were not finite."""
-        chosen, ranks, best_ids, best_values = (tensor.tolist() for tensor in self._results.wait())
-        values, rank, top = iter(chosen), iter(ranks), zip(best_ids, best_values, strict=True)
+        results = [tensor.tolist() for tensor in self._results.wait()]
         found: dict[Sequence, list[PositionScore]] = {}
         broken: set[Sequence] = set()
-        for sequence, target in self._scored:
-            logprobs = [next(values) for _ in target.token_ids]
-            # One NaN or +inf among the logits makes all of their log-softmax NaN.
-            if any(map(math.isnan, logprobs)):
-                broken.add(sequence)
-            score = PositionScore(target, logprobs)
-            if target.top is not None:
-                best = tuple(best_first(*next(top), target.top)) if target.top else ()
-                score = PositionScore(target, logprobs, next(rank), best)
-            found.setdefault(sequence, []).append(score)
+        for index, part in enumerate(self._slices):
+            chosen, ranks, best_ids, best_values = results[4 * index : 4 * index + 4]
+            values, best = iter(chosen), zip(best_ids, best_values, strict=True)
+            for (_, sequence, target), rank in zip(part.positions, ranks, strict=True):
+                logprobs = [next(values) for _ in target.token_ids]
+                # One NaN or +inf among the logits makes all of their log-softmax NaN.
+                if any(map(math.isnan, logprobs)):
+                    broken.add(sequence)
+                top = tuple(best_first(*next(best), target.top)) if target.top else ()
+                found.setdefault(sequence, []).append(PositionScore(target, logprobs, rank, top))
         return {s: None if s in broken else tuple(scores) for s, scores in found.items()}
 
 
 class StepScores:
     """The scores of one step. Call `take` once its hidden states are there, and then `start`."""
 
-    def __init__(self, scorer: "Scorer", rows: BatchRows, index: Tensor, staged: dict[str, Tensor]) -> None:
+    def __init__(self, scorer: "Scorer", row_slots: list[int], index: Tensor, slices: list[_Slice]) -> None:
+        """`index`: the places of all positions among the tokens of the step, which have `row_slots`."""
         self._scorer = scorer
-        self._rows = rows
+        self._row_slots = row_slots
         self._index = index
-        self._staged = staged
+        self._slices = slices
         self._states: tuple[Tensor, Tensor] | None = None
 
     def take(self, hidden: Tensor, residual: Tensor) -> None:
         """Copy the states of the positions: later work may overwrite the given ones."""
         self._states = hidden.index_select(0, self._index), residual.index_select(0, self._index)
 
+    @torch.inference_mode()
     def start(self) -> PendingScores:
         """Start to compute and to copy the scores."""
         if self._states is None:
             raise ValueError("the step has no hidden states")
-        scored = [(sequence, target) for _, sequence, target in self._rows.scored]
-        parts = list(self._scorer.slices(self._states, self._rows, self._staged))
-        results = [torch.cat(column) for column in zip(*parts, strict=True)]
-        return PendingScores(scored, self._scorer.transfers.fetch(results))
+        results: list[Tensor] = []
+        parts = zip(
+            self._slices, *(states.split(self._scorer.slice_rows) for states in self._states), strict=True
+        )
+        for part, hidden, residual in parts:
+            results += self._scorer.score(part, hidden, residual, self._row_slots)
+        return PendingScores(self._slices, self._scorer.transfers.fetch(results))
 
 
 class Scorer:
@@ -108,46 +103,23 @@ class Scorer:
         """Copy what the scores of a step need to the device; None for a step that scores nothing."""
         if not rows.scored:
             return None
-        places = _Places.of([target for _, _, target in rows.scored])
-        lists: dict[str, list[int]] = {
-            "index": [place for place, _, _ in rows.scored],
-            "pair rows": [row % self.slice_rows for row, _ in places.pairs],
-            "tokens": [token for _, token in places.pairs],
-            "ranked rows": [row % self.slice_rows for row, _ in places.ranked],
-            "topped rows": [row % self.slice_rows for row, _ in places.topped],
-        }
-        firsts: list[int] = []
-        for begin in range(0, len(rows.scored), self.slice_rows):
-            first = bisect_left(places.pairs, (begin, -1))
-            inside = _between(places.ranked, begin, begin + self.slice_rows)
-            firsts += [pair - first for _, pair in places.ranked[inside]]
-        lists["ranked pairs"] = firsts
-        tensors = [torch.tensor(values, dtype=torch.int64) for values in lists.values()]
-        staged = dict(zip(lists, self.transfers.stage(tensors), strict=True))
-        return StepScores(self, rows, staged["index"], staged)
+        size = self.slice_rows
+        parts = [rows.scored[begin : begin + size] for begin in range(0, len(rows.scored), size)]
+        lists = [[place for place, _, _ in rows.scored], *(each for part in parts for each in _lists(part))]
+        index, *staged = self.transfers.stage([torch.tensor(each, dtype=torch.int64) for each in lists])
+        slices = [_Slice(part, *staged[4 * number : 4 * number + 4]) for number, part in enumerate(parts)]
+        return StepScores(self, rows.row_slots, index, slices)
 
-    @torch.inference_mode()
-    def slices(
-        self, states: tuple[Tensor, Tensor], rows: BatchRows, staged: dict[str, Tensor]
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Yield for each slice of positions: log-probabilities, ranks, the best tokens, and theirs."""
-        places = _Places.of([target for _, _, target in rows.scored])
-        slots = [rows.row_slots[place] for place, _, _ in rows.scored]
-        hidden, residual = states
-        for begin in range(0, len(slots), self.slice_rows):
-            end = begin + self.slice_rows
-            pairs, ranked = _between(places.pairs, begin, end), _between(places.ranked, begin, end)
-            topped, own = _between(places.topped, begin, end), slots[begin:end]
-            lora = self._adapters.group(own, self._decoder.device, len(own), rows.row_slots)
-            logits = self._decoder.head(hidden[begin:end], residual[begin:end], lora)
-            distribution = logits.float().log_softmax(dim=-1)
-            chosen = distribution[staged["pair rows"][pairs], staged["tokens"][pairs]]
-            reference = chosen[staged["ranked pairs"][ranked]].unsqueeze(-1)
-            likelier = distribution.index_select(0, staged["ranked rows"][ranked]) > reference
-            best = distribution.index_select(0, staged["topped rows"][topped]).topk(
-                min(MAX_TOP_LOGPROBS, distribution.shape[1])
-            )
-            yield chosen, likelier.sum(dim=-1) + 1, best.indices, best.values
+    def score(self, part: _Slice, hidden: Tensor, residual: Tensor, row_slots: list[int]) -> Iterator[Tensor]:
+        """Yield log-probabilities, ranks of each row's first token, the best tokens, and theirs."""
+        slots = [row_slots[place] for place, _, _ in part.positions]
+        lora = self._adapters.group(slots, self._decoder.device, len(slots), row_slots)
+        distribution = self._decoder.head(hidden, residual, lora).float().log_softmax(dim=-1)
+        chosen = distribution[part.pair_rows, part.tokens]
+        yield chosen
+        yield (distribution > chosen[part.firsts].unsqueeze(-1)).sum(dim=-1) + 1
+        best = distribution.index_select(0, part.topped).topk(min(MAX_TOP_LOGPROBS, distribution.shape[1]))
+        yield from (best.indices, best.values)
 
     @torch.inference_mode()
     def warm_up(self, count: int) -> None:
@@ -157,6 +129,11 @@ class Scorer:
         decoder.head(zeros, zeros.clone(), None).float().log_softmax(dim=-1).topk(1)
 
 
-def _between(places: list[tuple[int, int]], begin: int, end: int) -> slice:
-    """Return where the places of the rows `begin ... end - 1` are."""
-    return slice(bisect_left(places, (begin, -1)), bisect_left(places, (end, -1)))
+def _lists(part: list[tuple[int, Sequence, ScoredPosition]]) -> Iterator[list[int]]:
+    """Yield the lists of a `_Slice`."""
+    targets = [target for _, _, target in part]
+    counts = [len(target.token_ids) for target in targets]
+    yield [row for row, count in enumerate(counts) for _ in range(count)]
+    yield [token for target in targets for token in target.token_ids]
+    yield list(accumulate(counts, initial=0))[:-1]
+    yield [row for row, target in enumerate(targets) if target.top]
