@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
 from loraplex.engine.adapter_probe.numeric_check import NumericCheck
@@ -25,7 +26,7 @@ from loraplex.engine.kv_cache.prefix_cache import PrefixCache
 from loraplex.engine.lora.pool_factory import open_pool
 from loraplex.engine.lora.source import AdapterSource
 from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, FinishReason
-from loraplex.engine.model_loading import LoadedModel, engine_info
+from loraplex.engine.model_loading import LoadedModel
 from loraplex.engine.runner.step_isolation import IsolatedStep, StepIsolation
 from loraplex.engine.runner_loading import load_runner, max_tokens
 from loraplex.engine.scheduling.fairness import FairShare, Policy
@@ -115,18 +116,12 @@ class Engine:
         self._steps = StepStatistics(clock, self.scheduler.unstarted_by_namespace)
 
     def info(self) -> EngineInfo:
-        """Facts of the served model."""
-        model = self.model
-        return engine_info(
-            model.config,
-            self._cache,
-            model.path,
-            model.digest,
-            model.fingerprint,
-            model.max_model_len,
-            model.num_blocks,
-            model.dtype,
-            model.vocabulary_sha256,
+        """Facts of the served model, with the pool of this engine."""
+        return msgspec.structs.replace(
+            self.model.info,
+            num_blocks=self.model.num_blocks,
+            block_size=self._cache.block_size,
+            prefix_caching=self._cache.prefix_caching,
         )
 
     @property

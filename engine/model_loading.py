@@ -1,7 +1,7 @@
 """Loads a model from an `EngineConfig`: configuration, type, weights, tokenizer, and the size of its KV pool."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -33,12 +33,11 @@ from loraplex.engine.quantization.scheme import check_scheme, check_stored
 class LoadedModel:
     """A decoder ready to run. `max_model_len` in tokens, `num_blocks` of the KV pool.
 
-    `memory` is the plan made before loading, `weights_bytes` what the parameters took.
+    `memory` is the plan made before loading, `weights_bytes` what the parameters took, `info` what gateways are told.
     """
 
     path: str
     digest: str
-    fingerprint: str
     config: ModelConfig
     decoder: Decoder
     tokenizer: Tokenizer
@@ -49,7 +48,7 @@ class LoadedModel:
     num_blocks: int
     memory: MemoryPlan
     weights_bytes: int
-    vocabulary_sha256: Mapping[str, str] = field(default_factory=dict)
+    info: EngineInfo
 
 
 def load_model(
@@ -75,17 +74,26 @@ def load_model(
     check_manifest(Path(path), hashes)
     digest, max_model_len = digest_of(hashes), memory.max_model_len
     checkpoint = open_checkpoint(path, model)
-    marks = fingerprint(path, digest, _settings(config, dtype, kv_dtype, device))
-    vocabulary = vocabulary_digests(path, model, checkpoint)
-    on_described(
-        engine_info(model, config.cache, path, digest, marks, max_model_len, num_blocks, dtype, vocabulary)
+    info = EngineInfo(
+        model_digest=digest,
+        system_fingerprint=fingerprint(path, digest, _settings(config, dtype, kv_dtype, device)),
+        model_path=path,
+        architecture=model.architecture,
+        vocab_size=model.vocab_size,
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        block_size=config.cache.block_size,
+        dtype=str(dtype).removeprefix("torch."),
+        eos_token_ids=sorted(model.eos_token_ids),
+        prefix_caching=config.cache.prefix_caching,
+        vocabulary_sha256=dict(vocabulary_digests(path, model, checkpoint)),
     )
+    on_described(info)
     state = decoder_state(model, checkpoint, dtype, device, config.quantization)
     weights_bytes = state.num_bytes
     return LoadedModel(
         path=path,
         digest=digest,
-        fingerprint=marks,
         config=model,
         decoder=Decoder(model, state, max_model_len, deterministic=config.deterministic),
         tokenizer=load_tokenizer(path),
@@ -96,35 +104,7 @@ def load_model(
         num_blocks=num_blocks,
         memory=memory,
         weights_bytes=weights_bytes,
-        vocabulary_sha256=vocabulary,
-    )
-
-
-def engine_info(
-    model: ModelConfig,
-    cache: CacheConfig,
-    path: str,
-    digest: str,
-    fingerprint: str,
-    max_model_len: int,
-    num_blocks: int,
-    dtype: torch.dtype,
-    vocabulary_sha256: Mapping[str, str],
-) -> EngineInfo:
-    """Return the facts of a served model."""
-    return EngineInfo(
-        model_digest=digest,
-        system_fingerprint=fingerprint,
-        model_path=path,
-        architecture=model.architecture,
-        vocab_size=model.vocab_size,
-        max_model_len=max_model_len,
-        num_blocks=num_blocks,
-        block_size=cache.block_size,
-        dtype=str(dtype).removeprefix("torch."),
-        eos_token_ids=sorted(model.eos_token_ids),
-        prefix_caching=cache.prefix_caching,
-        vocabulary_sha256=dict(vocabulary_sha256),
+        info=info,
     )
 
 

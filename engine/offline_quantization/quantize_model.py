@@ -179,7 +179,7 @@ def _facts(
         "scheme": request.scheme,
         "source_digest": base.digest,
         "dtype": str(base.dtype).removeprefix("torch."),
-        "vocabulary_sha256": dict(base.vocabulary_sha256),
+        "vocabulary_sha256": base.info.vocabulary_sha256,
         "text_sha256": _text_digest(request.text),
         "calibration_sha256": _text_digest(request.calibration),
         "quality": dataclasses.asdict(quality),

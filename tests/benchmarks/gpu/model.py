@@ -13,6 +13,7 @@ from loraplex.engine.capacity.memory_plan import Machine, plan_memory
 from loraplex.engine.checkpoints.config_reader import normalise_config
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.device import machine_of
+from loraplex.engine.fake_engine import DEFAULT_INFO
 from loraplex.engine.model_loading import LoadedModel
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.decoder import Decoder
@@ -97,7 +98,6 @@ def loaded_model(
     loaded = LoadedModel(
         path=asked.model,
         digest=f"{shape.name} {scheme}",
-        fingerprint="",
         config=config,
         decoder=decoder,
         tokenizer=Tokenizer(WordLevel({"a": 0}, unk_token="a")),
@@ -108,6 +108,7 @@ def loaded_model(
         num_blocks=1,
         memory=memory,
         weights_bytes=weights_bytes,
+        info=DEFAULT_INFO,
     )
     return RandomModel(loaded, streamed, scheme)
 

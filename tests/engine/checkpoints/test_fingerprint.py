@@ -80,8 +80,9 @@ def test_an_engine_reports_it_from_what_it_loads(tmp_path: Path, monkeypatch: py
     def started(**changed: Any) -> str:
         described: list[EngineInfo] = []
         loaded = model_loading.load_model(replace(config, **changed), described.append)
-        assert described[0].system_fingerprint == loaded.fingerprint
-        return loaded.fingerprint
+        assert described[0].system_fingerprint == loaded.info.system_fingerprint
+        assert loaded.info.system_fingerprint is not None
+        return loaded.info.system_fingerprint
 
     seen = [started(), started(dtype="bfloat16"), started(quantization="int8")]
     for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):

@@ -72,9 +72,11 @@ def test_the_manifest_names_source_figures_and_files(base: LoadedModel, request_
     assert manifest["quality"]["kl"] == release.quality.kl
     assert manifest["bounds"]["max_kl"] == ANYTHING.max_kl
     assert (
-        manifest["vocabulary_sha256"] == base.vocabulary_sha256 == load(request_for.folder).vocabulary_sha256
+        manifest["vocabulary_sha256"]
+        == base.info.vocabulary_sha256
+        == load(request_for.folder).info.vocabulary_sha256
     )
-    assert base.vocabulary_sha256.keys() == {"model.embed_tokens", "lm_head"}
+    assert base.info.vocabulary_sha256.keys() == {"model.embed_tokens", "lm_head"}
     for name, digest in manifest["files"].items():
         assert hashlib.sha256((request_for.folder / name).read_bytes()).hexdigest() == digest
 
