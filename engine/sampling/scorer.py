@@ -82,11 +82,9 @@ class StepScores:
         if self._states is None:
             raise ValueError("the step has no hidden states")
         results: list[Tensor] = []
-        parts = zip(
-            self._slices, *(states.split(self._scorer.slice_rows) for states in self._states), strict=True
-        )
-        for part, hidden, residual in parts:
-            results += self._scorer.score(part, hidden, residual, self._row_slots)
+        hidden, residual = (torch.split(states, self._scorer.slice_rows) for states in self._states)
+        for part, h, r in zip(self._slices, hidden, residual, strict=True):
+            results += self._scorer.score(part, h, r, self._row_slots)
         return PendingScores(self._slices, self._scorer.transfers.fetch(results))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from loraplex.engine.messages import Scored, ScoreRequest
-from loraplex.engine.sampling_params import MAX_CONTINUATIONS
+from loraplex.engine.sampling_params import MAX_CHOICES
 from loraplex.grammar.constraints import Choice
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.inference.prompting.token_text import TokenText
@@ -60,9 +60,9 @@ def scored_choices(
     if structure is None or not structure.probabilities or not isinstance(structure.format, Choice):
         return None
     texts = list(dict.fromkeys(structure.format.options))
-    if len(texts) > MAX_CONTINUATIONS or sum(len(text.encode()) for text in texts) > MAX_BYTES:
+    if len(texts) > MAX_CHOICES or sum(len(text.encode()) for text in texts) > MAX_BYTES:
         raise InvalidParameter(
-            f"`{PARAM}` allows at most {MAX_CONTINUATIONS} choices of {MAX_BYTES} bytes in all.", param=PARAM
+            f"`{PARAM}` allows at most {MAX_CHOICES} choices of {MAX_BYTES} bytes in all.", param=PARAM
         )
     continuations = [_continuation(text, encode, text_of) for text in texts]
     return ScoredChoices(texts, ScoreRequest(continuations=continuations, ending_ids=ending_ids))

@@ -4,6 +4,7 @@ Invariant: every event is counted, also those between the client's leaving and t
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -21,7 +22,8 @@ LOG = structlog.get_logger("loraplex.engine_streams")
 class EngineStreams:
     """One engine request per prompt; a task of its own submits and reads each. `next` is for a single consumer.
 
-    Requests from `num_prompts` on score behind a prompt each. They wait until it is computed, so that its blocks are found.
+    Requests from `num_prompts` on score behind a prompt each. They wait until it is computed, so that its blocks are
+    found, and have what is left of its total time.
     """
 
     def __init__(
@@ -80,10 +82,11 @@ class EngineStreams:
 
     async def _read(self, prompt: int) -> None:
         request = self._requests[prompt]
-        computed = self._computed[prompt % self._num_prompts]
+        computed, began = self._computed[prompt % self._num_prompts], time.monotonic()
         try:
             if prompt >= self._num_prompts:
                 await computed.wait()
+                request = request.shortened(time.monotonic() - began, has_token=True)
             # A task that has not begun before the abort must not submit after it.
             if not self._closing:
                 async for event in self._engine.submit(request):

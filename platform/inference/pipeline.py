@@ -420,11 +420,11 @@ class InferencePipeline:
     def _check_scores(self, values: GenerationBody, prompts: list[list[int]]) -> None:
         """Check how much a response repeats of its prompts, and that the longest choice fits behind the longest prompt."""
         top, choices, longest = values.scored_alternatives, self._choices(values), max(map(len, prompts))
-        is_completion = isinstance(values, CompletionRequest)
-        # Each choice of a completion has its own copy.
-        repeats = values.n if is_completion and (values.echo or top is not None) else int(top is not None)
+        copies = int(top is not None)
+        if isinstance(values, CompletionRequest) and (values.echo or copies):
+            copies = values.n
         entries, limit = (
-            sum(map(len, prompts)) * repeats * (1 + (top or 0)),
+            sum(map(len, prompts)) * copies * (1 + (top or 0)),
             self._dependencies.config.max_logprobs,
         )
         if entries > limit:

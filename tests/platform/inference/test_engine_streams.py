@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from msgspec.structs import replace
 
 from loraplex.engine.fake_engine import FakeEngine, FakeScript, Fault
 from loraplex.engine.messages import Delta, EngineRequest, Event, Finished, Started
@@ -73,6 +74,24 @@ async def test_prompts_have_their_turns_where_the_consumer_is_slow() -> None:
         read[prompt] += 1
     await opened.close()
     assert min(read) > 40
+
+
+async def test_what_scores_behind_a_prompt_has_the_rest_of_its_time() -> None:
+    class Slow(FakeEngine):
+        async def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
+            await asyncio.sleep(0.1)
+            async for event in super().submit(request):
+                yield event
+
+    engine = Slow()
+    requests = [replace(request(name), total_timeout_s=5.0, queue_timeout_s=1.0) for name in "ab"]
+    meter = RequestStats(arrival=0.0, n=1, max_tokens=5, prompt_lengths=[3, 3])
+    opened = EngineStreams(engine, requests, meter, num_prompts=1)
+    while await opened.next() is not None:
+        continue
+    first, second = engine.requests
+    assert first.total_timeout_s == 5.0 and second.queue_timeout_s == 1.0
+    assert second.total_timeout_s is not None and 4.0 < second.total_timeout_s <= 4.9
 
 
 async def test_a_cancelled_consumer_loses_no_event() -> None:
