@@ -34,7 +34,7 @@ from loraplex.engine.messages import (
     Usage,
 )
 from loraplex.engine.output.output_processor import ChoiceKey, OutputProcessor, TokenOutput
-from loraplex.engine.sampling_params import MAX_CHOICES, MAX_CONTINUATIONS
+from loraplex.engine.sampling_params import MAX_CHOICES
 from loraplex.engine.threads import StepThread
 
 IDLE_WAIT_S = 0.2
@@ -323,10 +323,7 @@ class LocalEngine:
 
     def _forget(self, request_id: str) -> list[Sequence]:
         """Remove and return the choices of a request that have not ended."""
-        choices = (
-            self._sequences.pop((request_id, choice), None)
-            for choice in range(max(MAX_CHOICES, MAX_CONTINUATIONS))
-        )
+        choices = (self._sequences.pop((request_id, choice), None) for choice in range(MAX_CHOICES))
         return [sequence for sequence in choices if sequence is not None]
 
     def _run_outputs(self) -> None:

@@ -105,8 +105,8 @@ class TokenScore(TokenLogprob, frozen=True):
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of one choice. `completion_tokens` includes the token that completed a stop.
 
-    `prompt_tokens` includes `cached_tokens`, and the tokens of a scored continuation. Of an aborted choice it counts only what was computed for it or found in the
-    cache; a choice that only waited has 0.
+    `prompt_tokens` includes `cached_tokens`, and the tokens of a scored continuation. Of an aborted choice it counts only what
+    was computed for it or found in the cache; a choice that only waited has 0.
     """
 
     prompt_tokens: int
@@ -144,9 +144,9 @@ NO_CAUSES: Final = WaitCauses()
 class Started(msgspec.Struct, frozen=True, tag="started"):
     """The prompt is computed. `digest` is that of the adapter in use, None for the base model.
 
-    `system_fingerprint` is that of the engine, as in its `EngineInfo`. `queue_s` are the seconds from receipt to the first step,
-    `prefill_s` those from there to the first token. Of `queue_s`, the first `grammar_s` were spent waiting for the grammar, and then
-    `adapter_s` for the adapter. `causes`: of these waits.
+    `system_fingerprint` is that of the engine, as in its `EngineInfo`. `queue_s` are the seconds from receipt to the first
+    step, `prefill_s` those from there to the first token. Of `queue_s`, the first `grammar_s` were spent waiting for the
+    grammar, and then `adapter_s` for the adapter. `causes`: of these waits.
     """
 
     request_id: str
@@ -173,9 +173,9 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
 class Scored(msgspec.Struct, frozen=True, tag="scored"):
     """What a choice scores, in nats; it comes before the first `Delta` or, without one, before `Finished`.
 
-    `prompt`: the tokens of the prompt from the second on, None unless they are asked for. `token_ids`: by position in the prompt
-    or its continuation, the log-probabilities of the given tokens in their order; of a continuation, the token that follows and,
-    at its end, `ending_ids`.
+    `prompt`: the tokens of the prompt from the second on, None unless they are asked for. `token_ids`: by position in the
+    prompt or its continuation, the log-probabilities of the given tokens in their order; of a continuation, the token that
+    follows and, at its end, `ending_ids`.
     """
 
     request_id: str

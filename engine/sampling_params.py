@@ -6,8 +6,6 @@ from loraplex.engine.errors import InvalidRequest
 
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 128
-MAX_CONTINUATIONS = 128
-"""Scored choices of one request."""
 MAX_SCORED_TOKENS = 1 << 20
 """Given tokens that one request may score."""
 SCORE_SLICE_BYTES = 64 << 20
@@ -47,8 +45,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         """Raise `InvalidRequest` naming the first field out of bounds. `scores`: whether the request scores tokens."""
         _require(scores or 1 <= self.max_tokens, "max_tokens", "must be at least 1")
         _require(0 <= self.max_tokens, "max_tokens", "must be at least 0")
-        choices = MAX_CHOICES if self.max_tokens else MAX_CONTINUATIONS
-        _require(1 <= self.n <= choices, "n", "must lie in 1..{}", choices)
+        _require(1 <= self.n <= MAX_CHOICES, "n", "must lie in 1..{}", MAX_CHOICES)
         _in_range("temperature", self.temperature, 0.0, 2.0)
         _in_range("top_p", self.top_p, 0.0, 1.0)
         _require(self.top_p > 0.0, "top_p", "must be above 0")

@@ -80,8 +80,8 @@ class BatchRows:
 
     Tokens of a response decode, each on its own, unless there are many; every other row is a chunk. So the path of a token
     depends neither on the prefix cache nor on the step's other rows, nor on whether a grammar forced the token together
-    with others: K and V of all are written before any of them attends. `scored`: (place, sequence, position) of each token whose
-    successor is scored.
+    with others: K and V of all are written before any of them attends. `scored`: (place, sequence, position) of each token
+    whose successor is scored.
     """
 
     def __init__(

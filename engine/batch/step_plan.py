@@ -29,7 +29,8 @@ class PlannedRow:
     """One sequence's part of a step: `token_ids` at positions `start ... start + len - 1`, all covered by `block_table`.
 
     `samples`: the row's last token is the sequence's last, so that its logits choose the next token. A row of one token may
-    hold `UNKNOWN_TOKEN`. `scores`: positions in it whose next token is scored. A row whose `epoch` is not the sequence's any more is dropped.
+    hold `UNKNOWN_TOKEN`. `scores`: positions in it whose next token is scored. A row whose `epoch` is not the sequence's any
+    more is dropped.
     """
 
     sequence: Sequence
@@ -99,8 +100,9 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The runner's result for a row that samples or scores. `token_id` is `NO_TOKEN` if it only scores. `finite` false: the row's logits held NaN or infinity.
+    """The runner's result for a row that samples or scores. `token_id` is `NO_TOKEN` if it only scores.
 
+    `finite` false: the row's logits held NaN or infinity.
     `nothing_allowed`: the model is not at fault; the request's grammar and other constraints left no token. `error`: the
     row has no mask and will get none. In all these cases `finite` is false and there is no token.
     """

@@ -241,7 +241,7 @@ def test_rows_that_score_are_cancelled_and_charged_like_others(engine: Callable[
         ("scores", {"token_ids": {0: [128]}}),
         ("scores", {"continuations": [[]]}),
         ("n", {"continuations": [[3], [4]]}),
-        ("n", {"n": sampling_params.MAX_CONTINUATIONS + 1}),
+        ("n", {"n": sampling_params.MAX_CHOICES + 1}),
     ],
 )
 def test_refusals_name_the_field(engine: Callable[..., Harness], field: str, changes: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from loraplex.engine.kernels.prefill_chunks import PrefillChunks
 
 TILE_ROWS = 32
-"""Queries of a tile. More of them waste work where a chunk begins behind a cached prefix; with fewer, long prompts slow down."""
+"""Queries of a tile. More waste work where a chunk begins behind a cached prefix; with fewer, long prompts slow down."""
 
 
 def decode_attention(
