@@ -16,8 +16,6 @@ class BaseLinear(Protocol):
 
     inputs: int
     outputs: int
-    is_batch_invariant: bool
-    """Whether a row's sums run in one order at every number of rows."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 

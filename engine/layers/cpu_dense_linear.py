@@ -16,8 +16,6 @@ def is_faster_than_torch() -> bool:
 class BFloat16Linear:
     """y = x W^T + b. A row's result is bitwise independent of the other rows."""
 
-    is_batch_invariant = True
-
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.outputs, self.inputs = weight.shape
         self._weight = lay_out(weight, bias)

@@ -12,8 +12,6 @@ from loraplex.engine.quantization.quantized_weight import QuantizedWeight
 class IntegerLinear:
     """y = x W^T + b for bfloat16 and float16. A row's result is bitwise independent of the other rows."""
 
-    is_batch_invariant = True
-
     def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> None:
         self.outputs, self.inputs = weight.shape
         self._weight = lay_out(weight, bias)

@@ -18,8 +18,6 @@ _LONGEST_SINGLE_SUM = 1024
 class Linear:
     """y = x W^T + b with W [outputs, inputs]."""
 
-    is_batch_invariant = False
-
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.outputs, self.inputs = weight.shape
         self._bias = bias

@@ -18,8 +18,6 @@ ROWS = 64
 class FixedRowsLinear:
     """The same as `base`, in products of `ROWS` rows, padded with zeros."""
 
-    is_batch_invariant = True
-
     def __init__(self, base: BaseLinear) -> None:
         self.inputs, self.outputs = base.inputs, base.outputs
         self._base = base

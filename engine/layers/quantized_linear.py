@@ -11,8 +11,6 @@ from loraplex.engine.quantization.quantized_weight import QuantizedWeight
 class QuantizedLinear:
     """y = x W^T + b with W in integers and scales. A row's result does not depend on the other rows."""
 
-    is_batch_invariant = False
-
     def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> None:
         self.outputs, self.inputs = weight.shape
         self._weight = weight

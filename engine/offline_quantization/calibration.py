@@ -33,7 +33,6 @@ class _Watched:
 
     def __init__(self, name: str, base: BaseLinear, moments: InputMoments) -> None:
         self.inputs, self.outputs = base.inputs, base.outputs
-        self.is_batch_invariant = base.is_batch_invariant
         self._name = name
         self._base = base
         self._moments = moments

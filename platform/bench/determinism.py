@@ -6,8 +6,8 @@ circumstance, and compares token ids and the bits of their log-probabilities.
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import msgspec
@@ -62,10 +62,9 @@ class _Requests:
     config: EngineConfig
     adapters: int
 
-    @contextmanager
     def engine(
         self, num_blocks: int = 0, max_tokens: int | None = None, cached: bool = False
-    ) -> Iterator[Engine]:
+    ) -> "closing[Engine]":
         job = self.job
         config = dataclasses.replace(
             self.config,
@@ -74,11 +73,7 @@ class _Requests:
         )
         ample = 2 * job.rows * ((job.input_len + job.output_len) // BLOCK_SIZE + 1)
         model = dataclasses.replace(self.model, num_blocks=num_blocks or ample)
-        engine = Engine(model, config, RandomAdapterSource(self.model, job.rank))
-        try:
-            yield engine
-        finally:
-            engine.close()
+        return closing(Engine(model, config, RandomAdapterSource(self.model, job.rank)))
 
     def request(self, row: int, prompt: list[int], max_tokens: int, name: str = "") -> EngineRequest:
         digest = f"{row % max(1, self.adapters) + 1:08x}" * 8
@@ -92,24 +87,16 @@ class _Requests:
 
     def run(self, axis: str, turns: list[EngineRequest], requests: list[EngineRequest]) -> Responses:
         """Run all requests in the circumstance of an axis. Raises `BenchFailed` if it did not occur."""
-        if axis == "company":
-            with self.engine() as engine:
-                return run_at_once(engine, requests)
-        if axis == "cuts":
-            with self.engine(max_tokens=CUT_TOKENS) as engine:
-                return run_each(engine, requests)
-        if axis == "preemptions":
-            # As many as hold the prompts of half the rows, but not their responses.
-            half = self.job.rows // 2
-            with self.engine(half * -(-self.job.input_len // BLOCK_SIZE) + half - 1) as engine:
-                found = run_at_once(engine, requests)
-                occurred = engine.stats().preemptions
-        else:
-            with self.engine(cached=True) as engine:
+        # As many blocks as hold the prompts of half the rows, but not their responses.
+        half = self.job.rows // 2
+        few = half * -(-self.job.input_len // BLOCK_SIZE) + half - 1 if axis == "preemptions" else 0
+        cached, cut = axis in ("hits", "turns"), CUT_TOKENS if axis == "cuts" else None
+        with self.engine(few, cut, cached) as engine:
+            if cached:
                 run_each(engine, turns if axis == "turns" else self._beginnings(requests))
-                found = run_each(engine, requests)
-                occurred = engine.stats().prefix_cache_hits
-        if not occurred:
+            run = run_at_once if axis in ("company", "preemptions") else run_each
+            found, stats = run(engine, requests), engine.stats()
+        if (cached and not stats.prefix_cache_hits) or (few and not stats.preemptions):
             raise BenchFailed(f"no row met {axis}; give more --rows, --input-len or --output-len")
         return found
 
@@ -153,7 +140,8 @@ def _measure_axes(report: Report, of: _Requests) -> None:
         prompts = [turn.prompt_token_ids + [token for token, _ in said[turn.request_id]] for turn in turns]
         requests = [of.request(row, prompt, job.output_len) for row, prompt in enumerate(prompts)]
         alone = run_each(engine, requests)
-    shape = {name: value for name, value in msgspec.structs.asdict(job).items() if name != "model"}
+    shape = msgspec.structs.asdict(job)
+    del shape["model"]
     for axis in AXES:
         figure = compare(alone, of.run(axis, turns, requests))
         name = f"{mode}, {f'{of.adapters} adapters' if of.adapters else 'base'}: {axis}"
