@@ -60,8 +60,8 @@ class RequestStats:
         return max(self._generated.values(), default=0)
 
     def prompt_usage(self, prompt: int) -> tuple[int, int]:
-        """Return (tokens, those of them in the prefix cache) of one prompt, as far as the engine has reported it."""
-        return self._prompts.get(prompt, (0, 0))
+        """Return (tokens of one prompt, those of them in the prefix cache); none of these before the engine has begun it."""
+        return self.prompt_lengths[prompt], self._prompts.get(prompt, (0, 0))[1]
 
     def see(self, prompt: int, event: Event) -> None:
         """Count an event of the engine request for `prompt`.

@@ -55,8 +55,13 @@ class ExtendedChunks:
         self._sent: list[int | None] = [None] * generation.choices
 
     def opening(self) -> bytes:
-        events = self._counted(self._chunks.opening(), 0, 0)
-        if not (self._with_ids and self._chat):
+        events = self._chunks.opening()
+        if not self._chat:
+            # One event for each choice, or none.
+            each = events.split(_END)[:-1]
+            return b"".join(self._extended(choice, event + _END) for choice, event in enumerate(each))
+        events = self._counted(events, 0, 0)
+        if not self._with_ids:
             return events
         return _inserted(events, events.index(_END) - 1, "prompt_token_ids", self._generation.prompts[0])
 

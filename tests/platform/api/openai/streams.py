@@ -21,6 +21,8 @@ STREAMS: Final[Mapping[str, tuple[FakeScript, str, dict[str, Any]]]] = {
     "calls": (_CALLS, CHAT, {**_MESSAGES, **_USAGE, "tools": [WEATHER], "n": 2}),
     "calls-logprobs": (_CALLS, CHAT, {**_MESSAGES, "tools": [WEATHER], "logprobs": True}),
     "completions": (_TEXTS, COMPLETIONS, {**_PROMPT, **_USAGE, "n": 2}),
+    "completions-echo": (_TEXTS, COMPLETIONS, {**_PROMPT, **_USAGE, "prompt": ["a", "b c d"], "echo": True}),
+    "completions-echo-logprobs": (_TEXTS, COMPLETIONS, {**_PROMPT, "n": 2, "echo": True, "logprobs": 2}),
     "completions-logprobs": (_TEXTS, COMPLETIONS, {**_PROMPT, "logprobs": 2}),
     "completions-regex": (_TEXTS, COMPLETIONS, {**_PROMPT, "structured_outputs": {"regex": ".*"}}),
 }
