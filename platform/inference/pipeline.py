@@ -6,7 +6,7 @@ Invariant: the model is resolved, every size checked and the request provisional
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from uuid import UUID, uuid4
@@ -173,20 +173,21 @@ class InferencePipeline:
             await self._report(context, model, context.unknown)
         values = values.with_defaults(model.defaults)
         prompts = await self.prompt_ids(values, model, context.caller.tenant_id)
-        self._check_scores(values, prompts)
-        most = await self._most_tokens(context, values, prompts, model)
-        is_unchanged = partial(self._is_unchanged, context, values, prompts, model, most)
-        prepared, headers = self._prepared(values, prompts, most), dict(context.headers)
+        choices = self._checked_scores(values, prompts)
+        most_tokens = partial(self._most_tokens, context, values, prompts, choices, model)
+        most = await most_tokens()
+        is_unchanged = partial(self._is_unchanged, context, values, model, most_tokens, most)
+        prepared, headers = self._prepared(values, prompts, choices, most), dict(context.headers)
         try:
             pending = await self._admission.admit(context, model, prepared.sizes, is_unchanged)
         except QuotaExhausted:
             # Less than the default is left of a day or a month: then the answer may have what is left.
-            left = await self._most_tokens(context, values, prompts, model, unused=True)
+            left = await most_tokens(unused=True)
             if left == most:
                 raise
             context.headers.clear()
             context.headers.update(headers)
-            prepared = self._prepared(values, prompts, left)
+            prepared = self._prepared(values, prompts, choices, left)
             pending = await self._admission.admit(context, model, prepared.sizes, is_unchanged)
         try:
             requests, output = await self._engine_requests(context, prepared, model, constraints, arrival)
@@ -222,8 +223,8 @@ class InferencePipeline:
         self,
         context: RequestContext,
         values: GenerationBody,
-        prompts: list[list[int]],
         model: ResolvedModel,
+        most_tokens: Callable[[], Awaitable[int]],
         most: int,
     ) -> bool:
         """Return whether the request has this model and this maximum under the caller's present policy."""
@@ -231,7 +232,7 @@ class InferencePipeline:
             is_same = await self._resolve(context, values) == model
         except ModelNotFound:
             return False
-        return is_same and await self._most_tokens(context, values, prompts, model) == most
+        return is_same and await most_tokens() == most
 
     async def prompt_ids(
         self, values: PromptRequest, model: ResolvedModel, tenant_id: UUID
@@ -370,6 +371,7 @@ class InferencePipeline:
         context: RequestContext,
         values: GenerationBody,
         prompts: list[list[int]],
+        choices: ScoredChoices | None,
         model: ResolvedModel,
         *,
         unused: bool = False,
@@ -383,7 +385,7 @@ class InferencePipeline:
         if values.requested_tokens is not None:
             return values.requested_tokens
         config = self._dependencies.config
-        tokens = _prompt_tokens(prompts, self._choices(values))
+        tokens = _prompt_tokens(prompts, choices)
         allowance = await self._admission.allowance(context, model, tokens, unused=unused)
         wanted = values.max_tokens
         if wanted is None:
@@ -396,7 +398,9 @@ class InferencePipeline:
         fits = min(bound for bound in bounds if bound is not None) // (len(prompts) * values.n)
         return max(1, fits if wanted is None else min(fits, max(wanted, values.min_tokens)))
 
-    def _prepared(self, values: GenerationBody, prompts: list[list[int]], most: int) -> _PreparedRequest:
+    def _prepared(
+        self, values: GenerationBody, prompts: list[list[int]], choices: ScoredChoices | None, most: int
+    ) -> _PreparedRequest:
         """Return the request with the sampling of every prompt, checked against the context length and the vocabulary.
 
         `most`: tokens per choice.
@@ -408,32 +412,28 @@ class InferencePipeline:
         samplings = [SamplingParams(max_tokens=budget, **fields) for budget in budgets]
         for sampling in samplings:
             sampling.validate(self._dependencies.engine.info().vocab_size, scores=True)
-        return _PreparedRequest(values, prompts, samplings, self._choices(values))
+        return _PreparedRequest(values, prompts, samplings, choices)
 
-    def _choices(self, values: GenerationBody) -> ScoredChoices | None:
-        dependencies = self._dependencies
-        ending_ids = dependencies.engine.info().eos_token_ids
-        return scored_choices(
-            values, dependencies.prompts.continuation_ids, dependencies.token_text, ending_ids
-        )
-
-    def _check_scores(self, values: GenerationBody, prompts: list[list[int]]) -> None:
-        """Check how much a response repeats of its prompts, and that the longest choice fits behind the longest prompt."""
-        top, choices, longest = values.scored_alternatives, self._choices(values), max(map(len, prompts))
+    def _checked_scores(self, values: GenerationBody, prompts: list[list[int]]) -> ScoredChoices | None:
+        """Return the choices to score. Checks how much a response repeats of its prompts, and that choices fit behind the longest."""
+        dependencies, top = self._dependencies, values.scored_alternatives
         copies = int(top is not None)
         if isinstance(values, CompletionRequest) and (values.echo or copies):
             copies = values.n
-        entries, limit = (
-            sum(map(len, prompts)) * copies * (1 + (top or 0)),
-            self._dependencies.config.max_logprobs,
-        )
+        entries = sum(map(len, prompts)) * copies * (1 + (top or 0))
+        limit = dependencies.config.max_logprobs
         if entries > limit:
             raise InvalidParameter(
                 f"prompt tokens x `n` x log-probabilities per token is {entries}, but must be at most {limit}.",
                 param=_prompt_name(values),
             )
+        ending_ids = dependencies.engine.info().eos_token_ids
+        choices = scored_choices(
+            values, dependencies.prompts.continuation_ids, dependencies.token_text, ending_ids
+        )
         if choices is not None:
-            self._left(values, longest + max(map(len, choices.scores.continuations)))
+            self._left(values, max(map(len, prompts)) + max(map(len, choices.scores.continuations)))
+        return choices
 
     def _prompt_output(self, values: GenerationBody, prompts: list[list[int]]) -> PromptOutput:
         if not isinstance(values, CompletionRequest) or not values.echo:
