@@ -166,7 +166,7 @@ class PromptRenderer:
                 tokenize=False,
                 **{"add_generation_prompt": True, **options},
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
             if "continue_final_message" in options and isinstance(error, ValueError):
                 # The text of transformers quotes the conversation.
                 message = "The chat template changes the last message, so that it cannot be continued."

@@ -77,6 +77,14 @@ def test_a_template_that_changes_the_last_message_cannot_continue_it(tokenizer_w
     assert refused.value.param == "continue_final_message" and "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize("template", ["{{ 1 / budget }}", "{{ range(1000000 - budget) }}"])
+def test_a_value_that_the_template_cannot_compute_is_refused(
+    tokenizer_with_template: Any, template: str
+) -> None:
+    with pytest.raises(InvalidParameter, match="chat template refuses"):
+        PromptRenderer(tokenizer_with_template(template)).chat_ids([USER], {"budget": 0})
+
+
 def test_raw_prompts_and_their_text(thinks: PromptRenderer) -> None:
     for text in ("a b", "é <|im_end|>", *SPECIAL):
         assert thinks.text_of(thinks.text_ids(text, special=False)) == text
