@@ -33,7 +33,13 @@ MODULE: Final = "tests.benchmarks.bodies"
 AT_MOST: Final = 1.05
 HEAD: Final = ResponseHead("chatcmpl-0", 1_700_000_000, "demo/base")
 USAGE: Final = Usage(prompt_tokens=5, cached_tokens=0, completion_tokens=1)
-STATS: Final = SimpleNamespace(prompt_tokens=5, completion_tokens=1, cached_tokens=0)
+STATS: Final = SimpleNamespace(
+    prompt_tokens=5, completion_tokens=1, cached_tokens=0, system_fingerprint="fp_0"
+)
+UNSCORED: Final[Any] = {
+    "prompt_output": SimpleNamespace(prompt_logprobs=None),
+    "probabilities": lambda choice: None,
+}
 TEXT_OF: Final[Any] = {
     1: (" text", b" text"),
     **{token: (f" t{token}", b" t") for token in range(2, 7)},
@@ -175,7 +181,7 @@ def _whole(deltas: Sequence[Delta]) -> None:
 
     async def respond() -> None:
         # `asyncio.run` writes out what its task returns, so it returns nothing.
-        generation: Any = SimpleNamespace(choices=1, stats=STATS, output=None, events=events)
+        generation: Any = SimpleNamespace(choices=1, stats=STATS, output=None, events=events, **UNSCORED)
         json_response(await collect_chat(HEAD, generation, TEXT_OF))
 
     asyncio.run(respond())
