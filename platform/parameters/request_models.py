@@ -209,18 +209,12 @@ class GenerationRequest(ModelRequest):
             raise InvalidParameter(
                 "`max_tokens` and `max_completion_tokens` differ; give one.", param="max_completion_tokens"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_scores(self) -> Self:
         structure = self.structured_outputs
-        wanted = {
-            "prompt_logprobs": self.prompt_logprobs is not None,
-            "structured_outputs.probabilities": structure is not None and structure.probabilities,
-        }
-        for name, is_given in wanted.items():
-            if is_given and self.stream:
-                raise InvalidParameter(f"`{name}` needs `stream` to be false.", param=name)
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidParameter("`prompt_logprobs` needs `stream` to be false.", param="prompt_logprobs")
+        if self.stream and structure is not None and structure.probabilities:
+            name = "structured_outputs.probabilities"
+            raise InvalidParameter(f"`{name}` needs `stream` to be false.", param=name)
         return self
 
 

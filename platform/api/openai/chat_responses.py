@@ -154,16 +154,15 @@ async def collect_chat(head: ResponseHead, generation: Generation, text_of: Text
     scored: Scored | None = None
     async for index, event in generation.events():
         choice = choices[index]
-        if isinstance(event, Finished):
+        if isinstance(event, Delta):
+            choice.texts.append(event.text)
+            if event.logprobs is not None:
+                choice.logprobs = choice.logprobs or []
+                choice.logprobs += chat_entries(event.logprobs, text_of)
+        elif isinstance(event, Finished):
             choice.finished = event
-            continue
-        if isinstance(event, Scored):
+        else:
             scored = event
-            continue
-        choice.texts.append(event.text)
-        if event.logprobs is not None:
-            choice.logprobs = choice.logprobs or []
-            choice.logprobs += chat_entries(event.logprobs, text_of)
     return ChatCompletion(
         id=head.id,
         object="chat.completion",

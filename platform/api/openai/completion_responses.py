@@ -108,17 +108,16 @@ async def collect_completion(head: ResponseHead, generation: Generation, text_of
     scored: list[Scored | None] = [None] * generation.choices
     with_logprobs = False
     async for choice, event in generation.events():
-        if isinstance(event, Finished):
+        if isinstance(event, Delta):
+            texts[choice].append(event.text)
+            if event.logprobs is not None:
+                with_logprobs = True
+                logprobs[choice].add(event.logprobs)
+        elif isinstance(event, Finished):
             finished[choice] = event
-            continue
-        if isinstance(event, Scored):
+        else:
             scored[choice] = event
             with_logprobs |= _add_prompt(logprobs[choice], generation, choice, event)
-            continue
-        texts[choice].append(event.text)
-        if event.logprobs is not None:
-            with_logprobs = True
-            logprobs[choice].add(event.logprobs)
     choices = [
         CompletionChoice(
             index=choice,
