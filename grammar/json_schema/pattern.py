@@ -95,7 +95,7 @@ class _Reader:
 
     @property
     def may_regain_null(self) -> bool:
-        """Whether an alternative may give U+0000 back to a class that has lost it, since the library joins them."""
+        """Whether an alternative may give U+0000 to one that has U+0001 without it, since the library joins them."""
         return self._has_null and self._lost_null
 
     def peek(self) -> str:
@@ -183,6 +183,7 @@ class _Reader:
         else:
             literal, source = character, _code(character)
         self._has_null |= literal == "\0"
+        self._lost_null |= literal == "\x01"
         repeated = self.quantifier()
         made.source += source + repeated
         made.is_literal = made.is_literal and literal is not None and not repeated
