@@ -5,19 +5,17 @@ escape its schema. Invariant: a schema that may spell characters so leaves no un
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 _CONTROL: Final = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 """What JSON spells only as `\\uXXXX` (llguidance also U+007F). `\\b`, `\\t`, `\\n`, `\\f` and `\\r` have a short escape."""
 _NEGATED: Final = re.compile(r"\[\^[^\]]*\]")
+_C0: Final = r"\\u\{1?[0-9A-F]\}"
+_CLASS: Final = re.compile(rf"\[(?!\[?(?:{_C0}-{_C0}|{_C0}|\\u\{{7F\}})+\])(?:\[[^\]]*\]|[^\[\]])*\]")
+"""A class, unless it has control characters only."""
 _SPACES_OR_ANY: Final = re.compile(r"\\u\{9\}-\\u\{D\}|\\u\{0\}-\\u\{10FFFF\}")
 _CONTROL_IN_PATTERN: Final = re.compile(r"\\u\{(?:[0-7BEF]|1[0-9A-F]|7F)\}")
-_ANY_TEXT: Final = "(?s:.)*"
-_COUNTED: Final = frozenset(("maxProperties", "minProperties", "patternProperties"))
-_LONGEST_NAME: Final = 64
-_MOST_CHARACTERS: Final = 4_096
-"""Bounds of a pattern of undeclared names: it nests as deep as a name is long."""
 
 
 def has_control(value: Any) -> bool:
@@ -29,18 +27,16 @@ def has_control(value: Any) -> bool:
     return isinstance(value, list) and any(map(has_control, value))
 
 
-def needs_escapes(schema: Any) -> bool:
-    """Return whether a value of `const` or `enum`, or a translated pattern, names a control character."""
-    return lists_control(schema) or any(
-        _CONTROL_IN_PATTERN.search(_SPACES_OR_ANY.sub("", _NEGATED.sub("", pattern)))
+def names_control(schema: Any) -> bool:
+    """Return whether a value of `const` or `enum`, or a translated pattern, has what can only be written with escapes.
+
+    A class of a pattern that has other characters too may do without them.
+    """
+    return any(
+        any(has_control(node[key]) for key in ("const", "enum") if key in node)
+        or _CONTROL_IN_PATTERN.search(_CLASS.sub("", node.get("pattern", "")))
         for node in _nodes(schema)
-        if (pattern := node.get("pattern"))
     )
-
-
-def lists_control(schema: Any) -> bool:
-    """Return whether a value of `const` or `enum` has a control character: without escapes it cannot be written."""
-    return any(has_control(node[key]) for node in _nodes(schema) for key in ("const", "enum") if key in node)
 
 
 def has_escapes(schema: Any) -> bool:
@@ -49,12 +45,13 @@ def has_escapes(schema: Any) -> bool:
     Where nothing names a control character, a pattern that only forbids some characters rules them out: it would allow
     `\\u0019` and not `\\u2019`, so a model that begins to write the second one would end with the first.
     """
-    if lists_control(schema):
+    if names_control(schema):
         return True
     nodes = list(_nodes(schema))
-    if not all(map(is_closed, nodes)):
-        return False
-    return needs_escapes(schema) or not any("pattern" in node and _is_open(node["pattern"]) for node in nodes)
+    patterns = [node["pattern"] for node in nodes if "pattern" in node]
+    return all(map(is_closed, nodes)) and (
+        any(map(_admits_control, patterns)) or not any(map(_is_open, patterns))
+    )
 
 
 def is_closed(node: dict[str, Any]) -> bool:
@@ -64,47 +61,15 @@ def is_closed(node: dict[str, Any]) -> bool:
         return True
     if node.get("additionalProperties") is not False:
         return False
-    return not patterns or not any(map(has_control, declared)) or list(patterns) == [_undeclared(declared)]
-
-
-def close(node: dict[str, Any]) -> bool:
-    """Make the undeclared names of an open object the names of a pattern, which the library reads unescaped.
-
-    Returns False where that is not exact: beside other patterns, or where the library counts undeclared names.
-    """
-    declared = _declared(node)
-    pattern, rest = _undeclared(declared), node.get("additionalProperties", True)
-    if pattern is None or not _COUNTED.isdisjoint(node):
-        return False
-    node["properties"] = {name: node.get("properties", {}).get(name, rest) for name in declared}
-    node |= {"patternProperties": {pattern: rest}, "additionalProperties": False}
-    return True
-
-
-def _undeclared(declared: Collection[str]) -> str | None:
-    """Return the pattern, in Rust's syntax, of all names but these; None if it would nest or grow too far."""
-    if max(map(len, declared), default=0) > _LONGEST_NAME or sum(map(len, declared)) > _MOST_CHARACTERS:
-        return None
-    return f"^{_none_of(declared)}$"
-
-
-def _none_of(texts: Collection[str]) -> str:
-    rests: dict[str, list[str]] = {}
-    for text in texts:
-        if text:
-            rests.setdefault(text[0], []).append(text[1:])
-    codes = {first: f"\\u{{{ord(first):X}}}" for first in sorted(rests)}
-    # The reason for U+0000 is in `json_schema/pattern.py`.
-    null = r"\u{0}" if {'"', "\\"} & codes.keys() else ""
-    other = f"[^{''.join(codes.values())}{null}]" if codes else "(?s:.)"
-    branches = [] if "" in texts else [""]
-    branches.append(other + _ANY_TEXT)
-    branches += [f"{code}{_none_of(rests[first])}" for first, code in codes.items()]
-    return f"(?:{'|'.join(branches)})"
+    return not patterns or not any(map(has_control, declared))
 
 
 def _declared(node: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys((*node.get("properties", ()), *node.get("required", ()))))
+
+
+def _admits_control(pattern: str) -> bool:
+    return _CONTROL_IN_PATTERN.search(_SPACES_OR_ANY.sub("", _NEGATED.sub("", pattern))) is not None
 
 
 def _is_open(pattern: str) -> bool:

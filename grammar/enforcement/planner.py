@@ -17,7 +17,7 @@ from loraplex.grammar.errors import (
     GrammarRefused,
     SchemaNotEnforceable,
 )
-from loraplex.grammar.json_escapes import lists_control, needs_escapes
+from loraplex.grammar.json_escapes import names_control
 from loraplex.grammar.json_schema.bounds import check_bounds, check_keywords
 from loraplex.grammar.json_schema.cycles import recursive_groups
 from loraplex.grammar.json_schema.dialect import to_newest
@@ -113,11 +113,8 @@ def _each(references: References, param: str, limits: SchemaLimits) -> Iterator[
         whole = backend == PREFERENCE[0]
         nodes = 4 * limits.max_nodes
         relaxed = relax(rewriter, groups, backend, param=param, max_nodes=nodes, whole=whole)
-        if whole and needs_escapes(relaxed.schema):
-            spelled = relax(rewriter, groups, backend, param=param, max_nodes=nodes, escapes=True)
-            # A pattern may do without its control characters, a value may not.
-            if lists_control(relaxed.schema) or spelled.unenforced == relaxed.unenforced:
-                relaxed = spelled
+        if whole and names_control(relaxed.schema):
+            relaxed = relax(rewriter, groups, backend, param=param, max_nodes=nodes, escapes=True)
         yield backend, _inhabited(relaxed, backend, param) if whole or not relaxed.unenforced else relaxed
 
 

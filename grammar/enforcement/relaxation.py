@@ -13,7 +13,7 @@ from loraplex.grammar.enforcement.enforcement_plan import UnenforcedKeyword
 from loraplex.grammar.enforcement.keywords import KEYWORDS, Site, is_exact, is_writable
 from loraplex.grammar.enforcement.rewrite import Rewriter, Rewritten
 from loraplex.grammar.errors import GrammarTooLarge
-from loraplex.grammar.json_escapes import close, is_closed
+from loraplex.grammar.json_escapes import is_closed
 from loraplex.grammar.json_schema.pattern import translate
 from loraplex.grammar.json_schema.references import Target
 from loraplex.grammar.json_schema.satisfiable import contradicts_itself
@@ -47,7 +47,7 @@ def relax(
 ) -> Relaxed:
     """Relax the rewriter's schema for `backend`; `groups` are those of `recursive_groups`.
 
-    With `escapes` no undeclared name may be the alias of a declared one (`json_escapes.py`).
+    With `escapes` an object whose undeclared names may be aliases of declared ones is unenforced (`json_escapes.py`).
 
     Without `whole` the work stops at the first unenforced keyword: `unenforced` is then incomplete and the schema
     unusable.
@@ -129,7 +129,7 @@ class _Relaxation:
                 self._soften(node, keyword)
             else:
                 self._keep(node, keyword)
-        if self._escapes and not is_closed(node.own) and (node.merged or not close(node.own)):
+        if self._escapes and not is_closed(node.own):
             pointer = f"{node.place.pointer}/additionalProperties"
             self._unenforced[UnenforcedKeyword("additionalProperties", pointer)] = None
         return self._joined(node)

@@ -65,7 +65,8 @@ def lift_required(node: dict[str, Any]) -> dict[str, Any]:
         name: {key: value for key, value in member.items() if key != "required"} if name in flags else member
         for name, member in members.items()
     }
-    wanted = [*names, *(name for name, is_required in flags.items() if is_required and name not in names)]
+    known = {name for name in names if isinstance(name, str)}
+    wanted = [*names, *(name for name, is_required in flags.items() if is_required and name not in known)]
     return {**node, "properties": lifted, **({"required": wanted} if wanted else {})}
 
 
