@@ -18,9 +18,11 @@ async def test_the_answer_names_what_to_use_instead(start_gateway: Any) -> None:
             for method, path in (("POST", name), ("GET", f"{name}/"), ("POST", f"{name}/x_1/y")):
                 response = await client.request(method, path)
                 assert response.status_code == 404, path
+                # A slash at the end of a path of `/v1` is taken off before its route is looked up.
+                told = path.rstrip("/") if path.startswith("/v1/") else path
                 assert response.json() == {
                     "error": {
-                        "message": f"{method} {path}: not found; {instead}",
+                        "message": f"{method} {told}: not found; {instead}",
                         "type": "invalid_request_error",
                         "param": None,
                         "code": "not_found",
