@@ -26,7 +26,7 @@ class MatchBudget:
     """The expressions and the seconds that are left for one adapter."""
 
     def __init__(self) -> None:
-        self._left_s = BUDGET_S
+        self.left_s = BUDGET_S
         self._expressions = MAX_EXPRESSIONS
 
     def compile(self, field: str, source: str, frame: str = "{}") -> "Expression":
@@ -36,24 +36,12 @@ class MatchBudget:
             raise PeftConfigRejected(field, f"at most {MAX_EXPRESSIONS} regular expressions are allowed")
         return Expression(self, field, source, frame)
 
-    def matches(self, expression: "Expression", name: str) -> "regex.Match[str] | None":
-        started = time.monotonic()
-        try:
-            found = expression.search(name, max(self._left_s, 1e-6))
-        except TimeoutError as error:
-            raise PeftConfigRejected(
-                expression.field,
-                f"the regular expression {shown(expression.source)} takes more than {BUDGET_S:g} s to match",
-            ) from error
-        self._left_s -= time.monotonic() - started
-        return found
-
 
 class Expression:
     """One expression. Without a frame it must match the whole name; PEFT's frames anchor what they need themselves."""
 
     def __init__(self, budget: MatchBudget, field: str, source: str, frame: str) -> None:
-        self._budget, self.field, self.source = budget, field, source
+        self._budget, self._field, self.source = budget, field, source
         _require_common_syntax(field, source)
         text = frame.format(source)
         try:
@@ -68,13 +56,18 @@ class Expression:
             ) from error
         self._search = compiled.fullmatch if frame == "{}" else compiled.match
 
-    def search(self, name: str, timeout_s: float) -> "regex.Match[str] | None":
-        """Raises `TimeoutError`."""
-        found: regex.Match[str] | None = self._search(name, timeout=timeout_s)
-        return found
-
     def match(self, name: str) -> "regex.Match[str] | None":
-        return self._budget.matches(self, name)
+        """Raises `PeftConfigRejected` when the budget ends."""
+        started = time.monotonic()
+        try:
+            found: regex.Match[str] | None = self._search(name, timeout=max(self._budget.left_s, 1e-6))
+        except TimeoutError as error:
+            raise PeftConfigRejected(
+                self._field,
+                f"the regular expression {shown(self.source)} takes more than {BUDGET_S:g} s to match",
+            ) from error
+        self._budget.left_s -= time.monotonic() - started
+        return found
 
 
 def _require_common_syntax(field: str, source: str) -> None:

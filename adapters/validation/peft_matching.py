@@ -9,28 +9,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from loraplex.adapters.target_modules import AdaptableModule
+from loraplex.adapters.target_modules import ATTENTION, AdaptableModule
 from loraplex.adapters.validation.expressions import Expression, MatchBudget
 from loraplex.adapters.validation.peft_config import PeftConfig
 
-_WORDS: Final = frozenset(
-    [
-        "language_model",
-        "model",
-        "layers",
-        "self_attn",
-        "mlp",
-        "embed_tokens",
-        "lm_head",
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-    ]
-)
+_PROJECTIONS: Final = ATTENTION | {"gate_proj", "up_proj", "down_proj"}
+_PARENTS: Final = frozenset({"language_model", "model", "layers", "self_attn", "mlp"})
+_WORDS: Final = _PROJECTIONS | _PARENTS | {"embed_tokens", "lm_head"}
 _Value = TypeVar("_Value", int, float)
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_]+")
 _ANY_LAYERS: Final = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")
