@@ -61,7 +61,7 @@ class PeftAdapterSource:
 
     def _load_modules(self, folder: Path, digest: str) -> dict[str, LoraModule]:
         config = read_regular(folder / CONFIG_FILE, max_bytes=self._limits.max_config_bytes)
-        manifest = parse_manifest(config, self._limits, stored=True)
+        manifest = parse_manifest(config, self._limits)
         with open_regular(folder / WEIGHTS_FILE, max_bytes=self._limits.max_weights_bytes) as weights:
             self._require_digest(digest, config, weights)
             header = read_header(weights, self._limits)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from loraplex.adapters.errors import TensorsRejected
+from loraplex.adapters.errors import PeftConfigRejected, TensorsRejected
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.report import Check, ValidationReport
 from loraplex.adapters.storage.safe_files import OpenFile
@@ -76,10 +76,16 @@ def match_tensors(
     modules: Mapping[str, AdaptableModule],
     checklist: Checklist,
 ) -> MatchedAdapter:
-    """Run every check of an uploaded adapter that needs no tensor value. Raises `TensorsRejected`, `PeftConfigRejected`."""
+    """Run every check of an uploaded adapter that needs no tensor value. Raises `TensorsRejected`, `PeftConfigRejected`.
+
+    A folder is validated again, with its canonical configuration, if the gateway ended while the engine probed it.
+    """
     names = plain_names(header, modules)
     plain = {names.canonical[name]: entry for name, entry in header.items()}
-    assignment = assign_tensors(plain, modules, names.seen)
+    if manifest.tensor_names and manifest.tensor_names != names.table:
+        raise PeftConfigRejected("tensor_names", "is not of these tensors; remove it")
+    # The names in a canonical configuration are those of the base model.
+    assignment = assign_tensors(plain, modules, {} if manifest.tensor_names else names.seen)
     matcher = ModuleMatcher(manifest)
     checklist.require("tensor_names", (*names.problems, *assignment.unknown), _names_found(header, names))
     _check_targets(checklist, manifest, matcher, assignment)

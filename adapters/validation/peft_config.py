@@ -32,8 +32,8 @@ _FILE: Final = "adapter_config.json"
 class PeftConfig:
     """`target_modules` None means every projection of every layer ("all-linear"), a string is a regular expression.
 
-    Patterns keep the order of the file, because the first key that matches a module decides. `tensor_names` is in stored
-    configurations only (`tensor_aliases.py`), `defaults` names what the file left out.
+    Patterns keep the order of the file, because the first key that matches a module decides. `tensor_names` is in canonical
+    configurations only (`tensor_aliases.py`); `match_tensors` checks it. `defaults` names what the file left out.
     """
 
     rank: int
@@ -77,11 +77,8 @@ class PeftConfig:
         return json.dumps(self.document(), separators=(",", ":"), allow_nan=False).encode()
 
 
-def parse_manifest(data: bytes, limits: AdapterLimits, *, stored: bool = False) -> PeftConfig:
-    """Parse an uploaded configuration, or a `stored` one, which may hold `tensor_names`.
-
-    Raises `PeftConfigRejected` with the field and what is allowed.
-    """
+def parse_manifest(data: bytes, limits: AdapterLimits) -> PeftConfig:
+    """Raises `PeftConfigRejected` with the field and what is allowed."""
     if len(data) > limits.max_config_bytes:
         raise PeftConfigRejected(_FILE, f"has more than the {limits.max_config_bytes} bytes allowed")
     try:
@@ -91,7 +88,7 @@ def parse_manifest(data: bytes, limits: AdapterLimits, *, stored: bool = False) 
     if not isinstance(document, dict):
         raise PeftConfigRejected(_FILE, "must be a JSON object")
     fields = cast(dict[str, object], document)
-    tensor_names = cast(dict[str, str], fields.pop("tensor_names", {})) if stored else {}
+    tensor_names = cast(dict[str, str], fields.pop("tensor_names", None) or {})
     refuse_unsupported(fields)
     _refuse_layers_of_expression(fields)
     ranks = _pattern(fields, "rank_pattern")

@@ -11,7 +11,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
-from loraplex.adapters.errors import TensorsRejected
+from loraplex.adapters.errors import PeftConfigRejected, TensorsRejected
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.report import ValidationReport
 from loraplex.adapters.storage.safe_files import open_regular
@@ -301,6 +301,16 @@ def test_what_changes_nothing_is_warned_about(
     rewrite(folder, change, config)
     report = validate(folder, model_config)
     assert report.passed and [warning in found for found in report.warnings] == [True]
+
+
+@pytest.mark.parametrize("names", [{"a": "b"}, ["a"], "a", {A: 1}, {A: B}])
+def test_a_table_of_names_that_is_not_of_the_file_is_refused(
+    model_config: ModelConfig, peft_adapter: PeftFactory, names: object
+) -> None:
+    _, folder = peft_adapter(r=4, target_modules=["q_proj"])
+    rewrite(folder, keep, {"tensor_names": names})
+    with pytest.raises(PeftConfigRejected, match="tensor_names: is not of these tensors"):
+        validate(folder, model_config)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

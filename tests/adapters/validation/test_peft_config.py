@@ -63,7 +63,6 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"rank_pattern": {"q\nproj": 4}}, "rank_pattern", "printable characters"),
     ({"rank_pattern": {"q_proj": 300}}, "rank_pattern.q_proj", "from 1 to 256"),
     ({"alpha_pattern": {"q_proj": "2"}}, "alpha_pattern.q_proj", "must be a number"),
-    ({"tensor_names": {"a": "b"}}, '"tensor_names"', "is not a known field"),
     ({"future_option": 3}, '"future_option"', "is not a known field"),
     ({"\ud800\x1b": 3}, '"\\ud800\\u001b"', "is not a known field"),
 ]

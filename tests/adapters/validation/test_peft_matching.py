@@ -115,7 +115,7 @@ def test_patterns_decide_as_in_peft_and_when_resolved(alphas: list[str], ranks: 
     config = parse(target_modules=["q_proj"], alpha_pattern=given_alphas, rank_pattern=given_ranks)
     matcher = ModuleMatcher(config)
     seen = {path: path for path in PATHS if "proj" in path}
-    stored = parse_manifest(resolved(config, matcher, seen, PATHS).canonical(), AdapterLimits(), stored=True)
+    stored = parse_manifest(resolved(config, matcher, seen, PATHS).canonical(), AdapterLimits())
     literal = ModuleMatcher(stored)
     assert literal.is_literal
     for path in seen:

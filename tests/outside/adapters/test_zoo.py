@@ -98,6 +98,11 @@ class Zoo(Reference):
         if isinstance(result, Rejected):
             return Answer(result)
         (folder / "adapter_config.json").write_bytes(result.canonical)
+        # As after a restart of the gateway while the engine probes it.
+        with open_upload(folder, DEFAULT_LIMITS) as files:
+            again = validate_files(files, self.base_model, DEFAULT_LIMITS)
+        assert isinstance(again, Validated), again
+        assert again.digest == result.digest
         stored = self._folder / result.digest
         if not stored.exists():
             folder.rename(stored)
