@@ -415,7 +415,7 @@ class InferencePipeline:
         return _PreparedRequest(values, prompts, samplings, choices)
 
     def _checked_scores(self, values: GenerationBody, prompts: list[list[int]]) -> ScoredChoices | None:
-        """Return the choices to score. Checks how much a response repeats of its prompts, and that choices fit behind the longest."""
+        """Return the choices to score, which must fit behind the longest prompt. Checks how much a response repeats."""
         dependencies, top = self._dependencies, values.scored_alternatives
         copies = int(top is not None)
         if isinstance(values, CompletionRequest) and (values.echo or copies):

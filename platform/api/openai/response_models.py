@@ -179,7 +179,10 @@ class ChatCompletionChunk(ResponseModel):
 
 
 class LogprobLists(ResponseModel):
-    """Log-probabilities as parallel lists, one item for each token; null for the first of a prompt. `text_offset` counts characters of the tokens' texts."""
+    """Log-probabilities as parallel lists, one item for each token; null for the first of a prompt.
+
+    `text_offset` counts characters of the tokens' texts.
+    """
 
     tokens: list[str]
     token_logprobs: list[float | None]
