@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from loraplex.engine.fake_engine import CRASH_STATUS, FakeEngine, FakeScript, Fault
+from loraplex.engine.fake_engine import CRASH_STATUS, DEFAULT_INFO, FakeEngine, FakeScript, Fault
 from loraplex.engine.messages import (
     AdapterRef,
     Delta,
@@ -42,7 +42,7 @@ def text_of(events: list[Event], choice: int = 0) -> str:
 async def test_events_follow_the_contract() -> None:
     engine = FakeEngine(FakeScript(cached_tokens=2))
     events = await play(engine, request(n=2, adapter="a" * 64))
-    assert events[0] == Started("r", "a" * 64, 2)
+    assert events[0] == Started("r", "a" * 64, 2, system_fingerprint=DEFAULT_INFO.system_fingerprint)
     ends = [e for e in events if isinstance(e, Finished)]
     assert sorted(e.choice for e in ends) == [0, 1]
     assert {e.reason for e in ends} == {"length"}
@@ -84,7 +84,7 @@ async def test_tokens_per_delta_never_exceed_max_tokens() -> None:
 
 async def test_wrong_digest_is_reported() -> None:
     events = await play(FakeEngine(FakeScript(digest="f" * 64)), request(adapter="a" * 64))
-    assert events[0] == Started("r", "f" * 64, 0)
+    assert events[0] == Started("r", "f" * 64, 0, system_fingerprint=DEFAULT_INFO.system_fingerprint)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ async def test_too_long_prompt_and_bad_parameters_fail() -> None:
     engine = FakeEngine()
     for asked, code in (
         (request(max_tokens=5000), "context_length_exceeded"),
-        (request(n=99), "invalid_request"),
+        (request(n=999), "invalid_request"),
     ):
         (event,) = await play(engine, asked)
         assert isinstance(event, Failed) and event.code == code and event.field

@@ -14,7 +14,7 @@ VOCABULARY = 400
     ("field", "value", "message"),
     [
         ("max_tokens", 0, "must be at least 1"),
-        ("n", 17, "must lie in 1..16"),
+        ("n", 129, "must lie in 1..128"),
         ("temperature", 2.5, "must lie in 0.0..2.0"),
         ("temperature", float("nan"), "must lie in 0.0..2.0"),
         ("temperature", float("inf"), "must lie in 0.0..2.0"),

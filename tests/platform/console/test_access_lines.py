@@ -8,8 +8,9 @@ from loraplex.platform.observability.access_log import log_request
 
 async def test_pages_are_logged_by_their_routes(console: Console, signed_in: SignedIn) -> None:
     browser = await signed_in("admin")
-    (observed,) = [each for each in console.app.user_middleware if "observers" in each.kwargs]
-    observed.kwargs["observers"] = [log_request]
+    built = [getattr(each.cls, "keywords", {}) for each in console.app.user_middleware]
+    (observed,) = [keywords for keywords in built if "observers" in keywords]
+    observed["observers"] = [log_request]
     with capture_logs() as logged:
         await browser.get("/console/billing")
         await browser.get("/console/billing/invoices/kanarienvogel?kanarienvogel=1")

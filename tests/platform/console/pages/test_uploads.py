@@ -42,7 +42,7 @@ async def test_the_page_gives_its_script_what_it_needs(console: Console, signed_
         *("pirate", "http://console.test/tenant/v1"),
         "/console/token",
     )
-    assert json.loads(given["data-limits"] or "")["adapter_config.json"] == 64 << 10
+    assert json.loads(given["data-limits"] or "")["adapter_config.json"] == 256 << 10
     assert given["data-csrf"] and int(given["data-free"] or "0") > 0
     scripts = [str(node.attributes["src"]) for node in page.all("script[src]")]
     assert any("upload" in script for script in scripts)
