@@ -330,11 +330,8 @@ class InferencePipeline:
             grammar = None if spec is None else encode_spec(spec)
             if output.plan.keep_special_tokens:
                 samplings = [replace(each, skip_special_tokens=False) for each in samplings]
-        limits, salt, run = (
-            self._dependencies.config,
-            (prepared.values.cache_salt or "").encode(),
-            uuid4().hex,
-        )
+        limits, run = self._dependencies.config, uuid4().hex
+        salt = (prepared.values.cache_salt or "").encode()
         first_token_s = limits.first_token_timeout_s
         if first_token_s is not None:
             first_token_s -= time.monotonic() - arrival

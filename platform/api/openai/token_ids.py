@@ -27,16 +27,13 @@ def with_token_ids(
     document: ChatCompletion | Completion, generation: Generation
 ) -> ChatCompletion | Completion:
     """Add the ids that a generation has kept: those of a chat's prompt to the response, of other prompts to their choices."""
-    chat, kept, prompts = isinstance(document, ChatCompletion), generation.token_ids or [], generation.prompts
-    choices = [
-        choice.model_copy(
-            update={"token_ids": kept[index]}
-            | ({} if chat else {"prompt_token_ids": prompts[index // generation.n]})
-        )
-        for index, choice in enumerate(document.choices)
-    ]
-    of_chat = {"prompt_token_ids": prompts[0]} if chat else {}
-    return document.model_copy(update={"choices": choices, **of_chat})
+    prompts, choices = generation.prompts, []
+    is_chat = isinstance(document, ChatCompletion)
+    for index, (choice, ids) in enumerate(zip(document.choices, generation.token_ids or [], strict=True)):
+        prompt = {} if is_chat else {"prompt_token_ids": prompts[index // generation.n]}
+        choices.append(choice.model_copy(update={"token_ids": ids, **prompt}))
+    prompt = {"prompt_token_ids": prompts[0]} if is_chat else {}
+    return document.model_copy(update={"choices": choices, **prompt})
 
 
 class ExtendedChunks:
