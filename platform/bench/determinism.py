@@ -5,7 +5,6 @@ circumstance, and compares token ids and the bits of their log-probabilities.
 """
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -15,10 +14,10 @@ import torch
 
 from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
-from loraplex.engine.messages import AdapterRef, EngineRequest
+from loraplex.engine.messages import EngineRequest
 from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.platform.bench.lora import NAMESPACE, RandomAdapterSource
+from loraplex.platform.bench.lora import NAMESPACE, RandomAdapterSource, adapter_ref, report_job
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 
 MODULE = "loraplex.platform.bench.determinism"
@@ -54,8 +53,8 @@ class DeterminismJob(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Requests:
-    """The requests of one loaded model that have `adapters` adapters in turn; 0: the base."""
+class _Measurement:
+    """One loaded model whose requests have `adapters` adapters in turn; 0: the base."""
 
     job: DeterminismJob
     model: LoadedModel
@@ -63,82 +62,75 @@ class _Requests:
     adapters: int
 
     def engine(
-        self, num_blocks: int = 0, max_tokens: int | None = None, cached: bool = False
+        self, num_blocks: int | None = None, max_tokens: int | None = None, cached: bool = False
     ) -> "closing[Engine]":
-        job = self.job
         config = dataclasses.replace(
             self.config,
-            scheduler=SchedulerConfig(max_num_seqs=min(job.rows, 32), max_num_batched_tokens=max_tokens),
+            scheduler=SchedulerConfig(max_num_seqs=min(self.job.rows, 32), max_num_batched_tokens=max_tokens),
             cache=CacheConfig(block_size=BLOCK_SIZE, prefix_caching=cached),
         )
-        ample = 2 * job.rows * ((job.input_len + job.output_len) // BLOCK_SIZE + 1)
-        model = dataclasses.replace(self.model, num_blocks=num_blocks or ample)
-        return closing(Engine(model, config, RandomAdapterSource(self.model, job.rank)))
+        model = dataclasses.replace(self.model, num_blocks=num_blocks or self.model.num_blocks)
+        return closing(Engine(model, config, RandomAdapterSource(self.model, self.job.rank)))
 
-    def request(self, row: int, prompt: list[int], max_tokens: int, name: str = "") -> EngineRequest:
-        digest = f"{row % max(1, self.adapters) + 1:08x}" * 8
-        return EngineRequest(
-            request_id=f"{name}{row}",
-            namespace=NAMESPACE,
-            prompt_token_ids=prompt,
-            sampling=SamplingParams(max_tokens=max_tokens, seed=row, logprobs=0, ignore_eos=True),
-            adapter=AdapterRef(namespace=NAMESPACE, digest=digest, blob_path="") if self.adapters else None,
-        )
+    def requests(self, prompts: Sequence[list[int]], max_tokens: int) -> list[EngineRequest]:
+        return [
+            EngineRequest(
+                request_id=str(row),
+                namespace=NAMESPACE,
+                prompt_token_ids=prompt,
+                sampling=SamplingParams(max_tokens=max_tokens, seed=row, logprobs=0, ignore_eos=True),
+                adapter=adapter_ref(row % self.adapters) if self.adapters else None,
+            )
+            for row, prompt in enumerate(prompts)
+        ]
 
     def run(self, axis: str, turns: list[EngineRequest], requests: list[EngineRequest]) -> Responses:
         """Run all requests in the circumstance of an axis. Raises `BenchFailed` if it did not occur."""
+        blocks, half = (self.job.input_len - 1) // BLOCK_SIZE, self.job.rows // 2
+        prompts = [request.prompt_token_ids for request in requests]
+        # Of each row another number of blocks.
+        begins = [prompt[: (row % blocks + 1) * BLOCK_SIZE] for row, prompt in enumerate(prompts)]
+        cached = {"turns": turns, "hits": self.requests(begins, 1)}.get(axis, [])
         # As many blocks as hold the prompts of half the rows, but not their responses.
-        half = self.job.rows // 2
-        few = half * -(-self.job.input_len // BLOCK_SIZE) + half - 1 if axis == "preemptions" else 0
-        cached, cut = axis in ("hits", "turns"), CUT_TOKENS if axis == "cuts" else None
-        with self.engine(few, cut, cached) as engine:
-            if cached:
-                run_each(engine, turns if axis == "turns" else self._beginnings(requests))
+        few = half * (blocks + 1) + half - 1 if axis == "preemptions" else None
+        with self.engine(few, CUT_TOKENS if axis == "cuts" else None, bool(cached)) as engine:
+            run_each(engine, cached)
             run = run_at_once if axis in ("company", "preemptions") else run_each
             found, stats = run(engine, requests), engine.stats()
         if (cached and not stats.prefix_cache_hits) or (few and not stats.preemptions):
             raise BenchFailed(f"no row met {axis}; give more --rows, --input-len or --output-len")
         return found
 
-    def _beginnings(self, requests: list[EngineRequest]) -> list[EngineRequest]:
-        """Return requests that leave beginnings of the prompts in the cache, of another number of blocks for each row."""
-        blocks = (self.job.input_len - 1) // BLOCK_SIZE
-        return [
-            self.request(row, request.prompt_token_ids[: (row % blocks + 1) * BLOCK_SIZE], 1, "begin ")
-            for row, request in enumerate(requests)
-        ]
-
 
 def measure_determinism(job: DeterminismJob) -> Report:
     """Measure both modes, one loaded model after the other. Raises `ModelError` or `BenchFailed`."""
     report = Report("determinism", COLUMNS, notes=list(NOTES))
+    num_blocks = 2 * job.rows * ((job.input_len + job.output_len) // BLOCK_SIZE + 1)
     for deterministic in (False, True):
         config = EngineConfig(
             model=job.model,
             dtype=job.dtype,
             device=job.device,
             deterministic=deterministic,
-            cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=1024),
+            cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks),
             lora=LoraConfig(max_bytes=8 << 30),
         )
         model = load_model(config)
         for adapters in sorted({0, job.adapters}):
-            _measure_axes(report, _Requests(job, model, config, adapters))
+            _measure_axes(report, _Measurement(job, model, config, adapters))
         del model  # before the other one is loaded
     return report
 
 
-def _measure_axes(report: Report, of: _Requests) -> None:
+def _measure_axes(report: Report, of: _Measurement) -> None:
     job, mode = of.job, "deterministic" if of.config.deterministic else "default"
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(of.model.config.vocab_size, (job.rows, job.input_len // 2), generator=generator)
-    turns = [
-        of.request(row, prompt, -(-job.input_len // 2), "turn ") for row, prompt in enumerate(drawn.tolist())
-    ]
+    turns = of.requests(drawn.tolist(), -(-job.input_len // 2))
     with of.engine() as engine:
         said = run_each(engine, turns)
         prompts = [turn.prompt_token_ids + [token for token, _ in said[turn.request_id]] for turn in turns]
-        requests = [of.request(row, prompt, job.output_len) for row, prompt in enumerate(prompts)]
+        requests = of.requests(prompts, job.output_len)
         alone = run_each(engine, requests)
     shape = msgspec.structs.asdict(job)
     del shape["model"]
@@ -185,18 +177,13 @@ def compare(expected: Responses, found: Responses) -> dict[str, float]:
                 break
             changed += logprob != value
             largest = max(largest, abs(logprob - value))
-    return {
-        "tokens": tokens,
-        "divergences_per_1000": 1000 * divergences / tokens,
-        "changed_logprobs_per_1000": 1000 * changed / tokens,
-        "max_logprob_difference": largest,
-    }
+    figures = (tokens, 1000 * divergences / tokens, 1000 * changed / tokens, largest)
+    return dict(zip(COLUMNS, figures, strict=True))
 
 
 def main() -> None:
     """Read a job from standard input, write its report as one line."""
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=DeterminismJob)
-    sys.stdout.buffer.write(msgspec.json.encode(measure_determinism(job)) + b"\n")
+    report_job(DeterminismJob, measure_determinism)
 
 
 if __name__ == "__main__":

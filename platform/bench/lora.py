@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -44,6 +45,7 @@ COLUMNS = (
     "cost_of_reading",
 )
 Call = Callable[[], object]
+Job = TypeVar("Job", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +171,13 @@ def open_engine(model: LoadedModel, config: EngineConfig, shape: LoraShape) -> I
 def prefill(engine: Engine, shape: LoraShape, adapters: int) -> None:
     """Make every adapter resident, then bring every row to its first token. Raises `BenchFailed`."""
     for index in range(adapters):
-        engine.add(_request(f"load {index}", [index], 1, _adapter(index)))
+        engine.add(_request(f"load {index}", [index], 1, adapter_ref(index)))
     _await_first_tokens(engine, adapters)
     generator = torch.Generator().manual_seed(shape.rows)
     vocabulary = engine.model.config.vocab_size
     for row in range(shape.rows):
         prompt = torch.randint(vocabulary, (shape.input_len,), generator=generator).tolist()
-        adapter = _adapter(row % adapters) if adapters else None
+        adapter = adapter_ref(row % adapters) if adapters else None
         # Rows that start first decode while the others prefill, so the limit must not end them early.
         engine.add(_request(str(row), prompt, shape.steps + WARM_STEPS + BLOCK_SIZE, adapter))
     _await_first_tokens(engine, shape.rows)
@@ -204,7 +206,8 @@ def _request(request_id: str, prompt: list[int], tokens: int, adapter: AdapterRe
     )
 
 
-def _adapter(index: int) -> AdapterRef:
+def adapter_ref(index: int) -> AdapterRef:
+    """An adapter of `RandomAdapterSource`."""
     return AdapterRef(namespace=NAMESPACE, digest=f"{index + 1:08x}" * 8, blob_path="")
 
 
@@ -274,11 +277,15 @@ def measure_in_subprocess(job: LoraJob) -> Report:
     return run_in_subprocess(MODULE, job)
 
 
-def main() -> None:
-    """Read a job from standard input, write its report as one line."""
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=LoraJob)
-    report = measure_lora(job.model, job.dtype, job.device, job.shapes)
+def report_job(kind: type[Job], measure: Callable[[Job], Report]) -> None:
+    """Read a job from standard input, write its report as one line: the part of `run_in_subprocess` in the child."""
+    report = measure(msgspec.json.decode(sys.stdin.buffer.read(), type=kind))
     sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+
+
+def main() -> None:
+    """Measure the job of standard input."""
+    report_job(LoraJob, lambda job: measure_lora(job.model, job.dtype, job.device, job.shapes))
 
 
 if __name__ == "__main__":
