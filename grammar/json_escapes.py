@@ -56,16 +56,12 @@ def has_escapes(schema: Any) -> bool:
 
 def is_closed(node: dict[str, Any]) -> bool:
     """Return whether no undeclared name of the subschema can be the alias of a declared one."""
-    declared, patterns = _declared(node), node.get("patternProperties", {})
+    declared = [*node.get("properties", ()), *node.get("required", ())]
+    patterns = node.get("patternProperties")
     if not declared and not patterns:
         return True
-    if node.get("additionalProperties") is not False:
-        return False
-    return not patterns or not any(map(has_control, declared))
-
-
-def _declared(node: dict[str, Any]) -> list[str]:
-    return list(dict.fromkeys((*node.get("properties", ()), *node.get("required", ()))))
+    may_alias = patterns and any(map(has_control, declared))
+    return node.get("additionalProperties") is False and not may_alias
 
 
 def _admits_control(pattern: str) -> bool:

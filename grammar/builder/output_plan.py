@@ -64,13 +64,11 @@ class OutputPlan:
     @property
     def described_enforcement(self) -> str | None:
         """The enforcement with what was read in another form, for instance `full; read="items required"`."""
+        if self.enforcement is None:
+            return None
         read = " ".join(keyword for keyword in self.slips if keyword != NULLABLE)
         noted = f'; annotation="{NULLABLE}"' if NULLABLE in self.slips else ""
-        return (
-            None
-            if self.enforcement is None
-            else self.enforcement + (f'; read="{read}"' if read else "") + noted
-        )
+        return self.enforcement + (f'; read="{read}"' if read else "") + noted
 
     def parser(self, validate: ValidateValue) -> OutputParser:
         """Create the parser of one choice. It calls `validate` for each value that the grammar alone does not

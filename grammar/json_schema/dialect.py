@@ -10,12 +10,7 @@ from typing import Any, Final
 from loraplex.grammar.constraints import JsonSchemaValue
 from loraplex.grammar.errors import GrammarInvalid
 from loraplex.grammar.json_schema.references import References, Target
-from loraplex.grammar.json_schema.slips import (
-    NULLABLE,
-    lift_required,
-    read_bounds,
-    read_slips,
-)
+from loraplex.grammar.json_schema.slips import NULLABLE, read_bounds, read_required, read_slips
 from loraplex.grammar.json_schema.walk import LISTS, MAPS, SINGLE, escaped, is_schema
 
 NEWEST: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -109,7 +104,7 @@ class _Rewriting:
             return node
         draft = self._checked_draft(node, pointer, draft)
         reads_slips = draft == _UNSTATED and self._reads_slips
-        if reads_slips and (lifted := lift_required(node)) is not node:
+        if reads_slips and (lifted := read_required(node)) is not node:
             node = lifted
             self.slips.add("required")
         if draft <= 7 and "$ref" in node:

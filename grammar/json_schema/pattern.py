@@ -5,7 +5,6 @@ Look-around, back-references, word boundaries and anchors in the middle have no 
 """
 
 import re
-import unicodedata
 from dataclasses import dataclass
 from typing import Final
 
@@ -66,7 +65,8 @@ def translate(pattern: str) -> RustPattern | None:
     reader = _Reader(_WITHOUT_LOOK_AROUND.get(pattern, pattern))
     try:
         branches = reader.branches(0)
-        if reader.place != len(reader.pattern) or reader.may_regain_null:
+        # The library joins alternatives: one would give U+0000 to another that lost it.
+        if reader.place != len(reader.pattern) or (reader.has_null and reader.lost_null):
             return None
     except _NoTranslation:
         return None
@@ -90,13 +90,8 @@ class _Reader:
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
         self.place = 0
-        self._has_null = False
-        self._lost_null = False
-
-    @property
-    def may_regain_null(self) -> bool:
-        """Whether an alternative may give U+0000 to one that has U+0001 without it, since the library joins them."""
-        return self._has_null and self._lost_null
+        self.has_null = False
+        self.lost_null = False
 
     def peek(self) -> str:
         return self.pattern[self.place : self.place + 1]
@@ -182,8 +177,8 @@ class _Reader:
             raise _NoTranslation
         else:
             literal, source = character, _code(character)
-        self._has_null |= literal == "\0"
-        self._lost_null |= literal == "\x01"
+        self.has_null |= literal == "\0"
+        self.lost_null |= literal == "\x01"
         repeated = self.quantifier()
         made.source += source + repeated
         made.is_literal = made.is_literal and literal is not None and not repeated
@@ -224,10 +219,10 @@ class _Reader:
     def _class(self, members: str, negated: bool, held: frozenset[str]) -> str:
         """Return the class of `members`, which hold the probed characters `held`."""
         held = _PROBED - held if negated else held
-        self._has_null |= "\0" in held and "\x01" not in held and not _QUOTED <= held
+        self.has_null |= "\0" in held and "\x01" not in held and not _QUOTED <= held
         if _QUOTED <= held or "\x01" not in held:
             return f"[{'^' if negated else ''}{members}]"
-        self._lost_null = True
+        self.lost_null = True
         return rf"[^{members}\u{{0}}]" if negated else rf"[[{members}]&&[^\u{{0}}]]"
 
     def escaped(self) -> tuple[str, bool, str | None]:
@@ -291,17 +286,15 @@ class _Reader:
         negated = self.skip("^")
         members, held = "", frozenset[str]()
         while not self.skip("]"):
-            first = self.class_member()
+            first = last = self.class_member()
             if self.peek() == "-" and self.pattern[self.place + 1 : self.place + 2] not in ("]", ""):
                 self.place += 1
                 last = self.class_member()
                 if len(first) != 1 or len(last) != 1 or first > last:
                     raise _NoTranslation
-                members += f"{_code(first)}-{_code(last)}"
+            if len(first) == 1:
+                members += _code(first) if first == last else f"{_code(first)}-{_code(last)}"
                 held |= {each for each in _PROBED if first <= each <= last}
-            elif len(first) == 1:
-                members += _code(first)
-                held |= _PROBED & {first}
             else:
                 members += first
                 held |= _probed(first)
@@ -328,8 +321,7 @@ def _probed(members: str) -> frozenset[str]:
     """Return the probed characters in the translation of a class escape."""
     if members.startswith("[^"):
         return _PROBED - _probed(members[2:-1])
-    name = members[3:-1] if members.startswith("\\p") else None
-    return frozenset(each for each in _PROBED if name and unicodedata.category(each).startswith(name))
+    return _QUOTED if members in (r"\p{P}", r"\p{Po}") else frozenset()
 
 
 def _is_count(text: str) -> bool:

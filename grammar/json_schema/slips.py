@@ -48,26 +48,27 @@ def read_slips(made: dict[str, Any], pointer: str, param: str) -> set[str]:
     }
     for keyword in found:
         del made[keyword]
-    return found | _read_items(made) | _read_required(made) | _read_type(made, pointer, param)
+    return found | _read_items(made) | _read_type(made, pointer, param)
 
 
-def lift_required(node: dict[str, Any]) -> dict[str, Any]:
-    """Read the boolean `required` of properties as their names in the object's. Returns `node` itself where there is none."""
+def read_required(node: dict[str, Any]) -> dict[str, Any]:
+    """Read the boolean `required` of properties as their names in the object's, each once. Returns `node` if nothing is read.
+
+    The properties are still as they were written: a list of names takes the place of their booleans later.
+    """
     members, names = node.get("properties"), node.get("required") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return node
     flags = {
         name: member["required"]
         for name, member in (members.items() if isinstance(members, dict) else ())
         if isinstance(member, dict) and isinstance(member.get("required"), bool)
     }
-    if not flags or not isinstance(members, dict) or not isinstance(names, list):
+    wanted = list(dict.fromkeys([*names, *(name for name, is_required in flags.items() if is_required)]))
+    if not flags and wanted == names:
         return node
-    lifted = {
-        name: {key: value for key, value in member.items() if key != "required"} if name in flags else member
-        for name, member in members.items()
-    }
-    known = {name for name in names if isinstance(name, str)}
-    wanted = [*names, *(name for name, is_required in flags.items() if is_required and name not in known)]
-    return {**node, "properties": lifted, **({"required": wanted} if wanted else {})}
+    bare = {name: {key: each for key, each in members[name].items() if key != "required"} for name in flags}
+    return node | {"required": wanted} | ({"properties": members | bare} if flags else {})
 
 
 def read_bounds(made: dict[str, Any], pointer: str, param: str) -> set[str]:
@@ -97,35 +98,22 @@ def read_type(name: Any) -> Any:
 
 def _read_items(made: dict[str, Any]) -> set[str]:
     """Read the first items, and `additionalItems` as the others. `items` of both kinds is refused by the metaschema."""
-    first = made.get("items")
-    if isinstance(first, list) and "prefixItems" not in made:
+    found: set[str] = set()
+    if isinstance(first := made.get("items"), list) and "prefixItems" not in made:
+        found.add("items")
         del made["items"]
         if first:
             made["prefixItems"] = first
-    if "additionalItems" not in made or "items" in made:
-        return {"items"} if isinstance(first, list) else set()
-    rest = made.pop("additionalItems")
-    if "prefixItems" in made or isinstance(first, list):
-        made["items"] = rest
-    return {"additionalItems", "items"} if isinstance(first, list) else {"additionalItems"}
-
-
-def _read_required(made: dict[str, Any]) -> set[str]:
-    """Drop names that recur."""
-    names = made.get("required")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return set()
-    wanted = list(dict.fromkeys(names))
-    if wanted == names:
-        return set()
-    made["required"] = wanted
-    return {"required"}
+    if "additionalItems" in made and "items" not in made:
+        rest = made.pop("additionalItems")
+        if found or "prefixItems" in made:
+            made["items"] = rest
+        found.add("additionalItems")
+    return found
 
 
 def _read_type(made: dict[str, Any], pointer: str, param: str) -> set[str]:
-    if "type" not in made:
-        return set()
-    named = made["type"]
+    named = made.get("type", [])
     names = named if isinstance(named, list) else [named]
     read = [read_type(name) for name in names]
     if not all(name in (*_TYPES, _ANY) for name in read):
@@ -133,6 +121,8 @@ def _read_type(made: dict[str, Any], pointer: str, param: str) -> set[str]:
         raise GrammarInvalid(f"{param}: {reason}; {DECLARE}", param=param, pointer=f"{pointer}/type")
     if _ANY in read:
         del made["type"]
-    elif read != names:
+    elif read == names:
+        return set()
+    else:
         made["type"] = read if isinstance(named, list) else read[0]
-    return {"type"} if read != names or _ANY in read else set()
+    return {"type"}
