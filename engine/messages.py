@@ -73,6 +73,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     first_token_timeout_s: float | None = None
     total_timeout_s: float | None = None
 
+    def continuation(self, choice: int) -> list[int]:
+        """The scored tokens that follow the prompt in a choice."""
+        return self.scores.continuations[choice] if self.scores and self.scores.continuations else []
+
     @property
     def timeouts(self) -> dict[DeadlineKind, float]:
         """Seconds by deadline, of those that it has."""

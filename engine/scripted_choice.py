@@ -6,16 +6,7 @@ Invariant: tokens are a function of the prompt, the seed and the choice alone.
 import hashlib
 from collections.abc import Iterator
 
-from loraplex.engine.messages import (
-    Delta,
-    EngineRequest,
-    Finished,
-    FinishReason,
-    Scored,
-    TokenLogprob,
-    Usage,
-)
-from loraplex.engine.sampling_params import MAX_SCORED_TOKENS
+from loraplex.engine.messages import Delta, EngineRequest, Finished, FinishReason, Scored, TokenLogprob, Usage
 from loraplex.engine.sequence_scores import PositionScore, scores_of
 
 
@@ -69,16 +60,9 @@ class ScriptedChoice:
         """Score what the request asks for, -0.5 for each token; the end of a choice that writes nothing follows."""
         scores = scores_of(self._request, self._index)
         if scores is not None:
-            targets = scores.within(0, len(self._request.prompt_token_ids) + MAX_SCORED_TOKENS)
-            scores.add(
-                PositionScore(
-                    target,
-                    [-0.5] * len(target.token_ids),
-                    1,
-                    tuple(self._alternatives(target.token_ids[0], target.top or 0)),
-                )
-                for target in targets
-            )
+            for target in scores.targets:
+                top = self._alternatives(target.token_ids[0], target.top or 0)
+                scores.add([PositionScore(target, [-0.5] * len(target.token_ids), 1, top)])
             yield Scored(self._request.request_id, self._index, scores.prompt, scores.token_ids)
         if not self._request.sampling.max_tokens:
             yield self.finish("length")

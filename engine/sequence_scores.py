@@ -32,51 +32,43 @@ class PositionScore:
     target: ScoredPosition
     logprobs: list[float]
     rank: int
-    top: tuple[tuple[int, float], ...] = ()
+    top: list[tuple[int, float]]
 
 
 class SequenceScores:
-    """Made by `scores_of` for each sequence that scores."""
+    """Made by `scores_of` for each sequence that scores.
+
+    `prompt`: the prompt's own tokens from the second on; None unless they are scored. `token_ids`: log-probabilities of the
+    given tokens by position.
+    """
 
     def __init__(self, targets: list[ScoredPosition], with_prompt: bool = False) -> None:
         """`targets` in the order of their positions. `with_prompt`: the prompt's own tokens are among them."""
-        self._targets = targets
-        self._with_prompt = with_prompt
-        self._results: list[PositionScore] = []
+        self.targets = targets
+        self.prompt: list[TokenScore] | None = [] if with_prompt else None
+        self.token_ids: dict[int, list[float]] = {}
+        self._num_known = 0
 
     @property
     def next_position(self) -> int | None:
         """The first position that is not scored yet; None once all are."""
-        known = len(self._results)
-        return self._targets[known].position if known < len(self._targets) else None
+        return self.targets[self._num_known].position if self._num_known < len(self.targets) else None
 
     def within(self, start: int, stop: int) -> tuple[ScoredPosition, ...]:
         """The positions in `start ... stop - 1` that are not scored yet."""
-        first = max(len(self._results), bisect_left(self._targets, start, key=_POSITION))
-        return tuple(self._targets[first : bisect_left(self._targets, stop, key=_POSITION)])
+        first = max(self._num_known, bisect_left(self.targets, start, key=_POSITION))
+        return tuple(self.targets[first : bisect_left(self.targets, stop, key=_POSITION)])
 
     def add(self, results: Iterable[PositionScore]) -> None:
         """Add the results of the next positions."""
-        self._results += results
-
-    @property
-    def prompt(self) -> list[TokenScore] | None:
-        """The prompt's own tokens from the second on; None unless they are scored."""
-        if not self._with_prompt:
-            return None
-        own = (result for result in self._results if result.target.top is not None)
-        return [
-            TokenScore(each.target.token_ids[0], each.logprobs[0], list(each.top), each.rank) for each in own
-        ]
-
-    @property
-    def token_ids(self) -> dict[int, list[float]]:
-        """Log-probabilities of the given tokens by position."""
-        return {
-            each.target.position: each.logprobs[each.target.top is not None :]
-            for each in self._results
-            if len(each.logprobs) > (each.target.top is not None)
-        }
+        for result in results:
+            self._num_known += 1
+            target, given = result.target, result.logprobs
+            if target.top is not None and self.prompt is not None:
+                self.prompt.append(TokenScore(target.token_ids[0], given[0], result.top, result.rank))
+                given = given[1:]
+            if given:
+                self.token_ids[target.position] = given
 
 
 def scores_of(request: EngineRequest, choice: int) -> SequenceScores | None:
@@ -85,7 +77,7 @@ def scores_of(request: EngineRequest, choice: int) -> SequenceScores | None:
     if wanted is None or (choice and not wanted.continuations):
         return None
     if wanted.continuations:
-        begin, tokens = len(request.prompt_token_ids) - 1, wanted.continuations[choice]
+        begin, tokens = len(request.prompt_token_ids) - 1, request.continuation(choice)
         targets = [ScoredPosition(begin + index, (token,)) for index, token in enumerate(tokens)]
         if wanted.ending_ids:
             targets.append(ScoredPosition(begin + len(tokens), tuple(wanted.ending_ids)))
@@ -94,13 +86,11 @@ def scores_of(request: EngineRequest, choice: int) -> SequenceScores | None:
 
 
 def _in_prompt(prompt: list[int], wanted: ScoreRequest) -> list[ScoredPosition]:
-    given = {position: tuple(ids) for position, ids in sorted(wanted.token_ids.items()) if ids}
-    top = wanted.prompt_logprobs
-    if top is None:
-        return [ScoredPosition(position, ids) for position, ids in given.items()]
-    own = [
-        ScoredPosition(position, (token, *given.get(position, ())), top)
-        for position, token in enumerate(prompt[1:])
+    top, given = wanted.prompt_logprobs, {position: ids for position, ids in wanted.token_ids.items() if ids}
+    own = {} if top is None else {position: [token] for position, token in enumerate(prompt[1:])}
+    return [
+        ScoredPosition(
+            position, (*own.get(position, ()), *given.get(position, ())), top if position in own else None
+        )
+        for position in sorted(own.keys() | given.keys())
     ]
-    last = len(prompt) - 1
-    return [*own, ScoredPosition(last, given[last])] if last in given else own

@@ -66,11 +66,6 @@ class _Request:
     choices: dict[int, ChoiceOutput]
     cached_tokens: dict[int, int] = field(default_factory=dict)
 
-    def continuation_tokens(self, choice: int) -> int:
-        """Scored tokens that follow the prompt in a choice."""
-        scores = self.request.scores
-        return len(scores.continuations[choice]) if scores is not None and scores.continuations else 0
-
 
 class OutputProcessor:
     """Detokenizes, cuts at stop strings and counts. `eos_token_ids` end a choice without being part of its text.
@@ -188,7 +183,7 @@ class OutputProcessor:
         delta = output.take_delta(request_id, choice)
         if delta is not None:
             events.append(delta)
-        prompt_tokens = len(state.request.prompt_token_ids) + state.continuation_tokens(choice)
+        prompt_tokens = len(state.request.prompt_token_ids) + len(state.request.continuation(choice))
         finished = output.finished(request_id, choice, prompt_tokens, state.cached_tokens[choice])
         if finished is not None:
             events.append(finished)

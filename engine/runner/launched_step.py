@@ -13,7 +13,7 @@ from torch import Tensor
 from loraplex.engine.batch.forward_batch import UnknownTokens
 from loraplex.engine.batch.host_transfers import HostTransfers
 from loraplex.engine.batch.sequence import Sequence
-from loraplex.engine.batch.step_plan import NO_TOKEN, PlannedRow, SampledToken, StepPlan
+from loraplex.engine.batch.step_plan import NOT_SAMPLED, PlannedRow, SampledToken, StepPlan
 from loraplex.engine.sampling.sampler import PendingTokens, Sampler
 from loraplex.engine.sampling.scorer import PendingScores
 from loraplex.engine.sampling.step_logits import StepLogits
@@ -115,9 +115,9 @@ class LaunchedStep:
         results = dict(zip(self._rows, self._pending.collect(), strict=True)) | self._failed
         scores = {} if self._scores is None else self._scores.collect()
         for sequence, found in scores.items():
-            result = results.get(sequence, SampledToken(NO_TOKEN))
+            result = results.get(sequence, NOT_SAMPLED)
             if found is None:
-                results[sequence] = SampledToken(NO_TOKEN, finite=False)
+                results[sequence] = replace(NOT_SAMPLED, finite=False)
             elif result.finite:
                 results[sequence] = replace(result, scores=found)
         return results

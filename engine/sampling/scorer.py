@@ -56,7 +56,7 @@ class PendingScores:
                 # One NaN or +inf among the logits makes all of their log-softmax NaN.
                 if any(map(math.isnan, logprobs)):
                     broken.add(sequence)
-                top = tuple(best_first(*next(best), target.top)) if target.top else ()
+                top = best_first(*next(best), target.top) if target.top else []
                 found.setdefault(sequence, []).append(PositionScore(target, logprobs, rank, top))
         return {s: None if s in broken else tuple(scores) for s, scores in found.items()}
 

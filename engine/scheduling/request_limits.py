@@ -77,18 +77,16 @@ def new_sequences(request: EngineRequest, arrival: float, order: int) -> list[Se
     seed = request.sampling.seed
     if seed is None:
         seed = int.from_bytes(os.urandom(8), "little") >> 1
-    continuations = [] if request.scores is None else request.scores.continuations
-    added = continuations or [[]] * request.sampling.n
     return [
         Sequence(
             request=request,
             choice=choice,
             arrival=arrival,
             seed=seed,
-            token_ids=[*request.prompt_token_ids, *added[choice]],
+            token_ids=[*request.prompt_token_ids, *request.continuation(choice)],
             order=order + choice,
             scores=scores_of(request, choice),
-            num_continuation_tokens=len(added[choice]),
+            num_continuation_tokens=len(request.continuation(choice)),
         )
         for choice in range(request.sampling.n)
     ]
