@@ -256,8 +256,8 @@ def synchronize(device: torch.device) -> None:
 def run_in_subprocess(module: str, job: msgspec.Struct, folder: Path | None = None) -> Report:
     """Run `module` as a process in the environment of engines: threads bound to cores, huge pages.
 
-    `folder` is imported from, besides installed packages. The module reads `job` from standard input and writes its report as its last line. Raises `BenchFailed` with the last line
-    of the child's standard error.
+    `folder` is imported from, besides installed packages. The module reads `job` from standard input and writes its report
+    as its last line. Raises `BenchFailed` with the last line of the child's standard error.
     """
     child = subprocess.run(
         module_command(module),
@@ -270,11 +270,6 @@ def run_in_subprocess(module: str, job: msgspec.Struct, folder: Path | None = No
         said = child.stderr.decode(errors="replace").strip().splitlines()
         raise BenchFailed(said[-1] if said else f"the measuring process ended with {child.returncode}")
     return msgspec.json.decode(child.stdout.splitlines()[-1], type=Report)
-
-
-def measure_in_subprocess(job: LoraJob) -> Report:
-    """Run the job in a child process. Raises `BenchFailed`."""
-    return run_in_subprocess(MODULE, job)
 
 
 def report_job(kind: type[Job], measure: Callable[[Job], Report]) -> None:

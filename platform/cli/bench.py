@@ -124,10 +124,10 @@ def lora(
         pairs = [parse_rows(text) for text in rows or ("16/8", "1/1", "16/16")]
 
     async def work() -> Report:
-        from loraplex.platform.bench.lora import LoraJob, LoraShape, measure_in_subprocess
+        from loraplex.platform.bench.lora import MODULE, LoraJob, LoraShape, run_in_subprocess
 
         shapes = [LoraShape(count, adapters, rank, input_len, steps) for count, adapters in pairs]
-        return measure_in_subprocess(LoraJob(resolve_model(model), dtype, device, shapes))
+        return run_in_subprocess(MODULE, LoraJob(resolve_model(model), dtype, device, shapes))
 
     run_bench(work, out, as_json)
 
