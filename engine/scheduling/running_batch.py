@@ -6,7 +6,6 @@ preempted for it.
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable
 
 from loraplex.engine.batch.sequence import Sequence, SequenceStatus
 from loraplex.engine.batch.step_plan import StepRows
@@ -97,7 +96,7 @@ class RunningBatch:
         False, with no row preempted, when its own tenant would then have more than that one, or it would not fit. The
         oldest row and rows that gave way before keep their places: a request gives way to the shares of others once.
         """
-        rows, weights = self._shares(row for row in self._running if row.writes)
+        rows, weights = self._shares([row for row in self._running if row.writes])
         left = {namespace: (number - 1) / weights[namespace] for namespace, number in rows.items()}
         request = sequence.request
         own = (rows[request.namespace] + 1) / request.weight
@@ -172,14 +171,11 @@ class RunningBatch:
         loads = {namespace: number / weights[namespace] for namespace, number in rows.items()}
         return max(self._surplus(), key=lambda row: (loads[row.request.namespace], row.order))
 
-    def _shares(self, running: Iterable[Sequence]) -> tuple[Counter[bytes], dict[bytes, float]]:
+    def _shares(self, running: list[Sequence]) -> tuple[Counter[bytes], dict[bytes, float]]:
         """Return each tenant's number of these rows, and its weight. O(rows)."""
-        rows: Counter[bytes] = Counter()
-        weights: dict[bytes, float] = {}
-        for row in running:
-            rows[row.request.namespace] += 1
-            # Requests keep the weight they were sent with; the newest one counts for all of a tenant's.
-            weights[row.request.namespace] = row.request.weight
+        rows = Counter(row.request.namespace for row in running)
+        # Requests keep the weight they were sent with; the newest one counts for all of a tenant's.
+        weights = {row.request.namespace: row.request.weight for row in running}
         return rows, weights
 
     def _preempt(self, sequence: Sequence) -> None:
