@@ -56,12 +56,13 @@ def read_required(node: dict[str, Any]) -> dict[str, Any]:
 
     The properties are still as they were written: a list of names takes the place of their booleans later.
     """
-    members, names = node.get("properties"), node.get("required") or []
+    properties, names = node.get("properties"), node.get("required") or []
+    members: dict[str, Any] = properties if isinstance(properties, dict) else {}
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return node
     flags = {
         name: member["required"]
-        for name, member in (members.items() if isinstance(members, dict) else ())
+        for name, member in members.items()
         if isinstance(member, dict) and isinstance(member.get("required"), bool)
     }
     wanted = list(dict.fromkeys([*names, *(name for name, is_required in flags.items() if is_required)]))
