@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.engine.test_engine import Harness, Reference, prompts
+from tests.engine.test_engine import Harness, Reference, harnesses, prompts
 
 MODES: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
@@ -32,16 +32,7 @@ def peft(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 @pytest.fixture(params=MODES)
 def make(request: pytest.FixtureRequest, peft: Reference) -> Iterator[Callable[..., Harness]]:
-    made: list[Harness] = []
-
-    def make(**config: Any) -> Harness:
-        made.append(Harness(peft, **MODES[request.param], **config))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.check_idle()
-        one.engine.close()
+    yield from harnesses(peft, **MODES[request.param])
 
 
 def test_bits_depend_on_neither_the_cuts_nor_the_hit(make: Callable[..., Harness]) -> None:

@@ -184,6 +184,20 @@ class Harness:
         assert self.engine.adapters.num_pinned == 0
 
 
+def harnesses(reference: Reference, **fixed: Any) -> Iterator[Callable[..., Harness]]:
+    """What a fixture yields from: a maker of harnesses that have to be idle when their test has ended."""
+    made: list[Harness] = []
+
+    def make(**config: Any) -> Harness:
+        made.append(Harness(reference, **fixed, **config))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.check_idle()
+        one.engine.close()
+
+
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return Reference(tmp_path_factory.mktemp("engine"))
@@ -191,16 +205,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 @pytest.fixture
 def harness(reference: Reference) -> Iterator[Callable[..., Harness]]:
-    made: list[Harness] = []
-
-    def make(**config: Any) -> Harness:
-        made.append(Harness(reference, **config))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.check_idle()
-        one.engine.close()
+    yield from harnesses(reference)
 
 
 def prompts(count: int, seed: int) -> list[list[int]]:

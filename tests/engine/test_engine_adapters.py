@@ -1,11 +1,10 @@
 """`Engine` with adapters in pages of an arena, as on a GPU but in host memory, and with adapters in 8 bits."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import pytest
 import torch
-from tests.engine.test_engine import ADAPTERS, Harness, Reference, prompts
+from tests.engine.test_engine import ADAPTERS, Harness, Reference, harnesses, prompts
 from torch import Tensor
 
 from loraplex.engine.errors import AdapterInexact
@@ -24,16 +23,7 @@ def peft(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 @pytest.fixture
 def engine(peft: Reference) -> Iterator[Callable[..., Harness]]:
-    made: list[Harness] = []
-
-    def make(**config: Any) -> Harness:
-        made.append(Harness(peft, **config))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.check_idle()
-        one.engine.close()
+    yield from harnesses(peft)
 
 
 def in_pages(

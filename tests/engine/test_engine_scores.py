@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from tests.engine.test_engine import ADAPTERS, BROKEN, NAMESPACE, Harness, Reference, prompts
+from tests.engine.test_engine import ADAPTERS, BROKEN, NAMESPACE, Harness, Reference, harnesses, prompts
 
 from loraplex.engine import sampling_params
 from loraplex.engine.batch.sequence import Sequence
@@ -30,16 +30,7 @@ def peft(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 @pytest.fixture
 def engine(peft: Reference) -> Iterator[Callable[..., Harness]]:
-    made: list[Harness] = []
-
-    def make(**config: Any) -> Harness:
-        made.append(Harness(peft, **config))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.check_idle()
-        one.engine.close()
+    yield from harnesses(peft)
 
 
 def add(
