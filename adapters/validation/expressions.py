@@ -23,25 +23,25 @@ _CODE_POINTS: Final = frozenset({r"\u", r"\U", r"\N"})
 
 
 class MatchBudget:
-    """The expressions and the seconds that are left for one adapter."""
+    """The expressions of one adapter so far, and the seconds that are left for them."""
 
     def __init__(self) -> None:
         self.left_s = BUDGET_S
-        self._expressions = MAX_EXPRESSIONS
+        self.expressions = 0
 
     def compile(self, field: str, source: str, frame: str = "{}") -> "Expression":
         """Compile `source` within PEFT's `frame`. Raises `PeftConfigRejected`."""
-        self._expressions -= 1
-        if self._expressions < 0:
+        self.expressions += 1
+        if self.expressions > MAX_EXPRESSIONS:
             raise PeftConfigRejected(field, f"at most {MAX_EXPRESSIONS} regular expressions are allowed")
         return Expression(self, field, source, frame)
 
 
 class Expression:
-    """One expression. Without a frame it must match the whole name; PEFT's frames anchor what they need themselves."""
+    """One expression. Without a frame it must match the whole name; PEFT's frame anchors what it needs itself."""
 
     def __init__(self, budget: MatchBudget, field: str, source: str, frame: str) -> None:
-        self._budget, self._field, self.source = budget, field, source
+        self._budget, self._field, self._source = budget, field, source
         _require_common_syntax(field, source)
         text = frame.format(source)
         try:
@@ -56,18 +56,18 @@ class Expression:
             ) from error
         self._search = compiled.fullmatch if frame == "{}" else compiled.match
 
-    def match(self, name: str) -> "regex.Match[str] | None":
+    def matches(self, name: str) -> bool:
         """Raises `PeftConfigRejected` when the budget ends."""
         started = time.monotonic()
         try:
-            found: regex.Match[str] | None = self._search(name, timeout=max(self._budget.left_s, 1e-6))
+            found = self._search(name, timeout=max(self._budget.left_s, 1e-6))
         except TimeoutError as error:
             raise PeftConfigRejected(
                 self._field,
-                f"the regular expression {shown(self.source)} takes more than {BUDGET_S:g} s to match",
+                f"the regular expression {shown(self._source)} takes more than {BUDGET_S:g} s to match",
             ) from error
         self._budget.left_s -= time.monotonic() - started
-        return found
+        return found is not None
 
 
 def _require_common_syntax(field: str, source: str) -> None:

@@ -24,7 +24,6 @@ MAX_NAMES: Final = 4096
 MAX_NAME_LENGTH: Final = 512
 MAX_EXPRESSION_LENGTH: Final = 4096
 MAX_LAYER: Final = 1023
-_WEIGHT: Final = ".weight"
 _FILE: Final = "adapter_config.json"
 
 
@@ -44,9 +43,7 @@ class PeftConfig:
     target_modules: frozenset[str] | str | None
     exclude_modules: frozenset[str] | str = frozenset()
     layers_to_transform: frozenset[int] | None = None
-    layers_pattern: tuple[str, ...] = ()
     modules_to_save: frozenset[str] = frozenset()
-    ensure_weight_tying: bool = False
     tensor_names: Mapping[str, str] = field(default_factory=dict)
     base_model: str | None = field(default=None, compare=False)
     defaults: tuple[str, ...] = field(default=(), compare=False)
@@ -64,11 +61,7 @@ class PeftConfig:
             "r": self.rank,
             "rank_pattern": dict(self.rank_pattern),
             **names,
-            "target_modules": ALL_LINEAR
-            if targets is None
-            else targets
-            if isinstance(targets, str)
-            else sorted(targets),
+            "target_modules": sorted(targets) if isinstance(targets, frozenset) else targets or ALL_LINEAR,
             "use_rslora": self.use_rslora,
         }
 
@@ -90,10 +83,9 @@ def parse_manifest(data: bytes, limits: AdapterLimits) -> PeftConfig:
     fields = cast(dict[str, object], document)
     tensor_names = cast(dict[str, str], fields.pop("tensor_names", None) or {})
     refuse_unsupported(fields)
-    _refuse_layers_of_expression(fields)
     ranks = _pattern(fields, "rank_pattern")
     alphas = _pattern(fields, "alpha_pattern")
-    return PeftConfig(
+    config = PeftConfig(
         rank=_rank("r", fields.get("r", DEFAULT_RANK), limits.max_rank),
         alpha=_alpha("lora_alpha", fields.get("lora_alpha", DEFAULT_ALPHA)),
         use_rslora=_boolean(fields, "use_rslora"),
@@ -102,27 +94,18 @@ def parse_manifest(data: bytes, limits: AdapterLimits) -> PeftConfig:
         },
         alpha_pattern={key: _alpha(f"alpha_pattern.{key}", value) for key, value in alphas.items()},
         target_modules=_targets(fields),
-        exclude_modules=_excluded(fields.get("exclude_modules") or []),
+        exclude_modules=_names_or_expression("exclude_modules", fields.get("exclude_modules") or []),
         layers_to_transform=_layers(fields.get("layers_to_transform")),
-        layers_pattern=_layers_pattern(fields.get("layers_pattern") or []),
         modules_to_save=_names("modules_to_save", fields.get("modules_to_save") or []),
-        ensure_weight_tying=_boolean(fields, "ensure_weight_tying"),
         tensor_names=tensor_names,
         base_model=_text_or_none(fields.get("base_model_name_or_path")),
         defaults=_defaults(fields),
     )
-
-
-def _refuse_layers_of_expression(fields: Mapping[str, object]) -> None:
-    targets = fields.get("target_modules")
-    if (
-        isinstance(targets, str)
-        and targets.lower() != ALL_LINEAR
-        and _layers(fields.get("layers_to_transform"))
-    ):
+    if isinstance(config.target_modules, str) and config.layers_to_transform:
         raise PeftConfigRejected(
             "layers_to_transform", "must be null where target_modules is a regular expression, as in PEFT"
         )
+    return config
 
 
 def _defaults(fields: Mapping[str, object]) -> tuple[str, ...]:
@@ -164,44 +147,27 @@ def _pattern(fields: Mapping[str, object], name: str) -> Mapping[str, object]:
 
 
 def _targets(fields: Mapping[str, object]) -> frozenset[str] | str | None:
-    """The modules of `target_modules`, and those whose weight `target_parameters` names."""
-    targets = fields.get("target_modules")
+    """The modules of `target_modules`, those whose weight `target_parameters` names, and a head tied to the embedding."""
     parameters = _names("target_parameters", fields.get("target_parameters") or [])
-    if not parameters:
-        return DEFAULT_TARGETS if targets is None else _target_modules(targets)
-    if isinstance(targets, str):
-        raise PeftConfigRejected(
-            "target_parameters", f"needs a list of target_modules beside it, not {shown(targets)}"
-        )
-    return frozenset(name.removesuffix(_WEIGHT) for name in parameters) | _names(
-        "target_modules", targets or []
-    )
-
-
-def _target_modules(value: object) -> frozenset[str] | str | None:
-    if isinstance(value, str) and value.lower() == ALL_LINEAR:
+    targets = fields.get("target_modules")
+    if targets is None:
+        targets = [] if parameters else sorted(DEFAULT_TARGETS)
+    if isinstance(targets, str) and targets.lower() == ALL_LINEAR:
         return None
-    if isinstance(value, str):
-        return _name("target_modules", value, MAX_EXPRESSION_LENGTH)
-    names = _names("target_modules", value)
+    names = _names_or_expression("target_modules", targets)
+    if isinstance(names, str):
+        return names
+    names |= {name.removesuffix(".weight") for name in parameters}
     if not names:
         raise PeftConfigRejected(
             "target_modules", f'must list at least one module name, or be "{ALL_LINEAR}"'
         )
-    return names
+    is_tied = _boolean(fields, "ensure_weight_tying") and "embed_tokens" in names
+    return names | {"lm_head"} if is_tied else names
 
 
-def _excluded(value: object) -> frozenset[str] | str:
-    if isinstance(value, str):
-        return _name("exclude_modules", value, MAX_EXPRESSION_LENGTH)
-    return _names("exclude_modules", value)
-
-
-def _layers_pattern(value: object) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return (_name("layers_pattern", value),)
-    _names("layers_pattern", value)
-    return tuple(cast(Sequence[str], value))
+def _names_or_expression(name: str, value: object) -> frozenset[str] | str:
+    return _name(name, value, MAX_EXPRESSION_LENGTH) if isinstance(value, str) else _names(name, value)
 
 
 def _names(name: str, value: object) -> frozenset[str]:

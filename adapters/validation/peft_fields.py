@@ -21,11 +21,10 @@ USED: Final = {
     "target_modules": "modules that have LoRA; q_proj and v_proj where it is missing, as in PEFT",
     "exclude_modules": "modules that have none",
     "target_parameters": "weights of linear modules, as if target_modules named the modules",
-    "layers_to_transform": "layers of target_modules",
-    "layers_pattern": "where the number of a layer stands",
+    "layers_to_transform": "numbers of layers in which target_modules count",
     "init_lora_weights": "an initialisation that changes the base weights is refused",
     "modules_to_save": "must be untouched copies of the base model's embedding or head",
-    "ensure_weight_tying": "the head has the embedding's LoRA",
+    "ensure_weight_tying": "target_modules that name embed_tokens name lm_head too",
     "base_model_name_or_path": "another model is a warning",
 }
 
@@ -37,6 +36,7 @@ IGNORED: Final = {
     "eva_config": "of an initialisation",
     "fan_in_fan_out": "of Conv1D; PEFT sets it to false for linear layers",
     "inference_mode": "whether PEFT trains",
+    "layers_pattern": "where the number of a layer stands, which is one place in every architecture that is served",
     "lora_dropout": "during training only",
     "lora_ga_config": "of an initialisation",
     "loftq_config": "of an initialisation",

@@ -5,22 +5,23 @@ Names are those that PEFT saw: of a model that was trained without its head, `la
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Final, TypeVar
 
 from loraplex.adapters.target_modules import ATTENTION, AdaptableModule
 from loraplex.adapters.validation.expressions import Expression, MatchBudget
 from loraplex.adapters.validation.peft_config import PeftConfig
 
-_PROJECTIONS: Final = ATTENTION | {"gate_proj", "up_proj", "down_proj"}
-_PARENTS: Final = frozenset({"language_model", "model", "layers", "self_attn", "mlp"})
-_WORDS: Final = _PROJECTIONS | _PARENTS | {"embed_tokens", "lm_head"}
+_WORDS: Final = ATTENTION | {
+    *("gate_proj", "up_proj", "down_proj", "embed_tokens", "lm_head"),
+    *("language_model", "model", "layers", "self_attn", "mlp"),
+}
+"""Parts of names that a dot divides wherever they stand in a key."""
 _Value = TypeVar("_Value", int, float)
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_]+")
-_ANY_LAYERS: Final = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")
 _KEY_FRAME: Final = r"(.*\.)?({})$"
-_LAYER_FRAME: Final = r"(?:^|.*?\.){}\.(?P<idx>\d+)\."
 
 
 class ModuleMatcher:
@@ -29,50 +30,28 @@ class ModuleMatcher:
     def __init__(self, config: PeftConfig) -> None:
         self._config = config
         budget = MatchBudget()
-        targets, excluded = config.target_modules, config.exclude_modules
-        self._target = budget.compile("target_modules", targets) if isinstance(targets, str) else None
-        self._excluded = budget.compile("exclude_modules", excluded) if isinstance(excluded, str) else None
-        self._layers = [
-            budget.compile("layers_pattern", each, _LAYER_FRAME)
-            for each in config.layers_pattern
-            if config.layers_to_transform is not None
-        ]
+        self._named = _predicate("target_modules", config.target_modules or frozenset(), budget)
+        self._excluded = _predicate("exclude_modules", config.exclude_modules, budget)
         self._ranks = PatternKeys("rank_pattern", config.rank_pattern, budget)
         self._alphas = PatternKeys("alpha_pattern", config.alpha_pattern, budget)
-
-    @property
-    def is_literal(self) -> bool:
+        self.is_literal = not budget.expressions
         """Whether the configuration holds names only."""
-        expressions = self._target or self._excluded or self._ranks.expressions or self._alphas.expressions
-        return (
-            not expressions
-            and not self._config.ensure_weight_tying
-            and all(each.source == "layers" for each in self._layers)
-        )
 
     def targets(self, name: str, module: AdaptableModule) -> bool:
         """Return whether PEFT would put LoRA on `module`, which it saw under `name`."""
-        endings = endings_of(name)
-        if self._excludes(name, endings) or not self._config.modules_to_save.isdisjoint(endings):
+        if self._excluded(name) or not self._config.modules_to_save.isdisjoint(endings_of(name)):
             return False
-        targets = self._config.target_modules
+        targets, layers = self._config.target_modules, self._config.layers_to_transform
         if targets is None:
             return module.layer is not None
-        if isinstance(targets, str):
-            return self._target is not None and self._target.match(name) is not None
-        if name in targets:
-            return True
-        if self._config.ensure_weight_tying and module.path == "lm_head" and "embed_tokens" in targets:
-            return True
-        return not targets.isdisjoint(endings) and self._has_layer(name)
+        # A whole name in the list counts in every layer; an expression has no `layers_to_transform`.
+        return self._named(name) and (layers is None or module.layer in layers or name in targets)
 
     def rank_of(self, name: str) -> int:
-        key = self._ranks.first(name)
-        return self._config.rank if key is None else self._config.rank_pattern[key]
+        return self._config.rank_pattern.get(self._ranks.first(name), self._config.rank)
 
     def alpha_of(self, name: str) -> float:
-        key = self._alphas.first(name)
-        return self._config.alpha if key is None else self._config.alpha_pattern[key]
+        return self._config.alpha_pattern.get(self._alphas.first(name), self._config.alpha)
 
     def scale_of(self, name: str) -> float:
         """Return alpha / rank, or alpha / sqrt(rank) with rank stabilisation (arXiv 2312.03732)."""
@@ -83,20 +62,6 @@ class ModuleMatcher:
         """Return the keys of both patterns that decide for none of the modules."""
         names = list(names)
         return [f"{keys.field}.{key}" for keys in (self._ranks, self._alphas) for key in keys.unused(names)]
-
-    def _excludes(self, name: str, endings: tuple[str, ...]) -> bool:
-        excluded = self._config.exclude_modules
-        if isinstance(excluded, str):
-            return self._excluded is not None and self._excluded.match(name) is not None
-        return not excluded.isdisjoint(endings)
-
-    def _has_layer(self, name: str) -> bool:
-        layers = self._config.layers_to_transform
-        if layers is None:
-            return True
-        patterns: Iterable[Expression | re.Pattern[str]] = self._layers or (_ANY_LAYERS,)
-        found = next((match for each in patterns if (match := each.match(name))), None)
-        return found is not None and int(found["idx"]) in layers
 
 
 class PatternKeys:
@@ -109,30 +74,33 @@ class PatternKeys:
         self.field = field
         self._keys = list(pattern)
         self._literal: dict[str, int] = {}
-        self.expressions: list[tuple[int, Expression]] = []
-        self._found: dict[str, str | None] = {}
+        self._expressions: list[tuple[int, Expression]] = []
         for position, key in enumerate(self._keys):
             if (literal := _literal(key)) is not None:
                 self._literal.setdefault(literal, position)
             else:
-                self.expressions.append((position, budget.compile(field, key, _KEY_FRAME)))
+                self._expressions.append((position, budget.compile(field, key, _KEY_FRAME)))
+        self.first: Callable[[str], str] = cache(self._first)
+        """The key that decides for a name; "" where none does."""
 
-    def first(self, name: str) -> str | None:
-        if name not in self._found:
-            self._found[name] = self._find(name)
-        return self._found[name]
-
-    def unused(self, names: Collection[str]) -> list[str]:
+    def unused(self, names: Iterable[str]) -> list[str]:
         used = {self.first(name) for name in names}
         return [key for key in self._keys if key not in used]
 
-    def _find(self, name: str) -> str | None:
+    def _first(self, name: str) -> str:
         found = [self._literal[key] for key in (f"^{name}", *endings_of(name)) if key in self._literal]
         first = min(found, default=len(self._keys))
-        for position, expression in self.expressions:
-            if position < first and expression.match(name) is not None:
+        for position, expression in self._expressions:
+            if position < first and expression.matches(name):
                 return self._keys[position]
-        return self._keys[first] if found else None
+        return self._keys[first] if found else ""
+
+
+def _predicate(field: str, names: frozenset[str] | str, budget: MatchBudget) -> Callable[[str], bool]:
+    """Return whether a list or an expression names a module."""
+    if isinstance(names, str):
+        return budget.compile(field, names).matches
+    return lambda name: not names.isdisjoint(endings_of(name))
 
 
 def resolved(
@@ -149,7 +117,6 @@ def resolved(
         target_modules=frozenset(short_names(seen, modules)),
         exclude_modules=frozenset(),
         layers_to_transform=None,
-        layers_pattern=(),
         rank_pattern={k: v for k, v in _shortened(ranks, seen).items() if v != config.rank},
         alpha_pattern={k: v for k, v in _shortened(alphas, seen).items() if v != config.alpha},
     )

@@ -96,9 +96,7 @@ def targets_without_tensors(
     missing = {
         path: path.rpartition(".")[2]
         for path, module in assignment.modules.items()
-        if path not in assignment.seen
-        and matcher.targets(path, module)
-        and not (manifest.ensure_weight_tying and path == "lm_head")
+        if path not in assignment.seen and matcher.targets(path, module)
     }
     known = {ending for path in assignment.modules for ending in endings_of(path)}
     present = {path.rpartition(".")[2] for path in assignment.seen}

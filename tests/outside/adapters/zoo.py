@@ -190,6 +190,7 @@ VOCABULARY = [
     S(
         name="untied with ensure_weight_tying",
         lora={"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True},
+        warned="no tensor for lm_head",
     ),
     S(name="copies of embedding and head", save={"save_embedding_layers": True}),
     S(name="copies, tied", base="tied", save={"save_embedding_layers": True}),
