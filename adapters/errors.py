@@ -59,6 +59,10 @@ class HeaderRejected(AdapterRejected):
         super().__init__("header", subject, message)
 
 
+Problem = tuple[str, str]
+"""(the tensor, module or field, what is wrong with it)"""
+
+
 class TensorsRejected(AdapterRejected):
     def __init__(self, check: str, subject: str, message: str, report: "ValidationReport") -> None:
         super().__init__(check, subject, message)

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from loraplex.adapters.errors import Problem
 from loraplex.adapters.storage.safe_files import CHUNK_BYTES, read_exactly
 from loraplex.adapters.validation.safetensors_header import TensorEntry
-from loraplex.adapters.validation.tensor_names import Problem, TensorAssignment
+from loraplex.adapters.validation.tensor_names import TensorAssignment
 
 _DIFFERS = (
     "differs from the base model's own: as bfloat16 its SHA-256 begins with {}, the base model's with {}; it was trained, or"
@@ -24,24 +25,23 @@ _UNCOMPARABLE = (
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 
 
-def copy_digests(descriptor: int, assignment: TensorAssignment) -> dict[str, str]:
-    """Return the digest of each copy by its tensor's name. Raises `EOFError` when the file shrinks."""
-    return {entry.name: _bfloat16_sha256(descriptor, entry) for _, entry in assignment.base_copies}
-
-
 def copy_problems(
-    assignment: TensorAssignment, digests: Mapping[str, str], base: Mapping[str, str]
+    descriptor: int, assignment: TensorAssignment, base: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """Every copy must equal the base model's tensor (`base`: SHA-256 by path).
+    """Every copy must equal the base model's tensor (`base`: SHA-256 by path). Raises `EOFError` when the file shrinks.
 
     Beside a LoRA, PEFT writes one unasked: where it cannot be compared it is let pass, with a warning.
     """
     for path, entry in assignment.base_copies:
-        found, own = digests[entry.name], base.get(path)
-        if own is not None and found != own:
-            yield entry.name, _DIFFERS.format(found[:16], own[:16])
-        if own is None and path not in assignment.paths:
+        module, own = assignment.modules[path], base.get(path)
+        shape = (module.out_features, module.in_features)
+        expected = list(reversed(shape) if module.is_embedding else shape)
+        if list(entry.shape) != expected:
+            yield entry.name, f"must have the base model's shape {expected}, not {list(entry.shape)}"
+        elif own is None and path not in assignment.paths:
             yield entry.name, _UNCOMPARABLE
+        elif own is not None and (found := _bfloat16_sha256(descriptor, entry)) != own:
+            yield entry.name, _DIFFERS.format(found[:16], own[:16])
 
 
 def _bfloat16_sha256(descriptor: int, entry: TensorEntry) -> str:

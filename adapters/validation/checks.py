@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from loraplex.adapters.errors import PeftConfigRejected, TensorsRejected
+from loraplex.adapters.errors import PeftConfigRejected, Problem, TensorsRejected
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.report import Check, ValidationReport
 from loraplex.adapters.storage.safe_files import OpenFile
 from loraplex.adapters.target_modules import AdaptableModule, BaseModel
-from loraplex.adapters.validation.base_copies import copy_digests, copy_problems
+from loraplex.adapters.validation.base_copies import copy_problems
 from loraplex.adapters.validation.peft_config import PeftConfig
 from loraplex.adapters.validation.peft_matching import ModuleMatcher, resolved, short_names
 from loraplex.adapters.validation.safetensors_header import TensorEntry, read_header
@@ -20,10 +20,8 @@ from loraplex.adapters.validation.shown import shown
 from loraplex.adapters.validation.tensor_aliases import TensorNames, plain_names, renamed
 from loraplex.adapters.validation.tensor_names import (
     LoraPair,
-    Problem,
     TensorAssignment,
     assign_tensors,
-    copy_shape_problems,
     pair_problems,
     pairs,
     rank_problems,
@@ -34,31 +32,23 @@ from loraplex.adapters.validation.tensor_names import (
 )
 from loraplex.adapters.validation.tensor_scan import TensorValues, scan_tensor
 
+MANIFEST_PASSED: Final = Check("manifest", True, "adapter_config.json describes a plain LoRA")
 MAX_LISTED: Final = 20
 """Names in one line of a report."""
 
 
 class Checklist:
-    """Builds a report; the first problem of a check ends it. A check that runs in two parts stands in it once."""
+    """Builds a report; the first problem of a check ends it."""
 
-    def __init__(self, report: ValidationReport) -> None:
-        self.report = report
+    def __init__(self) -> None:
+        self.report = ValidationReport()
 
-    def require(self, name: str, problems: Iterable[Problem], passed: str) -> None:
-        problem = next(iter(problems), None)
-        if problem is None:
-            self._put(Check(name, True, passed))
-            return
-        subject, message = problem
-        self._put(Check(name, False, f"{subject}: {message}"))
-        raise TensorsRejected(name, subject, message, self.report)
-
-    def warn(self, name: str, detail: str) -> None:
-        self._put(Check(name, True, detail, warning=True))
-
-    def _put(self, check: Check) -> None:
-        earlier = [each for each in self.report.checks if each.name != check.name]
-        self.report = ValidationReport((*earlier, check))
+    def require(self, name: str, problems: Iterable[Problem], passed: str, warning: str = "") -> None:
+        """`warning`: what is said instead of `passed`, where it is not empty."""
+        for subject, message in problems:
+            self.report = self.report.with_check(Check(name, False, f"{subject}: {message}"))
+            raise TensorsRejected(name, subject, message, self.report)
+        self.report = self.report.with_check(Check(name, True, warning or passed, warning=bool(warning)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +93,7 @@ def match_stored(
     plain = {renamed(name, manifest.tensor_names): entry for name, entry in header.items()}
     assignment = assign_tensors(plain, modules, {})
     matcher = ModuleMatcher(manifest)
-    checklist = Checklist(ValidationReport())
+    checklist = Checklist()
     checklist.require("tensor_names", assignment.unknown, "")
     checklist.require("target_modules", target_problems(matcher, assignment), "")
     _check_fit(checklist, matcher, assignment)
@@ -117,12 +107,12 @@ def _check_targets(
     targeted = f"{len(assignment.paths)} modules are targeted and have tensors"
     if not isinstance(manifest.target_modules, frozenset):
         targeted = f"{targeted}: {_listed(short_names(assignment.seen, assignment.modules))}"
-    checklist.require("target_modules", problems, targeted)
-    if missing := targets_without_tensors(manifest, matcher, assignment):
-        checklist.warn("target_modules", f"{targeted}; the file holds no tensor for {_listed(missing)}")
-    checklist.require("patterns", (), "every pattern matches a targeted module")
-    if unused := matcher.unused_keys(assignment.seen.values()):
-        checklist.warn("patterns", f"{_listed(unused)} matches no targeted module")
+    missing = targets_without_tensors(manifest, matcher, assignment)
+    warning = f"{targeted}; the file holds no tensor for {_listed(missing)}" if missing else ""
+    checklist.require("target_modules", problems, targeted, warning)
+    unused = matcher.unused_keys(assignment.seen.values())
+    warning = f"{_listed(unused)} matches no targeted module" if unused else ""
+    checklist.require("patterns", (), "every pattern matches a targeted module", warning)
 
 
 def _check_fit(checklist: Checklist, matcher: ModuleMatcher, assignment: TensorAssignment) -> None:
@@ -130,9 +120,6 @@ def _check_fit(checklist: Checklist, matcher: ModuleMatcher, assignment: TensorA
     checklist.require("shapes", shape_problems(assignment), "every tensor fits its module")
     checklist.require(
         "ranks", rank_problems(matcher, assignment), "every rank is that of adapter_config.json"
-    )
-    checklist.require(
-        "base_copies", copy_shape_problems(assignment), "no copy of base weights has another shape"
     )
 
 
@@ -143,7 +130,7 @@ def validate_adapter(
 
     Raises `HeaderRejected`, `PeftConfigRejected` or `TensorsRejected`, or `EOFError` when the file shrinks.
     """
-    checklist = Checklist(ValidationReport())
+    checklist = Checklist()
     header = read_header(weights, limits)
     _report_manifest(checklist, manifest, base)
     checklist.require("header", (), f"{len(header)} tensors cover the file's {weights.size} bytes exactly")
@@ -156,16 +143,14 @@ def validate_adapter(
 
 
 def _report_manifest(checklist: Checklist, manifest: PeftConfig, base: BaseModel) -> None:
-    passed = "adapter_config.json describes a plain LoRA"
-    checklist.require("manifest", (), passed)
     notes = [f"PEFT's defaults are used: {', '.join(manifest.defaults)}"] if manifest.defaults else []
     if base.names and manifest.base_model and not base.is_named(manifest.base_model):
         notes.append(
             f"base_model_name_or_path is {shown(manifest.base_model)}, and this server serves {base.names[0]}:"
             " an adapter of another model answers badly"
         )
-    if notes:
-        checklist.warn("manifest", f"{passed}. {'. '.join(notes)}")
+    passed = MANIFEST_PASSED.detail
+    checklist.require("manifest", (), passed, ". ".join((passed, *notes)) if notes else "")
 
 
 def _names_found(header: Mapping[str, TensorEntry], names: TensorNames) -> str:
@@ -186,19 +171,13 @@ def _listed(names: Iterable[str]) -> str:
 def _check_base_copies(
     checklist: Checklist, assignment: TensorAssignment, weights: OpenFile, base: BaseModel
 ) -> None:
-    if not assignment.base_copies:
-        return
-    entries = sorted(entry.name for _, entry in assignment.base_copies)
-    nbytes = sum(entry.nbytes for _, entry in assignment.base_copies)
-    found = f"{', '.join(entries)}: {nbytes} bytes"
-    digests = copy_digests(weights.descriptor, assignment)
-    problems = copy_problems(assignment, digests, base.vocabulary_sha256)
-    checklist.require("base_copies", problems, f"{found} equal the base model's own, which are used")
-    if any(path not in base.vocabulary_sha256 for path, _ in assignment.base_copies):
-        checklist.warn(
-            "base_copies",
-            f"{found} cannot be compared; the base model's own weights are used instead of this copy",
-        )
+    entries = sorted((entry.name, entry.nbytes) for _, entry in assignment.base_copies)
+    found = f"{', '.join(name for name, _ in entries)}: {sum(nbytes for _, nbytes in entries)} bytes"
+    passed = f"{found} equal the base model's own, which are used" if entries else "no base weights are copied"
+    warning = f"{found} cannot be compared; the base model's own weights are used instead of this copy"
+    problems = copy_problems(weights.descriptor, assignment, base.vocabulary_sha256)
+    is_compared = all(path in base.vocabulary_sha256 for path, _ in assignment.base_copies)
+    checklist.require("base_copies", problems, passed, "" if is_compared else warning)
 
 
 def _finite_problems(values: Mapping[str, TensorValues]) -> Iterator[Problem]:
@@ -210,10 +189,9 @@ def _finite_problems(values: Mapping[str, TensorValues]) -> Iterator[Problem]:
 def _check_effect(
     checklist: Checklist, lora_pairs: tuple[LoraPair, ...], values: Mapping[str, TensorValues]
 ) -> None:
-    if any(
+    has_effect = any(
         pair.scale and not values[pair.a.name].all_zero and not values[pair.b.name].all_zero
         for pair in lora_pairs
-    ):
-        checklist.require("effect", (), "the adapter changes the base model")
-    else:
-        checklist.warn("effect", "in every module A, B or alpha is zero: the adapter changes nothing")
+    )
+    warning = "" if has_effect else "in every module A, B or alpha is zero: the adapter changes nothing"
+    checklist.require("effect", (), "the adapter changes the base model", warning)

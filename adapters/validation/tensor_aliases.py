@@ -1,30 +1,47 @@
-"""PEFT's plain name for each tensor of a file whose names have the marks of known wrappers.
+"""Reads the name of each tensor of a file, also where it has the marks of known wrappers.
 
-Invariant: the file is never rewritten. A table of the names that differ is part of the adapter's stored configuration, so
-that a later version of these rules reads a stored adapter as it was validated. Layers share a row: their number is `*` in it.
+Invariant: the file is never rewritten. A table of the names that differ from PEFT's is part of the adapter's stored
+configuration, so that a later version of these rules reads a stored adapter as it was validated. Layers share a row of the
+table: their number is `*` in it.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
+from loraplex.adapters.errors import Problem
 from loraplex.adapters.target_modules import AdaptableModule
-from loraplex.adapters.validation.tensor_names import HALVES, PREFIX, TRAINING_ONLY, Problem
 
-WRAPPERS: Final = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""Of torch.compile, FSDP and activation checkpoints; `module` of DDP stands in front only."""
-MAX_ROWS: Final = 128
-_DDP: Final = "module"
+PREFIX: Final = "base_model.model."
+WRAPPERS: Final = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module"})
+"""Of torch.compile, FSDP, activation checkpoints and DDP."""
+Role: TypeAlias = Literal["A", "B", "copy", "unused"]
+_ROLES: Final[Mapping[str, Role]] = {
+    "lora_A.weight": "A",
+    "lora_B.weight": "B",
+    "lora_embedding_A": "A",
+    "lora_embedding_B": "B",
+    "weight": "copy",
+    "base_layer.weight": "copy",
+    "modules_to_save.weight": "copy",
+    # VeLoRA keeps it for its backward pass; the forward pass is plain LoRA.
+    "lora_velora_embed": "unused",
+}
+"""By what follows the module in PEFT's name."""
+_ENDS: Final = frozenset(ending.partition(".")[0] for ending in _ROLES)
 _MULTIMODAL: Final = "language_model"
-_SAVED: Final = "modules_to_save"
 _ANY_LAYER: Final = "*"
-_ENDS: Final = frozenset({*HALVES, TRAINING_ONLY, "base_layer", "weight", _SAVED})
-_PLAIN_ENDINGS: Final = frozenset(
-    {
-        *("weight", "base_layer.weight", TRAINING_ONLY, "lora_embedding_A", "lora_embedding_B"),
-        *("lora_A.weight", "lora_B.weight"),
-    }
-)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorName:
+    """`seen`: the name under which PEFT saw the module. `adapter`: its name in PEFT, where the tensor's name has it."""
+
+    plain: str
+    module: AdaptableModule
+    role: Role
+    seen: str
+    adapter: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +57,24 @@ class TensorNames:
     problems: tuple[Problem, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Alias:
-    """`adapter` is the adapter's name in PEFT where the tensor's name has it."""
-
-    canonical: str
-    path: str
-    seen: str
-    adapter: str | None
+def read_name(name: str, modules: Mapping[str, AdaptableModule]) -> TensorName | None:
+    """Return what the tensor is; None if it belongs to no module, or has no role in this one."""
+    parts = [part for part in name.split(".") if part not in WRAPPERS]
+    if parts[:2] == PREFIX.split(".")[:2]:
+        parts = parts[2:]
+    end = next((i for i, part in enumerate(parts) if part in _ENDS), len(parts))
+    seen, ending = parts[:end], parts[end:]
+    adapter = None
+    if len(ending) > 1 and ending[0] not in ("weight", "base_layer") and ".".join(ending) not in _ROLES:
+        adapter = ending.pop(1)
+    # A model of text and images has the language model inside; a model without its head is the inner `model`.
+    text = ".".join(part for part in seen if part != _MULTIMODAL)
+    module = modules.get(text) or modules.get(f"model.{text}")
+    role = _ROLES.get(".".join(ending))
+    if module is None or role is None or not _has_role(module, role, ending[0]):
+        return None
+    plain = f"{PREFIX}{module.path}.{'.'.join(ending)}"
+    return TensorName(plain, module, role, ".".join(seen), adapter)
 
 
 def plain_names(names: Iterable[str], modules: Mapping[str, AdaptableModule]) -> TensorNames:
@@ -56,32 +83,27 @@ def plain_names(names: Iterable[str], modules: Mapping[str, AdaptableModule]) ->
     sources: dict[str, str] = {}
     seen: dict[str, str] = {}
     table: dict[str, str] = {}
-    adapters: set[str] = set()
+    adapters: dict[str, str] = {}
     problems: list[Problem] = []
     for name in names:
-        alias = _alias(name, modules)
-        canonical[name] = plain = name if alias is None else alias.canonical
+        found = read_name(name, modules)
+        canonical[name] = plain = name if found is None else found.plain
         other = sources.setdefault(plain, name)
         if other != name:
             problems.append((name, f"is the same tensor as {other}: {plain}"))
-        if alias is None:
+        if found is None:
             continue
-        if seen.setdefault(alias.path, alias.seen) != alias.seen:
-            problems.append((name, f"names the module {alias.path} in another way than its other tensors"))
-        adapters.update(() if alias.adapter is None else (alias.adapter,))
+        path = found.module.path
+        if seen.setdefault(path, found.seen) != found.seen:
+            problems.append((name, f"names the module {path} in another way than its other tensors"))
+        if found.adapter is not None:
+            adapters.setdefault(found.adapter, name)
         if plain != name:
             table[_row(name)[0]] = _row(plain)[0]
     if len(adapters) > 1:
         shown = ", ".join(sorted(adapters)[:4])
         problems.append(
-            (next(iter(canonical)), f"the file holds {len(adapters)} adapters ({shown}); save one")
-        )
-    if len(table) > MAX_ROWS:
-        problems.append(
-            (
-                next(iter(table)),
-                f"names differ from PEFT's in more than {MAX_ROWS} ways; save the unwrapped model",
-            )
+            (next(iter(adapters.values())), f"the file holds {len(adapters)} adapters ({shown}); save one")
         )
     return TensorNames(canonical, seen, table, tuple(problems))
 
@@ -92,6 +114,12 @@ def renamed(name: str, table: Mapping[str, str]) -> str:
     return table[row].replace(_ANY_LAYER, layer) if row in table else name
 
 
+def _has_role(module: AdaptableModule, role: Role, end: str) -> bool:
+    if role == "copy":
+        return module.layer is None
+    return role == "unused" or module.is_embedding == end.startswith("lora_embedding")
+
+
 def _row(name: str) -> tuple[str, str]:
     """Return the name with `*` in place of the number of its layer, and the number."""
     parts = name.split(".")
@@ -99,39 +127,3 @@ def _row(name: str) -> tuple[str, str]:
     if index is None:
         return name, ""
     return ".".join((*parts[:index], _ANY_LAYER, *parts[index + 1 :])), parts[index]
-
-
-def _alias(name: str, modules: Mapping[str, AdaptableModule]) -> _Alias | None:
-    parts = [part for part in name.split(".") if part not in WRAPPERS]
-    while parts[:1] == [_DDP]:
-        parts = parts[1:]
-    if parts[:2] == PREFIX.split(".")[:2]:
-        parts = parts[2:]
-    end = next((i for i, part in enumerate(parts) if part in _ENDS), None)
-    if end is None:
-        return None
-    rest, adapter = _ending(parts[end:])
-    path = _module_path(parts[:end], modules)
-    if rest is None or path is None:
-        return None
-    return _Alias(f"{PREFIX}{path}.{rest}", path, ".".join(parts[:end]), adapter)
-
-
-def _ending(parts: list[str]) -> tuple[str | None, str | None]:
-    """Return what follows the module, without the adapter's name, and that name."""
-    adapter = None
-    if parts[0] in HALVES or parts[0] in (TRAINING_ONLY, _SAVED):
-        has_weight = parts[-1] == "weight"
-        if len(parts) == 2 + has_weight:
-            adapter = parts.pop(1)
-    ending = ".".join(parts)
-    if ending == f"{_SAVED}.weight":
-        ending = "weight"
-    return (ending if ending in _PLAIN_ENDINGS else None), adapter
-
-
-def _module_path(parts: list[str], modules: Mapping[str, AdaptableModule]) -> str | None:
-    """The module of this name, also in a model of text and images, or in a model without its head."""
-    text = [part for part in parts if part != _MULTIMODAL]
-    names = (".".join(parts), ".".join(text), ".".join(("model", *text)))
-    return next((name for name in names if name in modules), None)

@@ -3,18 +3,13 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from loraplex.adapters.errors import Problem
 from loraplex.adapters.target_modules import AdaptableModule
 from loraplex.adapters.validation.peft_config import PeftConfig
 from loraplex.adapters.validation.peft_matching import ModuleMatcher, endings_of
 from loraplex.adapters.validation.safetensors_header import TensorEntry
+from loraplex.adapters.validation.tensor_aliases import PREFIX, read_name
 
-PREFIX = "base_model.model."
-HALVES = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
-TRAINING_ONLY = "lora_velora_embed"
-"""VeLoRA keeps it for its backward pass; the forward pass is plain LoRA."""
-_LINEAR_HALVES = (".lora_A.weight", ".lora_B.weight")
-_EMBEDDING_HALVES = (".lora_embedding_A", ".lora_embedding_B")
-_COPIES = (".base_layer.weight", ".weight")
 _REFUSED_PARTS = {
     "lora_magnitude_vector": "DoRA is not supported: convert it by peft.convert_to_lora, or train with use_dora=False",
     "modules_to_save": "whole trained modules (modules_to_save) are not supported",
@@ -25,9 +20,6 @@ _REFUSED_PARTS = {
     "lora_a": "is in the format of mlx-lm; save the adapter with PEFT",
     "lora_b": "is in the format of mlx-lm; save the adapter with PEFT",
 }
-
-Problem = tuple[str, str]
-"""(the tensor, module or field, what is wrong with it)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +56,19 @@ def assign_tensors(
     header: Mapping[str, TensorEntry], modules: Mapping[str, AdaptableModule], seen: Mapping[str, str]
 ) -> TensorAssignment:
     """`header`: by plain names; errors name the tensor of the file."""
-    halves: tuple[dict[str, TensorEntry], dict[str, TensorEntry]] = ({}, {})
+    halves: dict[str, dict[str, TensorEntry]] = {"A": {}, "B": {}}
     base_copies: list[tuple[str, TensorEntry]] = []
     unknown: list[Problem] = []
     for name, entry in header.items():
-        path, half = _split(name, modules)
-        if path is not None and half is not None:
-            halves[half][path] = entry
-        elif path is not None:
-            base_copies.append((path, entry))
-        elif name.removeprefix(PREFIX).removesuffix(f".{TRAINING_ONLY}") not in modules:
+        found = read_name(name, modules)
+        if found is None:
             unknown.append((entry.name, _why_unknown(name, modules)))
-    names = {path: seen.get(path, path) for path in (*halves[0], *halves[1])}
-    return TensorAssignment(modules, names, *halves, tuple(base_copies), tuple(unknown))
+        elif found.role == "copy":
+            base_copies.append((found.module.path, entry))
+        elif found.role in halves:
+            halves[found.role][found.module.path] = entry
+    names = {path: seen.get(path, path) for path in (*halves["A"], *halves["B"])}
+    return TensorAssignment(modules, names, halves["A"], halves["B"], tuple(base_copies), tuple(unknown))
 
 
 def target_problems(matcher: ModuleMatcher, assignment: TensorAssignment) -> Iterator[Problem]:
@@ -131,17 +123,6 @@ def rank_problems(matcher: ModuleMatcher, assignment: TensorAssignment) -> Itera
                 yield entry.name, f"has the rank {entry.shape[axis]}, adapter_config.json says {rank}"
 
 
-def copy_shape_problems(assignment: TensorAssignment) -> Iterator[Problem]:
-    """Check copies of the vocabulary's rows, [vocab, hidden]."""
-    for path, entry in assignment.base_copies:
-        module = assignment.modules[path]
-        expected = [module.in_features, module.out_features]
-        if not module.is_embedding:
-            expected.reverse()
-        if list(entry.shape) != expected:
-            yield entry.name, f"must have the base model's shape {expected}, not {list(entry.shape)}"
-
-
 def saved_module_problems(manifest: PeftConfig, assignment: TensorAssignment) -> Iterator[Problem]:
     """PEFT loads no file that lacks a module of `modules_to_save`; it passes over names that the model does not have."""
     copied = {ending for path, _ in assignment.base_copies for ending in endings_of(path)}
@@ -162,22 +143,6 @@ def pairs(matcher: ModuleMatcher, assignment: TensorAssignment) -> tuple[LoraPai
         )
         for path in sorted(assignment.paths)
     )
-
-
-def _split(name: str, modules: Mapping[str, AdaptableModule]) -> tuple[str | None, int | None]:
-    """Return the module's path and half (0 for A, 1 for B; None for a copy of the vocabulary's rows)."""
-    if not name.startswith(PREFIX):
-        return None, None
-    for halves, embedding in ((_LINEAR_HALVES, False), (_EMBEDDING_HALVES, True)):
-        for half, suffix in enumerate(halves):
-            module = modules.get(name[len(PREFIX) : -len(suffix)]) if name.endswith(suffix) else None
-            if module is not None and module.is_embedding == embedding:
-                return module.path, half
-    for suffix in _COPIES:
-        module = modules.get(name[len(PREFIX) :].removesuffix(suffix)) if name.endswith(suffix) else None
-        if module is not None and module.layer is None:
-            return module.path, None
-    return None, None
 
 
 def _why_unknown(name: str, modules: Mapping[str, AdaptableModule]) -> str:

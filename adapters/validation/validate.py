@@ -12,13 +12,12 @@ from loraplex.adapters.report import Check, ValidationReport
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
 from loraplex.adapters.storage.safe_files import hash_descriptor, read_exactly
 from loraplex.adapters.target_modules import BaseModel
-from loraplex.adapters.validation.checks import validate_adapter
+from loraplex.adapters.validation.checks import MANIFEST_PASSED, validate_adapter
 from loraplex.adapters.validation.peft_config import parse_manifest
 from loraplex.adapters.validation.result import Validated, ValidationResult, refused, refused_by
 from loraplex.adapters.validation.upload_files import UploadFiles
 
 FILES_PASSED = Check("files", True, f"the folder holds {CONFIG_FILE} and {WEIGHTS_FILE} and nothing else")
-MANIFEST_PASSED = Check("manifest", True, "adapter_config.json describes a plain LoRA")
 
 
 def examine(files: UploadFiles, base: BaseModel, limits: AdapterLimits) -> Validated:
