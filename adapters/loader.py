@@ -24,7 +24,7 @@ from loraplex.adapters.target_modules import adaptable_modules
 from loraplex.adapters.validation.checks import match_stored
 from loraplex.adapters.validation.peft_config import parse_manifest
 from loraplex.adapters.validation.safetensors_header import TensorEntry, read_header
-from loraplex.adapters.validation.tensor_names import LoraPair
+from loraplex.adapters.validation.tensor_assignment import LoraPair
 from loraplex.engine.errors import AdapterLoadFailed
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef

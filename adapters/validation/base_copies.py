@@ -12,7 +12,7 @@ import numpy.typing as npt
 from loraplex.adapters.errors import Problem
 from loraplex.adapters.storage.safe_files import CHUNK_BYTES, read_exactly
 from loraplex.adapters.validation.safetensors_header import TensorEntry
-from loraplex.adapters.validation.tensor_names import TensorAssignment
+from loraplex.adapters.validation.tensor_assignment import TensorAssignment
 
 _DIFFERS = (
     "differs from the base model's own: as bfloat16 its SHA-256 begins with {}, the base model's with {}; it was trained, or"

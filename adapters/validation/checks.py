@@ -17,8 +17,7 @@ from loraplex.adapters.validation.peft_config import PeftConfig
 from loraplex.adapters.validation.peft_matching import ModuleMatcher, resolved, short_names
 from loraplex.adapters.validation.safetensors_header import TensorEntry, read_header
 from loraplex.adapters.validation.shown import shown
-from loraplex.adapters.validation.tensor_aliases import TensorNames, plain_names, renamed
-from loraplex.adapters.validation.tensor_names import (
+from loraplex.adapters.validation.tensor_assignment import (
     LoraPair,
     TensorAssignment,
     assign_tensors,
@@ -30,6 +29,7 @@ from loraplex.adapters.validation.tensor_names import (
     target_problems,
     targets_without_tensors,
 )
+from loraplex.adapters.validation.tensor_names import TensorNames, plain_names, renamed
 from loraplex.adapters.validation.tensor_scan import TensorValues, scan_tensor
 
 MANIFEST_PASSED: Final = Check("manifest", True, "adapter_config.json describes a plain LoRA")
@@ -173,7 +173,7 @@ def _check_base_copies(
 ) -> None:
     entries = sorted((entry.name, entry.nbytes) for _, entry in assignment.base_copies)
     found = f"{', '.join(name for name, _ in entries)}: {sum(nbytes for _, nbytes in entries)} bytes"
-    passed = f"{found} equal the base model's own, which are used" if entries else "no base weights are copied"
+    passed = f"{found} equal the base model's own, which are used" if entries else "the file holds none"
     warning = f"{found} cannot be compared; the base model's own weights are used instead of this copy"
     problems = copy_problems(weights.descriptor, assignment, base.vocabulary_sha256)
     is_compared = all(path in base.vocabulary_sha256 for path, _ in assignment.base_copies)

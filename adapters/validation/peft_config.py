@@ -32,7 +32,7 @@ class PeftConfig:
     """`target_modules` None means every projection of every layer ("all-linear"), a string is a regular expression.
 
     Patterns keep the order of the file, because the first key that matches a module decides. `tensor_names` is in canonical
-    configurations only (`tensor_aliases.py`); `match_tensors` checks it. `defaults` names what the file left out.
+    configurations only (`tensor_names.py`); `match_tensors` checks it. `defaults` names what the file left out.
     """
 
     rank: int

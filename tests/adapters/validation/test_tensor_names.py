@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loraplex.adapters.target_modules import AdaptableModule
-from loraplex.adapters.validation.tensor_aliases import plain_names, renamed
+from loraplex.adapters.validation.tensor_names import plain_names, renamed
 
 LAYERS = 126
 MODULES = {
