@@ -1,4 +1,4 @@
-"""`Expression`: a regular expression of a tenant, matched with a module's name as PEFT does, within bounds.
+"""`Expressions`: regular expressions of a tenant, matched with modules' names as PEFT does, within bounds.
 
 Invariant: it means what it means to Python's `re`, which PEFT uses, and all matching of one adapter ends in `BUDGET_S`.
 """
@@ -6,6 +6,7 @@ Invariant: it means what it means to Python's `re`, which PEFT uses, and all mat
 import re
 import time
 import warnings
+from collections.abc import Callable
 from typing import Final
 
 import regex
@@ -22,26 +23,21 @@ _BRACE_OR_CODE_POINT: Final = re.compile(r"\{(?!\d*,?\d*\})")
 _CODE_POINTS: Final = frozenset({r"\u", r"\U", r"\N"})
 
 
-class MatchBudget:
-    """The expressions of one adapter so far, and the seconds that are left for them."""
+class Expressions:
+    """The expressions of one adapter; `count`: so far."""
 
     def __init__(self) -> None:
-        self.left_s = BUDGET_S
-        self.expressions = 0
+        self.count = 0
+        self._left_s = BUDGET_S
 
-    def compile(self, field: str, source: str, frame: str = "{}") -> "Expression":
-        """Compile `source` within PEFT's `frame`. Raises `PeftConfigRejected`."""
-        self.expressions += 1
-        if self.expressions > MAX_EXPRESSIONS:
+    def compile(self, field: str, source: str, frame: str = "{}") -> Callable[[str], bool]:
+        """Return whether a name matches `source` within PEFT's `frame`; without a frame, the whole name.
+
+        Raises `PeftConfigRejected`; so does what it returns, when the time is over.
+        """
+        self.count += 1
+        if self.count > MAX_EXPRESSIONS:
             raise PeftConfigRejected(field, f"at most {MAX_EXPRESSIONS} regular expressions are allowed")
-        return Expression(self, field, source, frame)
-
-
-class Expression:
-    """One expression. Without a frame it must match the whole name; PEFT's frame anchors what it needs itself."""
-
-    def __init__(self, budget: MatchBudget, field: str, source: str, frame: str) -> None:
-        self._budget, self._field, self._source = budget, field, source
         _require_common_syntax(field, source)
         text = frame.format(source)
         try:
@@ -54,20 +50,20 @@ class Expression:
             raise PeftConfigRejected(
                 field, f"{shown(source)} is not a regular expression: {str(error)[:80]}"
             ) from error
-        self._search = compiled.fullmatch if frame == "{}" else compiled.match
+        search = compiled.fullmatch if frame == "{}" else compiled.match
 
-    def matches(self, name: str) -> bool:
-        """Raises `PeftConfigRejected` when the budget ends."""
-        started = time.monotonic()
-        try:
-            found = self._search(name, timeout=max(self._budget.left_s, 1e-6))
-        except TimeoutError as error:
-            raise PeftConfigRejected(
-                self._field,
-                f"the regular expression {shown(self._source)} takes more than {BUDGET_S:g} s to match",
-            ) from error
-        self._budget.left_s -= time.monotonic() - started
-        return found is not None
+        def matches(name: str) -> bool:
+            started = time.monotonic()
+            try:
+                found = search(name, timeout=max(self._left_s, 1e-6))
+            except TimeoutError as error:
+                raise PeftConfigRejected(
+                    field, f"the regular expression {shown(source)} takes more than {BUDGET_S:g} s to match"
+                ) from error
+            self._left_s -= time.monotonic() - started
+            return found is not None
+
+        return matches
 
 
 def _require_common_syntax(field: str, source: str) -> None:

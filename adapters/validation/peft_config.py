@@ -83,6 +83,7 @@ def parse_manifest(data: bytes, limits: AdapterLimits) -> PeftConfig:
     fields = cast(dict[str, object], document)
     tensor_names = cast(dict[str, str], fields.pop("tensor_names", None) or {})
     refuse_unsupported(fields)
+    base_model = fields.get("base_model_name_or_path")
     ranks = _pattern(fields, "rank_pattern")
     alphas = _pattern(fields, "alpha_pattern")
     config = PeftConfig(
@@ -98,7 +99,7 @@ def parse_manifest(data: bytes, limits: AdapterLimits) -> PeftConfig:
         layers_to_transform=_layers(fields.get("layers_to_transform")),
         modules_to_save=_names("modules_to_save", fields.get("modules_to_save") or []),
         tensor_names=tensor_names,
-        base_model=_text_or_none(fields.get("base_model_name_or_path")),
+        base_model=base_model if isinstance(base_model, str) else None,
         defaults=_defaults(fields),
     )
     if isinstance(config.target_modules, str) and config.layers_to_transform:
@@ -196,8 +197,3 @@ def _layers(value: object) -> frozenset[int] | None:
     ):
         raise PeftConfigRejected("layers_to_transform", f"must be layer numbers from 0 to {MAX_LAYER}")
     return frozenset(layers)
-
-
-def _text_or_none(value: object) -> str | None:
-    """PEFT only copies it, so whatever it is changes nothing."""
-    return value if isinstance(value, str) and value.isprintable() and len(value) <= MAX_NAME_LENGTH else None

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Final, TypeVar
 
 from loraplex.adapters.target_modules import ATTENTION, AdaptableModule
-from loraplex.adapters.validation.expressions import Expression, MatchBudget
+from loraplex.adapters.validation.expressions import Expressions
 from loraplex.adapters.validation.peft_config import PeftConfig
 
 _WORDS: Final = ATTENTION | {
@@ -29,12 +29,12 @@ class ModuleMatcher:
 
     def __init__(self, config: PeftConfig) -> None:
         self._config = config
-        budget = MatchBudget()
-        self._named = _predicate("target_modules", config.target_modules or frozenset(), budget)
-        self._excluded = _predicate("exclude_modules", config.exclude_modules, budget)
-        self._ranks = PatternKeys("rank_pattern", config.rank_pattern, budget)
-        self._alphas = PatternKeys("alpha_pattern", config.alpha_pattern, budget)
-        self.is_literal = not budget.expressions
+        expressions = Expressions()
+        self._named = _predicate("target_modules", config.target_modules or frozenset(), expressions)
+        self._excluded = _predicate("exclude_modules", config.exclude_modules, expressions)
+        self._ranks = PatternKeys("rank_pattern", config.rank_pattern, expressions)
+        self._alphas = PatternKeys("alpha_pattern", config.alpha_pattern, expressions)
+        self.is_literal = not expressions.count
         """Whether the configuration holds names only."""
 
     def targets(self, name: str, module: AdaptableModule) -> bool:
@@ -70,16 +70,16 @@ class PatternKeys:
     A key of plain names matches exactly the names that end in it, so only other keys run as expressions: `q.proj` matches q_proj.
     """
 
-    def __init__(self, field: str, pattern: Mapping[str, object], budget: MatchBudget) -> None:
+    def __init__(self, field: str, pattern: Mapping[str, object], expressions: Expressions) -> None:
         self.field = field
         self._keys = list(pattern)
         self._literal: dict[str, int] = {}
-        self._expressions: list[tuple[int, Expression]] = []
+        self._expressions: list[tuple[int, Callable[[str], bool]]] = []
         for position, key in enumerate(self._keys):
             if (literal := _literal(key)) is not None:
                 self._literal.setdefault(literal, position)
             else:
-                self._expressions.append((position, budget.compile(field, key, _KEY_FRAME)))
+                self._expressions.append((position, expressions.compile(field, key, _KEY_FRAME)))
         self.first: Callable[[str], str] = cache(self._first)
         """The key that decides for a name; "" where none does."""
 
@@ -90,16 +90,16 @@ class PatternKeys:
     def _first(self, name: str) -> str:
         found = [self._literal[key] for key in (f"^{name}", *endings_of(name)) if key in self._literal]
         first = min(found, default=len(self._keys))
-        for position, expression in self._expressions:
-            if position < first and expression.matches(name):
+        for position, matches in self._expressions:
+            if position < first and matches(name):
                 return self._keys[position]
         return self._keys[first] if found else ""
 
 
-def _predicate(field: str, names: frozenset[str] | str, budget: MatchBudget) -> Callable[[str], bool]:
+def _predicate(field: str, names: frozenset[str] | str, expressions: Expressions) -> Callable[[str], bool]:
     """Return whether a list or an expression names a module."""
     if isinstance(names, str):
-        return budget.compile(field, names).matches
+        return expressions.compile(field, names)
     return lambda name: not names.isdisjoint(endings_of(name))
 
 
