@@ -38,7 +38,7 @@ def copy_problems(
         expected = list(reversed(shape) if module.is_embedding else shape)
         if list(entry.shape) != expected:
             yield entry.name, f"must have the base model's shape {expected}, not {list(entry.shape)}"
-        elif own is None and path not in assignment.paths:
+        elif own is None and path not in assignment.seen:
             yield entry.name, _UNCOMPARABLE
         elif own is not None and (found := _bfloat16_sha256(descriptor, entry)) != own:
             yield entry.name, _DIFFERS.format(found[:16], own[:16])

@@ -104,7 +104,7 @@ def _check_targets(
     checklist: Checklist, manifest: PeftConfig, matcher: ModuleMatcher, assignment: TensorAssignment
 ) -> None:
     problems = (*target_problems(matcher, assignment), *saved_module_problems(manifest, assignment))
-    targeted = f"{len(assignment.paths)} modules are targeted and have tensors"
+    targeted = f"{len(assignment.seen)} modules are targeted and have tensors"
     if not isinstance(manifest.target_modules, frozenset):
         targeted = f"{targeted}: {_listed(short_names(assignment.seen, assignment.modules))}"
     missing = targets_without_tensors(manifest, matcher, assignment)

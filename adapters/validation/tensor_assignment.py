@@ -35,9 +35,9 @@ class LoraPair:
 
 @dataclass(frozen=True, slots=True)
 class TensorAssignment:
-    """The file's tensors by their role. A module is in `a` or `b` under its path.
+    """The file's tensors by their role; `a` and `b` by their module's path.
 
-    `seen`: by path, the name under which PEFT saw a module. `base_copies`: copies of base weights, with their module's path.
+    `seen`: by path, the name under which PEFT saw a module of `a` or `b`. `base_copies`: with their module's path.
     """
 
     modules: Mapping[str, AdaptableModule]
@@ -46,10 +46,6 @@ class TensorAssignment:
     b: Mapping[str, TensorEntry]
     base_copies: tuple[tuple[str, TensorEntry], ...]
     unknown: tuple[Problem, ...]
-
-    @property
-    def paths(self) -> frozenset[str]:
-        return frozenset((*self.a, *self.b))
 
 
 def assign_tensors(
@@ -73,7 +69,7 @@ def assign_tensors(
 
 def target_problems(matcher: ModuleMatcher, assignment: TensorAssignment) -> Iterator[Problem]:
     """Every module with tensors must be targeted: PEFT drops other tensors silently."""
-    if not assignment.paths:
+    if not assignment.seen:
         yield "adapter_model.safetensors", "holds no LoRA tensor"
     for path, name in assignment.seen.items():
         if not matcher.targets(name, assignment.modules[path]):
@@ -97,7 +93,7 @@ def targets_without_tensors(
 
 
 def pair_problems(assignment: TensorAssignment) -> Iterator[Problem]:
-    for path in sorted(assignment.paths):
+    for path in sorted(assignment.seen):
         for half, entries in (("A", assignment.a), ("B", assignment.b)):
             if path not in entries:
                 yield path, f"the half lora_{half} is missing"
@@ -141,7 +137,7 @@ def pairs(matcher: ModuleMatcher, assignment: TensorAssignment) -> tuple[LoraPai
             a=assignment.a[path],
             b=assignment.b[path],
         )
-        for path in sorted(assignment.paths)
+        for path in sorted(assignment.seen)
     )
 
 
