@@ -1,7 +1,6 @@
 """`loraplex adapter push` into a data directory: its storage, and validation for when no server runs on it."""
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 from uuid import UUID
@@ -13,7 +12,6 @@ from loraplex.engine.checkpoints.digest import model_digest
 from loraplex.engine.checkpoints.model_files import locate_model
 from loraplex.engine.checkpoints.reader import open_checkpoint
 from loraplex.engine.checkpoints.vocabulary_digests import vocabulary_digests
-from loraplex.engine.models.config import ModelConfig
 from loraplex.platform.cli.command_context import TenantCommand
 from loraplex.platform.config import load_settings
 from loraplex.platform.datastores.blob_storage import BlobStorage
@@ -40,20 +38,19 @@ class CommandValidation:
 
     async def validate(self, tenant_id: UUID, folder: Path) -> ValidationResult:
         """Raises `ValidationUnavailable`, `ModelError`."""
-        model = await asyncio.to_thread(load_model_config, self._facts.path)
+        base = await asyncio.to_thread(_base_model, self._facts)
         pool = WorkerPool()
         try:
-            vocabulary = await asyncio.to_thread(_vocabulary, self._facts.path, model)
-            names = model_names(self._facts.served_name, self._facts.path)
-            base = BaseModel(adaptable_modules(model), self._facts.digest, vocabulary, names)
-            validation = AdapterValidation(pool, base)
-            return await validation.validate(tenant_id, folder)
+            return await AdapterValidation(pool, base).validate(tenant_id, folder)
         finally:
             await pool.close()
 
 
-def _vocabulary(path: str, model: ModelConfig) -> Mapping[str, str]:
-    return vocabulary_digests(str(locate_model(path)), model, open_checkpoint(path, model))
+def _base_model(facts: BaseModelFacts) -> BaseModel:
+    model = load_model_config(facts.path)
+    vocabulary = vocabulary_digests(str(locate_model(facts.path)), model, open_checkpoint(facts.path, model))
+    names = model_names(facts.served_name, facts.path)
+    return BaseModel(adaptable_modules(model), facts.digest, vocabulary, names)
 
 
 async def local_push(command: TenantCommand, model: str | None) -> FolderPush:
