@@ -6,7 +6,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from loraplex.adapters.target_modules import adaptable_modules, max_weights_bytes
-from loraplex.adapters.validation.tensor_assignment import PREFIX
+from loraplex.adapters.validation.tensor_names import PREFIX
 from loraplex.engine.models.config import ModelConfig
 
 RANK, MAX_HEADER_BYTES = 16, 1 << 16
