@@ -1,5 +1,7 @@
 """Sampling parameters of a request. Their bounds are enforced by the gateway's parameter table and again here."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from loraplex.engine.errors import InvalidRequest
@@ -43,45 +45,44 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self, vocab_size: int, *, scores: bool = False) -> None:
         """Raise `InvalidRequest` naming the first field out of bounds. `scores`: whether the request scores tokens."""
-        _require(scores or 1 <= self.max_tokens, "max_tokens", "must be at least 1")
-        _require(0 <= self.max_tokens, "max_tokens", "must be at least 0")
-        _require(1 <= self.n <= MAX_CHOICES, "n", "must lie in 1..{}", MAX_CHOICES)
+        require(scores or 1 <= self.max_tokens, "max_tokens", "must be at least 1")
+        require(0 <= self.max_tokens, "max_tokens", "must be at least 0")
+        require(1 <= self.n <= MAX_CHOICES, "n", "must lie in 1..{}", MAX_CHOICES)
         _in_range("temperature", self.temperature, 0.0, 2.0)
         _in_range("top_p", self.top_p, 0.0, 1.0)
-        _require(self.top_p > 0.0, "top_p", "must be above 0")
-        _require(0 <= self.top_k <= MAX_TOP_K, "top_k", "must lie in 0..{}; 0 turns it off", MAX_TOP_K)
+        require(self.top_p > 0.0, "top_p", "must be above 0")
+        require(0 <= self.top_k <= MAX_TOP_K, "top_k", "must lie in 0..{}; 0 turns it off", MAX_TOP_K)
         _in_range("min_p", self.min_p, 0.0, 1.0)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _in_range("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
-        _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "must lie in 0..max_tokens")
-        _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", "holds at most {} strings", MAX_STOP_STRINGS)
-        _require(all(self.stop), "stop", "must not hold an empty string")
-        _token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
-        _require(
+        require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "must lie in 0..max_tokens")
+        require(len(self.stop) <= MAX_STOP_STRINGS, "stop", "holds at most {} strings", MAX_STOP_STRINGS)
+        require(all(self.stop), "stop", "must not hold an empty string")
+        require_token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        require(
             len(self.logit_bias) <= MAX_LOGIT_BIAS, "logit_bias", "holds at most {} entries", MAX_LOGIT_BIAS
         )
-        _token_ids("logit_bias", tuple(self.logit_bias), vocab_size)
+        require_token_ids("logit_bias", tuple(self.logit_bias), vocab_size)
         for bias in self.logit_bias.values():
             _in_range("logit_bias", bias, -100.0, 100.0)
         if self.logprobs is not None:
-            _require(
-                0 <= self.logprobs <= MAX_TOP_LOGPROBS, "logprobs", "must lie in 0..{}", MAX_TOP_LOGPROBS
-            )
+            require(0 <= self.logprobs <= MAX_TOP_LOGPROBS, "logprobs", "must lie in 0..{}", MAX_TOP_LOGPROBS)
 
 
-def _require(condition: bool, field: str, message: str, *bounds: float) -> None:
-    """Check a condition. The message is formatted only where it does not hold: every request passes here."""
+def require(condition: bool, field: str, message: str, *bounds: float) -> None:
+    """Raise `InvalidRequest` unless a condition holds. The message is formatted only where it does not hold: every request passes here."""
     if not condition:
         raise InvalidRequest(field, f"`{field}` {message.format(*bounds)}")
 
 
 def _in_range(field: str, value: float, low: float, high: float) -> None:
     # A number that is not finite is in no range.
-    _require(low <= value <= high, field, "must lie in {}..{}", low, high)
+    require(low <= value <= high, field, "must lie in {}..{}", low, high)
 
 
-def _token_ids(field: str, ids: tuple[int, ...], vocab_size: int) -> None:
+def require_token_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Raise `InvalidRequest` for an id that is not in the vocabulary."""
     if ids:
         in_vocabulary = min(ids) >= 0 and max(ids) < vocab_size
-        _require(in_vocabulary, field, "must hold token ids in 0..{}", vocab_size - 1)
+        require(in_vocabulary, field, "must hold token ids in 0..{}", vocab_size - 1)

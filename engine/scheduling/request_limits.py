@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from loraplex.engine.batch.sequence import Sequence
-from loraplex.engine.errors import InvalidRequest, PromptTooLong
+from loraplex.engine.errors import PromptTooLong
 from loraplex.engine.messages import DeadlineKind, EngineRequest, ScoreRequest
-from loraplex.engine.sampling_params import MAX_SCORED_TOKENS, MAX_TOP_LOGPROBS
+from loraplex.engine.sampling_params import MAX_SCORED_TOKENS, MAX_TOP_LOGPROBS, require, require_token_ids
 from loraplex.engine.sequence_scores import scores_of
 
 
@@ -27,44 +27,36 @@ class RequestValidator:
     def check(self, request: EngineRequest) -> None:
         """Raise `InvalidRequest` naming the field, or `PromptTooLong`, for a request that can never run."""
         prompt = request.prompt_token_ids
-        if not prompt:
-            raise InvalidRequest("prompt", "`prompt` must hold at least 1 token")
+        require(bool(prompt), "prompt", "must hold at least 1 token")
         request.sampling.validate(self.vocab_size, scores=request.scores is not None)
-        if not (math.isfinite(request.weight) and request.weight > 0):
-            raise InvalidRequest("weight", "`weight` must be a positive number")
+        require(math.isfinite(request.weight) and request.weight > 0, "weight", "must be a positive number")
         for kind, seconds in request.timeouts.items():
-            if not math.isfinite(seconds):
-                raise InvalidRequest(kind, f"`{kind}` must be a finite number of seconds")
+            require(math.isfinite(seconds), kind, "must be a finite number of seconds")
         longest = 0
         if request.scores is not None:
             self._check_scores(request, request.scores)
             longest = max(map(len, request.scores.continuations), default=0)
         self._check_length(len(prompt) + longest, request.sampling.max_tokens)
-        self._check_ids("prompt", prompt)
+        require_token_ids("prompt", prompt, self.vocab_size)
 
     def _check_scores(self, request: EngineRequest, scores: ScoreRequest) -> None:
         """Raise `InvalidRequest` for scores that cannot be computed."""
-        top, last, sampling = scores.prompt_logprobs, len(request.prompt_token_ids) - 1, request.sampling
+        top, last = scores.prompt_logprobs, len(request.prompt_token_ids) - 1
         given = [*scores.token_ids.values(), *scores.continuations, scores.ending_ids]
-        if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
-            raise InvalidRequest("prompt_logprobs", f"`prompt_logprobs` must lie in 0..{MAX_TOP_LOGPROBS}")
-        if not all(0 <= position <= last for position in scores.token_ids):
-            raise InvalidRequest("scores", f"`scores` must have positions in 0..{last}")
-        if sum(map(len, given)) > MAX_SCORED_TOKENS:
-            raise InvalidRequest("scores", f"`scores` holds at most {MAX_SCORED_TOKENS} tokens")
+        if top is not None:
+            require(0 <= top <= MAX_TOP_LOGPROBS, "prompt_logprobs", "must lie in 0..{}", MAX_TOP_LOGPROBS)
+        in_prompt = all(0 <= position <= last for position in scores.token_ids)
+        require(in_prompt, "scores", "must have positions in 0..{}", last)
+        fits = sum(map(len, given)) <= MAX_SCORED_TOKENS
+        require(fits, "scores", "holds at most {} tokens", MAX_SCORED_TOKENS)
         for ids in given:
-            self._check_ids("scores", ids)
-        choices = len(scores.continuations) or 1
-        if scores.continuations and (sampling.max_tokens or scores.token_ids or top is not None):
-            raise InvalidRequest("scores", "`scores.continuations` are scored alone, with `max_tokens` 0")
-        if not all(scores.continuations):
-            raise InvalidRequest("scores", "`scores.continuations` must not hold an empty one")
-        if not sampling.max_tokens and (sampling.n != choices or request.grammar is not None):
-            raise InvalidRequest("n", f"with `max_tokens` 0, `n` must be {choices}, without a grammar")
-
-    def _check_ids(self, field: str, ids: list[int]) -> None:
-        if ids and (min(ids) < 0 or max(ids) >= self.vocab_size):
-            raise InvalidRequest(field, f"`{field}` must hold token ids in 0..{self.vocab_size - 1}")
+            require_token_ids("scores", ids, self.vocab_size)
+        require(all(scores.continuations), "scores", "must not hold an empty continuation")
+        writes, choices = request.sampling.max_tokens > 0, len(scores.continuations)
+        is_alone = not (writes or scores.token_ids or top is not None)
+        require(is_alone or not choices, "scores", "has continuations alone, with `max_tokens` 0")
+        is_bare = request.sampling.n == max(choices, 1) and request.grammar is None
+        require(writes or is_bare, "n", "must be {} with `max_tokens` 0, without a grammar", max(choices, 1))
 
     def _check_length(self, prompt: int, max_tokens: int) -> None:
         limit = min(self.max_model_len, self.max_cache_tokens)
