@@ -22,8 +22,8 @@ MAX_BYTES: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceScore:
-    """`logprob` of the text and its end in nats; `probability` among the choices."""
+class ChoiceProbability:
+    """One of the allowed choices. `logprob` in nats: of the text and its end; `probability` among the choices."""
 
     text: str
     logprob: float
@@ -41,12 +41,12 @@ class ScoredChoices:
     def num_tokens(self) -> int:
         return sum(map(len, self.scores.continuations))
 
-    def probabilities(self, events: list[Scored]) -> list[ChoiceScore]:
+    def probabilities(self, events: list[Scored]) -> list[ChoiceProbability]:
         """Return the choices in the order of the request; `events` are those of one prompt, in any order."""
         logprobs = [_logprob(event) for event in sorted(events, key=lambda event: event.choice)]
         total = _sum(logprobs)
         pairs = zip(self.texts, logprobs, strict=True)
-        return [ChoiceScore(text, value, math.exp(value - total)) for text, value in pairs]
+        return [ChoiceProbability(text, value, math.exp(value - total)) for text, value in pairs]
 
 
 def scored_choices(

@@ -8,13 +8,13 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from loraplex.engine.errors import EngineLost, EngineLostTwice, EngineUnavailable, RequestTimeout
 from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Scored, Started
 from loraplex.platform.errors import AdapterMismatch, EngineFailed
 from loraplex.platform.inference.admission import PendingAdmission
-from loraplex.platform.inference.choice_probabilities import ChoiceScore, ScoredChoices
+from loraplex.platform.inference.choice_probabilities import ScoredChoices
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.engine_streams import EngineStreams
 from loraplex.platform.inference.model_resolution import ResolvedModel
@@ -118,11 +118,11 @@ class Generation:
         texts = self.prompt_output.echo
         return "" if texts is None else texts[choice // self.n]
 
-    def probabilities(self, choice: int) -> list[ChoiceScore] | None:
-        """Return those of the allowed choices behind the prompt of a choice; None unless the request asks."""
+    def choice_probabilities(self, choice: int) -> dict[str, Any]:
+        """Return the field of this name, if the request asks: the allowed choices behind the prompt of a choice."""
         if self._scored is None:
-            return None
-        return self._scored.probabilities(self._scores[choice // self.n])
+            return {}
+        return {"choice_probabilities": self._scored.probabilities(self._scores[choice // self.n])}
 
     def keep_token_ids(self) -> None:
         """Keep the token ids of each choice in `token_ids` as they are delivered."""

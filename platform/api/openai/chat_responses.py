@@ -11,7 +11,7 @@ import msgspec
 
 from loraplex.engine.messages import Delta, Finished, Scored, TokenLogprob
 from loraplex.grammar.parsing.deltas import OutputDelta
-from loraplex.platform.api.openai.logprobs import chat_entries, chat_logprobs
+from loraplex.platform.api.openai.logprobs import chat_entries, chat_logprobs, prompt_logprobs
 from loraplex.platform.api.openai.parsed_output import delta_json, ended_by, parse_whole
 from loraplex.platform.api.openai.response_envelope import ResponseHead, event_of, frame_of, usage_of
 from loraplex.platform.api.openai.response_models import (
@@ -26,7 +26,6 @@ from loraplex.platform.api.openai.response_models import (
     Usage,
     encoded,
 )
-from loraplex.platform.api.openai.scores import with_probabilities, with_prompt_logprobs
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TextOf
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
@@ -171,7 +170,7 @@ async def collect_chat(head: ResponseHead, generation: Generation, text_of: Text
         system_fingerprint=generation.stats.system_fingerprint,
         choices=[await _whole_choice(i, choice, generation) for i, choice in enumerate(choices)],
         usage=usage_of(generation.stats),
-        **with_prompt_logprobs(generation, scored, text_of),
+        **prompt_logprobs(generation, scored, text_of),
     )
 
 
@@ -186,5 +185,5 @@ async def _whole_choice(index: int, choice: _CollectedChoice, generation: Genera
         message=message,
         logprobs=None if choice.logprobs is None else chat_logprobs(choice.logprobs),
         finish_reason=reason,
-        **with_probabilities(generation, index),
+        **generation.choice_probabilities(index),
     )

@@ -3,7 +3,7 @@
 import msgspec
 
 from loraplex.engine.messages import Delta, Finished, Scored
-from loraplex.platform.api.openai.logprobs import CompletionLogprobs
+from loraplex.platform.api.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from loraplex.platform.api.openai.parsed_output import ended_by, parse_whole
 from loraplex.platform.api.openai.response_envelope import ResponseHead, event_of, frame_of, usage_of
 from loraplex.platform.api.openai.response_models import (
@@ -12,7 +12,6 @@ from loraplex.platform.api.openai.response_models import (
     Usage,
     encoded,
 )
-from loraplex.platform.api.openai.scores import with_probabilities, with_prompt_logprobs
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TextOf
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
@@ -124,8 +123,8 @@ async def collect_completion(head: ResponseHead, generation: Generation, text_of
             text=generation.echo(choice) + "".join(texts[choice]),
             logprobs=logprobs[choice].take() if with_logprobs else None,
             finish_reason=(await parse_whole(generation.output, texts[choice], finished[choice]))[2],
-            **with_prompt_logprobs(generation, scored[choice], text_of),
-            **with_probabilities(generation, choice),
+            **prompt_logprobs(generation, scored[choice], text_of),
+            **generation.choice_probabilities(choice),
         )
         for choice in range(generation.choices)
     ]

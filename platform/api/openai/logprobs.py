@@ -1,8 +1,9 @@
-"""Log-probabilities in the two shapes of the OpenAI API: per-token entries (chat) and parallel lists (completions)."""
+"""Log-probabilities as per-token entries (chat) and parallel lists (completions), and those of prompts in vLLM's shape."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from loraplex.engine import messages
 from loraplex.platform.api.openai.response_models import (
@@ -12,16 +13,20 @@ from loraplex.platform.api.openai.response_models import (
     RankedLogprob,
     TokenLogprob,
 )
+from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TextOf
 
 LOWEST = -9999.0
 
 
 def prompt_logprobs(
-    tokens: Sequence[messages.TokenScore], count: int, text_of: TextOf
-) -> list[dict[int, RankedLogprob] | None]:
-    """Build vLLM's list: null for the first token, then each token and the `count` likeliest ones, by their ids."""
-    return [None, *(_ranked(token, count, text_of) for token in tokens)]
+    generation: Generation, scored: messages.Scored | None, text_of: TextOf
+) -> dict[str, Any]:
+    """Build the field of this name, if the request asks: as in vLLM null for the first token, then each by its id."""
+    count, tokens = generation.prompt_output.prompt_logprobs, [] if scored is None else scored.prompt or []
+    if count is None:
+        return {}
+    return {"prompt_logprobs": [None, *(_ranked(token, count, text_of) for token in tokens)]}
 
 
 def _ranked(token: messages.TokenScore, count: int, text_of: TextOf) -> dict[int, RankedLogprob]:

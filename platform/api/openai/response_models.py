@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from loraplex.platform.api.management.responses import ResponseModel
+from loraplex.platform.inference.choice_probabilities import ChoiceProbability
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
@@ -61,14 +62,6 @@ class RankedLogprob(TypedDict):
 
 
 PromptLogprobs: TypeAlias = list[dict[int, RankedLogprob] | None]
-
-
-class ChoiceProbability(ResponseModel):
-    """One of the allowed choices. `logprob` in nats: of the text and its end; `probability` among the choices."""
-
-    text: str
-    logprob: float
-    probability: float
 
 
 class ChosenTokenLogprob(TokenLogprob):
