@@ -193,14 +193,15 @@ class StepRows:
             if self.is_full:
                 return
             row = PlannedRow.of(sequence, self._budget)
-            if row.scores:
-                count = len(row.token_ids)
-                cost = count + self._score_cost * len(row.scores)
-                if cost > self._budget:
-                    row = PlannedRow.of(sequence, max(1, int(count * self._budget / cost)))
-                self._budget -= math.ceil(self._score_cost * len(row.scores))
+            count, cost = len(row.token_ids), self._cost(row)
+            if cost > self._budget:
+                row = PlannedRow.of(sequence, max(1, int(count * self._budget / cost)))
             (self._decodes if row.decodes else self._chunks).append(row)
-            self._budget -= len(row.token_ids)
+            self._budget -= math.ceil(self._cost(row))
+
+    def _cost(self, row: PlannedRow) -> float:
+        """Return what a row takes of a step's tokens."""
+        return len(row.token_ids) + self._score_cost * len(row.scores)
 
     def plan(self) -> StepPlan | None:
         """Return the plan, or None when there is no row."""
