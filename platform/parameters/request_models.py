@@ -202,20 +202,22 @@ class GenerationRequest(ModelRequest):
 
     @model_validator(mode="after")
     def _check_stream_and_maximum(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise InvalidParameter("`stream_options` needs `stream` to be true.", param="stream_options")
-        older, newer = self.max_tokens, self.max_completion_tokens
-        if older is not None and newer is not None and older != newer:
+        newer = self.max_completion_tokens
+        if newer is not None and self.max_tokens not in (None, newer):
             raise InvalidParameter(
                 "`max_tokens` and `max_completion_tokens` differ; give one.", param="max_completion_tokens"
             )
-        structure = self.structured_outputs
-        if self.stream and self.prompt_logprobs is not None:
-            raise InvalidParameter("`prompt_logprobs` needs `stream` to be false.", param="prompt_logprobs")
-        if self.stream and structure is not None and structure.probabilities:
-            name = "structured_outputs.probabilities"
-            raise InvalidParameter(f"`{name}` needs `stream` to be false.", param=name)
+        if self.stream:
+            self._check_streamed()
+        elif self.stream_options is not None:
+            raise InvalidParameter("`stream_options` needs `stream` to be true.", param="stream_options")
         return self
+
+    def _check_streamed(self) -> None:
+        structure = self.structured_outputs
+        name = "prompt_logprobs" if self.prompt_logprobs is not None else "structured_outputs.probabilities"
+        if self.prompt_logprobs is not None or (structure is not None and structure.probabilities):
+            raise InvalidParameter(f"`{name}` needs `stream` to be false.", param=name)
 
 
 class TemplateRequest(ModelRequest):
