@@ -38,7 +38,7 @@ STATS: Final = SimpleNamespace(
 )
 UNSCORED: Final[Any] = {
     "prompt_output": SimpleNamespace(prompt_logprobs=None),
-    "probabilities": lambda choice: None,
+    "choice_probabilities": lambda choice: {},
 }
 TEXT_OF: Final[Any] = {
     1: (" text", b" text"),
