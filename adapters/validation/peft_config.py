@@ -25,6 +25,7 @@ MAX_NAME_LENGTH: Final = 512
 MAX_EXPRESSION_LENGTH: Final = 4096
 MAX_LAYER: Final = 1023
 _FILE: Final = "adapter_config.json"
+_LAYERS: Final = ("layers", "model.layers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,10 @@ def parse_manifest(data: bytes, limits: AdapterLimits) -> PeftConfig:
         raise PeftConfigRejected(
             "layers_to_transform", "must be null where target_modules is a regular expression, as in PEFT"
         )
+    pattern = fields.get("layers_pattern") or "layers"
+    patterns = pattern if isinstance(pattern, list) else [pattern]
+    if config.layers_to_transform is not None and not any(each in _LAYERS for each in patterns):
+        raise PeftConfigRejected("layers_pattern", 'must name "layers", which the base model has')
     return config
 
 
@@ -151,6 +156,11 @@ def _targets(fields: Mapping[str, object]) -> frozenset[str] | str | None:
     """The modules of `target_modules`, those whose weight `target_parameters` names, and a head tied to the embedding."""
     parameters = _names("target_parameters", fields.get("target_parameters") or [])
     targets = fields.get("target_modules")
+    is_tied = _boolean(fields, "ensure_weight_tying")
+    if parameters and isinstance(targets, str):
+        raise PeftConfigRejected(
+            "target_parameters", f"needs a list of target_modules beside it, not {shown(targets)}"
+        )
     if targets is None:
         targets = [] if parameters else sorted(DEFAULT_TARGETS)
     if isinstance(targets, str) and targets.lower() == ALL_LINEAR:
@@ -163,8 +173,9 @@ def _targets(fields: Mapping[str, object]) -> frozenset[str] | str | None:
         raise PeftConfigRejected(
             "target_modules", f'must list at least one module name, or be "{ALL_LINEAR}"'
         )
-    is_tied = _boolean(fields, "ensure_weight_tying") and "embed_tokens" in names
-    return names | {"lm_head"} if is_tied else names
+    if is_tied and names & {"embed_tokens", "model.embed_tokens"}:
+        return names | {"lm_head"}
+    return names
 
 
 def _names_or_expression(name: str, value: object) -> frozenset[str] | str:

@@ -57,7 +57,7 @@ def assign_tensors(
     unknown: list[Problem] = []
     for name, entry in header.items():
         found = read_name(name, modules)
-        if found is None:
+        if found is None or found.plain != name:
             unknown.append((entry.name, _why_unknown(name, modules)))
         elif found.role == "copy":
             base_copies.append((found.module.path, entry))
@@ -146,8 +146,8 @@ def _why_unknown(name: str, modules: Mapping[str, AdaptableModule]) -> str:
     for part, reason in _REFUSED_PARTS.items():
         if part in parts:
             return reason
-    if name.startswith(PREFIX) and name[len(PREFIX) :].removesuffix(".weight") in modules:
+    if name.removesuffix(".weight").endswith(tuple(modules)):
         return "whole trained modules (modules_to_save) are not supported"
-    if name.startswith(f"{PREFIX}model.embed_tokens.lora_"):
+    if "embed_tokens.lora_A." in name or "embed_tokens.lora_B." in name:
         return "LoRA on the embedding is named lora_embedding_A and lora_embedding_B"
     return f"matches no module of the base model; names look like {PREFIX}model.layers.0.self_attn.q_proj.lora_A.weight"

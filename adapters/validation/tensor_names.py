@@ -13,8 +13,8 @@ from loraplex.adapters.errors import Problem
 from loraplex.adapters.target_modules import AdaptableModule
 
 PREFIX: Final = "base_model.model."
-WRAPPERS: Final = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module"})
-"""Of torch.compile, FSDP, activation checkpoints and DDP."""
+WRAPPERS: Final = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Of torch.compile, FSDP and activation checkpoints; `module` of DDP stands in front only."""
 Role: TypeAlias = Literal["A", "B", "copy", "unused"]
 _ROLES: Final[Mapping[str, Role]] = {
     "lora_A.weight": "A",
@@ -23,12 +23,12 @@ _ROLES: Final[Mapping[str, Role]] = {
     "lora_embedding_B": "B",
     "weight": "copy",
     "base_layer.weight": "copy",
-    "modules_to_save.weight": "copy",
     # VeLoRA keeps it for its backward pass; the forward pass is plain LoRA.
     "lora_velora_embed": "unused",
 }
 """By what follows the module in PEFT's name."""
-_ENDS: Final = frozenset(ending.partition(".")[0] for ending in _ROLES)
+_SAVED: Final = "modules_to_save"
+_ENDS: Final = frozenset({_SAVED, *(ending.partition(".")[0] for ending in _ROLES)})
 _MULTIMODAL: Final = "language_model"
 _ANY_LAYER: Final = "*"
 
@@ -60,13 +60,17 @@ class TensorNames:
 def read_name(name: str, modules: Mapping[str, AdaptableModule]) -> TensorName | None:
     """Return what the tensor is; None if it belongs to no module, or has no role in this one."""
     parts = [part for part in name.split(".") if part not in WRAPPERS]
+    while parts[:1] == ["module"]:
+        parts = parts[1:]
     if parts[:2] == PREFIX.split(".")[:2]:
         parts = parts[2:]
     end = next((i for i, part in enumerate(parts) if part in _ENDS), len(parts))
     seen, ending = parts[:end], parts[end:]
     adapter = None
-    if len(ending) > 1 and ending[0] not in ("weight", "base_layer") and ".".join(ending) not in _ROLES:
+    if len(ending) > 1 and ending[0] not in ("weight", "base_layer") and ending[1:] != ["weight"]:
         adapter = ending.pop(1)
+    if ending[:1] == [_SAVED]:
+        ending = ending[1:]
     # A model of text and images has the language model inside; a model without its head is the inner `model`.
     text = ".".join(part for part in seen if part != _MULTIMODAL)
     module = modules.get(text) or modules.get(f"model.{text}")

@@ -26,7 +26,10 @@ def examine(files: UploadFiles, base: BaseModel, limits: AdapterLimits) -> Valid
     report, matched = validate_adapter(files.weights, manifest, base, limits)
     canonical = matched.config.canonical()
     if len(canonical) > limits.max_config_bytes:
-        raise PeftConfigRejected(CONFIG_FILE, f"its names take more than {limits.max_config_bytes} bytes")
+        raise PeftConfigRejected(
+            CONFIG_FILE,
+            f"its names, and those of tensors that differ from PEFT's, take more than {limits.max_config_bytes} bytes",
+        )
     sha256 = hash_descriptor(*files.weights)
     return Validated(
         digest=adapter_digest(canonical, sha256, base.digest),

@@ -126,6 +126,14 @@ def test_a_damaged_blob_fails_to_load(model_config: ModelConfig, peft_adapter: P
     shutil.copy(other / "adapter_model.safetensors", folder)
     with pytest.raises(AdapterLoadFailed, match="has the rank 3, adapter_config.json says 2"):
         source.load(reference(folder))
+    tensors = load_file(folder / "adapter_model.safetensors")
+    name = next(iter(tensors))
+    save_file(
+        tensors | {name.replace(".weight", ".default.weight"): tensors[name].clone()},
+        folder / "adapter_model.safetensors",
+    )
+    with pytest.raises(AdapterLoadFailed, match="default.weight: matches no module"):
+        source.load(reference(folder))
     (folder / "adapter_model.safetensors").write_bytes(b"\x08")
     with pytest.raises(AdapterLoadFailed, match="too few"):
         source.load(reference(folder))

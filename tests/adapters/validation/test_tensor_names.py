@@ -2,11 +2,12 @@
 
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loraplex.adapters.target_modules import AdaptableModule
-from loraplex.adapters.validation.tensor_names import plain_names, renamed
+from loraplex.adapters.validation.tensor_names import plain_names, read_name, renamed
 
 LAYERS = 126
 MODULES = {
@@ -64,6 +65,35 @@ def test_layers_share_a_row_and_a_stored_file_is_read_by_it() -> None:
     names = plain_names(wrapped, MODULES)
     assert len(names.table) == 8 and names.problems == ()
     assert [renamed(name, names.table) for name in wrapped] == PLAIN
+
+
+SAVED = "base_model.model.lm_head.modules_to_save.default.weight"
+Q_PROJ = "base_model.model.model.layers.{}.self_attn.q_proj.lora_A.{}.weight"
+
+
+def test_a_saved_copy_is_named_as_the_module() -> None:
+    plain = "base_model.model.lm_head.weight"
+    names = plain_names([SAVED], MODULES)
+    assert names.canonical == names.table == {SAVED: plain}
+    assert "is the same tensor as" in plain_names([SAVED, plain], MODULES).problems[0][1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "base_model.model.model.embed_tokens.lora_embedding_A.weight",
+        "base_model.model.lm_head.lora_velora_embed.weight",
+        "base_model.model.lm_head.lora_A.a.b.weight",
+        "base_model.model.lm_head.modules_to_save",
+    ],
+)
+def test_what_peft_does_not_write_is_read_as_nothing(name: str) -> None:
+    assert read_name(name, MODULES) is None
+
+
+def test_an_adapter_may_be_named_as_a_wrapper() -> None:
+    names = plain_names([Q_PROJ.format(0, "module"), Q_PROJ.format(1, "default")], MODULES)
+    assert "holds 2 adapters (default, module)" in names.problems[0][1]
 
 
 def test_eight_thousand_names_are_read_quickly() -> None:

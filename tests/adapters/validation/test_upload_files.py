@@ -3,16 +3,17 @@
 import fcntl
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tests.adapters.validation.good_folder import CONFIG, LIMITS, MODEL, WEIGHTS, write_good
 
 from loraplex.adapters.errors import FolderRejected
 from loraplex.adapters.target_modules import BaseModel, adaptable_modules
-from loraplex.adapters.validation.result import Validated
+from loraplex.adapters.validation.result import Rejected, Validated
 from loraplex.adapters.validation.upload_files import PICKLE_FILE, open_upload
 from loraplex.adapters.validation.validate import validate_files
 
@@ -50,6 +51,15 @@ def test_files_that_change_places_are_not_read(folder: Path) -> None:
             return result
 
     assert validate(swap=False) == validate(swap=True)
+
+
+def test_the_table_of_names_is_bounded_with_the_configuration(folder: Path) -> None:
+    tensors = {f"{'module.' * 40}{name}": each for name, each in load_file(folder / WEIGHTS).items()}
+    save_file(tensors, folder / WEIGHTS)
+    limits = replace(LIMITS, max_config_bytes=500)
+    with open_upload(folder, limits) as files:
+        result = validate_files(files, BaseModel(adaptable_modules(MODEL), "b" * 64), limits)
+    assert isinstance(result, Rejected) and "take more than 500 bytes" in result.message
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])

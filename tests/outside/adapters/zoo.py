@@ -188,6 +188,16 @@ VOCABULARY = [
         lora={"target_modules": ["embed_tokens", "lm_head"], "ensure_weight_tying": True},
     ),
     S(
+        name="tied by ensure_weight_tying, of which the head is named",
+        base="tied",
+        lora={"target_modules": ["lm_head", "q_proj"], "ensure_weight_tying": True},
+    ),
+    S(
+        name="tied by ensure_weight_tying, by expression",
+        base="tied",
+        lora={"target_modules": ".*(lm_head|q_proj)", "ensure_weight_tying": True},
+    ),
+    S(
         name="untied with ensure_weight_tying",
         lora={"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True},
         warned="no tensor for lm_head",
