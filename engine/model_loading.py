@@ -33,7 +33,7 @@ from loraplex.engine.quantization.scheme import check_scheme, check_stored
 class LoadedModel:
     """A decoder ready to run. `max_model_len` in tokens, `num_blocks` of the KV pool.
 
-    `memory` is the plan made before loading, `weights_bytes` what the parameters took, `info` what gateways are told.
+    `memory` is the plan made before loading, `weights_bytes` what the parameters took, `info` what gateways get.
     """
 
     path: str

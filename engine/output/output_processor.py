@@ -70,7 +70,7 @@ class _Request:
 class OutputProcessor:
     """Detokenizes, cuts at stop strings and counts. `eos_token_ids` end a choice without being part of its text.
 
-    `system_fingerprint` is told with the first event of each request.
+    `system_fingerprint` is sent with the first event of each request.
     """
 
     def __init__(

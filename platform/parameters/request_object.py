@@ -157,7 +157,7 @@ class UnknownNames:
 
 
 def read_reporting(model: type[ObjectT], value: object) -> tuple[ObjectT, UnknownNames | None]:
-    """Check an object as `read_object` does, and leave out what it does not know. Another error is told beside the unknown name."""
+    """Check an object as `read_object` does, and leave out what it does not know. Another error also names what is unknown."""
     try:
         return read_object(model, value), None
     except UnknownParameter as error:
