@@ -203,14 +203,14 @@ class GenerationRequest(ModelRequest):
     @model_validator(mode="after")
     def _check_stream_and_maximum(self) -> Self:
         newer = self.max_completion_tokens
+        if self.stream_options is not None and not self.stream:
+            raise InvalidParameter("`stream_options` needs `stream` to be true.", param="stream_options")
         if newer is not None and self.max_tokens not in (None, newer):
             raise InvalidParameter(
                 "`max_tokens` and `max_completion_tokens` differ; give one.", param="max_completion_tokens"
             )
         if self.stream:
             self._check_streamed()
-        elif self.stream_options is not None:
-            raise InvalidParameter("`stream_options` needs `stream` to be true.", param="stream_options")
         return self
 
     def _check_streamed(self) -> None:
