@@ -45,6 +45,11 @@ class BaseModel:
     vocabulary_sha256: Mapping[str, str] = field(default_factory=dict)
     names: tuple[str, ...] = ()
 
+    @property
+    def is_tied(self) -> bool:
+        """Whether the embedding is known to be the head too."""
+        return len(self.vocabulary_sha256) == 2 and len(set(self.vocabulary_sha256.values())) == 1
+
     def is_named(self, name: str) -> bool:
         """Return whether the name is one of `names`, whatever its folder or hub organisation."""
         return _last_part(name) in {_last_part(each) for each in self.names}

@@ -21,6 +21,7 @@ from loraplex.adapters.validation.tensor_assignment import (
     LoraPair,
     TensorAssignment,
     assign_tensors,
+    half_tied_problems,
     pair_problems,
     pairs,
     rank_problems,
@@ -63,13 +64,14 @@ class MatchedAdapter:
 def match_tensors(
     manifest: PeftConfig,
     header: Mapping[str, TensorEntry],
-    modules: Mapping[str, AdaptableModule],
+    base: BaseModel,
     checklist: Checklist,
 ) -> MatchedAdapter:
     """Run every check of an uploaded adapter that needs no tensor value. Raises `TensorsRejected`, `PeftConfigRejected`.
 
     A folder is validated again, with its canonical configuration, if the gateway ended while the engine probed it.
     """
+    modules = base.modules
     names = plain_names(header, modules)
     plain = {names.canonical[name]: entry for name, entry in header.items()}
     if manifest.tensor_names and manifest.tensor_names != names.table:
@@ -79,6 +81,10 @@ def match_tensors(
     matcher = ModuleMatcher(manifest)
     checklist.require("tensor_names", (*names.problems, *assignment.unknown), _names_found(header, names))
     _check_targets(checklist, manifest, matcher, assignment)
+    if manifest.ensure_weight_tying and base.is_tied:
+        checklist.require(
+            "tied", half_tied_problems(assignment), "embedding and head both have tensors, or none"
+        )
     _check_fit(checklist, matcher, assignment)
     is_plain = matcher.is_literal and all(path == name for path, name in assignment.seen.items())
     config = manifest if is_plain else resolved(manifest, matcher, assignment.seen, modules)
@@ -134,7 +140,7 @@ def validate_adapter(
     header = read_header(weights, limits)
     _report_manifest(checklist, manifest, base)
     checklist.require("header", (), f"{len(header)} tensors cover the file's {weights.size} bytes exactly")
-    matched = match_tensors(manifest, header, base.modules, checklist)
+    matched = match_tensors(manifest, header, base, checklist)
     _check_base_copies(checklist, matched.assignment, weights, base)
     values = {name: scan_tensor(weights.descriptor, entry) for name, entry in header.items()}
     checklist.require("finite", _finite_problems(values), "every value is finite")

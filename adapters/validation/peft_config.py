@@ -4,6 +4,7 @@ Invariant: nothing is matched here. `peft_matching.py` matches names with module
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
@@ -24,8 +25,10 @@ MAX_NAMES: Final = 4096
 MAX_NAME_LENGTH: Final = 512
 MAX_EXPRESSION_LENGTH: Final = 4096
 MAX_LAYER: Final = 1023
+_NOT_OF_PARAMETERS: Final = ("rank_pattern", "alpha_pattern", "exclude_modules", "layers_to_transform")
 _FILE: Final = "adapter_config.json"
-_LAYERS: Final = ("layers", "model.layers")
+_LAYERS: Final = frozenset({"layers", "model.layers"})
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,7 @@ class PeftConfig:
     target_modules: frozenset[str] | str | None
     exclude_modules: frozenset[str] | str = frozenset()
     layers_to_transform: frozenset[int] | None = None
+    ensure_weight_tying: bool = False
     modules_to_save: frozenset[str] = frozenset()
     tensor_names: Mapping[str, str] = field(default_factory=dict)
     base_model: str | None = field(default=None, compare=False)
@@ -98,6 +102,7 @@ def parse_manifest(data: bytes, limits: AdapterLimits) -> PeftConfig:
         target_modules=_targets(fields),
         exclude_modules=_names_or_expression("exclude_modules", fields.get("exclude_modules") or []),
         layers_to_transform=_layers(fields.get("layers_to_transform")),
+        ensure_weight_tying=_boolean(fields, "ensure_weight_tying"),
         modules_to_save=_names("modules_to_save", fields.get("modules_to_save") or []),
         tensor_names=tensor_names,
         base_model=base_model if isinstance(base_model, str) else None,
@@ -109,8 +114,11 @@ def parse_manifest(data: bytes, limits: AdapterLimits) -> PeftConfig:
         )
     pattern = fields.get("layers_pattern") or "layers"
     patterns = pattern if isinstance(pattern, list) else [pattern]
-    if config.layers_to_transform is not None and not any(each in _LAYERS for each in patterns):
-        raise PeftConfigRejected("layers_pattern", 'must name "layers", which the base model has')
+    is_plain = all(isinstance(each, str) and _PLAIN.fullmatch(each) for each in patterns)
+    if config.layers_to_transform is not None and not (is_plain and _LAYERS & {*patterns}):
+        raise PeftConfigRejected(
+            "layers_pattern", 'must be names, one of them "layers", which the base model has'
+        )
     return config
 
 
@@ -153,10 +161,14 @@ def _pattern(fields: Mapping[str, object], name: str) -> Mapping[str, object]:
 
 
 def _targets(fields: Mapping[str, object]) -> frozenset[str] | str | None:
-    """The modules of `target_modules`, those whose weight `target_parameters` names, and a head tied to the embedding."""
+    """The modules of `target_modules`, and those whose weight `target_parameters` names."""
     parameters = _names("target_parameters", fields.get("target_parameters") or [])
     targets = fields.get("target_modules")
-    is_tied = _boolean(fields, "ensure_weight_tying")
+    for other in _NOT_OF_PARAMETERS:
+        if parameters and fields.get(other) not in (None, {}, []):
+            raise PeftConfigRejected(
+                other, "must be empty beside target_parameters, where PEFT reads it in another way"
+            )
     if parameters and isinstance(targets, str):
         raise PeftConfigRejected(
             "target_parameters", f"needs a list of target_modules beside it, not {shown(targets)}"
@@ -173,8 +185,6 @@ def _targets(fields: Mapping[str, object]) -> frozenset[str] | str | None:
         raise PeftConfigRejected(
             "target_modules", f'must list at least one module name, or be "{ALL_LINEAR}"'
         )
-    if is_tied and names & {"embed_tokens", "model.embed_tokens"}:
-        return names | {"lm_head"}
     return names
 
 

@@ -25,7 +25,7 @@ USED: Final = {
     "layers_pattern": "must name layers beside layers_to_transform",
     "init_lora_weights": "an initialisation that changes the base weights is refused",
     "modules_to_save": "must be untouched copies of the base model's embedding or head",
-    "ensure_weight_tying": "target_modules that name embed_tokens name lm_head too",
+    "ensure_weight_tying": "target_modules that name the embedding or the head name both",
     "base_model_name_or_path": "another model is a warning",
 }
 

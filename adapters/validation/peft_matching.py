@@ -22,6 +22,8 @@ _WORDS: Final = ATTENTION | {
 _Value = TypeVar("_Value", int, float)
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_]+")
 _KEY_FRAME: Final = r"(.*\.)?({})$"
+_NUMBERS: Final = re.compile(r"[0-9]\.[0-9]")
+_VOCABULARY: Final = ("model.embed_tokens", "embed_tokens", "lm_head")
 
 
 class ModuleMatcher:
@@ -34,11 +36,14 @@ class ModuleMatcher:
         self._excluded = _predicate("exclude_modules", config.exclude_modules, expressions)
         self._ranks = PatternKeys("rank_pattern", config.rank_pattern, expressions)
         self._alphas = PatternKeys("alpha_pattern", config.alpha_pattern, expressions)
-        self.is_literal = not expressions.count
-        """Whether the configuration holds names only."""
+        self._is_tied = config.ensure_weight_tying and any(map(self._named, _VOCABULARY))
+        self.is_literal = not expressions.count and not self._is_tied
+        """Whether the configuration holds the names of all its targets."""
 
     def targets(self, name: str, module: AdaptableModule) -> bool:
-        """Return whether PEFT would put LoRA on `module`, which it saw under `name`."""
+        """Return whether PEFT would put LoRA on `module`, which it saw under `name`. It ties before it excludes."""
+        if self._is_tied and module.layer is None:
+            return True
         if self._excluded(name) or not self._config.modules_to_save.isdisjoint(endings_of(name)):
             return False
         targets, layers = self._config.target_modules, self._config.layers_to_transform
@@ -115,6 +120,7 @@ def resolved(
     return replace(
         config,
         target_modules=frozenset(short_names(seen, modules)),
+        ensure_weight_tying=False,
         exclude_modules=frozenset(),
         layers_to_transform=None,
         rank_pattern={k: v for k, v in _shortened(ranks, seen).items() if v != config.rank},
@@ -148,5 +154,6 @@ def _literal(key: str) -> str | None:
     """Return the key as a plain name, with `^` in front where it names a whole path; None where it must run."""
     literal = key.removesuffix("$").replace("\\.", ".")
     parts = literal.removeprefix("^").split(".")
-    known = all(part in _WORDS or part.isdecimal() for part in parts)
+    # A dot between two digits may stand for a digit.
+    known = all(part in _WORDS or part.isdecimal() for part in parts) and not _NUMBERS.search(literal)
     return literal if known or (len(parts) == 1 and _PLAIN.fullmatch(parts[0])) else None

@@ -76,6 +76,17 @@ def target_problems(matcher: ModuleMatcher, assignment: TensorAssignment) -> Ite
             yield path, "the file holds tensors for it, but target_modules does not name it: add it there"
 
 
+def half_tied_problems(assignment: TensorAssignment) -> Iterator[Problem]:
+    """On a tied base model, PEFT computes one LoRA for the embedding and the head: a file with half of it is ambiguous."""
+    missing = [
+        path
+        for path, each in assignment.modules.items()
+        if each.layer is None and path not in assignment.seen
+    ]
+    if len(missing) == 1:
+        yield missing[0], "the file holds no tensor for it; with ensure_weight_tying save embedding and head"
+
+
 def targets_without_tensors(
     manifest: PeftConfig, matcher: ModuleMatcher, assignment: TensorAssignment
 ) -> list[str]:
@@ -123,8 +134,14 @@ def saved_module_problems(manifest: PeftConfig, assignment: TensorAssignment) ->
     """PEFT loads no file that lacks a module of `modules_to_save`; it passes over names that the model does not have."""
     copied = {ending for path, _ in assignment.base_copies for ending in endings_of(path)}
     known = {part for path in assignment.modules for part in endings_of(path) + tuple(path.split("."))}
-    for name in sorted(manifest.modules_to_save & (known | {"norm", "model.norm"}) - copied):
-        yield f"modules_to_save.{name}", "the file holds no copy of it, so that its training is lost"
+    for name in sorted(manifest.modules_to_save - copied):
+        if name in known | {"norm", "model.norm"}:
+            yield f"modules_to_save.{name}", "the file holds no copy of it, so that its training is lost"
+        elif not name.replace("_", "").isalnum():
+            yield (
+                f"modules_to_save.{name}",
+                "must be the name of a module: PEFT runs it as a regular expression",
+            )
 
 
 def pairs(matcher: ModuleMatcher, assignment: TensorAssignment) -> tuple[LoraPair, ...]:
@@ -148,6 +165,6 @@ def _why_unknown(name: str, modules: Mapping[str, AdaptableModule]) -> str:
             return reason
     if name.removesuffix(".weight").endswith(tuple(modules)):
         return "whole trained modules (modules_to_save) are not supported"
-    if "embed_tokens.lora_A." in name or "embed_tokens.lora_B." in name:
-        return "LoRA on the embedding is named lora_embedding_A and lora_embedding_B"
+    if "embed_tokens.lora_" in name:
+        return "LoRA on the embedding is named lora_embedding_A and lora_embedding_B, with nothing behind"
     return f"matches no module of the base model; names look like {PREFIX}model.layers.0.self_attn.q_proj.lora_A.weight"

@@ -69,8 +69,8 @@ def read_name(name: str, modules: Mapping[str, AdaptableModule]) -> TensorName |
     adapter = None
     if len(ending) > 1 and ending[0] not in ("weight", "base_layer") and ending[1:] != ["weight"]:
         adapter = ending.pop(1)
-    if ending[:1] == [_SAVED]:
-        ending = ending[1:]
+    if ending == [_SAVED, "weight"]:
+        ending = ["weight"]
     # A model of text and images has the language model inside; a model without its head is the inner `model`.
     text = ".".join(part for part in seen if part != _MULTIMODAL)
     module = modules.get(text) or modules.get(f"model.{text}")

@@ -85,6 +85,8 @@ def test_a_saved_copy_is_named_as_the_module() -> None:
         "base_model.model.lm_head.lora_velora_embed.weight",
         "base_model.model.lm_head.lora_A.a.b.weight",
         "base_model.model.lm_head.modules_to_save",
+        "base_model.model.lm_head.modules_to_save.default.lora_A.weight",
+        "base_model.model.lm_head.modules_to_save.default.base_layer.weight",
     ],
 )
 def test_what_peft_does_not_write_is_read_as_nothing(name: str) -> None:

@@ -198,6 +198,28 @@ VOCABULARY = [
         lora={"target_modules": ".*(lm_head|q_proj)", "ensure_weight_tying": True},
     ),
     S(
+        name="tied by ensure_weight_tying, embedding by expression",
+        base="tied",
+        lora={"target_modules": ".*(embed_tokens|q_proj)", "ensure_weight_tying": True},
+    ),
+    S(
+        name="tied by ensure_weight_tying before the head is excluded",
+        base="tied",
+        lora={
+            "target_modules": ["embed_tokens", "q_proj"],
+            "ensure_weight_tying": True,
+            "exclude_modules": ["lm_head"],
+        },
+    ),
+    S(
+        name="half of a tied pair",
+        base="tied",
+        lora={"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True},
+        edits=(tensors(lambda found: {n: t for n, t in found.items() if "lm_head.lora" not in n}),),
+        refused="with ensure_weight_tying save embedding and head",
+        though_plain="PEFT writes both, and a half is as likely a file that lost a part",
+    ),
+    S(
         name="untied with ensure_weight_tying",
         lora={"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True},
         warned="no tensor for lm_head",
@@ -216,6 +238,11 @@ VOCABULARY = [
         name="modules_to_save as an old PEFT named it",
         lora=QV | {"modules_to_save": ["lm_head"]},
         edits=(replaced("lm_head.weight", "lm_head.modules_to_save.weight"),),
+    ),
+    S(
+        name="modules_to_save by expression",
+        edits=(config(modules_to_save=["q.*"]),),
+        refused="must be the name of a module",
     ),
     S(name="modules_to_save of a classifier", lora=QV | {"modules_to_save": ["classifier", "score"]}),
     S(
