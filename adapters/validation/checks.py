@@ -80,11 +80,8 @@ def match_tensors(
     assignment = assign_tensors(plain, modules, {} if manifest.tensor_names else names.seen)
     matcher = ModuleMatcher(manifest)
     checklist.require("tensor_names", (*names.problems, *assignment.unknown), _names_found(header, names))
-    _check_targets(checklist, manifest, matcher, assignment)
-    if manifest.ensure_weight_tying and base.is_tied:
-        checklist.require(
-            "tied", half_tied_problems(assignment), "embedding and head both have tensors, or none"
-        )
+    tied = half_tied_problems(assignment) if manifest.ensure_weight_tying and base.is_tied else ()
+    _check_targets(checklist, manifest, matcher, assignment, tied)
     _check_fit(checklist, matcher, assignment)
     is_plain = matcher.is_literal and all(path == name for path, name in assignment.seen.items())
     config = manifest if is_plain else resolved(manifest, matcher, assignment.seen, modules)
@@ -107,9 +104,14 @@ def match_stored(
 
 
 def _check_targets(
-    checklist: Checklist, manifest: PeftConfig, matcher: ModuleMatcher, assignment: TensorAssignment
+    checklist: Checklist,
+    manifest: PeftConfig,
+    matcher: ModuleMatcher,
+    assignment: TensorAssignment,
+    tied: Iterable[Problem],
 ) -> None:
-    problems = (*target_problems(matcher, assignment), *saved_module_problems(manifest, assignment))
+    saved = saved_module_problems(manifest, assignment)
+    problems = (*target_problems(matcher, assignment), *saved, *tied)
     targeted = f"{len(assignment.seen)} modules are targeted and have tensors"
     if not isinstance(manifest.target_modules, frozenset):
         targeted = f"{targeted}: {_listed(short_names(assignment.seen, assignment.modules))}"
