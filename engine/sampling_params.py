@@ -71,7 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def require(condition: bool, field: str, message: str, *bounds: float) -> None:
-    """Raise `InvalidRequest` unless a condition holds. The message is formatted only where it does not hold: every request passes here."""
+    """Raise `InvalidRequest` unless a condition holds. Only then is the message formatted: every request passes here."""
     if not condition:
         raise InvalidRequest(field, f"`{field}` {message.format(*bounds)}")
 

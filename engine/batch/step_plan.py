@@ -193,11 +193,12 @@ class StepRows:
             if self.is_full:
                 return
             row = PlannedRow.of(sequence, self._budget)
-            count, cost = len(row.token_ids), self._cost(row)
+            cost = self._cost(row)
             if cost > self._budget:
-                row = PlannedRow.of(sequence, max(1, int(count * self._budget / cost)))
+                row = PlannedRow.of(sequence, max(1, int(len(row.token_ids) * self._budget / cost)))
+                cost = self._cost(row)
             (self._decodes if row.decodes else self._chunks).append(row)
-            self._budget -= math.ceil(self._cost(row))
+            self._budget -= math.ceil(cost)
 
     def _cost(self, row: PlannedRow) -> float:
         """Return what a row takes of a step's tokens."""
