@@ -215,9 +215,13 @@ class GenerationRequest(ModelRequest):
 
     def _check_streamed(self) -> None:
         structure = self.structured_outputs
-        name = "prompt_logprobs" if self.prompt_logprobs is not None else "structured_outputs.probabilities"
-        if self.prompt_logprobs is not None or (structure is not None and structure.probabilities):
-            raise InvalidParameter(f"`{name}` needs `stream` to be false.", param=name)
+        if self.prompt_logprobs is not None:
+            name = "prompt_logprobs"
+        elif structure is not None and structure.probabilities:
+            name = "structured_outputs.probabilities"
+        else:
+            return
+        raise InvalidParameter(f"`{name}` needs `stream` to be false.", param=name)
 
 
 class TemplateRequest(ModelRequest):
