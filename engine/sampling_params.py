@@ -11,7 +11,9 @@ MAX_CHOICES = 128
 MAX_SCORED_TOKENS = 1 << 20
 """Given tokens that one request may score."""
 SCORE_SLICE_BYTES = 64 << 20
-"""Of the float32 logits of scored positions that exist at once."""
+"""Of the float32 logits of scored positions that exist at once on a GPU."""
+CPU_SCORE_SLICE_BYTES = 24 << 20
+"""The same on a CPU. glibc returns a freed block above 32 MB to the system, and fresh pages cost as much as the log-softmax."""
 MAX_STOP_STRINGS = 16
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_K = 2**31 - 1

@@ -9,7 +9,7 @@ from loraplex.engine.capacity.weight_bytes import ITEM_SIZES, WeightBytes, weigh
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import ModelError
 from loraplex.engine.models.config import ModelConfig
-from loraplex.engine.sampling_params import SCORE_SLICE_BYTES
+from loraplex.engine.sampling_params import CPU_SCORE_SLICE_BYTES, SCORE_SLICE_BYTES
 
 CPU_KV_BYTES = 1 << 30
 """The default KV pool of a CPU: its memory is the machine's, and other processes use it too."""
@@ -241,7 +241,8 @@ def _reserve(model: ModelConfig, config: EngineConfig, machine: Machine) -> tupl
     widest = max(attention, 3 * model.intermediate_size)
     activations = tokens * (3 * model.hidden_size + widest) * item
     sampling = rows * model.vocab_size * _SAMPLING_COPIES * ITEM_SIZES["float32"]
-    scored = min(tokens * model.vocab_size * ITEM_SIZES["float32"], SCORE_SLICE_BYTES)
+    slice_bytes = SCORE_SLICE_BYTES if machine.is_cuda else CPU_SCORE_SLICE_BYTES
+    scored = min(tokens * model.vocab_size * ITEM_SIZES["float32"], slice_bytes)
     logits = rows * model.vocab_size * item + max(sampling, _SCORE_COPIES * scored)
     parts = (("activations of a step", activations), ("logits and sampling", logits))
     if not machine.is_cuda:

@@ -17,7 +17,7 @@ from loraplex.engine.batch.host_transfers import HostTransfers, Results
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.models.decoder import Decoder
 from loraplex.engine.sampling.logprobs import best_first
-from loraplex.engine.sampling_params import MAX_TOP_LOGPROBS, SCORE_SLICE_BYTES
+from loraplex.engine.sampling_params import CPU_SCORE_SLICE_BYTES, MAX_TOP_LOGPROBS, SCORE_SLICE_BYTES
 from loraplex.engine.sequence_scores import PositionScore, ScoredPosition
 
 
@@ -93,7 +93,8 @@ class Scorer:
 
     def __init__(self, decoder: Decoder, adapters: AdapterPath) -> None:
         self.transfers = HostTransfers(decoder.device)
-        self.slice_rows = max(1, SCORE_SLICE_BYTES // (4 * decoder.config.vocab_size))
+        slice_bytes = CPU_SCORE_SLICE_BYTES if decoder.device.type == "cpu" else SCORE_SLICE_BYTES
+        self.slice_rows = max(1, slice_bytes // (4 * decoder.config.vocab_size))
         self._decoder = decoder
         self._adapters = adapters
 
@@ -114,10 +115,13 @@ class Scorer:
         lora = self._adapters.group(slots, self._decoder.device, len(slots), row_slots)
         distribution = self._decoder.head(hidden, residual, lora).float().log_softmax(dim=-1)
         chosen = distribution[part.pair_rows, part.tokens]
-        yield chosen
-        yield (distribution > chosen[part.firsts].unsqueeze(-1)).sum(dim=-1) + 1
-        best = distribution.index_select(0, part.topped).topk(min(MAX_TOP_LOGPROBS, distribution.shape[1]))
-        yield from (best.indices, best.values)
+        all_are_topped = len(part.topped) == len(distribution)
+        topped = distribution if all_are_topped else distribution.index_select(0, part.topped)
+        best = topped.topk(min(MAX_TOP_LOGPROBS, distribution.shape[1]))
+        # `gt_` keeps float32: a sum of booleans first makes 64-bit integers of them all, which on a CPU costs as much as the
+        # head. A sum of ones is exact in float32 below 2**24.
+        likelier = distribution.gt_(chosen[part.firsts].unsqueeze(-1)).sum(dim=-1)
+        yield from (chosen, likelier.long() + 1, best.indices, best.values)
 
     @torch.inference_mode()
     def warm_up(self, count: int) -> None:

@@ -83,7 +83,7 @@ def test_scored_prompts_equal_peft_in_any_company(
     peft: Reference, engine: Callable[..., Harness], overlap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks of a few tokens, preemptions, rows that write beside them, and a head in slices of three positions."""
-    monkeypatch.setattr(scorer, "SCORE_SLICE_BYTES", 3 * 4 * 128)
+    monkeypatch.setattr(scorer, "CPU_SCORE_SLICE_BYTES", 3 * 4 * 128)
     limits = {"max_num_batched_tokens": 24, "max_num_seqs": 5, "overlap": overlap}
     harness = engine(num_blocks=24, scheduler=limits)
     jobs = list(enumerate(prompts(21, seed=30)))
