@@ -306,7 +306,7 @@ def _scoring(choose: random.Random, adapters: list[str | None]) -> list[EngineRe
     continuations = ScoreRequest(continuations=[[9], [9, 8, 7]], ending_ids=[1])
     return [
         replace(request_of(name, prompt, adapter, sampling, None), scores=scores)
-        for adapter in (adapters[0], None)
+        for adapter in dict.fromkeys((adapters[0], None))
         for name, sampling, scores in (
             (f"scored {adapter}", {"max_tokens": 0}, ScoreRequest(prompt_logprobs=3)),
             (f"echoed {adapter}", ahead, ScoreRequest(prompt_logprobs=0, token_ids={13: [5, 6]})),
