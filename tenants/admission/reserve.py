@@ -65,6 +65,9 @@ TRIES = 22
 PAUSE_SECONDS = 0.01
 # The wait of a second attempt, in units of `valkey_s`, which bounds the first.
 SECOND_WAIT = 0.8
+# The same in seconds for a request that could only be refused without the counters: on a busy machine replies are that late.
+# Longer than any first wait.
+PERIODIC_WAIT_SECONDS = 1.2
 STALLED = "the disk of this server's usage journal does not answer; try again later"
 LOG = structlog.get_logger("loraplex.admission")
 
@@ -172,11 +175,11 @@ class Reserver:
             asked_at, began = self.recent_refusals.now(), self.breaker.clock()
             try:
                 async with Deadline(wait_s, self.counters.replies):
-                    reply = await self.counters.reserve(request)
+                    reply = await self.counters.reserve(request, wait_s)
             except (TimeoutError, ValkeyUnavailable) as error:
                 self.breaker.failed(began)
                 if wait_s == first_wait_s and not self.breaker.is_open:
-                    wait_s = SECOND_WAIT * first_wait_s
+                    wait_s = PERIODIC_WAIT_SECONDS if has_periods(request) else SECOND_WAIT * first_wait_s
                     continue
                 raise ValkeyUnavailable(str(error) or "Valkey did not answer in time") from error
             wait_s = first_wait_s
@@ -278,7 +281,7 @@ class Reserver:
 
         No counters know the request, so the ledger must have it before any later rebuild.
         """
-        if any(subject.limits.has_periods() for subject in request.subjects):
+        if has_periods(request):
             message = "what is left of a day's or month's quota is unknown now; try again"
             raise self._unavailable(request, PERIODIC, message)
         now = datetime.now(UTC)
@@ -344,3 +347,8 @@ class Reserver:
     def _note_overdue(self, tenant_id: UUID, overdue: int) -> None:
         if overdue:
             self.report_overdue(tenant_id)
+
+
+def has_periods(request: ReservationRequest) -> bool:
+    """Whether a limit per day or month holds for the request: what is left of it is unknown without the counters."""
+    return any(subject.limits.has_periods() for subject in request.subjects)

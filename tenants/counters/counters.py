@@ -74,8 +74,8 @@ class Counters:
         """How often a script was sent with its text because Valkey did not know it."""
         return self._redis.fallbacks + self._bulk.fallbacks
 
-    async def reserve(self, request: ReservationRequest) -> CounterReply:
-        """Test every limit at every level, then take from all of them or from none."""
+    async def reserve(self, request: ReservationRequest, wait_s: float | None = None) -> CounterReply:
+        """Test every limit at every level, then take from all of them or from none. `wait_s`: in place of `command_s`."""
         head = (
             str(request.id),
             request.request_id,
@@ -86,7 +86,9 @@ class Counters:
         )
         subjects = [part for subject in request.subjects for part in subject_arguments(subject)]
         return decode_admission(
-            await self._run(self._redis, "admit", request.tenant_id, *head, self._lease_us, *subjects)
+            await self._run(
+                self._redis, "admit", request.tenant_id, *head, self._lease_us, *subjects, deadline_s=wait_s
+            )
         )
 
     async def settle(
@@ -211,10 +213,16 @@ class Counters:
         return Settled(bool(found), bool(charged), epoch)
 
     async def _run(
-        self, runner: ScriptRunner, name: ScriptName, tenant_id: UUID, *arguments: str | int
+        self,
+        runner: ScriptRunner,
+        name: ScriptName,
+        tenant_id: UUID,
+        *arguments: str | int,
+        deadline_s: float | None = None,
     ) -> Any:
+        script, key = self._scripts[name], tenant_key(tenant_id, "state")
         try:
-            return await runner.run(self._scripts[name], tenant_key(tenant_id, "state"), arguments)
+            return await runner.run(script, key, arguments, deadline_s=deadline_s)
         except CountersNewer:
             if not self._met_newer:
                 self._met_newer = True

@@ -75,14 +75,22 @@ class ScriptRunner:
         self.fallbacks = 0
         """Scripts that had to be sent with their text."""
 
-    async def run(self, script: Script, state_key: str, arguments: Sequence[str | int]) -> Any:
+    async def run(
+        self,
+        script: Script,
+        state_key: str,
+        arguments: Sequence[str | int],
+        *,
+        deadline_s: float | None = None,
+    ) -> Any:
         """Run a script. Raises `ValkeyUnavailable`; then it may or may not have run. Raises `CountersNewer`; then it has done
-        nothing.
+        nothing. `deadline_s`: in place of the runner's own.
         """
+        deadline_s = deadline_s or self._deadline_s
         try:
-            return await self._send(script, state_key, arguments)
+            return await self._send(deadline_s, script, state_key, arguments)
         except TimeoutError as error:
-            raise ValkeyUnavailable(f"Valkey did not answer within {self._deadline_s:g} s") from error
+            raise ValkeyUnavailable(f"Valkey did not answer within {deadline_s:g} s") from error
         except ResponseError as error:
             if str(error).startswith(NEWER):
                 raise CountersNewer(NEWER_MESSAGE) from error
@@ -90,16 +98,18 @@ class ScriptRunner:
         except FAILURES as error:
             raise ValkeyUnavailable(f"Valkey did not answer: {error}") from error
 
-    async def _send(self, script: Script, state_key: str, arguments: Sequence[str | int]) -> Any:
+    async def _send(
+        self, deadline_s: float, script: Script, state_key: str, arguments: Sequence[str | int]
+    ) -> Any:
         try:
-            return await self._command(("EVALSHA", script.sha1, 1, state_key, *arguments))
+            return await self._command(deadline_s, ("EVALSHA", script.sha1, 1, state_key, *arguments))
         except NoScriptError:
             self.fallbacks += 1
-            return await self._command(("EVAL", script.text, 1, state_key, *arguments))
+            return await self._command(deadline_s, ("EVAL", script.text, 1, state_key, *arguments))
 
-    async def _command(self, arguments: Sequence[str | int]) -> Any:
+    async def _command(self, deadline_s: float, arguments: Sequence[str | int]) -> Any:
         async with self._turns:
             if self._pipelined is not None:
-                return await self._pipelined.run(self._deadline_s, arguments)
-            async with Deadline(self._deadline_s, self.replies):
+                return await self._pipelined.run(deadline_s, arguments)
+            async with Deadline(deadline_s, self.replies):
                 return await self._client.execute_command(*arguments)

@@ -78,8 +78,8 @@ async def test_nothing_is_admitted_while_the_journal_is_full(database: Database,
         await gateway.settle(running, usage(running))
         admit = gateway.maintenance.counters.reserve
 
-        async def fill_up(request: ReservationRequest) -> Any:
-            reply = await admit(request)
+        async def fill_up(request: ReservationRequest, wait_s: float | None = None) -> Any:
+            reply = await admit(request, wait_s)
             journal.full = True
             return reply
 

@@ -29,8 +29,15 @@ class Watched(ScriptRunner):
         super().__init__(client, 10.0)
         self.subjects, self._between = [], between
 
-    async def run(self, script: Script, state_key: str, arguments: Sequence[str | int]) -> Any:
-        reply = await super().run(script, state_key, arguments)
+    async def run(
+        self,
+        script: Script,
+        state_key: str,
+        arguments: Sequence[str | int],
+        *,
+        deadline_s: float | None = None,
+    ) -> Any:
+        reply = await super().run(script, state_key, arguments, deadline_s=deadline_s)
         self.subjects.append(len(arguments) // 3)
         if self._between is not None and len(self.subjects) == 1:
             await self._between()
