@@ -1,6 +1,6 @@
 """A circuit breaker of one store: opens after a number of failures in a row, and closes after a successful probe.
 
-Invariant: while it is open, no request waits for the store that is down.
+Invariant: while it is open, no further request begins to wait for the store that is down.
 """
 
 import math

@@ -66,8 +66,8 @@ PAUSE_SECONDS = 0.01
 # The wait of a second attempt, in units of `valkey_s`, which bounds the first.
 SECOND_WAIT = 0.8
 # The same in seconds for a request that could only be refused without the counters: on a busy machine replies are that late.
-# Longer than any first wait.
-PERIODIC_WAIT_SECONDS = 1.2
+# Shorter than the timeouts of the client, and than the time that a connection which others have given up stays open.
+PERIODIC_WAIT_SECONDS = 0.9
 STALLED = "the disk of this server's usage journal does not answer; try again later"
 LOG = structlog.get_logger("loraplex.admission")
 
@@ -170,7 +170,7 @@ class Reserver:
     ) -> Reservation:
         """Ask until counters that no fence has outdated admit the request. Raises `ValkeyUnavailable` and what refuses it."""
         first_wait_s = self.settings.valkey_s
-        wait_s = first_wait_s
+        wait_s, is_second = first_wait_s, False
         for attempt in range(TRIES):
             asked_at, began = self.recent_refusals.now(), self.breaker.clock()
             try:
@@ -178,11 +178,11 @@ class Reserver:
                     reply = await self.counters.reserve(request, wait_s)
             except (TimeoutError, ValkeyUnavailable) as error:
                 self.breaker.failed(began)
-                if wait_s == first_wait_s and not self.breaker.is_open:
-                    wait_s = PERIODIC_WAIT_SECONDS if has_periods(request) else SECOND_WAIT * first_wait_s
+                if not is_second and not self.breaker.is_open:
+                    wait_s, is_second = self._second_wait_s(request), True
                     continue
                 raise ValkeyUnavailable(str(error) or "Valkey did not answer in time") from error
-            wait_s = first_wait_s
+            wait_s, is_second = first_wait_s, False
             self.breaker.succeeded()
             if isinstance(reply, Admitted):
                 reservation = self._admitted(request, reply)
@@ -197,6 +197,12 @@ class Reserver:
             if waits or not await self.counter_rebuild.try_rebuild(request.tenant_id):
                 await asyncio.sleep(PAUSE_SECONDS * (attempt + 1))
         raise self._unavailable(request, COUNTED, "the counters of this tenant are being rebuilt; try again")
+
+    def _second_wait_s(self, request: ReservationRequest) -> float:
+        """How long a request waits again. In a cluster one silent node must not take the turns of the others' calls."""
+        short_s = SECOND_WAIT * self.settings.valkey_s
+        waits_long = has_periods(request) and not self.counters.takes_turns
+        return max(short_s, PERIODIC_WAIT_SECONDS) if waits_long else short_s
 
     async def _in_journal(self, reservation: Reservation) -> None:
         """Make the reservation durable. One that the journal refuses is cancelled in the counters.

@@ -70,6 +70,11 @@ class Counters:
         """When Valkey last replied to a call that requests wait for."""
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether calls that requests wait for take turns, as in a cluster: then a long wait of one delays others."""
+        return self._redis.takes_turns
+
+    @property
     def script_fallbacks(self) -> int:
         """How often a script was sent with its text because Valkey did not know it."""
         return self._redis.fallbacks + self._bulk.fallbacks

@@ -68,9 +68,9 @@ class ScriptRunner:
         # A cluster's client finds the node of each command.
         self._pipelined = PipelinedCommands(client, self.replies) if isinstance(client, Redis) else None
         self._deadline_s = deadline_s
-        takes_turns = bulk or self._pipelined is None
+        self.takes_turns = bulk or self._pipelined is None
         self._turns: AbstractAsyncContextManager[None] = (
-            asyncio.Semaphore(MAX_COMMANDS) if takes_turns else nullcontext()
+            asyncio.Semaphore(MAX_COMMANDS) if self.takes_turns else nullcontext()
         )
         self.fallbacks = 0
         """Scripts that had to be sent with their text."""

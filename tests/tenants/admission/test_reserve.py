@@ -59,6 +59,7 @@ class StubStores:
     calls: int = 0
     cancelled: list[UUID] = field(default_factory=list)
     replies: ReplyClock = field(default_factory=ReplyClock)
+    takes_turns: bool = False
 
     async def cancel(self, tenant_id: UUID, request_id: UUID) -> None:
         self.cancelled.append(request_id)
@@ -78,7 +79,11 @@ class StubStores:
 
     def reserver(self, prices: PriceBook | None = None) -> Reserver:
         stores: Any = SimpleNamespace(
-            reserve=self.reserve, of=self.of, cancel=self.cancel, replies=self.replies
+            reserve=self.reserve,
+            of=self.of,
+            cancel=self.cancel,
+            replies=self.replies,
+            takes_turns=self.takes_turns,
         )
         ledger: Any = SimpleNamespace(reserve_without_counters=self.store)
         fences: Any = SimpleNamespace(ready=self.nothing, outdated=lambda *_: False)
@@ -160,6 +165,11 @@ def test_a_budget_waits_for_a_late_reply_that_a_rate_goes_without(
         return await StubStores(answer_late, limits).reserver().reserve(request())
 
     assert run(reserve()).degraded == degraded
+
+
+def test_in_a_cluster_no_budget_holds_a_turn_for_long() -> None:
+    stores = StubStores(hang, QuotaLimits(tokens_per_day=5), takes_turns=True)
+    assert max(run(waits_of(stores))) <= 0.9 * BOUND_S + 1e-6
 
 
 def test_a_pause_that_all_callers_meet_opens_no_breaker() -> None:

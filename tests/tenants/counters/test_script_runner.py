@@ -9,13 +9,15 @@ import pytest
 from redis.asyncio import Redis
 from tests.tenants.counters.limited_tenant import EMPTY, LimitedTenant, admit, deny, used
 
+from loraplex.tenants.admission.reserve import PERIODIC_WAIT_SECONDS
 from loraplex.tenants.counters.counter_replies import CountersMissing
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.counters.deadline import BUSY_SECONDS
+from loraplex.tenants.counters.pipelined_commands import CLOSE_SECONDS
 from loraplex.tenants.counters.script_runner import ScriptRunner, load_script
 from loraplex.tenants.errors import ValkeyUnavailable
 from loraplex.tenants.quotas.limits import QuotaLimits
-from loraplex.tenants.valkey import ANSWER_SECONDS, COMMAND_SECONDS, open_valkey
+from loraplex.tenants.valkey import ANSWER_SECONDS, COMMAND_SECONDS, CONNECT_SECONDS, open_valkey
 
 
 async def test_the_server_is_the_one_that_the_test_names(client: Redis, counter_server: str) -> None:
@@ -106,6 +108,41 @@ async def test_a_server_that_hangs_costs_the_deadline(tmp_path: Path) -> None:
     with pytest.raises(ValkeyUnavailable):
         await Counters(client).reserve(LimitedTenant().request())
     assert COMMAND_SECONDS * 0.9 <= time.monotonic() - begun < 30
+    await client.aclose()
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.mark.parametrize("opens", [True, False], ids=["an open connection", "a connection that opens"])
+async def test_a_long_wait_outlives_connections_that_short_ones_gave_up(tmp_path: Path, opens: bool) -> None:
+    """As a server that gets no processor time for a while. `opens`: only calls wait for it, and no handshake."""
+    runs = asyncio.Event()
+
+    async def answer_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received = hiredis.Reader()
+        while data := await reader.read(1 << 16):
+            received.feed(data)
+            while command := received.gets():
+                is_call = command[0] == b"EVALSHA"
+                if is_call or not opens:
+                    await runs.wait()
+                writer.write(b"*1\r\n$8\r\nunseeded\r\n" if is_call else b"+OK\r\n")
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer_late, tmp_path / "late.sock")
+    client = open_valkey(f"unix://{tmp_path}/late.sock?protocol=2")
+    counters, tenant = Counters(client), LimitedTenant()
+    with pytest.raises(ValkeyUnavailable):
+        await counters.reserve(tenant.request())
+    long = asyncio.create_task(counters.reserve(tenant.request(), PERIODIC_WAIT_SECONDS))
+    for _ in range(3):
+        with pytest.raises(ValkeyUnavailable):
+            await counters.reserve(tenant.request())
+    assert not long.done()
+    runs.set()
+    assert await long == CountersMissing()
+    # Else a connection's opening, or its end for others, would end the wait first.
+    assert PERIODIC_WAIT_SECONDS < min(ANSWER_SECONDS, CONNECT_SECONDS, CLOSE_SECONDS)
     await client.aclose()
     server.close()
     await server.wait_closed()
