@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class AdmissionConfig:
     """Times in seconds. After `lease_s` without a heartbeat, a gateway counts as dead and its open requests are given up.
 
-    An admission waits until Valkey has been silent for `valkey_s`, at a second attempt as reserve.py says, and `journal_s` for
-    the disk of its journal. When more than `max_pending_updates` ended requests wait for Valkey, their tenants' counters are
+    An admission waits until Valkey has been silent for `valkey_s`, at a second attempt for 0.8 times that, or longer for a limit
+    per day or month, and `journal_s` for the disk of its journal. When more than `max_pending_updates` ended requests wait for Valkey, their tenants' counters are
     rebuilt instead. Every `reconcile_s` the counters of at most `reconciled_at_once` tenants are compared with the ledger. Fences
     are read every `fence_poll_s`; a fence that a gateway does not confirm within `fence_s` is given up. What running requests have
     used is journaled every `progress_s`. Counts of refused requests are written every `refusal_counts_s`.

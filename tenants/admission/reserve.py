@@ -201,7 +201,7 @@ class Reserver:
     def _second_wait_s(self, request: ReservationRequest) -> float:
         """How long a request waits again. In a cluster one silent node must not take the turns of the others' calls."""
         short_s = SECOND_WAIT * self.settings.valkey_s
-        waits_long = has_periods(request) and not self.counters.takes_turns
+        waits_long = request.has_periods and not self.counters.takes_turns
         return max(short_s, PERIODIC_WAIT_SECONDS) if waits_long else short_s
 
     async def _in_journal(self, reservation: Reservation) -> None:
@@ -287,7 +287,7 @@ class Reserver:
 
         No counters know the request, so the ledger must have it before any later rebuild.
         """
-        if has_periods(request):
+        if request.has_periods:
             message = "what is left of a day's or month's quota is unknown now; try again"
             raise self._unavailable(request, PERIODIC, message)
         now = datetime.now(UTC)
@@ -353,8 +353,3 @@ class Reserver:
     def _note_overdue(self, tenant_id: UUID, overdue: int) -> None:
         if overdue:
             self.report_overdue(tenant_id)
-
-
-def has_periods(request: ReservationRequest) -> bool:
-    """Whether a limit per day or month holds for the request: what is left of it is unknown without the counters."""
-    return any(subject.limits.has_periods() for subject in request.subjects)

@@ -71,6 +71,11 @@ class ReservationRequest:
         """The most tokens of prompts and completions together."""
         return self.prompt_tokens + self.completion_tokens
 
+    @property
+    def has_periods(self) -> bool:
+        """Whether a limit per day or month holds for it: then it may not be admitted without the counters."""
+        return any(subject.limits.has_periods() for subject in self.subjects)
+
 
 class LimitAtAdmission(NamedTuple):
     """One limit as an admitted request found it: `asked` is neither in `used` nor in `reserved`. Budgets in micro-units."""

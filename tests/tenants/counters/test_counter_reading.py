@@ -30,14 +30,9 @@ class Watched(ScriptRunner):
         self.subjects, self._between = [], between
 
     async def run(
-        self,
-        script: Script,
-        state_key: str,
-        arguments: Sequence[str | int],
-        *,
-        deadline_s: float | None = None,
+        self, script: Script, state_key: str, arguments: Sequence[str | int], **bounds: float | None
     ) -> Any:
-        reply = await super().run(script, state_key, arguments, deadline_s=deadline_s)
+        reply = await super().run(script, state_key, arguments, **bounds)
         self.subjects.append(len(arguments) // 3)
         if self._between is not None and len(self.subjects) == 1:
             await self._between()
