@@ -5,8 +5,10 @@ Invariant: an identity is accepted only if this provider signed it for this clie
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final
 
 import httpx2
@@ -18,14 +20,18 @@ from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
+from loraplex.platform.auth.provider_documents import Document, ProviderDocument
 from loraplex.tenants.errors import SignInRefused
 
 SCOPE: Final = "openid email profile"
 ALGORITHMS: Final = ("RS256", "PS256", "ES256", "RS384", "PS384", "ES384", "RS512", "PS512", "ES512", "EdDSA")
 """Signatures with a key of the provider; never `none`, never one with a shared secret."""
 TIMEOUT_S: Final = 10.0
+MAX_CONNECTIONS: Final = 8
+"""Calls to the provider at once; further ones wait for `TIMEOUT_S` at most."""
 LEEWAY_S: Final = 60
 MAX_NAME_LENGTH: Final = 100
+ENDPOINTS: Final = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +69,39 @@ class ProviderIdentity:
 
 
 class IdentityProvider:
-    """The provider of one installation. Every method raises `SignInRefused` when the provider fails or is not to be trusted."""
+    """The provider of one installation, with one client for all who sign in: its TLS context takes 20 ms of a core to build.
 
-    def __init__(self, options: ProviderOptions, transport: httpx2.AsyncBaseTransport | None = None) -> None:
+    Every method raises `SignInRefused` when the provider fails or is not to be trusted.
+    """
+
+    def __init__(
+        self,
+        options: ProviderOptions,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`transport`: takes the place of the network."""
         self._options = options
-        self._transport = transport
+        secret = options.client_secret
+        self._client = AsyncOAuth2Client(
+            options.client_id,
+            secret,
+            token_endpoint_auth_method="none" if secret is None else "client_secret_basic",
+            scope=SCOPE,
+            code_challenge_method="S256",
+            timeout=TIMEOUT_S,
+            limits=httpx2.Limits(max_connections=MAX_CONNECTIONS),
+            follow_redirects=False,
+            transport=transport,
+            # What the provider sets for one person must not be sent for another.
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+        )
+        self._metadata = ProviderDocument(self._fetch_metadata, clock)
+        self._keys = ProviderDocument(self._fetch_keys, clock)
+
+    async def close(self) -> None:
+        """Close the connections to the provider."""
+        await self._client.aclose()
 
     @property
     def name(self) -> str:
@@ -82,14 +115,14 @@ class IdentityProvider:
 
     async def begin(self, redirect_uri: str, attempt: Attempt) -> str:
         """Return the provider's address to which the browser goes for this attempt."""
-        async with self._client(redirect_uri) as client:
-            metadata = await self._metadata(client)
-            address, _ = client.create_authorization_url(
-                metadata["authorization_endpoint"],
-                state=attempt.state,
-                nonce=attempt.nonce,
-                code_verifier=attempt.verifier,
-            )
+        metadata = await self._metadata.current()
+        address, _ = self._client.create_authorization_url(
+            metadata["authorization_endpoint"],
+            redirect_uri=redirect_uri,
+            state=attempt.state,
+            nonce=attempt.nonce,
+            code_verifier=attempt.verifier,
+        )
         return str(address)
 
     async def finish(
@@ -98,43 +131,32 @@ class IdentityProvider:
         """Return the identity that the provider answers for. `answer`: the query with which the browser came back."""
         if not secrets.compare_digest(answer.get("state", "").encode(), attempt.state.encode()):
             raise SignInRefused("This sign-in was not begun in this browser. Begin again.")
-        async with self._client(redirect_uri) as client:
-            metadata = await self._metadata(client)
-            self._check_answer(metadata, answer)
-            token = await _trusting(
-                client.fetch_token(
-                    metadata["token_endpoint"],
-                    grant_type="authorization_code",
-                    code=answer["code"],
-                    code_verifier=attempt.verifier,
-                )
+        metadata = await self._metadata.current()
+        self._check_answer(metadata, answer)
+        token = await _trusting(
+            self._client.fetch_token(
+                metadata["token_endpoint"],
+                redirect_uri=redirect_uri,
+                grant_type="authorization_code",
+                code=answer["code"],
+                code_verifier=attempt.verifier,
             )
-            claims = await self._claims(client, metadata, token, attempt)
-            if "email" not in claims and "userinfo_endpoint" in metadata:
-                claims |= await self._userinfo(client, metadata["userinfo_endpoint"], claims["sub"])
+        )
+        claims = await self._claims(token, attempt)
+        if "email" not in claims and "userinfo_endpoint" in metadata:
+            claims |= await self._userinfo(metadata["userinfo_endpoint"], token, claims["sub"])
         return self._identity(claims)
 
-    def _client(self, redirect_uri: str) -> AsyncOAuth2Client:
-        secret = self._options.client_secret
-        return AsyncOAuth2Client(
-            self._options.client_id,
-            secret,
-            token_endpoint_auth_method="none" if secret is None else "client_secret_basic",
-            scope=SCOPE,
-            redirect_uri=redirect_uri,
-            code_challenge_method="S256",
-            timeout=TIMEOUT_S,
-            follow_redirects=False,
-            transport=self._transport,
-        )
-
-    async def _metadata(self, client: AsyncOAuth2Client) -> dict[str, Any]:
-        found = await _document(
-            client, f"{self._options.issuer.rstrip('/')}/.well-known/openid-configuration"
-        )
+    async def _fetch_metadata(self) -> Document:
+        found = await self._fetch(f"{self._options.issuer.rstrip('/')}/.well-known/openid-configuration")
         if found.get("issuer") != self._options.issuer:
             raise SignInRefused("The identity provider has another issuer than the one that is configured.")
+        if not all(isinstance(found.get(name), str) for name in ENDPOINTS):
+            raise SignInRefused(_AWAY)
         return found
+
+    async def _fetch_keys(self) -> Document:
+        return await self._fetch((await self._metadata.current())["jwks_uri"])
 
     def _check_answer(self, metadata: Mapping[str, Any], answer: Mapping[str, str]) -> None:
         issuer = answer.get("iss")
@@ -144,14 +166,18 @@ class IdentityProvider:
         if "code" not in answer:
             raise SignInRefused(f"{self._options.name} did not sign you in. Begin again.")
 
-    async def _claims(
-        self,
-        client: AsyncOAuth2Client,
-        metadata: Mapping[str, Any],
-        token: Mapping[str, Any],
-        attempt: Attempt,
-    ) -> dict[str, Any]:
-        keys: Any = await _document(client, metadata["jwks_uri"])
+    async def _claims(self, token: Mapping[str, Any], attempt: Attempt) -> dict[str, Any]:
+        """Return the claims of a token; a provider may have changed its keys since they were fetched."""
+        try:
+            return self._valid_claims(token, attempt, await self._keys.current())
+        except InvalidToken:
+            pass
+        try:
+            return self._valid_claims(token, attempt, await self._keys.renewed())
+        except InvalidToken as error:
+            raise SignInRefused("The identity provider's answer is not valid for this sign-in.") from error
+
+    def _valid_claims(self, token: Mapping[str, Any], attempt: Attempt, keys: Any) -> dict[str, Any]:
         try:
             decoded = jwt.decode(token["id_token"], KeySet.import_key_set(keys), algorithms=ALGORITHMS)
             claims = CodeIDToken(
@@ -166,13 +192,25 @@ class IdentityProvider:
             )
             claims.validate(leeway=LEEWAY_S)
         except (JoseError, AuthlibBaseError, KeyError, ValueError, TypeError) as error:
-            raise SignInRefused("The identity provider's answer is not valid for this sign-in.") from error
+            raise InvalidToken from error
         return dict(claims)
 
-    async def _userinfo(self, client: AsyncOAuth2Client, address: str, subject: str) -> dict[str, Any]:
-        found = await _document(client, address, authorized=True)
+    async def _userinfo(self, address: str, token: Mapping[str, Any], subject: str) -> Document:
+        found = await self._fetch(address, {"authorization": f"Bearer {token['access_token']}"})
         if found.get("sub") != subject:
             raise SignInRefused("The identity provider answered for another person.")
+        return found
+
+    async def _fetch(self, address: str, headers: Mapping[str, str] | None = None) -> Document:
+        request = self._client.request("GET", address, withhold_token=True, headers=headers)
+        response = await _trusting(request)
+        try:
+            response.raise_for_status()
+            found = response.json()
+        except (httpx2.HTTPError, ValueError) as error:
+            raise SignInRefused(_AWAY) from error
+        if not isinstance(found, dict):
+            raise SignInRefused(_AWAY)
         return found
 
     def _identity(self, claims: Mapping[str, Any]) -> ProviderIdentity:
@@ -195,22 +233,14 @@ class IdentityProvider:
         return ProviderIdentity(self._options.issuer, subject, address, shown)
 
 
+class InvalidToken(Exception):
+    """An ID token that these keys did not sign for this client and this attempt."""
+
+
 def new_attempt(area: str, *, invitation: str = "", page: str = "") -> Attempt:
     """Return an attempt with a state, a nonce and a verifier of its own."""
     token = secrets.token_urlsafe
     return Attempt(token(32), token(32), token(48), area, invitation, page)
-
-
-async def _document(client: AsyncOAuth2Client, address: str, *, authorized: bool = False) -> dict[str, Any]:
-    response = await _trusting(client.request("GET", address, withhold_token=not authorized))
-    try:
-        response.raise_for_status()
-        found = response.json()
-    except (httpx2.HTTPError, ValueError) as error:
-        raise SignInRefused(_AWAY) from error
-    if not isinstance(found, dict):
-        raise SignInRefused(_AWAY)
-    return found
 
 
 _AWAY: Final = "The identity provider does not answer as it should; try again."

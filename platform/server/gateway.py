@@ -262,7 +262,7 @@ async def _open_dependencies(
         config=limits,
         addresses=ClientAddresses(tuple(map(parse_network, settings.trusted_proxies))),
         key_use=await stack.enter_async_context(writing_use(database)),
-        identity_provider=_identity_provider(settings),
+        identity_provider=_identity_provider(settings, stack),
         mailed_links=_mailed_links(settings, database),
         uploads=blobs.uploads(database, lifecycle, await asyncio.to_thread(adapter_limits, settings, info)),
     )
@@ -368,7 +368,7 @@ def _meter_sink(settings: Settings, client: ReceiverClient) -> MeterSink | None:
     return MeterUrl(client, settings.meter_export, settings.meter_export_secret.get_secret_value())
 
 
-def _identity_provider(settings: Settings) -> IdentityProvider | None:
+def _identity_provider(settings: Settings, stack: AsyncExitStack) -> IdentityProvider | None:
     if settings.oidc_issuer is None or settings.oidc_client_id is None:
         return None
     secret = settings.oidc_client_secret
@@ -379,7 +379,9 @@ def _identity_provider(settings: Settings) -> IdentityProvider | None:
         name=settings.oidc_name,
         allowed_domains=tuple(domain.lower() for domain in settings.oidc_allowed_domains),
     )
-    return IdentityProvider(options)
+    provider = IdentityProvider(options)
+    stack.push_async_callback(provider.close)
+    return provider
 
 
 def _mailed_links(settings: Settings, database: Database) -> MailedLinks | None:

@@ -5,7 +5,8 @@ accepted by the form that names account and tenant, never by coming back alone.
 """
 
 import base64
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -14,11 +15,18 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from loraplex.platform.auth.client_address import client_network
+from loraplex.platform.auth.failure_buckets import REFILL_S, FailureBuckets
 from loraplex.platform.auth.identity_provider import Attempt, IdentityProvider, ProviderIdentity, new_attempt
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.error_pages import USED_UP
 from loraplex.platform.console.forms import Entered, Form, read_open_form
-from loraplex.platform.services.people.errors import AlreadyMember, LinkNotValid, SignInRefused
+from loraplex.platform.services.people.errors import (
+    AlreadyMember,
+    LinkNotValid,
+    SignInRefused,
+    SignInSlowed,
+)
 from loraplex.platform.services.people.provider_sign_in import (
     accept_by_provider,
     find_invitation,
@@ -61,10 +69,11 @@ def oidc_pages(endpoint: ConsoleEndpoint) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class ProviderPages:
-    """The way to the provider and back."""
+    """The way to the provider and back. `tries`: what each client network began and did not end signed in."""
 
     endpoint: ConsoleEndpoint
     provider: IdentityProvider
+    tries: FailureBuckets = field(default_factory=FailureBuckets)
 
     async def start(
         self, request: Request, area: str = "tenant", token: str = "", next: str = ""
@@ -72,8 +81,9 @@ class ProviderPages:
         """Send the browser to the provider. `token`: of an invitation to accept."""
         attempt = new_attempt("operator" if area == "operator" else "tenant", invitation=token, page=next)
         try:
+            self._count(request)
             address = await self.provider.begin(self._redirect_uri(request), attempt)
-        except SignInRefused as error:
+        except (SignInRefused, SignInSlowed) as error:
             return self._refused(request, error)
         response = RedirectResponse(address, 303)
         self._keep(request, response, DOMAIN, attempt)
@@ -85,11 +95,16 @@ class ProviderPages:
         try:
             if attempt is None:
                 raise SignInRefused(NOT_BEGUN)
+            self._count(request)
             answer = dict(request.query_params)
             identity = await self.provider.finish(self._redirect_uri(request), attempt, answer)
+            self._uncount(request)
             if attempt.invitation:
                 return await self._ask(request, Acceptance(identity, attempt.invitation, attempt.state))
             response = await self._enter(request, identity, attempt)
+        except SignInSlowed as error:
+            # The provider's answer stays good: the browser may bring it again.
+            return self._refused(request, error)
         except (SignInRefused, LinkNotValid) as error:
             response = self._refused(request, error)
         self.endpoint.cookies.drop_attempt(request, response)
@@ -147,7 +162,24 @@ class ProviderPages:
 
     def _refused(self, request: Request, error: Exception) -> Response:
         form = Entered(errors={"": USED_UP if isinstance(error, LinkNotValid) else str(error)})
-        return self.endpoint.page(request, None, "sign_in/sign_in.html", status=403, form=form)
+        status = 429 if isinstance(error, SignInSlowed) else 403
+        response = self.endpoint.page(request, None, "sign_in/sign_in.html", status=status, form=form)
+        if isinstance(error, SignInSlowed):
+            response.headers["retry-after"] = str(error.retry_after_s)
+        return response
+
+    def _count(self, request: Request) -> None:
+        """Count a start or a callback of the client's network. Raises `SignInSlowed`."""
+        if not self.tries.take(self._network(request)):
+            raise SignInSlowed(math.ceil(REFILL_S))
+
+    def _uncount(self, request: Request) -> None:
+        """Give back the start and the callback of someone whom the provider signed in."""
+        self.tries.give_back(self._network(request))
+        self.tries.give_back(self._network(request))
+
+    def _network(self, request: Request) -> str:
+        return client_network(self.endpoint.dependencies.addresses.of(request))
 
     def _redirect_uri(self, request: Request) -> str:
         return f"{self.endpoint.origin.of(request)}{CALLBACK}"
