@@ -39,6 +39,7 @@ from loraplex.platform.startup_errors import SettingsError
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.database import parse_database_url
 from loraplex.tenants.errors import TenantsError
+from loraplex.tenants.ledger.journal.file import MIN_FREE_BYTES
 from loraplex.tenants.valkey import open_valkey, ping
 
 GIB = 1 << 30
@@ -111,7 +112,12 @@ def check_memory(settings: Settings) -> Check:
 
 def check_disk(settings: Settings) -> Check:
     free = shutil.disk_usage(existing_parent(settings.data_dir)).free
-    return Check("disk", grade(free, MIN_DISK_BYTES, GOOD_DISK_BYTES), f"{free / GIB:.1f} GiB free")
+    floors = {"requests": MIN_FREE_BYTES, "uploads": settings.storage_floor_bytes}
+    refused = [
+        f"{name} are refused below {floor / GIB:g} GiB" for name, floor in floors.items() if free < floor
+    ]
+    status = grade(free, MIN_DISK_BYTES, max(GOOD_DISK_BYTES, settings.storage_floor_bytes))
+    return Check("disk", status, "; ".join([f"{free / GIB:.1f} GiB free", *refused]))
 
 
 def check_data_dir(settings: Settings) -> Check:

@@ -1,4 +1,4 @@
-"""Probes: whether this gateway can answer now, and which dependencies it is without.
+"""Probes: whether the next request would be admitted, and which dependencies this gateway is without.
 
 Invariant: they read state that a background task updates and wait for nothing, so many probes cause little load, and liveness
 does not depend on the engine.
@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines.pool import EnginePool, ObservedEngine
 from loraplex.platform.observability.metrics import Metrics
+from loraplex.platform.observability.refusing_states import RefusingStates
 from loraplex.tenants.single_flight import SingleFlight
 
 Ping = Callable[[], Coroutine[Any, Any, None]]
@@ -49,7 +50,8 @@ class Outage:
 class Health:
     """Readiness of this gateway. An engine with work that completes no step for `stall_s` is not ready.
 
-    `draining`: it shuts down, and is not ready; from `refusing` on, it takes no new request.
+    `journal_trouble`: why the usage journal would refuse an admission now. `storage_trouble`: why uploads are refused, which is
+    logged and no reason against readiness. `draining`: it shuts down, and is not ready; from `refusing` on, it takes no new request.
     `down`: since when each dependency that is away has been, by `clock`; `outages` has the same for people.
     """
 
@@ -58,7 +60,14 @@ class Health:
     metrics: Metrics
     stall_s: float = 20.0
     clock: Callable[[], float] = time.monotonic
+    journal_trouble: Callable[[], str | None] = lambda: None
+    storage_trouble: Callable[[], Coroutine[Any, Any, str | None]] | None = None
     pings: SingleFlight[None] = field(default_factory=SingleFlight[None])
+    storage_probes: SingleFlight[str | None] = field(
+        default_factory=lambda: SingleFlight[str | None](cancels=False)
+    )
+    refusing_requests: RefusingStates = field(default_factory=lambda: RefusingStates("requests"))
+    refusing_uploads: RefusingStates = field(default_factory=lambda: RefusingStates("uploads"))
     draining: bool = False
     refusing: bool = False
     down: dict[str, float] = field(default_factory=dict)
@@ -66,28 +75,46 @@ class Health:
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def reasons(self) -> list[str]:
-        """Why this gateway cannot answer; empty when it can."""
-        reasons = ["the server is shutting down"] if self.draining else []
-        reasons += filter(None, map(self._missing, sorted(self.down)))
-        troubles = [self._trouble(engine) for engine in self.engines.observed().values()]
-        if all(troubles):
-            reasons += [trouble for trouble in troubles if trouble]
-        return reasons
+        """Why the next request would be refused; empty when it would be admitted."""
+        engines = [self._trouble(engine) for engine in self.engines.observed().values()]
+        found: dict[str, list[str | None]] = {
+            "drain": ["the server is shutting down" if self.draining else None],
+            "database": [self._missing(name) for name in sorted(self.down)],
+            "engine": engines if all(engines) else [],
+            "journal": [self.journal_trouble()],
+        }
+        known = {state: [reason for reason in reasons if reason] for state, reasons in found.items()}
+        holding = {state: reasons for state, reasons in known.items() if reasons}
+        return self.refusing_requests.observe(holding, self.clock())
 
     def dependency_states(self) -> dict[str, str]:
         """`up` or `down` for each dependency."""
         return {name: "down" if name in self.down else "up" for name in self.dependencies}
 
     async def watch(self) -> None:
-        """Ping every dependency each second, until cancelled."""
+        """Ping every dependency each second and log what refuses, until cancelled. Begins when the engines are ready."""
         while True:
             await self.check()
+            self.reasons()
             await asyncio.sleep(DEPENDENCY_INTERVAL_S)
 
     async def check(self) -> None:
         """Ping every dependency once."""
         self.metrics.set_tasks(len(asyncio.all_tasks()))
-        await asyncio.gather(*(self._check_one(name, each.ping) for name, each in self.dependencies.items()))
+        await asyncio.gather(
+            self._check_storage(),
+            *(self._check_one(name, each.ping) for name, each in self.dependencies.items()),
+        )
+
+    async def _check_storage(self) -> None:
+        if self.storage_trouble is None:
+            return
+        try:
+            async with asyncio.timeout(DEPENDENCY_TIMEOUT_S):
+                trouble = await self.storage_probes.run(None, self.storage_trouble)
+        except TimeoutError:
+            trouble = f"the disk of the uploads did not answer within {DEPENDENCY_TIMEOUT_S:g} s"
+        self.refusing_uploads.observe({"disk": [trouble]} if trouble else {}, self.clock())
 
     async def _check_one(self, name: str, ping: Ping) -> None:
         try:

@@ -64,6 +64,7 @@ from loraplex.platform.server.secret import derive, server_secret, tenant_namesp
 from loraplex.platform.server.validated_adapters import report_other_fingerprints
 from loraplex.platform.services.people.mail import MailServer
 from loraplex.platform.services.people.mailed_links import MailedLinks
+from loraplex.platform.services.queries.health import upload_trouble
 from loraplex.platform.services.queries.serving_cost import AcceleratorPrice
 from loraplex.platform.services.webhook_secrets import WebhookSecrets
 from loraplex.platform.startup_errors import SettingsError
@@ -112,6 +113,7 @@ async def open_gateway(
             opening.cancel()
             await asyncio.gather(opening, return_exceptions=True)
             raise
+        _run_in_background(gateway.health.watch(), stack)
         yield gateway
 
 
@@ -172,6 +174,7 @@ async def _assemble(
     resources = await open_resources(settings, served_name, addresses, engines, stack)
     _start_upkeep(resources, stack)
     dependencies = await _open_dependencies(settings, resources, stack)
+    resources.health.storage_trouble = partial(upload_trouble, dependencies.uploads)
     stack.push_async_callback(dependencies.background_tasks.join)
     info = resources.info
     facts = BaseModelFacts(served_name, info.model_path, info.model_digest, info.system_fingerprint)
@@ -204,7 +207,6 @@ async def _assemble(
 def _start_upkeep(resources: GatewayResources, stack: AsyncExitStack) -> None:
     blobs, database = resources.blobs, resources.database
     for job in (
-        resources.health.watch(),
         blobs.cleaner(database).run(),
         BlobGarbageCollector(database, blobs.adapters.delete).run(),
         blobs.adapters.run_eviction(),

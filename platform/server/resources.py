@@ -77,6 +77,10 @@ async def open_resources(
     await warn_of_shadowed_adapters(database, served_model_name)
     prices = await open_prices(settings, database, stack)
     metrics.watch_prices(lambda: prices.age_s)
+    admissions = await open_admission_control(
+        settings, addresses.redis_url, database, prices, metrics.admission, stack
+    )
+    health.journal_trouble = admissions.journal_trouble
     return GatewayResources(
         served_model_name=served_model_name,
         info=info,
@@ -86,9 +90,7 @@ async def open_resources(
         metrics=metrics,
         health=health,
         prices=prices,
-        admissions=await open_admission_control(
-            settings, addresses.redis_url, database, prices, metrics.admission, stack
-        ),
+        admissions=admissions,
         blobs=await asyncio.to_thread(BlobStorage, settings, info.model_digest),
     )
 

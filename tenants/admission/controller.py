@@ -26,7 +26,7 @@ from loraplex.tenants.admission.reaper import Reaper
 from loraplex.tenants.admission.recent_refusals import RecentRefusals
 from loraplex.tenants.admission.reconciliation import Reconciliation
 from loraplex.tenants.admission.recording import AdmissionRecorder, MeasuredAdmission
-from loraplex.tenants.admission.reserve import Reserver
+from loraplex.tenants.admission.reserve import STALLED, Reserver
 from loraplex.tenants.admission.settlement import SettlementQueue
 from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.billing.price_book import PriceBook
@@ -92,7 +92,7 @@ class QuotaAdmissionController:
         """`redis` serves admissions, which wait `settings.valkey_s`, so its own timeouts are longer. `bulk_redis` serves what
         may take long, such as counter rebuilds. `journal` is closed after this.
         """
-        self._gateway_id, self._settings = gateway_id, settings
+        self._gateway_id, self._settings, self._journal = gateway_id, settings, journal
         self._recorder = recorder or AdmissionRecorder()
         self._requests = InFlightReservations()
         self._ledger = ledger = UsageLedger(database)
@@ -192,6 +192,10 @@ class QuotaAdmissionController:
     def drift_log(self) -> DriftLog:
         """What this gateway's comparisons of counters with the ledger found."""
         return self._reconciliation.log
+
+    def journal_trouble(self) -> str | None:
+        """Why the journal would refuse an admission now; None where it would not."""
+        return STALLED if self._reserver.journal_stalls else self._journal.trouble
 
     async def admit(
         self, request: ReservationRequest, on_provisional: OnProvisional | None = None

@@ -110,7 +110,7 @@ class Reserver:
         """
         if self.journal.is_full:
             raise JournalFull("this server's usage journal is full; nothing more is admitted")
-        if self.journal.stalled_s > self.settings.journal_s:
+        if self.journal_stalls:
             raise JournalUnavailable(STALLED)
         await self.fences.ready()
         request = await self._bounded(request)
@@ -126,6 +126,11 @@ class Reserver:
         except CountersNewer:
             return await self._by_local_limiter(request)
         return await self._without_counters(request)
+
+    @property
+    def journal_stalls(self) -> bool:
+        """Whether the disk of the journal has not finished a transaction for so long that an admission would not wait for it."""
+        return self.journal.stalled_s > self.settings.journal_s
 
     async def allowance(self, request: ReservationRequest, *, unused: bool = False) -> CompletionAllowance:
         """What a request with these prompts may have of completions; `unused`: within what is left of days and months.

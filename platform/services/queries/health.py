@@ -8,7 +8,7 @@ from loraplex.adapters.errors import StorageError
 from loraplex.adapters.storage.free_space import DiskSpace
 from loraplex.adapters.uploads.service import Uploads
 
-__all__ = ["DiskSpace", "StorageHealth", "storage_health"]
+__all__ = ["DiskSpace", "StorageHealth", "storage_health", "upload_trouble"]
 
 PROBE_S: Final = 2.0
 
@@ -42,3 +42,13 @@ async def storage_health(uploads: Uploads) -> StorageHealth:
     except StorageError as refused:
         error = str(refused)
     return StorageHealth(store_error=error, disk=disk, floor_bytes=uploads.limits.storage_floor_bytes)
+
+
+async def upload_trouble(uploads: Uploads) -> str | None:
+    """Say why uploads are refused by this machine's disk; None while they are not."""
+    floor = uploads.limits.storage_floor_bytes
+    try:
+        free = (await uploads.disk_space()).free_bytes
+    except StorageError as error:
+        return str(error)
+    return f"{free} bytes of its disk are free, storage_floor_bytes is {floor}" if free < floor else None

@@ -21,6 +21,8 @@ from loraplex.tenants.quotas.reservation import NOTHING_USED, SettledUsage
 
 # Ages of waiting records are exact to this.
 AGE_STEP_S: Final = 1.0
+# How often the disk is looked at, so that what would be refused is known before it is.
+LOOK_S: Final = 1.0
 DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 # Errors of one row or statement. Others mean that the disk or the file fails.
 OF_A_ROW: Final = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError)
@@ -108,7 +110,8 @@ class StagedRows:
 class JournalCommits:
     """Commits to one journal, from one thread; other threads may read the public attributes.
 
-    `open_file` is called again after a failure. `full`: why an admission would be refused now.
+    `open_file` is called again after a failure. `full`: why an admission would be refused now, `failure`: why nothing can be
+    written; both as of `LOOK_S` ago at most.
     """
 
     def __init__(self, open_file: Callable[[], JournalFile], recorder: JournalRecorder) -> None:
@@ -117,6 +120,7 @@ class JournalCommits:
         self.bytes = 0
         self.dead_letters = 0
         self.full: JournalFull | None = None
+        self.failure: str | None = None
         self.has_spare_pages = True
         self._open_file = open_file
         self._recorder = recorder
@@ -125,6 +129,7 @@ class JournalCommits:
         self._uncertain: StagedRows | None = None
         self._refused: list[UUID] = []
         self._ended: set[UUID] = set()
+        self._looked_at = 0.0
         self._unshipped_since: deque[tuple[int, float]] = deque()
 
     def load(self) -> None:
@@ -171,17 +176,25 @@ class JournalCommits:
         return answer
 
     def maintain(self, is_idle: bool) -> None:
-        """After callers have their answers: empty the log, look for room if there was none and, if idle, return free pages."""
-        may_shrink = is_idle and self.has_spare_pages
-        if self._file is None or not (self._file.is_checkpoint_due or may_shrink or self.full):
+        """After callers have their answers: empty the log, look for room and, if idle, return free pages.
+
+        After a failure the file is opened again, and written: what can be opened may still refuse to be written.
+        """
+        may_shrink = is_idle and self.has_spare_pages and self._file is not None
+        is_due = time.monotonic() - self._looked_at >= LOOK_S
+        if not (is_due or may_shrink or (self._file is not None and self._file.is_checkpoint_due)):
             return
-        # What is raised is kept: in `full`, and as a file that the next call opens again.
+        # What is raised is kept: in `full` and `failure`, and as a file that the next call opens again.
         with suppress(JournalFull, JournalUnavailable), self._disk() as file:
             file.checkpoint_if_due()
             if may_shrink:
                 self.has_spare_pages = file.shrink(len(self._open))
             self.bytes = file.bytes
-            if self.full is not None:
+            if is_due:
+                self._looked_at = time.monotonic()
+                if self.failure is not None:
+                    file.touch()
+                    self.failure = None
                 self._make_room(file, 1, ANOTHER)
 
     def oldest_unshipped_s(self) -> float:
@@ -220,6 +233,7 @@ class JournalCommits:
         except OF_A_ROW:
             self._uncertain = None
             raise
+        self.failure = None
         self._apply(staged)
         self._note(file)
 
@@ -252,11 +266,13 @@ class JournalCommits:
             raise
         except (sqlite3.DatabaseError, OSError) as error:
             self._recorder.failed()
-            LOG.error("journal_unavailable", error=str(error))
+            if self.failure is None:
+                LOG.error("journal_unavailable", error=str(error))
+            self.failure = f"this server's usage journal cannot be used: {error}"
             self.close()
             code = error.sqlite_errorcode if isinstance(error, sqlite3.DatabaseError) else 0
             kind = JournalUnreadable if code & 0xFF in DAMAGED else JournalUnavailable
-            raise kind(f"this server's usage journal cannot be used: {error}") from error
+            raise kind(self.failure) from error
 
     def _decide(self, file: JournalFile) -> None:
         """Whether the transaction that failed is in the file is known now. Its callers were refused, so its admissions are

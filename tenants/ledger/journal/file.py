@@ -44,6 +44,7 @@ OPEN_REQUEST_BYTES: Final = 3 * 1024 + 512
 # Positions that one transaction forgets, which bounds the pages it changes.
 FORGET_STEP: Final = 256
 MAX_REASON: Final = 500
+MIN_FREE_BYTES: Final = 64 << 20
 ROWS_AT_ONCE: Final = 1000
 
 Row: TypeAlias = tuple[Any, ...]
@@ -86,7 +87,7 @@ class JournalConfig:
     growth_pages: int = 256
     checkpoint_pages: int = 512
     spare_pages: int = 128
-    min_free_bytes: int = 64 << 20
+    min_free_bytes: int = MIN_FREE_BYTES
 
 
 @dataclass(slots=True)
@@ -221,6 +222,11 @@ class JournalFile:
         self._unwritten_pages += pages + len(rows.rows)
         if rows.replaced:
             self._count_dead_letters()
+
+    def touch(self) -> None:
+        """Write a page that says what it said before."""
+        self._execute(f"PRAGMA user_version = {FORMAT}")
+        self._unwritten_pages += 1
 
     def reject(self, position: int, reason: str) -> None:
         """Keep a record that PostgreSQL rejected; `forget` leaves it."""

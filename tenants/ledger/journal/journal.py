@@ -111,6 +111,12 @@ class Journal:
         return self._commits.full is not None
 
     @property
+    def trouble(self) -> str | None:
+        """Why `admit` would fail, as of a second ago; None where it would not."""
+        full = self._commits.full
+        return self._commits.failure if full is None else str(full)
+
+    @property
     def stalled_s(self) -> float:
         """For how long the disk has not finished the transaction in progress, in seconds; 0 without one."""
         return self._writer.busy_s

@@ -13,12 +13,10 @@ from typing import Any, Final, TypeAlias
 
 import structlog
 
-from loraplex.tenants.ledger.journal.commits import JournalCommits, Write
+from loraplex.tenants.ledger.journal.commits import LOOK_S, JournalCommits, Write
 from loraplex.tenants.ledger.journal.file import JournalFile
 
 MAX_ROWS: Final = 256
-# How often a full journal looks for room again.
-FULL_RETRY_S: Final = 1.0
 # Between two steps that return free pages to the disk.
 SHRINK_PAUSE_S: Final = 0.02
 LOG = structlog.get_logger("loraplex.journal")
@@ -99,7 +97,7 @@ class JournalWriter:
     def _next(self) -> list[Waiting]:
         """Wait for commands; an empty list when it is time for maintenance."""
         commits = self._commits
-        pause = SHRINK_PAUSE_S if commits.has_spare_pages else FULL_RETRY_S if commits.full else None
+        pause = SHRINK_PAUSE_S if commits.has_spare_pages and commits.failure is None else LOOK_S
         try:
             waiting = [self._commands.get(timeout=pause)]
         except queue.Empty:
