@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
@@ -19,6 +20,7 @@ from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.platform.engines import spawn_messages
 from loraplex.platform.engines.server import EngineServer
 from loraplex.platform.engines.spawn_messages import Broken, Described, Ready, Report, SpawnRequest, Stage
+from loraplex.platform.engines.start_progress import reporting_progress
 from loraplex.platform.processes.gc_tuning import freeze_gc, paused_gc
 from loraplex.platform.processes.logs import configure_logs
 from loraplex.platform.processes.parent_death import die_at_end_of_input, die_with_parent
@@ -34,10 +36,12 @@ class Reporter:
 
     def __init__(self) -> None:
         self._pipe: BinaryIO = os.fdopen(os.dup(1), "wb", buffering=0)
+        self._lock = threading.Lock()
         os.dup2(2, 1)
 
     def __call__(self, report: Report) -> None:
-        self._pipe.write(spawn_messages.encode(report) + b"\n")
+        with self._lock:
+            self._pipe.write(spawn_messages.encode(report) + b"\n")
 
 
 def main() -> None:
@@ -49,7 +53,8 @@ def main() -> None:
     configure_logs(spawn.log_level)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        opener = prepare_engine(spawn, report)
+        with reporting_progress(report):
+            opener = prepare_engine(spawn, report)
     except EngineError as error:
         # It names the model's file or field: a traceback would add nothing.
         report(Broken(str(error)))

@@ -22,7 +22,15 @@ from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines import spawn_messages, wire
 from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import OnDeath, RemoteEngine, ignore_death
-from loraplex.platform.engines.spawn_messages import Broken, Described, Ready, SpawnRequest, Stage
+from loraplex.platform.engines.spawn_messages import (
+    Broken,
+    Described,
+    Progress,
+    Ready,
+    Report,
+    SpawnRequest,
+    Stage,
+)
 from loraplex.platform.engines.watchdog import WatchdogConfig, kill_reason
 from loraplex.platform.processes.child_process import module_command
 from loraplex.platform.processes.environment import engine_environment
@@ -30,13 +38,18 @@ from loraplex.platform.processes.restart_budget import RestartBudget, RestartPol
 from loraplex.platform.startup_errors import EngineStartFailed
 
 STOP_GRACE_S = 5.0
+RESTART_FACTOR = 5.0
+MIN_RESTART_S = 60.0
+"""A restart on a busy machine may take so long, however short the first start was."""
 FIRST_STAGE = "starting Python and importing its modules"
 MODULE = "loraplex.platform.engines.main"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProcessOptions:
-    """Configuration of one engine child. `start_timeout_s` bounds loading the model, `drain_s` the shutdown."""
+    """Configuration of one engine child. `drain_s` bounds its shutdown, `start_timeout_s` its start, `start_silence_s` the time in
+    which a start neither computes nor reads. A restart is bounded by `RESTART_FACTOR` times what the first start took, too.
+    """
 
     address: str
     config: EngineConfig
@@ -45,6 +58,7 @@ class EngineProcessOptions:
     watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     start_timeout_s: float = 1800.0
+    start_silence_s: float = 60.0
     drain_s: float = 30.0
     log_level: str = "info"
 
@@ -71,6 +85,7 @@ class EngineProcess:
         self._reports: asyncio.Task[None] | None = None
         self._log = structlog.get_logger("loraplex.engine_process")
         self._stage = FIRST_STAGE
+        self._start_limit_s = options.start_timeout_s
         self.described = asyncio.Event()
         self.crash_loop = asyncio.Event()
 
@@ -83,11 +98,14 @@ class EngineProcess:
         """Spawn the child and wait until it takes requests. Raises `EngineStartFailed`; then no process is left running."""
         wire.private_folder(wire.socket_path(self._options.address).parent)
         self.client.start()
+        began = time.monotonic()
         try:
             await self._spawn_until_ready()
         except BaseException:
             await self.client.close()
             raise
+        often_enough_s = max(MIN_RESTART_S, RESTART_FACTOR * (time.monotonic() - began))
+        self._start_limit_s = min(self._start_limit_s, often_enough_s)
         self._supervision = asyncio.create_task(self._supervise())
 
     async def stop(self) -> None:
@@ -104,15 +122,14 @@ class EngineProcess:
             *module_command(MODULE), stdin=PIPE, stdout=PIPE, env=engine_environment(), preexec_fn=os.setpgrp
         )
         try:
-            async with asyncio.timeout(self._options.start_timeout_s):
+            async with asyncio.timeout(self._start_limit_s):
                 await self._send_spawn_request(process)
                 await self._until_ready(process)
                 await self._until_connected(process)
         except TimeoutError:
             await self._kill()
-            limit = self._options.start_timeout_s
             raise EngineStartFailed(
-                f"the engine was not ready within {limit:g} s; it stopped at: {self._stage}"
+                f"the engine was not ready within {self._start_limit_s:g} s; it stopped at: {self._stage}"
             ) from None
         except BaseException:
             await self._kill()
@@ -139,8 +156,10 @@ class EngineProcess:
             await process.stdin.drain()
 
     async def _until_ready(self, process: Process) -> None:
-        while (report := await _next_report(process)) is not None:
+        while (report := await self._report_in_time(process)) is not None:
             match report:
+                case Progress():
+                    pass
                 case Stage(text):
                     self._stage = text
                     self._on_stage(text)
@@ -153,6 +172,17 @@ class EngineProcess:
                     self._stage = "connecting to its socket"
                     return
         raise self._ended_early(await process.wait())
+
+    async def _report_in_time(self, process: Process) -> Report | None:
+        """Raises `EngineStartFailed` for a child that reports nothing, not even that its start goes on."""
+        silence_s = self._options.start_silence_s
+        try:
+            async with asyncio.timeout(silence_s):
+                return await _next_report(process)
+        except TimeoutError:
+            raise EngineStartFailed(
+                f"the engine's start neither computed nor read anything for {silence_s:g} s; it stopped at: {self._stage}"
+            ) from None
 
     async def _until_connected(self, process: Process) -> None:
         """Wait for the client's connection. Raises `EngineStartFailed` when the child ends before."""
@@ -252,7 +282,7 @@ class EngineProcess:
             await asyncio.gather(self._reports, return_exceptions=True)
 
 
-async def _next_report(process: Process) -> spawn_messages.Report | None:
+async def _next_report(process: Process) -> Report | None:
     """Read the child's next report; None at the end of its output. Lines that are no report are skipped."""
     if process.stdout is None:
         return None

@@ -36,6 +36,10 @@ class Described(msgspec.Struct, frozen=True, tag="described"):
     info: EngineInfo
 
 
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """The stage goes on: the process computed or read since its last report."""
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The socket is open and the engine takes requests."""
 
@@ -46,7 +50,7 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
     reason: str
 
 
-Report: TypeAlias = Stage | Described | Ready | Broken
+Report: TypeAlias = Stage | Described | Progress | Ready | Broken
 
 encode: Final = msgspec.json.Encoder().encode
 decode_spawn: Final = msgspec.json.Decoder(SpawnRequest).decode

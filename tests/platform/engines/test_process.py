@@ -271,6 +271,33 @@ async def test_a_start_that_hangs_ends_by_the_name_of_its_stage(tmp_path: Path) 
     assert engine.pid is None
 
 
+async def test_a_start_that_is_silent_ends_long_before_its_limit(tmp_path: Path) -> None:
+    chosen = options(tmp_path, FakeScript(), start_silence_s=0.01)
+    with pytest.raises(
+        EngineStartFailed, match=r"nor read anything for 0\.01 s; it stopped at: starting Python"
+    ):
+        await EngineProcess(chosen).start()
+
+
+async def test_a_restart_that_hangs_is_killed_and_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn, spawned = asyncio.create_subprocess_exec, list[Process]()
+
+    async def spawn_and_freeze_the_second(*command: str, **settings: Any) -> Process:
+        spawned.append(process := await spawn(*command, **settings))
+        if len(spawned) == 2:
+            process.send_signal(signal.SIGSTOP)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", spawn_and_freeze_the_second)
+    async with running(options(tmp_path, FakeScript(), start_silence_s=5.0)) as engine:
+        spawned[0].kill()
+        await until(lambda: len(spawned) == 3 and engine.client.connected)
+        assert spawned[1].returncode == -signal.SIGKILL
+        assert isinstance((await collect(engine, request("a")))[-1], Finished)
+
+
 async def test_stop_lets_the_child_drain(tmp_path: Path) -> None:
     async with running(options(tmp_path, FakeScript(token_interval_s=0.02))) as engine:
         task = asyncio.create_task(collect(engine, request("a", 20)))
