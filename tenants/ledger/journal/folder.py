@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
+import structlog
+
 from loraplex.tenants.errors import JournalUnavailable
 
 JOURNAL_FOLDER: Final = "journal"
@@ -18,6 +20,7 @@ SUFFIX: Final = ".sqlite"
 UNREADABLE: Final = ".unreadable"
 # A journal's write-ahead log is beside it.
 LOG_SUFFIX: Final = "-wal"
+LOG = structlog.get_logger("loraplex.journal")
 
 
 class JournalLock:
@@ -88,9 +91,16 @@ def prepare(folder: Path) -> None:
 
 
 def ended_gateways(folder: Path) -> Iterator[JournalLock]:
-    """Lock and yield the journals that no process has. The caller releases, removes or moves each."""
+    """Lock and yield the journals that no process has. The caller releases, removes or moves each.
+
+    A file with another name than a gateway's is left alone, and logged.
+    """
     for path in sorted(folder.glob(f"*{SUFFIX}")):
-        lock = JournalLock.take(folder, UUID(path.stem))
+        gateway_id = _gateway_id(path.stem)
+        if gateway_id is None:
+            LOG.warning("a file that is no gateway's journal is left alone", file=str(path))
+            continue
+        lock = JournalLock.take(folder, gateway_id)
         if lock is not None:
             yield lock
 
@@ -102,6 +112,15 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _gateway_id(name: str) -> UUID | None:
+    """The id in a journal's name; None for a name that `JournalLock` would not have written."""
+    try:
+        gateway_id = UUID(name)
+    except ValueError:
+        return None
+    return gateway_id if str(gateway_id) == name else None
 
 
 def _lock_path(folder: Path, gateway_id: UUID) -> Path:

@@ -209,6 +209,16 @@ async def put_other_format(path: Path) -> None:
     connection.close()
 
 
+@pytest.mark.parametrize("name", ["notes", "", "{4b1c0e9e-6c5c-4a53-9a52-5d9b0a0f6a52}", "4B1C0E9E" * 4])
+async def test_a_foreign_file_is_left_alone(journal: Journal, tmp_path: Path, name: str) -> None:
+    """As an editor or an operator leaves one: it stopped the start of every later gateway."""
+    foreign = tmp_path / f"{name}.sqlite"
+    foreign.write_text("mine")
+    await journal.close()
+    assert [each async for each in left_behind(tmp_path, max_bytes=MAX_BYTES)] == []
+    assert foreign.read_text() == "mine" and [*tmp_path.iterdir()] == [foreign]
+
+
 async def put_unreadable_row(path: Path) -> None:
     journal = await Journal.open(path.parent, UUID(path.stem), max_bytes=MAX_BYTES)
     await journal.admit(reservation())
