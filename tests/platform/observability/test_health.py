@@ -5,6 +5,7 @@ import asyncio
 import httpx
 import pytest
 from fastapi import FastAPI
+from structlog.testing import capture_logs
 from tests.platform.database_proxy import proxied
 from tests.platform.engines.managed_engine import Managed
 
@@ -13,6 +14,7 @@ from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability import health as health_module
 from loraplex.platform.observability.health import Dependency, Health, health_router
 from loraplex.platform.observability.metrics import Metrics
+from loraplex.platform.observability.refusing_states import HYSTERESIS_S
 from loraplex.tenants import database as database_module
 from loraplex.tenants.circuit_breaker import FAILURES
 from loraplex.tenants.database import Database
@@ -104,7 +106,9 @@ async def test_postgresql_away_longer_than_its_grace_is_unready(health: Health) 
     assert (await status(health, "/livez")).status_code == 200
     health.dependencies = {"postgresql": Dependency(well, 30.0)}
     await health.check()
-    assert health.reasons() == [] and not health.outages
+    assert health.reasons() and not health.outages
+    now = 130.0 + HYSTERESIS_S
+    assert health.reasons() == []
 
 
 async def test_a_ping_that_succeeds_ends_the_time_without_postgresql(
@@ -128,14 +132,71 @@ async def test_a_ping_that_succeeds_ends_the_time_without_postgresql(
 
 
 async def test_one_engine_well_is_ready_none_is_not(health: Health, engines: list[Managed]) -> None:
+    now = 0.0
+    health.clock = lambda: now
     engines[0].connected = False
     assert health.reasons() == []
     engines[1].last_stats = EngineStats(running=1, heartbeat_age_s=6.0)
     assert "the engine does not respond" in health.reasons()
     engines[1].last_stats = EngineStats(running=0, heartbeat_age_s=6.0)
+    assert health.reasons()
+    now = HYSTERESIS_S
     assert health.reasons() == []
     engines[1].failure = "crash loop"
     assert "crash loop" in health.reasons()
+
+
+async def test_a_journal_that_would_refuse_is_unready_until_it_took_admissions_for_two_seconds(
+    health: Health,
+) -> None:
+    now, trouble = 0.0, list[str | None]([None])
+    health.clock, health.journal_trouble = lambda: now, lambda: trouble[-1]
+    with capture_logs() as logs:
+        assert health.reasons() == []
+        trouble.append("the disk is full")
+        answer = await status(health, "/readyz")
+        assert answer.status_code == 503 and answer.json()["reasons"] == ["the disk is full"]
+        for now in (1.0, 2.0, 3.0):
+            trouble.append(None if now == 2.0 else "the disk is full")
+            assert health.reasons() == ["the disk is full"]
+        trouble.append(None)
+        now = 4.9
+        assert health.reasons()
+        now = 5.0
+        assert (await status(health, "/readyz")).status_code == 200
+    assert [(line["event"], line["state"]) for line in logs] == [
+        ("refusing requests", "journal"),
+        ("not refusing requests any more", "journal"),
+    ]
+    assert logs[1]["seconds"] == 5.0
+
+
+async def test_a_full_disk_of_the_uploads_is_logged_and_no_reason(
+    health: Health, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health_module, "DEPENDENCY_TIMEOUT_S", 0.05)
+    now, free = 0.0, asyncio.Event()
+
+    async def trouble() -> str | None:
+        return None if free.is_set() else "5 bytes are free"
+
+    async def hang() -> str | None:
+        await free.wait()
+        return None
+
+    health.clock = lambda: now
+    with capture_logs() as logs:
+        for health.storage_trouble in (trouble, hang):
+            await health.check()
+        free.set()
+        health.storage_trouble = trouble
+        now = HYSTERESIS_S
+        await health.check()
+        assert health.reasons() == []
+    assert [(line["event"], line["state"]) for line in logs] == [
+        ("refusing uploads", "disk"),
+        ("not refusing uploads any more", "disk"),
+    ]
 
 
 async def test_draining(health: Health) -> None:
