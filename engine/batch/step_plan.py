@@ -5,7 +5,7 @@ decodes leave, and follow every decoding row: how a row is computed does not dep
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -210,8 +210,16 @@ class StepRows:
         return StepPlan(rows) if rows else None
 
 
-def by_urgency(begun: list[Sequence], oldest: Sequence | None) -> list[Sequence]:
+def by_urgency(
+    begun: list[Sequence], oldest: Sequence | None, rank: Callable[[Sequence], tuple[float, int]]
+) -> list[Sequence]:
     """Order by urgency: the oldest, since it must always progress; then responses with forced tokens, whose clients are
-    waiting; then prompts.
+    waiting; then prompts by the policy's `rank`.
     """
-    return sorted(begun, key=lambda sequence: sequence is not oldest and not sequence.is_past_prompt)
+
+    def urgency(sequence: Sequence) -> tuple[bool, float, int]:
+        if sequence is oldest or sequence.is_past_prompt:
+            return (False, 0.0, 0)
+        return (True, *rank(sequence))
+
+    return sorted(begun, key=urgency)

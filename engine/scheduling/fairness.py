@@ -60,6 +60,10 @@ class Policy(Protocol):
         """Sort key: smaller is served earlier; also valid for sequences outside the queue."""
         ...
 
+    def is_owed(self, sequence: Sequence, other: Sequence) -> bool:
+        """Whether a sequence may take the row of another tenant's `other` although its tenant has as many."""
+        ...
+
     def new_order(self) -> SequenceOrder:
         """Return an empty order, which follows every later charge."""
         ...
@@ -102,6 +106,10 @@ class FirstComeFirstServed:
 
     def rank(self, sequence: Sequence) -> tuple[float, int]:
         return (0.0, sequence.order)
+
+    def is_owed(self, sequence: Sequence, other: Sequence) -> bool:
+        """Service is not counted."""
+        return False
 
     def new_order(self) -> SequenceOrder:
         return ArrivalQueue()
@@ -207,6 +215,11 @@ class FairShare:
 
     def rank(self, sequence: Sequence) -> tuple[float, int]:
         return (self.counter(sequence.request.namespace), sequence.order)
+
+    def is_owed(self, sequence: Sequence, other: Sequence) -> bool:
+        """True while more than half of the credit is left over `other`: tenants that are both behind never trade rows."""
+        lead = self.counter(other.request.namespace) - self.counter(sequence.request.namespace)
+        return lead > self._credit / 2
 
     def new_order(self) -> SequenceOrder:
         order = TenantOrder(self.counter, self._earliest)

@@ -6,6 +6,7 @@ preempted for it.
 
 from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Callable
 
 from loraplex.engine.batch.sequence import Sequence, SequenceStatus
 from loraplex.engine.batch.step_plan import StepRows
@@ -30,12 +31,15 @@ class RunningBatch:
         adapters: AdapterScheduler,
         in_flight: InFlightSteps,
         max_model_len: int,
+        is_owed: Callable[[Sequence, Sequence], bool],
     ) -> None:
+        """`is_owed`: whether a sequence may take a row although its tenant then has more than that row's (`Policy`)."""
         self._max_sequences = config.max_num_seqs
         self._blocks = blocks
         self._adapters = adapters
         self._in_flight = in_flight
         self._max_model_len = max_model_len
+        self._is_owed = is_owed
         self._running: list[Sequence] = []
         self._num_writing = 0
         self._victims: list[Sequence] = []
@@ -62,6 +66,11 @@ class RunningBatch:
     def namespaces(self) -> set[bytes]:
         """The tenants that have a row. O(rows)."""
         return {row.request.namespace for row in self._running}
+
+    @property
+    def begun_prompts(self) -> list[Sequence]:
+        """The rows whose prompts are not computed yet, oldest first. O(rows)."""
+        return [row for row in self._running if not row.is_past_prompt]
 
     def join(self, sequence: Sequence) -> bool:
         """Add a sequence whose adapter is admitted; False when too few blocks are free."""
@@ -93,18 +102,21 @@ class RunningBatch:
     def displace_for_share(self, sequence: Sequence) -> bool:
         """Let a sequence join in place of the newest row of the tenant that has the most for its weight without that row.
 
-        False, with no row preempted, when its own tenant would then have more than that one, or it would not fit. The
-        oldest row and rows that gave way before keep their places: a request gives way to the shares of others once.
+        False, with no row preempted, when its own tenant would then have more than that one and is not owed service by it, or
+        it would not fit. The oldest row, a tenant's last one and rows that gave way before keep their places: a request gives
+        way to the shares of others once.
         """
         rows, weights = self._shares([row for row in self._running if row.writes])
         left = {namespace: (number - 1) / weights[namespace] for namespace, number in rows.items()}
         request = sequence.request
         own = (rows[request.namespace] + 1) / request.weight
-        if max(left.values(), default=0.0) < own:
-            return False
         giving = (row for row in self._running[1:] if row.writes and not row.gave_way)
-        newest = max(giving, key=lambda row: (left[row.request.namespace], row.order), default=None)
-        if newest is None or left[newest.request.namespace] < own:
+        others = (row for row in giving if row.request.namespace != request.namespace)
+        newest = max(others, key=lambda row: (left[row.request.namespace], row.order), default=None)
+        if newest is None:
+            return False
+        surplus = left[newest.request.namespace]
+        if surplus < own and not (surplus > 0 and self._is_owed(sequence, newest)):
             return False
         if not self._blocks.fits_without((newest,), sequence, len(self._running) - 1):
             return False

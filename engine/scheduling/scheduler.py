@@ -86,7 +86,9 @@ class Scheduler:
         self._adapters = AdapterScheduler(config, residency, policy, clock)
         self._queue = WaitingQueue(policy, self._adapters, config.max_slot_wait_s, clock)
         self._in_flight = InFlightSteps(self._adapters.deactivate)
-        self._batch = RunningBatch(config, self._blocks, self._adapters, self._in_flight, max_model_len)
+        self._batch = RunningBatch(
+            config, self._blocks, self._adapters, self._in_flight, max_model_len, policy.is_owed
+        )
         self._validator = RequestValidator(max_model_len, cache.pool.total * cache.block_size, vocab_size)
         self._deadlines = Deadlines()
         self._requests: dict[str, RequestChoices] = {}
@@ -284,19 +286,28 @@ class Scheduler:
             self._leave_queue(sequence)
 
     def _admit_for_share(self) -> None:
-        """While every row is taken, admit the policy's next sequences in place of rows of tenants that have more of the
-        batch for their weight.
+        """Admit the policy's next sequences whose prompts this step can compute: into free rows, then in place of rows of
+        tenants that have more of the batch for their weight.
 
-        Otherwise a tenant below its share would wait for a row of another to end, and those end in waves. At most as many
-        join as have prompts that the step can compute.
+        Otherwise a tenant below its share would wait for a row of another to end, and those end in waves, or for the long
+        prompt of another that has begun.
         """
-        tokens = self.max_tokens - len(self._batch)
-        while self._policy.shares_rows and tokens > 0 and not self._batch.num_free:
+        begun = self._batch.begun_prompts if self._policy.shares_rows and len(self._policy) else []
+        tokens = self.max_tokens - len(self._batch) + len(begun)
+        while self._policy.shares_rows:
             sequence = self._queue.next()
-            if sequence is None or not sequence.writes or not self._batch.displace_for_share(sequence):
+            if sequence is None or not sequence.writes or self._tokens_before(sequence, begun) >= tokens:
                 return
-            tokens -= sequence.num_uncomputed_tokens
+            join = self._batch.join if self._batch.num_free else self._batch.displace_for_share
+            if not join(sequence):
+                return
+            begun.append(sequence)
             self._leave_queue(sequence)
+
+    def _tokens_before(self, sequence: Sequence, begun: list[Sequence]) -> int:
+        """Return the uncomputed tokens of the begun prompts that the policy serves before a sequence."""
+        rank = self._policy.rank(sequence)
+        return sum(row.num_uncomputed_tokens for row in begun if self._policy.rank(row) < rank)
 
     def _fill(self, step: StepRows, started: list[Sequence], room: bool) -> StepPlan | None:
         """Complete the step with what fits besides its single tokens. After a preemption no sequence is admitted, so that
@@ -310,7 +321,7 @@ class Scheduler:
 
     def _plan_chunks(self, step: StepRows, started: list[Sequence], room: bool) -> None:
         """Fill the step up to its token budget: first started sequences, then new prompts."""
-        step.add_chunks(by_urgency(started, self._batch.oldest) if started else ())
+        step.add_chunks(by_urgency(started, self._batch.oldest, self._policy.rank) if started else ())
         while room and not step.is_full:
             admitted = self._admit_next()
             if admitted is None:
