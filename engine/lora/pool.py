@@ -189,6 +189,9 @@ class AdapterPool:
             self._wait_for_room(key, _Waiting(packed, is_read=False))
         return True
 
+    def waits_for_room(self, adapter: AdapterRef) -> bool:
+        return adapter.key in self._without_room
+
     def load_seconds(self, adapter: AdapterRef) -> float:
         key = adapter.key
         reads = key in self._read or (key not in self._slots and key not in self._host)

@@ -34,6 +34,10 @@ class AdapterResidency(Protocol):
         """Start loading, evicting unpinned adapters (LRU) for it; False while the loads in progress reach their bound."""
         ...
 
+    def waits_for_room(self, adapter: AdapterRef) -> bool:
+        """Whether a LOADING adapter has been read and finds no room beside those that are in use."""
+        ...
+
     def load_seconds(self, adapter: AdapterRef) -> float:
         """Seconds of bringing this adapter to the device: an estimate by measured rates, and the measured time once it is
         there.

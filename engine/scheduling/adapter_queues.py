@@ -21,7 +21,6 @@ class AdapterQueue:
 
     adapter: AdapterRef
     sequences: dict[Sequence, None] = field(default_factory=dict)
-    load_began: float = 0.0
     charged_s: float = 0.0
 
     def add(self, sequence: Sequence) -> None:

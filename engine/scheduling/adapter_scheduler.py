@@ -1,7 +1,8 @@
 """`AdapterScheduler`: which adapters may be in the batch, which are loaded next, and which sequences wait for them.
 
-Invariant: at most `max_adapters_per_step` adapters run, each pinned once per running sequence. An adapter that has waited
-longer than `max_adapter_wait_s` is next: no other adapter loads, and running ones are drained one by one until it fits.
+Invariant: at most `max_adapters_per_step` adapters run, each pinned once per running sequence, and from its arrival until its
+first sequence runs. An adapter that has waited longer than `max_adapter_wait_s` is next: no other adapter loads, and running
+ones are drained one by one until it fits.
 """
 
 import heapq
@@ -22,9 +23,6 @@ per step, so more loads would only evict adapters that other sequences return to
 
 LOADS_PER_REVIEW = 8
 REVIEW_INTERVAL_S = 0.05
-
-LOAD_GRACE_S = 1.0
-"""A longer load is assumed to wait for room: a residency may learn an adapter's size only by loading it."""
 
 
 class AdapterScheduler:
@@ -48,6 +46,7 @@ class AdapterScheduler:
         self._loading: dict[AdapterKey, AdapterQueue] = {}
         self._resident: dict[AdapterKey, AdapterQueue] = {}
         self._arrived: dict[AdapterKey, Sequence] = {}
+        self._without_room: Sequence | None = None
         self._overdue: Sequence | None = None
         self._overdue_pin: AdapterRef | None = None
         self._draining: set[AdapterKey] = set()
@@ -108,11 +107,11 @@ class AdapterScheduler:
             sequence.note(adapter_tier=self._residency.tier(adapter), loads_before=others)
             heapq.heappush(self._wait_order, (sequence.adapter_wait_since, sequence.order, sequence))
         sequence.status = SequenceStatus.LOADING
-        self._arrived.pop(adapter.key, None)
+        self._leave_arrived(adapter.key)
         group = self._group(adapter)
         queue = group.get(adapter.key)
         if queue is None:
-            queue = AdapterQueue(adapter, load_began=self._clock())
+            queue = AdapterQueue(adapter)
             self._changed = True
         queue.add(sequence)
         group[adapter.key] = queue
@@ -147,7 +146,22 @@ class AdapterScheduler:
             # First, since a load may evict what has just arrived: its sequences have then begun to wait for a slot.
             ready = self._take_ready()
             self._start_loads(free_slots)
+            self._without_room = self._first_without_room()
         return ready, failed
+
+    def take_without_room(self) -> Sequence | None:
+        """Return the policy's first sequence whose adapter found no room in the last review; None once it was taken."""
+        sequence, self._without_room = self._without_room, None
+        return sequence
+
+    def prefer(self, sequence: Sequence) -> None:
+        """Let the adapter of a sequence have the next room, before one that waits too long."""
+        if self._overdue is not sequence:
+            self._release_overdue()
+            self._overdue = sequence
+            if sequence.adapter is not None:
+                self._pin_if_overdue(sequence.adapter)
+        self._changed = True
 
     def _has_room(self, key: AdapterKey) -> bool:
         if key in self._draining:
@@ -215,7 +229,6 @@ class AdapterScheduler:
         if not self._residency.prefetch(queue.adapter):
             return False
         queue.charged_s = self._residency.load_seconds(queue.adapter)
-        queue.load_began = self._clock()
         self._loading[queue.adapter.key] = self._absent.pop(queue.adapter.key)
         return True
 
@@ -244,7 +257,9 @@ class AdapterScheduler:
                 self._changed = True
                 continue
             free -= key not in self._running
+            self._leave_arrived(key)
             self._arrived[key] = queue.head
+            self._residency.pin(queue.adapter)
             ready += queue.sequences
         if overdue is not None and overdue in self._resident:
             self._drain_one_more()
@@ -273,6 +288,14 @@ class AdapterScheduler:
             heapq.heappop(self._wait_order)
         return float("inf")
 
+    def _first_without_room(self) -> Sequence | None:
+        heads = [queue.head for queue in self._resident.values()]
+        heads += [q.head for q in self._loading.values() if self._residency.waits_for_room(q.adapter)]
+        absent = self._absent.first
+        if absent is not None:
+            heads.append(absent.head)
+        return min(heads, key=self._policy.rank, default=None)
+
     def _waiting_heads(self) -> Iterable[Sequence]:
         for group in (self._absent, self._loading, self._resident):
             for queue in group.values():
@@ -283,7 +306,7 @@ class AdapterScheduler:
         key = self._overdue_key()
         loading = self._loading.get(key)
         return key in self._absent or (
-            loading is not None and self._clock() - loading.load_began >= LOAD_GRACE_S
+            loading is not None and self._residency.waits_for_room(loading.adapter)
         )
 
     def _pin_if_overdue(self, adapter: AdapterRef) -> None:
@@ -304,14 +327,23 @@ class AdapterScheduler:
     def _forget(self, sequence: Sequence) -> None:
         adapter = sequence.adapter
         if adapter is not None and self._arrived.get(adapter.key) is sequence:
-            del self._arrived[adapter.key]
+            self._leave_arrived(adapter.key)
         if self._overdue is sequence:
-            self._overdue = None
-            self._draining.clear()
-            if self._overdue_pin is not None:
-                self._residency.unpin(self._overdue_pin)
-                self._overdue_pin = None
+            self._release_overdue()
         self._changed = True
+
+    def _leave_arrived(self, key: AdapterKey) -> None:
+        """Unpin an adapter that arrived, since its sequence runs, waits again or has ended."""
+        head = self._arrived.pop(key, None)
+        if head is not None and head.adapter is not None:
+            self._residency.unpin(head.adapter)
+
+    def _release_overdue(self) -> None:
+        self._overdue = None
+        self._draining.clear()
+        if self._overdue_pin is not None:
+            self._residency.unpin(self._overdue_pin)
+            self._overdue_pin = None
 
     def _overdue_key(self) -> AdapterKey:
         if self._overdue is None or self._overdue.adapter is None:

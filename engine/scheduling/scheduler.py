@@ -174,6 +174,7 @@ class Scheduler:
         """
         self._expire()
         self._wake()
+        self._displace_adapter_for_share()
         self._admit_starved()
         self._admit_for_share()
         self._limit = None
@@ -274,6 +275,16 @@ class Scheduler:
     def _wake(self) -> None:
         for sequence, error in self._queue.wake(self._batch.num_free):
             self.fail(sequence, error)
+
+    def _displace_adapter_for_share(self) -> None:
+        """Give the policy's first sequence whose adapter lacks room the place of an adapter of a tenant with many more.
+
+        Otherwise a tenant with more adapters than places keeps all of them in use, and others wait `max_adapter_wait_s`.
+        """
+        sequence = self._adapters.take_without_room()
+        if self._policy.shares_rows and sequence is not None and self._batch.displace_adapter(sequence):
+            self._adapters.prefer(sequence)
+            self._wake()
 
     def _admit_starved(self) -> None:
         """Admit a sequence that has waited `max_slot_wait_s` and whose tenant has no row, if necessary in place of others.

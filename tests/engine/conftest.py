@@ -217,6 +217,9 @@ class SimulatedResidency:
     def size_bytes(self, adapter: AdapterRef) -> int:
         return 1 << 20 if adapter.key in self.due else 0
 
+    def waits_for_room(self, adapter: AdapterRef) -> bool:
+        return self.clock() >= self.without_room.get(adapter.key, float("inf"))
+
     def load_seconds(self, adapter: AdapterRef) -> float:
         return self.load_s
 
