@@ -5,19 +5,29 @@ a process of its own, so that the quiet one's clock waits for no event loop but 
 """
 
 import asyncio
+import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 
 import httpx
 from tests.benchmarks.tenant_load import Offered, OfferJob, begin_offer, end_offer
 
+from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.platform.bench.client import CompletionRequest, StreamRecord, decode, stream_completion
-from loraplex.platform.bench.fixtures import BenchTenant, open_fixtures, token_pool
+from loraplex.platform.bench.fixtures import (
+    BenchTenant,
+    adapter_name,
+    open_fixtures,
+    token_pool,
+    write_random_adapter,
+)
 from loraplex.platform.bench.latency_metrics import percentile
 from loraplex.platform.bench.load import run_load
 from loraplex.platform.bench.local_server import BASE_MODEL, LocalServer, run_local_server
@@ -44,6 +54,7 @@ OUTPUT_COST = 2.0
 """An output token in prompt tokens, as the scheduler charges it (`engine/scheduling/fairness.py`)."""
 MAX_SPEED_CHANGE = 1.15
 """Of the capacity within a round; beyond it the offered rates are no shares any more, and the round is repeated."""
+QUIET_ADAPTERS, RANK = 4, 16
 WARM_UP_S = 5.0
 IDLE_S = 60.0
 WAITING_OR_RUNNING = re.compile(r"^vllm:num_requests_(?:running|waiting)\{.*\} (\S+)$", re.MULTILINE)
@@ -55,7 +66,8 @@ class FairShareShape:
     after the other one has offered for `lead_s`.
 
     `backlog` requests of each tenant are in flight in the cases of backlogged tenants, whose weights are `weights`, and half as
-    many where the capacity is measured.
+    many where the capacity is measured. With `adapters`, the quiet one's requests are for one of `QUIET_ADAPTERS`, the other
+    one's for one of `adapters` at ten times its share and of an eighth of them at its share; a quarter of them fit in memory.
     """
 
     seconds: float = 15.0
@@ -68,6 +80,11 @@ class FairShareShape:
     backlog: int = 48
     weights: tuple[tuple[float, float], ...] = ((1.0, 1.0), (1.0, 3.0))
     dtype: str = "bfloat16"
+    adapters: int = 0
+
+    def models(self, adapters: int) -> list[str]:
+        """The names that a tenant with so many adapters sends."""
+        return [adapter_name(index) for index in range(adapters)] if self.adapters else [BASE_MODEL]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +97,10 @@ class _World:
 
     def requests(self, tenant: BenchTenant, number: int, seed: int) -> list[CompletionRequest]:
         prompts = draw_prompts(self.pool, number, self.shape.input_len, seed)
+        models = random.Random(seed).choices(self.shape.models(QUIET_ADAPTERS), k=number)
         return [
-            CompletionRequest(BASE_MODEL, prompt, self.shape.output_len, tenant.api_key) for prompt in prompts
+            CompletionRequest(model, prompt, self.shape.output_len, tenant.api_key)
+            for model, prompt in zip(models, prompts, strict=True)
         ]
 
 
@@ -113,19 +132,35 @@ async def measure_fair_share(
 ) -> Report:
     """Raises `BenchFailed`, also if a request of the quiet tenant fails."""
     report = Report("fair-share", COLUMNS)
-    async with run_local_server(model, {"dtype": shape.dtype, **CONNECTIONS, **settings}) as server:
+    settings = {"dtype": shape.dtype, **CONNECTIONS, **_adapter_memory(model, shape), **settings}
+    async with run_local_server(model, settings) as server:
         async with open_fixtures(server) as fixtures:
             quiet, loud = await fixtures.tenant("quiet"), await fixtures.tenant("loud")
             pairs = [
                 (await fixtures.tenant(f"first-{i}", one), await fixtures.tenant(f"second-{i}", other))
                 for i, (one, other) in enumerate(shape.weights)
             ]
+            if shape.adapters:
+                await fixtures.push_random(quiet, [RANK] * QUIET_ADAPTERS)
+                await fixtures.push_random(loud, [RANK] * shape.adapters, seed=QUIET_ADAPTERS)
         world = _World(server, shape, await token_pool(server.base_url, quiet.api_key, BASE_MODEL))
         await _measure_quiet(world, quiet, loud, report, progress)
+        if shape.adapters:
+            return report
         for (one, other), weights in zip(pairs, shape.weights, strict=True):
             progress(f"both backlogged, weights {weights[0]:g} and {weights[1]:g}")
             await _measure_backlogged(world, (one, other), weights, report)
     return report
+
+
+def _adapter_memory(model: str, shape: FairShareShape) -> dict[str, str]:
+    """Return the setting with which a quarter of the adapters fits."""
+    if not shape.adapters:
+        return {}
+    with TemporaryDirectory() as folder:
+        write_random_adapter(Path(folder), load_model_config(Path(model)), RANK, 0)
+        size = Path(folder, "adapter_model.safetensors").stat().st_size
+    return {"adapter_bytes": str(size * shape.adapters // 4)}
 
 
 async def _measure_quiet(
@@ -158,7 +193,8 @@ async def _measure_quiet(
         }
         report.cases.append(Case(name, asdict(shape), figure))
     ratio = percentile(times[TENFOLD].first_tokens, 99) / percentile(times[FAIR].first_tokens, 99)
-    report.ratios.append(Ratio("p99 TTFT: ten times its share / its share", ratio, REQUIRED_RATIO, "at most"))
+    name = "p99 TTFT: ten times its share / its share" + (", with adapters" if shape.adapters else "")
+    report.ratios.append(Ratio(name, ratio, REQUIRED_RATIO, "at most"))
 
 
 async def _measure_round(
@@ -192,7 +228,7 @@ async def _measure_case(
     job = OfferJob(
         base_url=world.server.base_url,
         api_key=loud.api_key,
-        model=BASE_MODEL,
+        models=shape.models(shape.adapters if rates[1] > rates[0] else shape.adapters // 8),
         pool=list(world.pool),
         input_len=shape.input_len,
         output_len=shape.output_len,

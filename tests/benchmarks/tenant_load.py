@@ -7,6 +7,7 @@ input ends, and prints what it offered.
 
 import asyncio
 import os
+import random
 import sys
 from collections import Counter
 
@@ -24,11 +25,13 @@ NICENESS = 15
 
 
 class OfferJob(msgspec.Struct, frozen=True):
-    """`rate` requests per second for at most `seconds`: prompts of `input_len` ids of `pool`, drawn by `seed`."""
+    """`rate` requests per second for at most `seconds`: prompts of `input_len` ids of `pool`, and one of `models` for each,
+    drawn by `seed`.
+    """
 
     base_url: str
     api_key: str
-    model: str
+    models: list[str]
     pool: list[int]
     input_len: int
     output_len: int
@@ -62,16 +65,17 @@ async def offer(job: OfferJob, stop: asyncio.Event) -> Offered:
     loop = asyncio.get_running_loop()
     offsets = arrival_offsets(max(2, int(job.rate * job.seconds)), job.rate, job.seed)
     prompts = draw_prompts(job.pool, len(offsets), job.input_len, job.seed)
+    models = random.Random(job.seed).choices(job.models, k=len(offsets))
     records: list[StreamRecord] = []
     offered = Offered()
     began = loop.time()
 
     async def send_all() -> None:
         async with asyncio.TaskGroup() as group:
-            for prompt, offset in zip(prompts, offsets, strict=True):
+            for model, prompt, offset in zip(models, prompts, offsets, strict=True):
                 await asyncio.sleep(began + offset - loop.time())
                 offered.late_s = max(offered.late_s, loop.time() - began - offset)
-                request = CompletionRequest(job.model, prompt, job.output_len, job.api_key)
+                request = CompletionRequest(model, prompt, job.output_len, job.api_key)
                 records.append(StreamRecord(request))
                 group.create_task(stream_completion(job.base_url, request, records[-1]))
             offered.exhausted = True

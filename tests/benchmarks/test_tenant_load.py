@@ -13,7 +13,7 @@ def job(base_url: str, seconds: float) -> OfferJob:
     return OfferJob(
         base_url=base_url,
         api_key="key",
-        model="m",
+        models=["m"],
         pool=list(range(100)),
         input_len=4,
         output_len=2,

@@ -131,12 +131,16 @@ def fair_share(
     load: Annotated[
         float, typer.Option(min=0.01, max=0.5, help="Of the quiet tenant, of the capacity.")
     ] = 0.4,
+    adapters: Annotated[
+        int,
+        typer.Option(min=0, help="Of the other tenant; a quarter of them fit in memory. 0: the base model."),
+    ] = 0,
     setting: Setting = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """TTFT of a tenant beside one that offers ten times its share; shares of tenants that are both backlogged."""
-    shape = FairShareShape(seconds=seconds, rounds=rounds, quiet_load=load, dtype=dtype)
+    shape = FairShareShape(seconds=seconds, rounds=rounds, quiet_load=load, dtype=dtype, adapters=adapters)
     run_bench(
         lambda: measure_fair_share(resolve_model(model), shape, parse_settings(setting), print_progress),
         out,
