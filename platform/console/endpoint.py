@@ -3,6 +3,7 @@
 Invariant: a page runs as the person of its session, in the database role of the session's tenant or as an operator.
 """
 
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from loraplex.platform.auth.client_address import client_network
+from loraplex.platform.auth.failure_buckets import REFILL_S, FailureBuckets
 from loraplex.platform.console.cookies import OPERATOR_PATH, TENANT_PATH, Cookies, Undo, area_of
 from loraplex.platform.console.csrf import is_token, masked
 from loraplex.platform.console.forms import CSRF_HEADER, Form
@@ -22,6 +25,7 @@ from loraplex.platform.console.templating import Templates
 from loraplex.platform.errors import FormRefused, InsufficientScope
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.observability.request_id import request_id_of
+from loraplex.platform.services.people.errors import SignInSlowed
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.people.sessions import Area, find_session
 from loraplex.platform.services.people.sign_in import SignedIn
@@ -60,6 +64,7 @@ class ConsoleEndpoint:
         self.origin = origin
         self.is_demo = is_demo
         self.cookies = Cookies(origin)
+        self._tries = FailureBuckets()
 
     @property
     def dependencies(self) -> GatewayDependencies:
@@ -119,6 +124,18 @@ class ConsoleEndpoint:
             raise SignInNeeded
         if not is_token(sent or request.headers.get(CSRF_HEADER), session.csrf_token):
             raise FormRefused("This form belongs to another session. Open the page again and repeat it.")
+
+    def count_try(self, request: Request) -> None:
+        """Count what a client network sends to sign in, before it costs more than this. Raises `SignInSlowed`."""
+        if not self._tries.take(self._network(request)):
+            raise SignInSlowed(math.ceil(REFILL_S))
+
+    def give_back_try(self, request: Request) -> None:
+        """Undo one `count_try`: it was a step of a sign-in that succeeds."""
+        self._tries.give_back(self._network(request))
+
+    def _network(self, request: Request) -> str:
+        return client_network(self._dependencies.addresses.of(request))
 
     async def query(
         self, session: ConsoleSession, find: Callable[[AsyncSession], Awaitable[FoundT]]
@@ -241,6 +258,7 @@ class ConsoleEndpoint:
 
     def enter(self, request: Request, signed_in: SignedIn, page: str = "") -> Response:
         """Give the browser a new session, and open `page` if it is one of the session's area, else the first one."""
+        self.give_back_try(request)
         area: Area = "operator" if signed_in.session.tenant_id is None else "tenant"
         response = redirect(request, page_within(area, page))
         self.cookies.start_session(request, response, area, signed_in.token)

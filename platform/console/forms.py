@@ -96,14 +96,23 @@ async def read_form(request: Request) -> Form:
 
     For scripts the token may come in the header `x-csrf-token`.
     """
-    form = await read_open_form(request)
+    request.app.state.origin.require(request)
+    form = await _read(request)
     await request.app.state.endpoint.check_token(request, form.fields.get(CSRF_FIELD))
     return form
 
 
 async def read_open_form(request: Request) -> Form:
-    """Read a form that is sent without a session, as for signing in. Raises as `read_form` but `SignInNeeded`."""
+    """Read a form that is sent without a session, as for signing in, and count it for the client's network.
+
+    Raises `SignInSlowed`, and as `read_form` but `SignInNeeded`.
+    """
     request.app.state.origin.require(request)
+    request.app.state.endpoint.count_try(request)
+    return await _read(request)
+
+
+async def _read(request: Request) -> Form:
     body = await _read_body(request)
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if body and content_type != _ENCODING:

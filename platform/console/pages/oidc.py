@@ -5,8 +5,7 @@ accepted by the form that names account and tenant, never by coming back alone.
 """
 
 import base64
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -15,8 +14,6 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from loraplex.platform.auth.client_address import client_network
-from loraplex.platform.auth.failure_buckets import REFILL_S, FailureBuckets
 from loraplex.platform.auth.identity_provider import Attempt, IdentityProvider, ProviderIdentity, new_attempt
 from loraplex.platform.console.endpoint import ConsoleEndpoint
 from loraplex.platform.console.error_pages import USED_UP
@@ -69,11 +66,10 @@ def oidc_pages(endpoint: ConsoleEndpoint) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class ProviderPages:
-    """The way to the provider and back. `tries`: what each client network began and did not end signed in."""
+    """The way to the provider and back. Starts and callbacks of a client network count as forms without a session do."""
 
     endpoint: ConsoleEndpoint
     provider: IdentityProvider
-    tries: FailureBuckets = field(default_factory=FailureBuckets)
 
     async def start(
         self, request: Request, area: str = "tenant", token: str = "", next: str = ""
@@ -81,7 +77,7 @@ class ProviderPages:
         """Send the browser to the provider. `token`: of an invitation to accept."""
         attempt = new_attempt("operator" if area == "operator" else "tenant", invitation=token, page=next)
         try:
-            self._count(request)
+            self.endpoint.count_try(request)
             address = await self.provider.begin(self._redirect_uri(request), attempt)
         except (SignInRefused, SignInSlowed) as error:
             return self._refused(request, error)
@@ -95,10 +91,10 @@ class ProviderPages:
         try:
             if attempt is None:
                 raise SignInRefused(NOT_BEGUN)
-            self._count(request)
+            self.endpoint.count_try(request)
             answer = dict(request.query_params)
             identity = await self.provider.finish(self._redirect_uri(request), attempt, answer)
-            self._uncount(request)
+            self.endpoint.give_back_try(request)
             if attempt.invitation:
                 return await self._ask(request, Acceptance(identity, attempt.invitation, attempt.state))
             response = await self._enter(request, identity, attempt)
@@ -163,23 +159,11 @@ class ProviderPages:
     def _refused(self, request: Request, error: Exception) -> Response:
         form = Entered(errors={"": USED_UP if isinstance(error, LinkNotValid) else str(error)})
         status = 429 if isinstance(error, SignInSlowed) else 403
-        response = self.endpoint.page(request, None, "sign_in/sign_in.html", status=status, form=form)
+        template = "sign_in/sign_in.html"
+        response = self.endpoint.page(request, None, template, status=status, form=form, signs_up=False)
         if isinstance(error, SignInSlowed):
             response.headers["retry-after"] = str(error.retry_after_s)
         return response
-
-    def _count(self, request: Request) -> None:
-        """Count a start or a callback of the client's network. Raises `SignInSlowed`."""
-        if not self.tries.take(self._network(request)):
-            raise SignInSlowed(math.ceil(REFILL_S))
-
-    def _uncount(self, request: Request) -> None:
-        """Give back the start and the callback of someone whom the provider signed in."""
-        self.tries.give_back(self._network(request))
-        self.tries.give_back(self._network(request))
-
-    def _network(self, request: Request) -> str:
-        return client_network(self.endpoint.dependencies.addresses.of(request))
 
     def _redirect_uri(self, request: Request) -> str:
         return f"{self.endpoint.origin.of(request)}{CALLBACK}"

@@ -1,5 +1,7 @@
 """Signing in by an identity provider: linked by an invitation alone, and only in the browser that began."""
 
+from dataclasses import replace
+
 import httpx
 import pytest
 from sqlalchemy import text
@@ -8,12 +10,16 @@ from tests.platform.console.conftest import ORIGIN, Browser, Console, Page
 from tests.platform.console.pages.oidc_browser import Way, accept, begin, small_provider
 from tests.platform.services.people.people_world import PASSWORD, acting, add_person
 
+from loraplex.platform.auth.failure_buckets import BURST, REFILL_S, FailureBuckets
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.people import accounts, team
+from loraplex.platform.services.people.mail import MailServer
+from loraplex.platform.services.people.mailed_links import MailedLinks
 from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.errors import ResetForbidden
 
 MARA = "mara@example.com"
+START = "/console/oidc/start"
 
 
 @pytest.fixture
@@ -215,6 +221,47 @@ async def test_a_provider_that_does_not_answer_leaves_the_form(
     provider.statuses = {"/.well-known/openid-configuration": 503}
     response = await (await console.browser()).get("/console/oidc/start")
     assert response.status_code == 403 and "does not answer" in response.text and "Password" in response.text
+
+
+async def test_a_network_that_began_sixty_sign_ins_waits(
+    console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(FailureBuckets.__init__, "__defaults__", (lambda: now,))
+    provider = small_provider(console)
+    http, refusable = await console.browser(), await begin(console, provider)
+    way = await begin(console, provider)
+    for _ in range(BURST - 3):
+        assert (await http.get(START)).status_code == 303
+    # Without an attempt of this browser nothing is asked of the provider, so nothing is counted.
+    assert refused(await (await console.browser()).get("/console/oidc/callback"), "was not begun")
+    provider.statuses = {"/token": 400}
+    assert refused(await refusable.back(), "does not answer")
+    for slowed in (await http.get(START), await way.back()):
+        assert (slowed.status_code, slowed.headers["retry-after"]) == (429, "1")
+        assert "Password" in slowed.text
+    # The provider's answer is still good when the network has waited.
+    provider.statuses, now = {}, REFILL_S
+    assert refused(await way.back(), "No account is linked")
+
+
+async def test_sign_ins_that_succeed_use_up_nothing(
+    console: Console, provider: SmallProvider, admin: Browser
+) -> None:
+    await (await begin(console, provider, token=await invitation(console, admin))).join()
+    for _ in range(BURST):
+        assert (await (await begin(console, provider)).back()).status_code == 303
+    assert (await (await console.browser()).get(START)).status_code == 303
+
+
+async def test_a_refusal_is_a_page_where_links_are_mailed_too(console: Console) -> None:
+    server = MailServer.parse("smtp://127.0.0.1:9", "no-reply@example.com")
+    console.dependencies = replace(
+        console.dependencies, mailed_links=MailedLinks(console.database, server, ORIGIN)
+    )
+    small_provider(console)
+    response = await (await console.browser()).get("/console/oidc/callback")
+    assert refused(response, "was not begun") and "Forgot the password?" in response.text
 
 
 async def test_without_a_provider_there_are_no_such_pages(console: Console) -> None:

@@ -1,13 +1,17 @@
 """Signing in, in one and two steps; links that work once; what a stolen, foreign or ended session is worth."""
 
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 import pyotp
 import pytest
 from tests.platform.console.conftest import ORIGIN, Browser, Console, Page, SignedIn
+from tests.platform.sent_statements import sent_statements
 from tests.platform.services.people.people_world import PASSWORD, add_person
 
+from loraplex.platform.auth.failure_buckets import BURST, REFILL_S, FailureBuckets
+from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
 from loraplex.platform.services.people.accounts import demo_link, invite_operator, reset_user
 from loraplex.platform.services.people.identity import person_actor
 from loraplex.platform.services.unit_of_work import unit_of_work
@@ -149,6 +153,34 @@ async def test_a_session_works_in_its_own_area_only(console: Console, signed_in:
     )
     for path in ("/console/account", "/operator/console/account"):
         assert (await crossed.get(path)).status_code == 303
+
+
+@pytest.mark.parametrize("path", ["sign-in", "accept"])
+async def test_a_flood_of_forms_without_a_session_reaches_no_database(
+    console: Console, harbor: UUID, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(FailureBuckets.__init__, "__defaults__", (lambda: now,))
+    console.app.router.routes[-1] = ConsoleRoute(create_console(console.dependencies, ConsoleOptions()))
+    http = await console.browser()
+    sent: Any = {"data": {"token": "x", "password": PASSWORD}, "headers": POST}
+    for _ in range(BURST):
+        await http.post(f"/console/{path}", **sent)
+    with sent_statements(console.database) as statements:
+        slowed = await http.post(f"/console/{path}", **sent)
+        assert (slowed.status_code, slowed.headers["retry-after"]) == (429, "1") and not statements
+        # A page of another site uses up nothing of the networks of those who open it.
+        foreign = await http.post(f"/console/{path}", headers={"origin": "https://evil.test"})
+        assert foreign.status_code == 403
+        now = REFILL_S
+        await http.post(f"/console/{path}", **sent)
+        assert statements
+
+
+async def test_signing_in_uses_up_no_form_of_a_network(console: Console, harbor: UUID) -> None:
+    for _ in range(BURST + 10):
+        signed_in = await (await console.browser()).post("/console/sign-in", data=FORM, headers=POST)
+        assert signed_in.status_code == 303
 
 
 async def test_too_many_failures_are_slowed(console: Console, harbor: UUID) -> None:
