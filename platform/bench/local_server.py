@@ -19,20 +19,21 @@ from loraplex.platform.processes.environment import foreign_environment
 BASE_MODEL = "bench-base"
 READY_S = 120.0
 STOP_S = 60.0
-_RUN = "from loraplex.platform.cli.main import main; main()"
+RUN = "from loraplex.platform.cli.main import main; main()"
 _LOG_TAIL_CHARACTERS = 2000
 
 
 class LocalServer:
     """A server that can start and stop repeatedly on one data directory; tenants and adapters stay."""
 
-    def __init__(self, folder: Path, model: str, settings: Mapping[str, str]) -> None:
-        """`settings` has the names of `Settings`; a model path becomes absolute."""
+    def __init__(self, folder: Path, model: str, settings: Mapping[str, str], program: str = RUN) -> None:
+        """`settings` has the names of `Settings`; a model path becomes absolute. `program`: Python that runs the command line."""
         self.data_dir = folder / "data"
         self.model = str(Path(model).absolute()) if Path(model).exists() else model
         self.settings = dict(settings)
         self.base_url = ""
         self._folder = folder
+        self._program = program
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -42,7 +43,7 @@ class LocalServer:
         environment = foreign_environment() | {f"LORAPLEX_{name.upper()}": own[name] for name in own}
         with self._log_path.open("w") as errors:
             self._process = await asyncio.create_subprocess_exec(
-                *python_command("-c", _RUN, "serve"),
+                *python_command("-c", self._program, "serve"),
                 cwd=self._folder,
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL,

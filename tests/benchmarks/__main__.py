@@ -32,6 +32,7 @@ COMMANDS = (
     gateway.bodies,
     gateway.admission,
     gateway.journal,
+    gateway.anonymous,
     stores.ledger,
     stores.console,
     installation.ray,

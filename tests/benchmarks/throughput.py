@@ -204,7 +204,7 @@ async def _serving(shape: ThroughputShape) -> AsyncIterator[tuple[LocalServer, O
             address = urlsplit(server.base_url)
             client = OpenLoopClient(address.hostname or "", address.port or 0, CONNECTIONS)
             body = body_of(shape)
-            keys = await _create_keys(server.data_dir)
+            keys = await create_keys(server.data_dir)
             yield server, client, [encode_request(ROUTES[shape.route], key, body) for key in keys]
             client.close()
         finally:
@@ -222,7 +222,7 @@ def body_of(shape: ThroughputShape) -> bytes:
     return msgspec.json.encode({"model": BASE_MODEL, "max_tokens": shape.output_len, **prompt})
 
 
-async def _create_keys(data_dir: Path) -> list[str]:
+async def create_keys(data_dir: Path) -> list[str]:
     """Create a tenant with limits that are never reached; return the texts of its keys."""
     async with EmbeddedServices(data_dir, transient=True) as services:
         database = Database(services.database_url, pool_size=1)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 import uvloop
 from tests.benchmarks.admission import AdmissionShape, measure_admission
+from tests.benchmarks.anonymous import AnonymousShape, measure_anonymous
 from tests.benchmarks.bodies import BodiesShape, measure_bodies
 from tests.benchmarks.gateway import GatewayShape, measure_gateway
 from tests.benchmarks.journal import JournalShape, measure_journal
@@ -111,3 +112,22 @@ def journal(
     """Rate and latency of durable writes to a gateway's journal, beside syncing as many bytes."""
     shape = JournalShape(writes, rounds, folder)
     run_bench(lambda: measure_journal(shape, print_progress), out, as_json, uvloop.new_event_loop)
+
+
+def anonymous(
+    part: Annotated[str, typer.Option(help="Flood only routes that have this in METHOD /path.")] = "",
+    requests: Annotated[int, typer.Option(min=10, help="Counted, to each route, twice.")] = 64,
+    starts: Annotated[int, typer.Option(min=1, help="Of sign-ins, in all turns.")] = 200,
+    rate: Annotated[float, typer.Option(min=1.0, help="Completions per second beside them.")] = 50.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.5, help="Of a turn of completions, with starts or alone.")
+    ] = 1.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each kind.")] = 20,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """CPU time of the gateway per request without credentials, of every route, and its outbound calls; sign-ins beside /v1."""
+    shape = AnonymousShape(
+        part=part, requests=requests, starts=starts, rate=rate, seconds=seconds, rounds=rounds
+    )
+    run_bench(lambda: measure_anonymous(shape, print_progress), out, as_json)
