@@ -78,14 +78,15 @@ class Health:
         """Why the next request would be refused; empty when it would be admitted."""
         engines = [self._trouble(engine) for engine in self.engines.observed().values()]
         found: dict[str, list[str | None]] = {
-            "drain": ["the server is shutting down" if self.draining else None],
             "database": [self._missing(name) for name in sorted(self.down)],
             "engine": engines if all(engines) else [],
             "journal": [self.journal_trouble()],
         }
         known = {state: [reason for reason in reasons if reason] for state, reasons in found.items()}
         holding = {state: reasons for state, reasons in known.items() if reasons}
-        return self.refusing_requests.observe(holding, self.clock())
+        # The shutdown logs its own begin and end.
+        drain = ["the server is shutting down"] if self.draining else []
+        return drain + self.refusing_requests.observe(holding, self.clock())
 
     def dependency_states(self) -> dict[str, str]:
         """`up` or `down` for each dependency."""

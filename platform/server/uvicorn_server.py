@@ -7,6 +7,7 @@ have had time to see that this gateway is not ready, then get 503: so no client 
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -104,10 +105,11 @@ async def serve_until_stopped(
         health.draining = True
         if shutdown.is_announced and times.grace_s:
             await _until_proxies_know(shutdown, times.grace_s)
-        health.refusing = True
+        health.refusing, began = True, time.monotonic()
         await _drain(engines, shutdown, times.drain_s)
         server.should_exit = True
         await _finish(server, serving, shutdown)
+        LOG.info("drained", seconds=round(time.monotonic() - began, 1))
     await serving
 
 

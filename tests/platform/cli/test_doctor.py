@@ -1,7 +1,9 @@
 """`loraplex doctor` distinguishes a machine that can serve from one that cannot."""
 
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import UUID
 
 import psycopg
@@ -104,6 +106,26 @@ def test_what_is_missing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_folder_open_to_others_is_a_warning(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     assert run("--data-dir", str(tmp_path))[1]["data directory"][0] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("free", "status", "refused"),
+    [
+        (
+            (64 << 20) - 1,
+            "failed",
+            ["requests are refused below 0.0625 GiB", "uploads are refused below 5 GiB"],
+        ),
+        (2 * GIB, "warning", ["uploads are refused below 5 GiB"]),
+        (50 * GIB, "ok", []),
+    ],
+)
+def test_a_disk_below_a_floor_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, status: str, refused: list[str]
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    check = doctor.check_disk(load_settings({"data_dir": tmp_path, "storage_floor_bytes": 5 * GIB}))
+    assert check.status == status and check.detail.split("; ")[1:] == refused
 
 
 def test_a_table_for_people(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Probes: readiness says whether the gateway can answer now; a dependency that is survived is a field; liveness follows nothing."""
 
 import asyncio
+from collections.abc import Iterator, MutableMapping
+from typing import Any
 
 import httpx
 import pytest
@@ -57,6 +59,18 @@ def health(engines: list[Managed]) -> Health:
     )
 
 
+@pytest.fixture
+def refusals() -> Iterator[list[MutableMapping[str, Any]]]:
+    """The lines that are logged."""
+    with capture_logs() as logs:
+        yield logs
+
+
+def states(logs: list[MutableMapping[str, Any]]) -> list[tuple[str, str]]:
+    """What began to refuse and ended, in order, among lines of other things such as a dependency that is away."""
+    return [(line["event"], line["state"]) for line in logs if "refusing" in line["event"]]
+
+
 async def status(health: Health, path: str) -> httpx.Response:
     app = FastAPI()
     app.include_router(health_router(health))
@@ -90,7 +104,9 @@ async def test_valkey_away_is_a_field_and_a_metric(
     assert b'loraplex_dependency_up{dependency="valkey"} 0.0' in health.metrics.render()
 
 
-async def test_postgresql_away_longer_than_its_grace_is_unready(health: Health) -> None:
+async def test_postgresql_away_longer_than_its_grace_is_unready(
+    health: Health, refusals: list[MutableMapping[str, Any]]
+) -> None:
     now = 100.0
     health.clock = lambda: now
     health.dependencies = {"postgresql": Dependency(refuses, 30.0), "valkey": Dependency(well)}
@@ -109,6 +125,10 @@ async def test_postgresql_away_longer_than_its_grace_is_unready(health: Health) 
     assert health.reasons() and not health.outages
     now = 130.0 + HYSTERESIS_S
     assert health.reasons() == []
+    assert states(refusals) == [
+        ("refusing requests", "database"),
+        ("not refusing requests any more", "database"),
+    ]
 
 
 async def test_a_ping_that_succeeds_ends_the_time_without_postgresql(
@@ -131,7 +151,9 @@ async def test_a_ping_that_succeeds_ends_the_time_without_postgresql(
         await through.close()
 
 
-async def test_one_engine_well_is_ready_none_is_not(health: Health, engines: list[Managed]) -> None:
+async def test_one_engine_well_is_ready_none_is_not(
+    health: Health, engines: list[Managed], refusals: list[MutableMapping[str, Any]]
+) -> None:
     now = 0.0
     health.clock = lambda: now
     engines[0].connected = False
@@ -142,6 +164,7 @@ async def test_one_engine_well_is_ready_none_is_not(health: Health, engines: lis
     assert health.reasons()
     now = HYSTERESIS_S
     assert health.reasons() == []
+    assert states(refusals) == [("refusing requests", "engine"), ("not refusing requests any more", "engine")]
     engines[1].failure = "crash loop"
     assert "crash loop" in health.reasons()
 
@@ -164,7 +187,7 @@ async def test_a_journal_that_would_refuse_is_unready_until_it_took_admissions_f
         assert health.reasons()
         now = 5.0
         assert (await status(health, "/readyz")).status_code == 200
-    assert [(line["event"], line["state"]) for line in logs] == [
+    assert states(logs) == [
         ("refusing requests", "journal"),
         ("not refusing requests any more", "journal"),
     ]
@@ -193,7 +216,7 @@ async def test_a_full_disk_of_the_uploads_is_logged_and_no_reason(
         now = HYSTERESIS_S
         await health.check()
         assert health.reasons() == []
-    assert [(line["event"], line["state"]) for line in logs] == [
+    assert states(logs) == [
         ("refusing uploads", "disk"),
         ("not refusing uploads any more", "disk"),
     ]
@@ -201,5 +224,6 @@ async def test_a_full_disk_of_the_uploads_is_logged_and_no_reason(
 
 async def test_draining(health: Health) -> None:
     health.draining = True
-    assert (await status(health, "/readyz")).status_code == 503
+    answer = await status(health, "/readyz")
+    assert answer.status_code == 503 and answer.json()["reasons"] == ["the server is shutting down"]
     assert (await status(health, "/livez")).status_code == 200

@@ -110,6 +110,7 @@ def test_a_terminal_gets_one_line_per_stage_and_no_json(
     # Its shutdown is logged in readable lines.
     draining = next(line for line in lines if "draining" in line)
     assert re.match(r"\d\d:\d\d:\d\d \[info +\] draining +requests=0 ", draining)
+    assert sum("[info     ] drained" in line for line in lines) == 1
 
 
 def test_without_a_terminal_stages_are_plain_lines_and_logs_are_json(

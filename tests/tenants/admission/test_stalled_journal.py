@@ -62,6 +62,7 @@ async def test_a_disk_that_hangs_refuses_by_name(database: Database, valkey_url:
     async with tenant.gateway(replace(SETTINGS, journal_s=0.2), journal=journal) as gateway:
         running = await gateway.admit(tenant.request())
         await tenant.shipped()
+        assert gateway.journal_trouble() is None
         disk.answers.clear()
         with pytest.raises(JournalUnavailable, match="does not answer"):
             await gateway.admit(tenant.request())
@@ -72,8 +73,10 @@ async def test_a_disk_that_hangs_refuses_by_name(database: Database, valkey_url:
             await gateway.admit(
                 tenant.request(), lambda: pytest.fail("asked the counters, and waits for the disk")
             )
+        assert "does not answer" in str(gateway.journal_trouble())
         disk.answers.set()
         await gateway.maintenance.settlements.retry()
+        assert gateway.journal_trouble() is None
         await gateway.settle(running, usage(running))
         assert await check_ledger(tenant, gateway) == (15, 1)
         await gateway.cancel(await gateway.admit(tenant.request()))

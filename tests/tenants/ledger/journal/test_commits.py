@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
 
 import pytest
+from structlog.testing import capture_logs
 from tests.tenants.ledger.journal.crashing_journal import CrashingJournal
 from tests.tenants.ledger.journal.fixtures import reservation, used
 
 from loraplex.tenants.errors import JournalUnavailable
+from loraplex.tenants.ledger.journal import commits
 from loraplex.tenants.ledger.journal.commits import Admit, End, JournalCommits, Write
 from loraplex.tenants.ledger.journal.records import Ended, JournalRecord, reservation_text, usage_text
 from loraplex.tenants.quotas.reservation import NOTHING_USED, Reservation, SettledUsage
@@ -35,8 +37,8 @@ def end(each: Reservation, completion_tokens: int = 1) -> End:
     return End(each.id, usage_text(used(completion_tokens)))
 
 
-def records(commits: JournalCommits) -> list[JournalRecord]:
-    found: list[JournalRecord] = commits.call(lambda file: file.unshipped(100))
+def records(of: JournalCommits) -> list[JournalRecord]:
+    found: list[JournalRecord] = of.call(lambda file: file.unshipped(100))
     return found
 
 
@@ -74,6 +76,26 @@ def test_an_end_is_written_where_an_admission_beside_it_fails(journal: CrashingJ
     refused, ended = write_and_fail(journal, "fails_at", admission(NEW), end(OPEN))
     assert isinstance(refused, JournalUnavailable) and ended is True
     assert [each.usage for each in records(journal.commits) if isinstance(each, Ended)] == [used(1)]
+
+
+def test_a_failure_is_logged_once_and_lasts_until_the_file_was_written(
+    journal: CrashingJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits, "LOOK_S", 0.0)
+    journal.disk.is_off = True
+    with capture_logs() as logs:
+        for _ in range(3):
+            journal.commits.write([admission(NEW)])
+            journal.commits.maintain(is_idle=True)
+        assert "power lost" in str(journal.commits.failure)
+        # It can be opened and read again, but what is written does not last.
+        journal.disk.is_off, journal.disk.at_sync = False, "fails_at"
+        journal.commits.maintain(is_idle=True)
+        assert journal.disk.has_failed and "disk error" in str(journal.commits.failure)
+        journal.commits.maintain(is_idle=True)
+        assert journal.commits.failure is None
+    assert [line["event"] for line in logs] == ["journal_unavailable"]
+    assert journal.commits.write([admission(NEW)]) == [None]
 
 
 def test_a_disk_that_stays_away_refuses_everything(journal: CrashingJournal) -> None:

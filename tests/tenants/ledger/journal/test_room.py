@@ -14,7 +14,7 @@ import pytest
 from tests.tenants.ledger.journal.fixtures import progressed, reservation, used
 
 from loraplex.tenants.errors import JournalFull
-from loraplex.tenants.ledger.journal import writer
+from loraplex.tenants.ledger.journal import commits, writer
 from loraplex.tenants.ledger.journal.file import JournalConfig
 from loraplex.tenants.ledger.journal.folder import JournalLock
 from loraplex.tenants.ledger.journal.journal import Journal
@@ -91,6 +91,28 @@ async def test_a_disk_that_is_nearly_full_refuses_admissions_and_no_end(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=SMALL.min_free_bytes))
     await journal.admit(reservation())
     assert not journal.is_full
+
+
+async def until(journal: Journal, trouble: str | None) -> None:
+    """Wait until the journal says so by itself: nobody writes."""
+    async with asyncio.timeout(60):
+        while (journal.trouble is None) != (trouble is None):
+            await asyncio.sleep(0.01)
+    assert trouble is None or trouble in str(journal.trouble)
+
+
+async def test_a_disk_below_its_floor_is_a_trouble_before_anyone_is_refused_and_ends_by_itself(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits, "LOOK_S", 0.05)
+    monkeypatch.setattr(writer, "LOOK_S", 0.05)
+    assert journal.trouble is None
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=SMALL.min_free_bytes - 1))
+    await until(journal, "1048576 bytes free")
+    with pytest.raises(JournalFull, match="1048576 bytes free"):
+        await journal.admit(reservation())
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=SMALL.min_free_bytes))
+    await until(journal, None)
 
 
 @contextmanager
