@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from types import TracebackType
 from typing import Final, Self
@@ -48,7 +48,7 @@ class RequestOutcome:
 
     `request_id` is what the client sent as `x-request-id`; `Traffic` always sends one. `status` 0: no response began. `code`: the
     server's error code, or one of this module for what the client noticed itself; None of a complete response. `deliveries`
-    counts pieces of text received, each of at least one token.
+    counts pieces of text received, each of at least one token. `base_url`: the server that was asked.
     """
 
     request_id: str | None
@@ -59,6 +59,7 @@ class RequestOutcome:
     complete: bool
     usage: ReportedUsage | None
     deliveries: int
+    base_url: str = ""
 
 
 class Traffic:
@@ -137,13 +138,14 @@ class Traffic:
             stream=is_streamed(number, self._stream_share),
         )
         record, started_s = StreamRecord(request), time.monotonic()
-        timed_out = False
+        base_url, timed_out = self._base_urls[number % len(self._base_urls)], False
         try:
             async with asyncio.timeout(self._timeout_s):
-                await stream_completion(self._base_urls[number % len(self._base_urls)], request, record)
+                await stream_completion(base_url, request, record)
         except TimeoutError:
             timed_out = True
-        self.outcomes.append(outcome_of(record, started_s, time.monotonic(), timed_out=timed_out))
+        outcome = outcome_of(record, started_s, time.monotonic(), timed_out=timed_out)
+        self.outcomes.append(replace(outcome, base_url=base_url))
 
 
 def is_streamed(number: int, share: float) -> bool:

@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import func, select
 from tests.benchmarks.chaos.faults import FAULTS
+from tests.benchmarks.chaos.readiness import ReadinessFigures, ReadinessWatch, readiness_figures
 from tests.benchmarks.chaos.world import SERVED_NAME, World
 
 from loraplex.platform.bench.report import BenchFailed
@@ -84,6 +85,7 @@ class CellResult:
     quota_differences: list[str] = field(default_factory=list)
     over_quota_tokens: int = 0
     restarts: int = 0
+    readiness: ReadinessFigures = field(default_factory=ReadinessFigures)
 
     @property
     def drift_pico(self) -> int:
@@ -111,12 +113,14 @@ async def run_cell(world: World, fault: str, component: str, seconds: float) -> 
     try:
         async with AsyncExitStack() as stack:
             customers = [await enter(world, database, tenant, stack) for tenant in TENANTS]
+            watch = await stack.enter_async_context(ReadinessWatch(world.base_urls))
             await warmed_up(customers)
             began = time.monotonic()
             await FAULTS[fault](world, component, seconds)
             result.fault_s = time.monotonic() - began
             await recovered(customers, began)
         count_outcomes(result, customers, began)
+        result.readiness = readiness_figures(watch.samples, unlimited(customers), began)
         result.restarts = sum(each.restarts for each in world.components.values()) - before
         await compare(world, database, customers, result)
     finally:

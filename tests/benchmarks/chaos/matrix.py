@@ -27,6 +27,8 @@ COLUMNS: Final = (
     "missing",
     "duplicated",
     "quotas_exact",
+    "ready_refused_s",
+    "unready_served_s",
 )
 CLOCK, DISK = "clock-jump", "disk-full"
 CUT_BY_DEATH: Final = ("kill", "gateway")
@@ -138,6 +140,9 @@ def figure_of(result: CellResult) -> dict[str, Any]:
         "unbilled_tokens": sum(each.unbilled_tokens for each in result.drifts),
         "quotas_exact": result.quotas_exact,
         "restarts": result.restarts,
+        "ready_refused_s": result.readiness.ready_refused,
+        "unready_served_s": result.readiness.unready_served,
+        "unready_s": result.readiness.unready,
     }
 
 
@@ -147,7 +152,8 @@ def summary_of(result: CellResult) -> str:
     exact = "exact" if result.quotas_exact else "not exact"
     return (
         f"{result.errors.total()} errors of {result.requests} requests, {result.unexpected_ends} cut off, "
-        f"{result.given_up} given up, {recovered}, drift {result.drift_pico}, quotas {exact}"
+        f"{result.given_up} given up, {recovered}, drift {result.drift_pico}, quotas {exact}; /readyz said ready in "
+        f"{result.readiness.ready_refused} s with refusals, unready in {result.readiness.unready_served} s with responses"
     )
 
 
