@@ -165,6 +165,7 @@ class Settings(BaseSettings):
     drain_s: float = Field(default=30.0, ge=0, le=3600)
     engine_step_warning_s: float = Field(default=10.0, gt=0, le=3600)
     engine_start_timeout_s: float = Field(default=1800.0, gt=0, le=86_400)
+    engine_start_silence_s: float = Field(default=60.0, ge=5, le=86_400)
     engine_hang_timeout_s: float = Field(default=120.0, gt=0, le=3600)
     ready_stall_s: float = Field(default=20.0, gt=0, le=3600)
     known_caller_s: float = Field(default=300.0, ge=0, le=86_400)

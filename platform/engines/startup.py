@@ -97,6 +97,7 @@ def _process(
         watchdog=WatchdogConfig(settings.engine_unresponsive_s, settings.engine_hang_timeout_s),
         restart=restart,
         start_timeout_s=settings.engine_start_timeout_s,
+        start_silence_s=settings.engine_start_silence_s,
         drain_s=settings.drain_s,
         log_level=settings.log_level,
     )

@@ -54,6 +54,7 @@ def test_urls_from_the_file(tmp_path: Path) -> None:
     [
         ({"dtype": "float8"}, ["dtype", "float8", "bfloat16"]),
         ({"port": 70000}, ["port", "70000", "65535"]),
+        ({"engine_start_silence_s": 1}, ["engine_start_silence_s", "1", "5"]),
         ({"quantization": "gguf"}, ["quantization", "gguf", "int8"]),
         ({"kv_cache_dtype": "int3"}, ["kv_cache_dtype", "int3", "auto", "fp8"]),
         ({"engine": ("tcp://0.0.0.0:1",)}, ["engine", "tcp://0.0.0.0:1", "ipc://"]),
