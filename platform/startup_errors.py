@@ -5,6 +5,9 @@ StartError                 exit code 1
 ├── PortTaken              the address cannot be listened on
 ├── EngineStartFailed      the engine process did not become ready
 ├── DependencyFailed       PostgreSQL or Valkey could not be reached or started
+│   └── StageHung          a stage of the start does not end; its threads can be ended with the process only
+├── SecretRefused          the server secret is missing, or another one than sealed the database
+├── MachineUnfit           a file, a disk or a limit of this machine stops the start
 └── RequestFailed          a server elsewhere refused a command's request or did not respond
 """
 
@@ -29,6 +32,18 @@ class EngineStartFailed(StartError):
 
 
 class DependencyFailed(StartError):
+    pass
+
+
+class StageHung(DependencyFailed):
+    pass
+
+
+class SecretRefused(StartError):
+    pass
+
+
+class MachineUnfit(StartError):
     pass
 
 

@@ -1,6 +1,7 @@
 """`loraplex serve`: gateway and engine in one command, or either alone. Exit codes: 0 stopped, 1 failed, 2 wrong setting."""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from rich.console import Console
 from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.processes.gc_tuning import paused_gc
 from loraplex.platform.processes.logs import configure_logs
-from loraplex.platform.startup_errors import StartError
+from loraplex.platform.startup_errors import StageHung, StartError
 
 
 def serve_command(
@@ -38,6 +39,13 @@ def serve_command(
     engine: Annotated[
         list[str] | None, typer.Option(help="ipc:///path of an engine's socket, or ray://APP.")
     ] = None,
+    accept_new_secret: Annotated[
+        bool,
+        typer.Option(
+            "--accept-new-secret",
+            help="Take another server secret than the database knows, and void what the old one sealed.",
+        ),
+    ] = False,
 ) -> None:
     """Serve one base model and its tenants' adapters behind the OpenAI API."""
     flags = {
@@ -59,21 +67,28 @@ def serve_command(
     try:
         settings = load_settings(flags, config)
         configure_logs(settings.log_level)
-        _run(settings)
+        _run(settings, accept_new_secret)
     except StartError as error:
-        Console(stderr=True, soft_wrap=True).print(
-            f"error: {error}", style="red", markup=False, highlight=False
-        )
+        _report(error)
         raise typer.Exit(error.exit_code) from None
 
 
-def _run(settings: Settings) -> None:
+def _report(error: StartError) -> None:
+    line = "; ".join(each.strip() for each in str(error).splitlines() if each.strip())
+    Console(stderr=True, soft_wrap=True).print(f"error: {line}", style="red", markup=False, highlight=False)
+
+
+def _run(settings: Settings, accept_new_secret: bool) -> None:
     """Run the server. A signal during the start cancels it, which is a normal end."""
     with paused_gc():
         from loraplex.platform.server.serve import serve
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            runner.run(serve(settings))
+            runner.run(serve(settings, accept_new_secret=accept_new_secret))
+        except StageHung as error:
+            # A thread that waits for a silent server would keep the process; the kernel ends the children with it.
+            _report(error)
+            os._exit(error.exit_code)
         except (asyncio.CancelledError, KeyboardInterrupt):
             raise typer.Exit(0) from None

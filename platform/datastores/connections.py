@@ -81,10 +81,24 @@ def ensure_schema(
     `migrate_empty` allows the migration of a database that was never migrated. An embedded database is dumped first; its data
     directory is `embedded_in`.
     """
+    change_schema(
+        url, schema_revision(url), migrate=migrate, migrate_empty=migrate_empty, embedded_in=embedded_in
+    )
+
+
+def schema_revision(url: str) -> str | None:
+    """The revision of the database; None if it was never migrated. Raises `DependencyFailed`."""
     try:
-        current, newest = current_revision(url), newest_revision()
+        return current_revision(url)
     except SQLAlchemyError as error:
         raise _unusable(error) from error
+
+
+def change_schema(
+    url: str, current: str | None, *, migrate: bool, migrate_empty: bool, embedded_in: Path | None
+) -> None:
+    """As `ensure_schema`, of a database whose revision was read."""
+    newest = newest_revision()
     if current == newest:
         return
     if is_newer(current) or not (migrate or (migrate_empty and current is None)):

@@ -26,7 +26,12 @@ from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.auth.identity_provider import IdentityProvider, ProviderOptions
 from loraplex.platform.config import Settings
 from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
-from loraplex.platform.datastores.connections import StoreAddresses, ensure_schema, open_stores
+from loraplex.platform.datastores.connections import (
+    StoreAddresses,
+    change_schema,
+    open_stores,
+    schema_revision,
+)
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.engines.startup import StartingEngines
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
@@ -50,6 +55,7 @@ from loraplex.platform.observability.metrics import Metrics
 from loraplex.platform.observability.request_record import RequestObserver
 from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.server.base_model_file import BaseModelFacts, default_served_name, write_base_model
+from loraplex.platform.server.bounded_stage import bounded_stage
 from loraplex.platform.server.components import (
     adapter_limits,
     open_compile_checks,
@@ -59,8 +65,13 @@ from loraplex.platform.server.components import (
     value_validation,
 )
 from loraplex.platform.server.request_observers import request_observers
-from loraplex.platform.server.resources import GatewayResources, open_resources
-from loraplex.platform.server.secret import derive, server_secret, tenant_namespace
+from loraplex.platform.server.resources import (
+    CheckedStores,
+    GatewayResources,
+    open_checked_stores,
+    open_resources,
+)
+from loraplex.platform.server.secret import derive, tenant_namespace
 from loraplex.platform.server.validated_adapters import report_other_fingerprints
 from loraplex.platform.services.people.mail import MailServer
 from loraplex.platform.services.people.mailed_links import MailedLinks
@@ -99,14 +110,19 @@ class OpenGateway:
 
 @asynccontextmanager
 async def open_gateway(
-    settings: Settings, model: str | None, engines: StartingEngines, on_stage: OnStage
+    settings: Settings,
+    model: str | None,
+    engines: StartingEngines,
+    on_stage: OnStage,
+    *,
+    accept_new_secret: bool = False,
 ) -> AsyncIterator[OpenGateway]:
     """Open a gateway beside the start of its engines, and wait for both. `model` is None when other processes run them.
 
     Raises `StartError`: that of whichever fails first. The caller ends the engines.
     """
     async with AsyncExitStack() as stack:
-        opening = asyncio.create_task(_open(settings, model, engines, stack, on_stage))
+        opening = asyncio.create_task(_open(settings, model, engines, stack, on_stage, accept_new_secret))
         try:
             gateway, _ = await asyncio.gather(opening, engines.ready)
         except BaseException:
@@ -118,12 +134,20 @@ async def open_gateway(
 
 
 async def _open(
-    settings: Settings, model: str | None, engines: StartingEngines, stack: AsyncExitStack, on_stage: OnStage
+    settings: Settings,
+    model: str | None,
+    engines: StartingEngines,
+    stack: AsyncExitStack,
+    on_stage: OnStage,
+    accept_new_secret: bool,
 ) -> OpenGateway:
     addresses = await _open_stores(settings, stack, on_stage)
-    await engines.described()
     with _as_settings_error():
-        return await _assemble(settings, model, addresses, engines.pool, stack)
+        stores = await open_checked_stores(
+            settings, addresses, stack, on_stage, accept_new_secret=accept_new_secret
+        )
+    await engines.described()
+    return await _assemble(settings, model, stores, addresses, engines.pool, stack)
 
 
 @contextmanager
@@ -142,9 +166,13 @@ async def _open_stores(settings: Settings, stack: AsyncExitStack, on_stage: OnSt
     on_stage("checking the database's schema")
     embedded = addresses.embedded_database
     with _as_settings_error():
+        # A migration has bounds of its own, and may take long.
+        async with bounded_stage("checking the database's schema"):
+            revision = await asyncio.to_thread(schema_revision, addresses.database_url)
         await asyncio.to_thread(
-            ensure_schema,
+            change_schema,
             addresses.database_url,
+            revision,
             migrate=embedded,
             migrate_empty=True,
             embedded_in=settings.data_dir if embedded else None,
@@ -166,12 +194,13 @@ class TextComponents:
 async def _assemble(
     settings: Settings,
     model: str | None,
+    stores: CheckedStores,
     addresses: StoreAddresses,
     engines: EnginePool,
     stack: AsyncExitStack,
 ) -> OpenGateway:
     served_name = settings.served_model_name or default_served_name(model or engines.info().model_path)
-    resources = await open_resources(settings, served_name, addresses, engines, stack)
+    resources = await open_resources(settings, served_name, stores, addresses, engines, stack)
     _start_upkeep(resources, stack)
     dependencies = await _open_dependencies(settings, resources, stack)
     resources.health.storage_trouble = partial(upload_trouble, dependencies.uploads)
@@ -228,8 +257,7 @@ async def _open_dependencies(
     limits = _limits(settings)
     pool = await stack.enter_async_context(open_worker_pool())
     text = await _open_text_components(settings, info, engines, limits, metrics, pool, stack)
-    configured = settings.secret.get_secret_value() if settings.secret else None
-    secret = server_secret(configured, settings.data_dir)
+    secret = resources.stores.secret
     namespace_of = lru_cache(KNOWN_NAMESPACES)(partial(_namespace_of, secret))
     lifecycle = await stack.enter_async_context(
         open_lifecycle(
@@ -327,7 +355,7 @@ def _housekeeping(
 ) -> Housekeeping:
     erasure = TenantErasure(
         database=dependencies.database,
-        valkey=resources.valkey_client,
+        valkey=resources.stores.valkey_client,
         engine=dependencies.engine,
         namespace_of=dependencies.namespace_of,
         files=StoredFiles(resources.blobs.adapters, resources.blobs.parts),

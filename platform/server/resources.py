@@ -1,11 +1,12 @@
-"""Opens and checks what every part of a gateway stands on: database, Valkey, admission, adapter storage, metrics, health.
+"""Opens and checks what every part of a gateway stands on: database, Valkey, secret, admission, adapter storage, metrics, health.
 
-Invariant: nothing is served before both stores answer and the database roles are safe.
+Invariant: nothing is served before both stores answer, the database roles are safe and the database knows the secret.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from typing import Final
@@ -19,8 +20,10 @@ from loraplex.platform.datastores.connections import StoreAddresses
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability.health import Dependency, Health
 from loraplex.platform.observability.metrics import Metrics
+from loraplex.platform.server.bounded_stage import bounded_stage
 from loraplex.platform.server.components import open_admission_control
 from loraplex.platform.server.prices import open_prices
+from loraplex.platform.server.recognized_secret import recognized_secret
 from loraplex.platform.startup_errors import DependencyFailed
 from loraplex.tenants import valkey
 from loraplex.tenants.admission.controller import QuotaAdmissionController
@@ -35,6 +38,15 @@ MAX_SHADOWED_NAMED: Final = 20
 """Most tenants that one warning names."""
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedStores:
+    """Both stores, which answer, and the server secret, which the database knows."""
+
+    database: Database
+    valkey_client: valkey.Valkey
+    secret: bytes = field(repr=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayResources:
     """The engines, the stores and the storage of a gateway, open and checked, and what measures them."""
@@ -42,28 +54,49 @@ class GatewayResources:
     served_model_name: str
     info: EngineInfo
     engines: EnginePool
-    database: Database
-    valkey_client: valkey.Valkey
+    stores: CheckedStores
     metrics: Metrics
     health: Health
     prices: PriceBook
     admissions: QuotaAdmissionController
     blobs: BlobStorage
 
+    @property
+    def database(self) -> Database:
+        return self.stores.database
 
-async def open_resources(
+
+async def open_checked_stores(
     settings: Settings,
-    served_model_name: str,
     addresses: StoreAddresses,
-    engines: EnginePool,
     stack: AsyncExitStack,
-) -> GatewayResources:
+    on_stage: Callable[[str], None],
+    *,
+    accept_new_secret: bool,
+) -> CheckedStores:
     """Open the stores at `addresses` and check them; `stack` closes them. Raises `StartError`."""
-    info = engines.info()
     database = Database(addresses.database_url, limits=settings.default_limits)
     stack.push_async_callback(database.close)
     client = valkey.open_valkey(addresses.redis_url)
     stack.push_async_callback(client.aclose)
+    async with bounded_stage("asking PostgreSQL and Valkey"):
+        await _require_answer("postgresql", database.ping())
+        await _require_answer("valkey", valkey.ping(client))
+        await _require_roles(database)
+        secret = await recognized_secret(settings, database, on_stage, accept_new=accept_new_secret)
+    return CheckedStores(database, client, secret)
+
+
+async def open_resources(
+    settings: Settings,
+    served_model_name: str,
+    stores: CheckedStores,
+    addresses: StoreAddresses,
+    engines: EnginePool,
+    stack: AsyncExitStack,
+) -> GatewayResources:
+    """Open what stands on the stores; `stack` closes it. Raises `StartError`."""
+    info, database = engines.info(), stores.database
     metrics = Metrics(
         served_model_name,
         version("loraplex"),
@@ -71,9 +104,8 @@ async def open_resources(
         engines,
         adapter_names=settings.metrics_adapter_names,
     )
-    health = _health(settings, engines, database, client, metrics)
-    await _require_dependencies(health)
-    await _require_roles(database)
+    health = _health(settings, engines, stores, metrics)
+    await health.check()
     await warn_of_shadowed_adapters(database, served_model_name)
     prices = await open_prices(settings, database, stack)
     metrics.watch_prices(lambda: prices.age_s)
@@ -85,8 +117,7 @@ async def open_resources(
         served_model_name=served_model_name,
         info=info,
         engines=engines,
-        database=database,
-        valkey_client=client,
+        stores=stores,
         metrics=metrics,
         health=health,
         prices=prices,
@@ -95,27 +126,23 @@ async def open_resources(
     )
 
 
-def _health(
-    settings: Settings, engines: EnginePool, database: Database, client: valkey.Valkey, metrics: Metrics
-) -> Health:
+def _health(settings: Settings, engines: EnginePool, stores: CheckedStores, metrics: Metrics) -> Health:
     return Health(
         engines=engines,
         dependencies={
-            "postgresql": Dependency(database.ping, settings.readiness_grace_s),
-            "valkey": Dependency(partial(valkey.ping, client)),
+            "postgresql": Dependency(stores.database.ping, settings.readiness_grace_s),
+            "valkey": Dependency(partial(valkey.ping, stores.valkey_client)),
         },
         metrics=metrics,
         stall_s=settings.ready_stall_s,
     )
 
 
-async def _require_dependencies(health: Health) -> None:
-    for name, dependency in health.dependencies.items():
-        try:
-            await dependency.ping()
-        except (TenantsError, OSError) as error:
-            raise DependencyFailed(f"{name}: {error}") from error
-    await health.check()
+async def _require_answer(name: str, ping: Awaitable[None]) -> None:
+    try:
+        await ping
+    except (TenantsError, OSError) as error:
+        raise DependencyFailed(f"{name}: {error}") from error
 
 
 async def _require_roles(database: Database) -> None:

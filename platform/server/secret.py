@@ -15,16 +15,30 @@ from loraplex.platform.startup_errors import SettingsError
 SECRET_FILE = "server.secret"
 MIN_SECRET_BYTES = 16
 NAMESPACE_DOMAIN = b"loraplex/tenant-namespace/v1"
+FINGERPRINT_DOMAIN = b"loraplex/fingerprint/v1"
 
 
 def server_secret(configured: str | None, data_dir: Path) -> bytes:
     """The configured secret, else the one in `data_dir`, generated on first use. Raises `SettingsError` if too short."""
+    known = known_secret(configured, data_dir)
+    if known is not None:
+        return known
+    path = data_dir / SECRET_FILE
+    _create(path)
+    return _long_enough(path.read_bytes().strip(), str(path))
+
+
+def known_secret(configured: str | None, data_dir: Path) -> bytes | None:
+    """The configured secret, else the one in `data_dir`; None if there is none yet. Raises `SettingsError` if too short."""
     if configured is not None:
         return _long_enough(configured.strip().encode(), "LORAPLEX_SECRET")
     path = data_dir / SECRET_FILE
-    if not path.exists():
-        _create(path)
-    return _long_enough(path.read_bytes().strip(), str(path))
+    return _long_enough(path.read_bytes().strip(), str(path)) if path.exists() else None
+
+
+def fingerprint(secret: bytes) -> bytes:
+    """What the database may know of a secret: it tells two secrets apart, and nothing of either."""
+    return derive(secret, FINGERPRINT_DOMAIN)
 
 
 def tenant_namespace(secret: bytes, tenant_id: str) -> bytes:

@@ -5,9 +5,12 @@ module imports little: what a gateway consists of is imported while the engine l
 """
 
 import asyncio
+import errno
 import socket
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from importlib import import_module
+from pathlib import Path
 
 import structlog
 
@@ -18,25 +21,51 @@ from loraplex.platform.engines.startup import OnStage, StartingEngines, open_lon
 from loraplex.platform.processes.environment import ray_requires_tokens
 from loraplex.platform.processes.gc_tuning import freeze_gc, paused_gc
 from loraplex.platform.server.certificate import read_certificate
+from loraplex.platform.server.connection_limiter import reserve_descriptors
 from loraplex.platform.server.listening import bind
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.progress import shown_progress
-from loraplex.platform.startup_errors import EngineStartFailed, PortTaken, SettingsError
+from loraplex.platform.startup_errors import EngineStartFailed, MachineUnfit, PortTaken, SettingsError
+from loraplex.tenants.errors import TenantsError
 
 LOG = structlog.get_logger("loraplex.serve")
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, *, accept_new_secret: bool = False) -> None:
     """Serve until a signal. Raises `StartError`, or `CancelledError` when a signal arrives during the start."""
     _require_role_settings(settings)
+    if settings.role != "engine":
+        reserve_descriptors(settings.max_connections)
     if settings.model is not None and settings.role != "gateway" and settings.fake_engine is None:
         _require_model(settings.model)
     shutdown = Shutdown()
     shutdown.install()
-    if settings.role == "engine":
-        await _serve_engine(settings, shutdown)
-    else:
-        await _serve_gateway(settings, shutdown)
+    with one_line_errors(shutdown, settings.data_dir):
+        if settings.role == "engine":
+            await _serve_engine(settings, shutdown)
+        else:
+            await _serve_gateway(settings, shutdown, accept_new_secret=accept_new_secret)
+
+
+@contextmanager
+def one_line_errors(shutdown: Shutdown, data_dir: Path) -> Iterator[None]:
+    """Report a fault of a file, a disk or a store during the start as such. Raises `MachineUnfit`."""
+    try:
+        yield
+    except (OSError, TenantsError) as error:
+        if shutdown.starting is None:
+            raise
+        raise MachineUnfit(f"the start failed: {error}; {_remedy(error, data_dir)}") from error
+
+
+def _remedy(error: OSError | TenantsError, data_dir: Path) -> str:
+    cause = error if isinstance(error, OSError) else error.__cause__
+    number = cause.errno if isinstance(cause, OSError) else None
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return f"free some room on the disk of {data_dir}"
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"let this user read and write everything below {data_dir}"
+    return f"repair it or move it out of {data_dir}, then start again"
 
 
 def _require_role_settings(settings: Settings) -> None:
@@ -97,7 +126,7 @@ async def _serve_engine(settings: Settings, shutdown: Shutdown) -> None:
             raise EngineStartFailed(str(engine.client.failure))
 
 
-async def _serve_gateway(settings: Settings, shutdown: Shutdown) -> None:
+async def _serve_gateway(settings: Settings, shutdown: Shutdown, *, accept_new_secret: bool = False) -> None:
     certificate = read_certificate(settings)
     with ExitStack() as sockets:
         listener = sockets.enter_context(bind(settings.host, settings.port))
@@ -122,7 +151,15 @@ async def _serve_gateway(settings: Settings, shutdown: Shutdown) -> None:
             from loraplex.platform.server.serve_gateway import Listeners, serve_gateway
 
             listeners = Listeners(listener, metrics_socket, certificate)
-            await serve_gateway(settings, model, engines, listeners, shutdown, on_stage)
+            await serve_gateway(
+                settings,
+                model,
+                engines,
+                listeners,
+                shutdown,
+                on_stage,
+                accept_new_secret=accept_new_secret,
+            )
 
 
 def _start_engines(

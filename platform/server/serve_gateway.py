@@ -56,12 +56,16 @@ async def serve_gateway(
     listeners: Listeners,
     shutdown: Shutdown,
     on_stage: Progress,
+    *,
+    accept_new_secret: bool = False,
 ) -> None:
     """Serve until a signal. Raises `StartError`."""
     if settings.demo and not PRICE_SETTINGS & settings.model_fields_set:
         settings = settings.model_copy(update=DEMO_PRICES)
     async with AsyncExitStack() as stack:
-        gateway = await stack.enter_async_context(open_gateway(settings, model, engines, on_stage))
+        gateway = await stack.enter_async_context(
+            open_gateway(settings, model, engines, on_stage, accept_new_secret=accept_new_secret)
+        )
         before, after = await _announcements(settings, gateway, listeners.api, on_stage)
         stack.enter_context(announced(settings.data_dir, _address(settings, listeners.api)))
         on_stage.finish()

@@ -97,8 +97,10 @@ async def rotate(
     """
     endpoint = await WebhookRepository(uow.session, tenant_id).get(endpoint_id, locked=True)
     secret = new_secret()
-    endpoint.previous_secret = endpoint.sealed_secret if grace_s else None
-    endpoint.previous_until = datetime.now(UTC) + timedelta(seconds=grace_s) if grace_s else None
+    # A voided secret is empty: it signs nothing, so it has no grace.
+    endpoint.previous_secret = (endpoint.sealed_secret or None) if grace_s else None
+    has_previous = endpoint.previous_secret is not None
+    endpoint.previous_until = datetime.now(UTC) + timedelta(seconds=grace_s) if has_previous else None
     endpoint.sealed_secret = rules.secrets.encrypt(tenant_id, endpoint_id, secret)
     await uow.session.flush()
     await uow.audit.record(

@@ -15,6 +15,7 @@ from loraplex.tenants.models.adapters import (
 )
 from loraplex.tenants.models.base import Base
 from loraplex.tenants.models.billing import PriceEpoch, PriceVersion, RateCard, TenantBilling
+from loraplex.tenants.models.installation import Installation
 from loraplex.tenants.models.invoices import (
     CreditEntry,
     CreditGrant,
@@ -89,6 +90,7 @@ __all__ = [
     "CreditGrant",
     "Gateway",
     "IdempotencyRecord",
+    "Installation",
     "Invitation",
     "Invoice",
     "InvoiceLineRow",

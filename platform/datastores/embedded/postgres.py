@@ -29,6 +29,8 @@ SOCKET_NAME = ".s.PGSQL.5432"
 HERE = "/proc/self/cwd"
 INITDB_SECONDS = 120.0
 START_SECONDS = 60.0
+CONNECT_SECONDS = 5
+"""A server that is stopped accepts connections and never answers."""
 SUPERUSER_PASSWORD = "postgres.password"
 SERVER_PASSWORD = "postgres.server.password"
 STOP_STEPS = ((signal.SIGINT, 20.0), (signal.SIGQUIT, 6.0))
@@ -144,4 +146,5 @@ class PostgresServer:
             password=self._superuser_password,
             dbname=database,
             autocommit=True,
+            connect_timeout=CONNECT_SECONDS,
         )

@@ -202,6 +202,7 @@ class World:
         data = (self.disks[faulty].folder if faulty else self._folder) / name
         environment = foreign_environment()
         environment |= {f"LORAPLEX_{key.upper()}": value for key, value in settings.items()}
+        environment["LORAPLEX_SECRET"] = "chaos-" + "0" * 32
         model = (
             ("--model", str(self._plan.model)) if role == "engine" else ("--served-model-name", SERVED_NAME)
         )

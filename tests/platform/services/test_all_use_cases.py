@@ -25,7 +25,7 @@ from tests.platform.services.walked_world import (
 
 from loraplex.adapters.versions.pending_folders import GATEWAYS_LOCK, PENDING_FOLDER, PendingFolders
 from loraplex.platform import services
-from loraplex.platform.services import stored_results, uploads
+from loraplex.platform.services import installation, stored_results, uploads
 from loraplex.platform.services.actors import Actor
 from loraplex.platform.services.billing import invoices, rate_cards
 from loraplex.platform.services.unit_of_work import UnitOfWork
@@ -33,8 +33,9 @@ from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
 
 # Both register a version, which needs a server that validates it: see `test_push_ways.py`.
 WALKED_BY_PUSHES: Final = {uploads.complete_upload, uploads.submit_folder}
-# A gateway's start and its jobs are the only ways: see `../server/test_prices.py` and `../jobs/test_month_closing.py`.
-RUN_BY_GATEWAYS: Final = {rate_cards.create_first, invoices.draft}
+# A gateway's start and its jobs are the only ways: see `test_prices.py` and `test_recognized_secret.py` in `../server`, and
+# `../jobs/test_month_closing.py`.
+RUN_BY_GATEWAYS: Final = {rate_cards.create_first, invoices.draft, installation.accept_secret}
 # What it runs is a use case.
 RUN_ANOTHER: Final = {stored_results.run_once}
 OF_ACCOUNTS = (

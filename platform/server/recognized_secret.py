@@ -1,0 +1,64 @@
+"""The server secret of a start, compared with the one that sealed the database.
+
+Invariant: a refused start leaves no new secret behind, and an accepted one voids what it cannot open before it serves.
+"""
+
+from collections.abc import Callable
+
+from loraplex.platform.config import Settings
+from loraplex.platform.server.secret import SECRET_FILE, fingerprint, known_secret, server_secret
+from loraplex.platform.services.actors import system_actor
+from loraplex.platform.services.installation import accept_secret
+from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.platform.startup_errors import SecretRefused
+from loraplex.tenants.database import Database
+from loraplex.tenants.installation import InstallationRepository, Voided
+
+
+async def recognized_secret(
+    settings: Settings, database: Database, on_stage: Callable[[str], None], *, accept_new: bool
+) -> bytes:
+    """Return the secret; make it where the database knows none. `accept_new`: another one than it knows is accepted.
+
+    Raises `SecretRefused`, and `SettingsError` for a secret that is too short.
+    """
+    configured = None if settings.secret is None else settings.secret.get_secret_value()
+    given = known_secret(configured, settings.data_dir)
+    async with unit_of_work(database, system_actor("serve"), None, None) as uow:
+        installation = InstallationRepository(uow.session)
+        known = await installation.fingerprint()
+        is_lost = given is None and (known is not None or await installation.is_sealed())
+        is_other = given is not None and known not in (None, fingerprint(given))
+        if (is_lost or is_other) and not accept_new:
+            raise SecretRefused(_refusal(settings, is_lost=is_lost))
+        secret = given or server_secret(configured, settings.data_dir)
+        if is_lost or is_other:
+            voided = await accept_secret(uow, fingerprint(secret))
+        elif known is None:
+            await installation.recognize(fingerprint(secret))
+    if is_lost or is_other:
+        on_stage(_report(voided))
+    elif accept_new:
+        on_stage("the server secret is the one that the database knows: nothing is voided")
+    return secret
+
+
+def _refusal(settings: Settings, *, is_lost: bool) -> str:
+    where = "LORAPLEX_SECRET" if settings.secret is not None else str(settings.data_dir / SECRET_FILE)
+    reason = (
+        f"the server secret of this installation is missing: {where} does not exist"
+        if is_lost
+        else f"{where} has another server secret than the one that sealed this database"
+    )
+    return (
+        f"{reason}; put the old one into LORAPLEX_SECRET or {settings.data_dir / SECRET_FILE}, or void what it sealed with "
+        "`loraplex serve --accept-new-secret`"
+    )
+
+
+def _report(voided: Voided) -> str:
+    return (
+        f"the new server secret is accepted; voided: {voided.webhook_secrets} webhook secrets (rotate each), "
+        f"{voided.second_factors} second factors (`loraplex user reset EMAIL --second-factor`), "
+        f"{voided.recovery_codes} recovery codes, {voided.stored_responses} stored responses"
+    )
