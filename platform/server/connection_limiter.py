@@ -14,10 +14,13 @@ from typing import Final, Literal, TypeAlias
 import structlog
 
 from loraplex.platform.auth.client_address import client_network
+from loraplex.platform.startup_errors import MachineUnfit
 from loraplex.tenants.api_keys.networks import Network, is_within, parse_address
 
 DESCRIPTOR_RESERVE: Final = 512
 """Open files that are left to stores, engines, uploads and worker processes."""
+MIN_CONNECTIONS: Final = 64
+"""With room for fewer, a gateway does not start."""
 ADDRESSES_PARSED: Final = 4096
 WARNING_INTERVAL_S: Final = 60.0
 
@@ -146,7 +149,10 @@ def counted_client(address: str, trusted: Sequence[Network]) -> str | None:
 
 
 def reserve_descriptors(connections: int) -> int:
-    """Raise this process's soft limit of open files for `connections`. Returns how many of them fit below the hard limit."""
+    """Raise this process's soft limit of open files for `connections`. Returns how many of them fit below the hard limit.
+
+    Raises `MachineUnfit` where fewer than `MIN_CONNECTIONS` do.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + DESCRIPTOR_RESERVE
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -154,4 +160,10 @@ def reserve_descriptors(connections: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == resource.RLIM_INFINITY:
         return connections
-    return max(1, min(connections, soft - DESCRIPTOR_RESERVE))
+    least = DESCRIPTOR_RESERVE + min(connections, MIN_CONNECTIONS)
+    if soft < least:
+        raise MachineUnfit(
+            f"this process may open {soft} files; a gateway needs {least}, and {needed} for its `max_connections`: raise the "
+            "hard limit by `ulimit -Hn`, or by LimitNOFILE= of its systemd unit"
+        )
+    return min(connections, soft - DESCRIPTOR_RESERVE)
