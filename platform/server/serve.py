@@ -14,6 +14,7 @@ from pathlib import Path
 
 import structlog
 
+from loraplex.adapters.errors import AdaptersError
 from loraplex.engine.errors import EngineError
 from loraplex.platform.config import ANY_ORIGIN, EVERY_ORIGIN, PLAIN_HTTP, Settings
 from loraplex.platform.engines import wire
@@ -52,15 +53,16 @@ def one_line_errors(shutdown: Shutdown, data_dir: Path) -> Iterator[None]:
     """Report a fault of a file, a disk or a store during the start as such. Raises `MachineUnfit`."""
     try:
         yield
-    except (OSError, TenantsError) as error:
+    except (OSError, AdaptersError, TenantsError) as error:
         if shutdown.starting is None:
             raise
-        raise MachineUnfit(f"the start failed: {error}; {_remedy(error, data_dir)}") from error
+        cause = error if isinstance(error, OSError) else error.__cause__
+        number, file = (cause.errno, cause.filename) if isinstance(cause, OSError) else (None, None)
+        named = "" if file is None or str(file) in str(error) else f" ({file})"
+        raise MachineUnfit(f"the start failed: {error}{named}; {_remedy(number, data_dir)}") from error
 
 
-def _remedy(error: OSError | TenantsError, data_dir: Path) -> str:
-    cause = error if isinstance(error, OSError) else error.__cause__
-    number = cause.errno if isinstance(cause, OSError) else None
+def _remedy(number: int | None, data_dir: Path) -> str:
     if number in (errno.ENOSPC, errno.EDQUOT):
         return f"free some room on the disk of {data_dir}"
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -46,6 +46,7 @@ class Child:
     def __init__(self, command: ChildCommand) -> None:
         self._command = command
         with open_log(command.log) as log:
+            self._log_begins = os.fstat(log.fileno()).st_size
             self._process = subprocess.Popen(
                 command.wrapped(),
                 cwd=command.folder,
@@ -105,7 +106,7 @@ class Child:
 
     def _log_tail(self) -> str:
         with self._command.log.open("rb") as log:
-            log.seek(max(0, self._command.log.stat().st_size - LOG_TAIL_BYTES))
+            log.seek(max(self._log_begins, self._command.log.stat().st_size - LOG_TAIL_BYTES))
             return log.read().decode(errors="replace").strip()
 
 

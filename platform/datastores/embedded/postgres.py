@@ -14,7 +14,7 @@ import psycopg
 
 from loraplex.platform.datastores.embedded.binaries import PostgresBinaries
 from loraplex.platform.datastores.embedded.child import Child, ChildCommand
-from loraplex.platform.datastores.embedded.errors import ServiceFailed
+from loraplex.platform.datastores.embedded.errors import DataDirUnusable, ServiceFailed
 from loraplex.platform.datastores.embedded.identity import Identity, own_folder
 from loraplex.platform.datastores.embedded.orphans import end_orphans
 from loraplex.platform.datastores.embedded.passwords import kept_password
@@ -53,9 +53,12 @@ def superuser_url(folder: Path, url: str) -> str:
 
 
 def cluster_major(cluster: Path) -> int | None:
-    """The major version that created an existing cluster; None if there is no cluster."""
+    """The major version that created an existing cluster; None if there is no cluster. Raises `DataDirUnusable`."""
     version = cluster / "PG_VERSION"
-    return int(version.read_text().split(".")[0]) if version.exists() else None
+    try:
+        return int(version.read_bytes().split(b".")[0]) if version.exists() else None
+    except ValueError as error:
+        raise DataDirUnusable(f"{version} is damaged: restore a backup into a new --data-dir") from error
 
 
 class PostgresServer:
@@ -103,6 +106,8 @@ class PostgresServer:
             self._child = None
 
     def _create_cluster(self) -> None:
+        if self.data.exists() and any(self.data.iterdir()):
+            raise DataDirUnusable(f"{self.data} has no PG_VERSION: move it away, and restore a backup")
         unfinished = self.data.with_name("postgres.unfinished")
         if unfinished.exists():
             shutil.rmtree(unfinished)
@@ -136,6 +141,10 @@ class PostgresServer:
         if self._child is None:
             raise ServiceFailed("PostgreSQL was stopped while it started")
         self._child.check_running()
+        if "password authentication failed" in str(error):
+            raise ServiceFailed(
+                f"PostgreSQL rejects the password in {self._log.with_name(SUPERUSER_PASSWORD)}: put the old one back"
+            )
         if time.monotonic() > deadline:
             raise self._child.failure(f"did not accept connections within {START_SECONDS:g} s ({error})")
 

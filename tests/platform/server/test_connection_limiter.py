@@ -8,12 +8,14 @@ from structlog.testing import capture_logs
 
 from loraplex.platform.server.connection_limiter import (
     DESCRIPTOR_RESERVE,
+    MIN_CONNECTIONS,
     Bound,
     ConnectionLimiter,
     Place,
     RefusalRecorder,
     reserve_descriptors,
 )
+from loraplex.platform.startup_errors import MachineUnfit
 from loraplex.tenants.api_keys.networks import parse_network
 
 
@@ -138,3 +140,17 @@ def test_descriptors_are_reserved_for_the_connections(
     monkeypatch.setattr(resource, "setrlimit", lambda which, values: was_set.append(values))
     assert reserve_descriptors(wanted) == fitting
     assert was_set == ([] if raised is None else [raised])
+
+
+@pytest.mark.parametrize(("limit", "wanted", "needed"), [(64, 4096, 576), (575, 4096, 576), (513, 2, 514)])
+def test_too_few_descriptors_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, limit: int, wanted: int, needed: int
+) -> None:
+    limits = [(limit, limit)]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits[0])
+    monkeypatch.setattr(resource, "setrlimit", lambda which, values: None)
+    refusal = f"may open {limit} files; a gateway needs {needed}, .*ulimit -Hn.*LimitNOFILE"
+    with pytest.raises(MachineUnfit, match=refusal):
+        reserve_descriptors(wanted)
+    limits[0] = needed, needed
+    assert reserve_descriptors(wanted) == min(wanted, MIN_CONNECTIONS)

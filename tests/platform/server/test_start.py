@@ -19,9 +19,10 @@ from tests.platform.server.serve_process import model_folder, script, stores
 
 from loraplex.platform.config import load_settings
 from loraplex.platform.processes.child_process import python_command
+from loraplex.platform.server import bounded_stage
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.serve import _serve_gateway
-from loraplex.platform.startup_errors import DependencyFailed, EngineStartFailed
+from loraplex.platform.startup_errors import DependencyFailed, EngineStartFailed, StageHung
 
 __all__ = ["model_folder", "stores"]
 
@@ -105,6 +106,34 @@ async def test_a_database_that_cannot_be_reached_ends_a_loading_engine(
     with pytest.raises(DependencyFailed, match="the database could not be checked") as error:
         await starting
     assert "canary" not in str(error.value)
+
+
+@pytest.mark.usefixtures("no_engine_left")
+@pytest.mark.parametrize(
+    ("silent", "reason"),
+    [("database_url", "the database could not be checked"), ("redis_url", "valkey: Valkey did not answer")],
+)
+async def test_a_store_that_accepts_and_never_answers_ends_the_start(
+    tmp_path: Path, model_folder: Path, stores: dict[str, str], silent: str, reason: str
+) -> None:
+    with silent_server() as address:
+        given = address if silent == "database_url" else address.replace("postgresql://u:canary@", "redis://")
+        given = given.removesuffix("/d") if silent == "redis_url" else given
+        with pytest.raises(DependencyFailed, match=reason):
+            await start(tmp_path, model_folder, stores | {silent: given})
+
+
+@pytest.mark.usefixtures("no_engine_left")
+async def test_a_database_that_hangs_after_the_login_is_named_by_its_stage(
+    tmp_path: Path, model_folder: Path, stores: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock, as of a migration that another process has left open, is what a reader waits for without an end."""
+    monkeypatch.setattr(bounded_stage, "STAGE_SECONDS", 2.0)
+    with psycopg.connect(stores["database_url"]) as held:
+        held.execute("LOCK TABLE alembic_version IN ACCESS EXCLUSIVE MODE")
+        starting = asyncio.create_task(start(tmp_path, model_folder, stores))
+        with pytest.raises(StageHung, match="hung for 2 s at: checking the database's schema"):
+            await starting
 
 
 @pytest.mark.usefixtures("no_engine_left")
