@@ -33,6 +33,7 @@ class ChildCommand:
     log: Path
     identity: Identity
     death_signal: signal.Signals
+    remedy: str
     standard_input: str = field(default="", repr=False)
 
     def wrapped(self) -> list[str]:
@@ -72,7 +73,8 @@ class Child:
 
     def failure(self, reason: str) -> ServiceFailed:
         return ServiceFailed(
-            f"{self._command.name} {reason}; end of {self._command.log}:\n{self._log_tail()}"
+            f"{self._command.name} {reason}; if its files are damaged, {self._command.remedy}; end of {self._command.log}:\n"
+            f"{self._log_tail()}"
         )
 
     def wait(self, timeout: float) -> int:

@@ -124,7 +124,8 @@ class PostgresServer:
     def _command(
         self, arguments: tuple[str, ...], folder: Path, death: signal.Signals, text: str = ""
     ) -> ChildCommand:
-        return ChildCommand(self.name, arguments, folder, self._log, self._identity, death, text)
+        remedy = "restore a backup into a new --data-dir"
+        return ChildCommand(self.name, arguments, folder, self._log, self._identity, death, remedy, text)
 
     def _wait_ready(self, socket_folder: Path) -> None:
         deadline = time.monotonic() + START_SECONDS

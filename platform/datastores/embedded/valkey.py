@@ -46,6 +46,7 @@ class ValkeyServer:
         self._password = password = kept_password(folder / PASSWORD)
         self._command = ChildCommand(
             *(self.name, (str(binary), "-"), self.data, folder / "valkey.log", identity, signal.SIGKILL),
+            remedy=f"move {self.data} away: counters are rebuilt from PostgreSQL",
             standard_input=CONFIGURATION.format(socket=SOCKET_NAME, password=password),
         )
         self._child: Child | None = None

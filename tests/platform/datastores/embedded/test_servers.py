@@ -13,6 +13,7 @@ import psycopg
 import pytest
 import redis
 
+from loraplex.platform.datastores.embedded import postgres
 from loraplex.platform.datastores.embedded import servers as services_module
 from loraplex.platform.datastores.embedded.binaries import (
     copy_postgres,
@@ -20,7 +21,7 @@ from loraplex.platform.datastores.embedded.binaries import (
     find_postgres,
     find_valkey,
 )
-from loraplex.platform.datastores.embedded.child import GUARDED_EXEC
+from loraplex.platform.datastores.embedded.child import GUARDED_EXEC, Child, ChildCommand
 from loraplex.platform.datastores.embedded.errors import DataDirUnusable, ServiceFailed
 from loraplex.platform.datastores.embedded.guarded_exec import PARENT_GONE
 from loraplex.platform.datastores.embedded.orphans import processes_inside
@@ -256,6 +257,27 @@ def test_a_server_that_cannot_start_says_why_and_leaves_nothing(data_dir: Path) 
             EmbeddedServices(data_dir).start()
     finally:
         configuration.write_text(good)
+    assert servers_of(data_dir) == []
+
+
+def test_a_server_that_accepts_and_never_answers_ends_the_start(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hung(Child):
+        def __init__(self, command: ChildCommand) -> None:
+            super().__init__(command)
+            assert eventually(lambda: (command.folder / postgres.SOCKET_NAME).exists())
+            os.kill(self.pid, signal.SIGSTOP)
+
+    first = EmbeddedServices(data_dir)
+    first.start()
+    first.stop()
+    monkeypatch.setattr(postgres, "Child", Hung)
+    monkeypatch.setattr(postgres, "START_SECONDS", 1.0)
+    monkeypatch.setattr(postgres, "CONNECT_SECONDS", 2)
+    monkeypatch.setattr(postgres, "STOP_STEPS", ((signal.SIGINT, 0.1),))
+    with pytest.raises(ServiceFailed, match="PostgreSQL did not accept connections within 1 s"):
+        EmbeddedServices(data_dir).start()
     assert servers_of(data_dir) == []
 
 
