@@ -69,7 +69,8 @@ class TenantDeletions:
 
     async def locked(self, tenant_id: UUID) -> Tenant:
         """The tenant, deleted or not, locked until the transaction ends. Raises `TenantNotFound`."""
-        tenant = await self._session.get(Tenant, tenant_id, with_for_update=True)
+        # Rows that refer to it are written meanwhile: a settlement that waited here would hold what ends the running requests.
+        tenant = await self._session.get(Tenant, tenant_id, with_for_update={"key_share": True})
         if tenant is None:
             raise TenantNotFound(f"no tenant {tenant_id}")
         return tenant

@@ -44,7 +44,7 @@ from loraplex.tenants.errors import (
 from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.ledger.refusal_counts import RefusalCounts, Refused
 from loraplex.tenants.ledger.shipping import Shipped, Shipping
-from loraplex.tenants.ledger.usage_ledger import UsageLedger
+from loraplex.tenants.ledger.usage_ledger import Ended, UsageLedger
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.policies import Policies
 from loraplex.tenants.quotas.reservation import (
@@ -107,7 +107,13 @@ class QuotaAdmissionController:
         self._shipping = shipping = Shipping(
             journal, ledger, gateway_id, settings.lease_s, self._shipped, self._policy_outdated
         )
-        self._fences = fences = Fences(ledger, shipping.ship, gateway_id, settings, clock)
+        self.on_ended: Callable[[Ended], None] = _ignore
+        """Gets whose running requests end; they have begun before."""
+        self._fences = fences = Fences(
+            *(ledger, shipping.ship, gateway_id, settings),
+            end=lambda ended: self.on_ended(ended),
+            clock=clock,
+        )
         self._counter_rebuild = CounterRebuild(ledger, counters, fences, bulk_redis or redis, gateway_id)
         self._local_limiter = LocalLimiter(clock)
         self._denials = DenialLog(clock)
@@ -376,17 +382,19 @@ class QuotaAdmissionController:
             publishing.add_done_callback(lambda _: self._outdated.pop(tenant_id, None))
 
 
-def _ignore(_: UUID) -> None:
+def _ignore(_: object) -> None:
     return None
 
 
 class AdmissionController(Protocol):
     """Admits requests within their limits by reserving the most they may use, and settles what they used.
 
-    `on_policy_outdated` gets each tenant of which a request was admitted under an outdated policy.
+    `on_policy_outdated` gets each tenant of which a request was admitted under an outdated policy, `on_ended` whose running
+    requests end.
     """
 
     on_policy_outdated: Callable[[UUID], None]
+    on_ended: Callable[[Ended], None]
 
     @property
     def drift_log(self) -> DriftLog:

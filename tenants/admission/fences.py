@@ -1,4 +1,5 @@
-"""Fences: points up to which every gateway has shipped its journal, before counters are rebuilt or files removed.
+"""Fences: points up to which every gateway has shipped its journal, before counters are rebuilt or files removed; and the news of
+whose running requests end.
 
 Invariant: a gateway confirms a fence only after it treats the fenced counters as outdated and PostgreSQL has all that its
 journal had then. So whatever counters of a fenced epoch admitted and was answered is in the ledger (README.md, "Epochs").
@@ -8,20 +9,23 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from uuid import UUID
 
 import structlog
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.admission.config import AdmissionConfig
-from loraplex.tenants.database import Database
-from loraplex.tenants.errors import QuotaUnavailable
-from loraplex.tenants.ledger.usage_ledger import Fence, UsageLedger
+from loraplex.tenants.database import Database, writing
+from loraplex.tenants.errors import PolicyStale, QuotaUnavailable
+from loraplex.tenants.ledger import statements
+from loraplex.tenants.ledger.usage_ledger import Ended, Fence, UsageLedger
 from loraplex.tenants.single_flight import SingleFlight
 
 DEFAULTS = AdmissionConfig()
 CONFIRMED_PAUSE_SECONDS = 0.02
+READ_AGAIN_SECONDS = 1.0
 # Without PostgreSQL for longer, a gateway no longer knows which others were alive meanwhile.
 SILENT_SHARE = 1 / 3
 # By how much PostgreSQL's clock may gain on this gateway's between two polls. Less than what a lease has left at a heartbeat.
@@ -44,6 +48,32 @@ async def ship_everywhere(database: Database, tenant_id: UUID, settings: Admissi
         await ledger.close()
 
 
+async def end_running(
+    session: AsyncSession,
+    tenant_id: UUID,
+    *,
+    api_key_id: UUID | None = None,
+    adapter_id: UUID | None = None,
+    version: int | None = None,
+) -> bool:
+    """End what runs of the tenant, or only of the key, the adapter or its version, on every gateway, once the session commits.
+
+    A late change of its transaction: no other fence is raised until that ends. Return False where all of the tenant's had ended.
+    """
+    parameters = {
+        "tenant_id": tenant_id,
+        "api_key_id": api_key_id,
+        "adapter_id": adapter_id,
+        "version": version,
+        "whole": api_key_id is None and adapter_id is None,
+    }
+    # Deferred triggers lock the tenant's row, and whoever has it may wait for the lock of fences.
+    await session.execute(statements.FIRE_TRIGGERS)
+    async with writing(session):
+        await session.execute(statements.LOCK_FENCES)
+        return (await session.execute(statements.END_RUNNING, parameters)).one_or_none() is not None
+
+
 @asynccontextmanager
 async def _within(fence: Fence, seconds: float) -> AsyncIterator[None]:
     try:
@@ -55,7 +85,7 @@ async def _within(fence: Fence, seconds: float) -> AsyncIterator[None]:
 
 
 class Fences:
-    """The fences that one gateway knows. `ship` ships all that the journal has when it is called."""
+    """The fences that one gateway knows. `ship` ships all that the journal has when it is called. `end` ends what runs here."""
 
     def __init__(
         self,
@@ -63,8 +93,11 @@ class Fences:
         ship: Callable[[], Awaitable[None]],
         gateway_id: UUID,
         settings: AdmissionConfig,
+        end: Callable[[Ended], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._end = end
+        self._ended_at: dict[UUID, int] = {}
         self._ledger = ledger
         self._ship = ship
         self._gateway_id = gateway_id
@@ -88,11 +121,19 @@ class Fences:
         """Whether a fence has outdated the tenant's counters of this epoch."""
         return epoch <= self._fenced_epochs.get(tenant_id, 0)
 
+    def require_policy(self, tenant_id: UUID, policy_epoch: int) -> None:
+        """Raise `PolicyStale` for a caller that was read before something of its tenant ended: its requests would not end."""
+        if policy_epoch < self._ended_at.get(tenant_id, 0):
+            raise PolicyStale("the caller was read before what its tenant runs was ended")
+
     async def poll(self) -> None:
         """Read new fences, and confirm them once the journal is shipped. Raises `DatabaseUnavailable`."""
         await self._read()
         if self._seen > self._confirmed:
-            await self._confirming.run(self._seen, self._confirm)
+            # A long journal goes on being shipped: what ends meanwhile must not wait for it.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(READ_AGAIN_SECONDS):
+                    await self._confirming.run(self._seen, self._confirm)
 
     async def raise_fence(self, tenant_id: UUID, *, above: int = 0) -> Fence:
         """Outdate the tenant's counters, and wait until every live gateway has confirmed it; return the fence.
@@ -128,7 +169,7 @@ class Fences:
 
     async def _read(self) -> None:
         await self.ready()
-        self._note(*await self._ledger.fences(self._seen))
+        self._note(*await self._ledger.fences(self._seen, self._seen))
 
     def _note(self, database_time: datetime, fences: list[Fence]) -> None:
         now = self._clock()
@@ -145,6 +186,9 @@ class Fences:
             known = self._fenced_epochs.get(fence.tenant_id, 0)
             self._fenced_epochs[fence.tenant_id] = max(known, fence.fenced_epoch)
             self._seen = max(self._seen, fence.number)
+            if fence.ended is not None:
+                self._ended_at[fence.tenant_id] = fence.policy_epoch
+                self._end(fence.ended)
 
     async def _confirm(self) -> None:
         seen = self._seen

@@ -113,6 +113,7 @@ class Reserver:
         if self.journal_stalls:
             raise JournalUnavailable(STALLED)
         await self.fences.ready()
+        self.fences.require_policy(request.tenant_id, request.policy_epoch)
         request = await self._bounded(request)
         if self.breaker.is_open:
             return await self._by_local_limiter(request)

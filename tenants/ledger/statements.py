@@ -268,9 +268,33 @@ ON CONFLICT (tenant_id) DO UPDATE SET fence = excluded.fence,
     fenced_epoch = greatest(e.fenced_epoch, excluded.fenced_epoch, CASE WHEN :outdates THEN e.epoch END)
 RETURNING fence, fenced_epoch
 """)
+FIRE_TRIGGERS: Final = text("SET CONSTRAINTS ALL IMMEDIATE")
+# The fence by which running requests end: of the whole tenant, or of one key, or on an adapter or one version of it. None where
+# the tenant's have ended already.
+END_RUNNING: Final = text("""
+WITH raised AS (
+    INSERT INTO admission_epochs AS e (tenant_id, epoch, fence, ended_policy_epoch)
+    SELECT id, 0, nextval('admission_fence'), CASE WHEN :whole THEN policy_epoch ELSE 0 END
+    FROM tenants WHERE id = :tenant_id
+    ON CONFLICT (tenant_id) DO UPDATE SET fence = excluded.fence,
+        ended_policy_epoch = greatest(e.ended_policy_epoch, excluded.ended_policy_epoch)
+    WHERE NOT :whole OR e.ended_policy_epoch < excluded.ended_policy_epoch
+    RETURNING fence
+), ended_keys AS (
+    UPDATE api_keys SET ended_fence = fence FROM raised WHERE tenant_id = :tenant_id AND id = :api_key_id
+), ended_versions AS (
+    UPDATE adapter_versions SET ended_fence = fence FROM raised WHERE tenant_id = :tenant_id
+        AND adapter_id = :adapter_id AND (CAST(:version AS integer) IS NULL OR version = :version)
+)
+SELECT fence FROM raised
+""")
 # One row at least, for the time.
 FENCES: Final = """
-SELECT now(), e.tenant_id, e.fenced_epoch, e.fence FROM (SELECT) AS one LEFT JOIN admission_epochs e ON e.fence > %s
+SELECT now(), e.tenant_id, e.fenced_epoch, e.fence, t.policy_epoch, e.ended_policy_epoch,
+    ARRAY(SELECT k.id FROM api_keys k WHERE k.tenant_id = t.id AND k.ended_fence > %s::bigint),
+    (SELECT jsonb_agg(jsonb_build_array(v.adapter_id, v.version)) FROM adapter_versions v
+        WHERE v.tenant_id = t.id AND v.ended_fence > %s::bigint)
+FROM (SELECT) AS one LEFT JOIN (admission_epochs e JOIN tenants t ON t.id = e.tenant_id) ON e.fence > %s
 """
 CONFIRM: Final = """
 INSERT INTO gateways AS g (id, seen_at, fence) VALUES (%s, now(), %s)

@@ -47,12 +47,29 @@ Row: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """Whose running requests end: those of the tenant's callers that were read at `policy_epoch` or before, zero for none; those
+    of keys; those on versions, each an adapter and a number.
+    """
+
+    tenant_id: UUID
+    policy_epoch: int = 0
+    key_ids: frozenset[UUID] = frozenset()
+    versions: frozenset[tuple[UUID, int]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Fence:
-    """A fence of a tenant. Counters of `fenced_epoch` and of earlier epochs are outdated; zero: none are."""
+    """A fence of a tenant. Counters of `fenced_epoch` and of earlier epochs are outdated; zero: none are.
+
+    `ended`: what ended since the fences that were read before; `policy_epoch`: the tenant's then, or later.
+    """
 
     tenant_id: UUID
     fenced_epoch: int
     number: int
+    ended: Ended | None = None
+    policy_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +191,12 @@ class UsageLedger:
             number, fenced_epoch = (await session.execute(statements.RAISE_FENCE, parameters)).one()
         return Fence(tenant_id, fenced_epoch, number)
 
-    async def fences(self, after: int) -> tuple[datetime, list[Fence]]:
-        """PostgreSQL's time, and the newest fence of every tenant that has one above `after`. It never skips one that is
+    async def fences(self, after: int, ended_after: int | None = None) -> tuple[datetime, list[Fence]]:
+        """PostgreSQL's time, and the newest fence of every tenant that has one above `after`, with what ended by a fence above
+        `ended_after`; None where nothing runs that could end. It never skips one that is
         committed later."""
-        rows = await self._general.fetch(statements.FENCES, after)
-        return rows[0][0], [Fence(*fence) for _, *fence in rows if fence[0] is not None]
+        rows = await self._general.fetch(statements.FENCES, ended_after, ended_after, after)
+        return rows[0][0], [fence_of(*values) for _, *values in rows if values[0] is not None]
 
     async def confirm_fence(self, gateway_id: UUID, fence: int) -> None:
         """Note that this gateway's journal is shipped up to the moment at which it saw the fence."""
@@ -251,6 +269,23 @@ class UsageLedger:
 
 def to_json(rows: Sequence[Row]) -> str:
     return msgspec.json.encode(rows).decode()
+
+
+def fence_of(
+    tenant_id: UUID,
+    fenced_epoch: int,
+    number: int,
+    policy_epoch: int,
+    ended_policy_epoch: int,
+    key_ids: list[UUID],
+    versions: list[tuple[str, int]] | None,
+) -> Fence:
+    """A fence as `FENCES` reads it."""
+    if not (ended_policy_epoch or key_ids or versions):
+        return Fence(tenant_id, fenced_epoch, number)
+    numbers = frozenset((UUID(adapter_id), version) for adapter_id, version in versions or ())
+    ended = Ended(tenant_id, ended_policy_epoch, frozenset(key_ids), numbers)
+    return Fence(tenant_id, fenced_epoch, number, ended, policy_epoch)
 
 
 def reservation_row(reservation: Reservation, gateway_id: UUID, lease_s: float) -> Row:

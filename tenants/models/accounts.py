@@ -50,6 +50,8 @@ class Tenant(Base):
 class ApiKey(Base):
     """A key: its public id and the SHA-256 of its secret, which no role but the owner of `find_api_key` may read.
 
+    `ended_fence`: the fence by which its running requests ended with it.
+
     `kind` `console`: a credential that the console made for one of its sessions. It is no key that a tenant manages or counts.
     """
 
@@ -58,6 +60,10 @@ class ApiKey(Base):
         UniqueConstraint("key_id"),
         Index("ix_api_keys_ended_at", text("LEAST(revoked_at, expires_at)")),
         Index("ix_api_keys_replaced_by", "replaced_by", postgresql_where=text("replaced_by IS NOT NULL")),
+        Index(
+            *("ix_api_keys_ended_fence", "tenant_id", "ended_fence"),
+            postgresql_where=text("ended_fence IS NOT NULL"),
+        ),
         UniqueConstraint("tenant_id", "id"),
         CheckConstraint(one_of("environment", ENVIRONMENTS), name="environment"),
         CheckConstraint(one_of("kind", KEY_KINDS), name="kind"),
@@ -81,6 +87,7 @@ class ApiKey(Base):
     last_used_at: Mapped[datetime | None]
     revision: Mapped[Revision]
     replaced_by: Mapped[UUID | None] = mapped_column(ForeignKey("api_keys.id", ondelete="SET NULL"))
+    ended_fence: Mapped[BigInt | None]
 
     tenant: Mapped[Tenant | None] = relationship(lazy="raise")
     successor: Mapped["ApiKey | None"] = relationship(remote_side=id, foreign_keys=replaced_by, lazy="raise")

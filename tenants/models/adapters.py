@@ -50,7 +50,8 @@ class AdapterVersion(Base):
     once, from null, by validation.
 
     `tool_style` and `defaults` may change until `aliased_at`, the time of its first alias, which another trigger sets.
-    A deleted version stays in the state `deleting`; `blob_deleted_at`: its files are removed.
+    A deleted version stays in the state `deleting`; `blob_deleted_at`: its files are removed. `ended_fence`: the fence by which
+    the requests that ran on it ended.
     """
 
     __tablename__ = "adapter_versions"
@@ -60,6 +61,10 @@ class AdapterVersion(Base):
             ["tenant_id", "adapter_id"], ["adapters.tenant_id", "adapters.id"], ondelete="CASCADE"
         ),
         Index("ix_adapter_versions_tenant_id_digest", "tenant_id", "digest"),
+        Index(
+            *("ix_adapter_versions_ended_fence", "tenant_id", "ended_fence"),
+            postgresql_where=text("ended_fence IS NOT NULL"),
+        ),
         CheckConstraint("version >= 1", name="version"),
         CheckConstraint("digest ~ '^[0-9a-f]{64}$'", name="digest"),
         CheckConstraint("size_bytes >= 0", name="size_bytes"),
@@ -89,6 +94,7 @@ class AdapterVersion(Base):
     defaults: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default=text("'{}'::jsonb"))
     aliased_at: Mapped[datetime | None]
     blob_deleted_at: Mapped[datetime | None]
+    ended_fence: Mapped[BigInt | None]
 
 
 class AdapterAlias(Base):

@@ -65,7 +65,8 @@ class AdmissionEpoch(Base):
     """The epoch of a tenant's counters in Valkey: a counter rebuild takes the next one under this row's lock.
 
     `fence`: the number of the tenant's newest fence, zero before the first. A gateway that has seen it answers no request
-    that counters of `fenced_epoch` or an earlier epoch admitted.
+    that counters of `fenced_epoch` or an earlier epoch admitted. `ended_policy_epoch`: it has ended what callers of this or an
+    earlier policy epoch ran; zero: nothing.
     """
 
     __tablename__ = "admission_epochs"
@@ -75,6 +76,7 @@ class AdmissionEpoch(Base):
     epoch: Mapped[BigInt]
     fenced_epoch: Mapped[BigInt] = mapped_column(server_default="0")
     fence: Mapped[BigInt] = mapped_column(server_default="0")
+    ended_policy_epoch: Mapped[BigInt] = mapped_column(server_default="0")
 
 
 class ReservationRow(Base):

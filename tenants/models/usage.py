@@ -14,7 +14,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from loraplex.tenants.models.base import Base, BigInt, one_of
 
 LEVELS = ("tenant", "key", "adapter")
-OUTCOMES = ("completed", "aborted", "failed", "unknown")
+OUTCOMES = ("completed", "aborted", "failed", "revoked", "unknown")
 KINDS = ("usage", "correction")
 PERIOD = r"^(d:\d{4}-\d{2}-\d{2}|m:\d{4}-\d{2})$"
 NO_ID: Final = UUID(int=0)

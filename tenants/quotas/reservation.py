@@ -21,7 +21,7 @@ NO_REQUEST_ID: Final = "-"
 NO_TIER: Final = "-"
 NO_RATES: Final = RateState()
 
-Outcome = Literal["completed", "aborted", "failed", "unknown"]
+Outcome = Literal["completed", "aborted", "failed", "revoked", "unknown"]
 # Called when a request is admitted provisionally: by the counters, not yet in the journal; perhaps more than once.
 OnProvisional: TypeAlias = Callable[[], None]
 

@@ -11,6 +11,7 @@ from loraplex.platform.datastores.migrations import upgrade
 RELEASED: Final = "0022"
 """The newest version of the release whose gateways run while later versions are applied."""
 REASONS: Final[dict[str, str]] = {
+    "ALTER TABLE usage_records DROP CONSTRAINT ck_usage_records_outcome": "a wider one replaces it at once",
     "DROP TRIGGER bump_revision ON quotas": "it is made again in the same transaction",
     "CREATE TRIGGER bump_revision BEFORE UPDATE OF": "it minds one more column, which the release before never changes",
     "CREATE TRIGGER unknown_parameters_": "it minds a column that the release before never changes",

@@ -74,7 +74,9 @@ def test_check_constraints_equal_the_models(database_url: str, empty_database_ur
     engine = create_engine(parse_database_url(empty_database_url))
     Base.metadata.create_all(engine)
     engine.dispose()
-    assert constraints(database_url) == constraints(empty_database_url)
+    # A check that replaces a narrower one need not read the rows that are there.
+    upgraded = {name: check.removesuffix(" NOT VALID") for name, check in constraints(database_url).items()}
+    assert upgraded == constraints(empty_database_url)
 
 
 def constraints(url: str) -> dict[str, str]:

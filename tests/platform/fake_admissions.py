@@ -11,6 +11,7 @@ from loraplex.tenants.billing.pricing import NO_PRICE
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.errors import LimitExceeded, PolicyStale
 from loraplex.tenants.ledger.refusal_counts import Refused
+from loraplex.tenants.ledger.usage_ledger import Ended
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.quotas.reservation import (
@@ -41,6 +42,7 @@ class FakeAdmissions:
         self.recent: LimitExceeded | None = None
         self.followed: list[Callable[[], SettledUsage]] = []
         self.on_policy_outdated: Callable[[UUID], None] = lambda _: None
+        self.on_ended: Callable[[Ended], None] = lambda _: None
         self.refused: list[Refused] = []
         self.recounted: list[UUID] = []
         self.drift_log = DriftLog()

@@ -86,7 +86,9 @@ class StubStores:
             takes_turns=self.takes_turns,
         )
         ledger: Any = SimpleNamespace(reserve_without_counters=self.store)
-        fences: Any = SimpleNamespace(ready=self.nothing, outdated=lambda *_: False)
+        fences: Any = SimpleNamespace(
+            ready=self.nothing, outdated=lambda *_: False, require_policy=lambda *_: None
+        )
         return Reserver(
             ledger=ledger,
             counters=stores,
