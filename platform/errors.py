@@ -23,6 +23,10 @@ GatewayError
 │   └── WorkersUnavailable    no worker process runs a task now: it is down, or too many tasks wait
 ├── AdapterMismatch           the engine used other weights than the resolved ones: nothing is delivered
 ├── EngineFailed              a `Failed` event; its engine code selects the row
+├── RequestRevoked            it was running when its tenant, its key or its adapter's version was ended
+│   ├── TenantStopped
+│   ├── KeyRevoked
+│   └── VersionDeleted
 ├── MailNotSent               the mail server did not take a message
 └── ClientGone                the client closed the connection
 
@@ -158,6 +162,22 @@ class EngineFailed(GatewayError):
         self.code = failure.code
 
 
+class RequestRevoked(GatewayError):
+    pass
+
+
+class TenantStopped(RequestRevoked):
+    pass
+
+
+class KeyRevoked(RequestRevoked):
+    pass
+
+
+class VersionDeleted(RequestRevoked):
+    pass
+
+
 class MailNotSent(GatewayError):
     pass
 
@@ -197,6 +217,9 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     ModelNotFound: ErrorRow(404, _INVALID, "model_not_found"),
     Overloaded: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
     AdapterMismatch: ErrorRow(500, _SERVER, "adapter_mismatch"),
+    TenantStopped: ErrorRow(403, _PERMISSION, "tenant_suspended"),
+    KeyRevoked: ErrorRow(401, _AUTHENTICATION, "api_key_revoked"),
+    VersionDeleted: ErrorRow(404, _INVALID, "adapter_deleted"),
     MailNotSent: ErrorRow(503, _SERVER, "mail_not_sent", retry_after_s=30),
     ClientGone: ErrorRow(499, _INVALID, "client_closed_request"),
     grammar_errors.GrammarRefused: ErrorRow(400, _INVALID, "invalid_schema"),
@@ -267,7 +290,9 @@ ENGINE_TABLE: Final[dict[str, ErrorRow]] = {
 
 @dataclass(frozen=True, slots=True)
 class ClientError:
-    """The part of an error that a client sees: never the details of a server fault, never why a key was refused."""
+    """The part of an error that a client sees: never the details of a server fault, never why a key was refused. Whoever runs a
+    request has a key that was good.
+    """
 
     row: ErrorRow
     message: str
@@ -282,7 +307,7 @@ class ClientError:
 def describe(error: Exception) -> ClientError:
     """Return the client's view of any exception."""
     row = _row(error)
-    if row.status == 401:
+    if row.status == 401 and not isinstance(error, RequestRevoked):
         return ClientError(row, "The API key is missing, wrong, expired or revoked.")
     if row.status == 500:
         return ClientError(row, f"The server could not complete the request ({row.code}).")

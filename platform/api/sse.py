@@ -63,7 +63,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await unless_disconnected(scope, receive, self._pump(send))
+            async with self._generation.delivering():
+                await unless_disconnected(scope, receive, self._pump(send))
         except ClientGone:
             return
         except Exception as error:  # noqa: BLE001 - every error is sent to the client, and the generation is closed

@@ -34,8 +34,9 @@ class RequestContext:
 
     `renew_caller` and `confirm_caller` authenticate the caller again without the cache and raise as the first
     authentication; `renew_caller` also removes the tenant's keys from the cache. `record`: what metrics and traces learn of the
-    request. `is_recorded`: the request is, or will be, in the usage ledger. `deadline`: when the client gives it up, in the
-    time of `time.monotonic`. `unknown`: what its body has that the gateway does not know.
+    request. `model`: what its `model` refers to, once that is known. `is_recorded`: the request is, or will be, in the usage
+    ledger. `deadline`: when the client gives it up, in the time of `time.monotonic`. `unknown`: what its body has that the gateway
+    does not know.
     """
 
     caller: Caller
@@ -45,6 +46,7 @@ class RequestContext:
     headers: dict[str, str] = field(default_factory=dict)
     renewals: int = 0
     record: RequestRecord = field(default_factory=RequestRecord)
+    model: ResolvedModel | None = None
     is_recorded: bool = False
     deadline: float | None = None
     unknown: UnknownNames | None = None

@@ -67,14 +67,20 @@ class EngineStreams:
             return
         try:
             async with asyncio.timeout(ABORT_S):
-                aborts = (self._engine.abort(self._requests[prompt].request_id) for prompt in self._open)
-                await asyncio.gather(self._drain(), *aborts)
+                await asyncio.gather(self._drain(), self.abort())
         except TimeoutError:
             LOG.warning("the engine did not end aborted requests", requests=len(self._open))
         finally:
             for reader in self._readers:
                 reader.cancel()
             await asyncio.gather(*self._readers, return_exceptions=True)
+
+    async def abort(self) -> None:
+        """Abort the running requests; `next` goes on to return what they computed, to their ends. May be repeated."""
+        self._closing = True
+        await asyncio.gather(
+            *(self._engine.abort(self._requests[prompt].request_id) for prompt in self._open)
+        )
 
     async def _drain(self) -> None:
         while await self.next() is not None:

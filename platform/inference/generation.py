@@ -6,13 +6,14 @@ reservation is in the journal. A request is submitted once more at most, and onl
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from loraplex.engine.errors import EngineLost, EngineLostTwice, EngineUnavailable, RequestTimeout
 from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Scored, Started
-from loraplex.platform.errors import AdapterMismatch, EngineFailed
+from loraplex.platform.errors import AdapterMismatch, EngineFailed, GatewayError, RequestRevoked
 from loraplex.platform.inference.admission import PendingAdmission
 from loraplex.platform.inference.choice_probabilities import ScoredChoices
 from loraplex.platform.inference.dependencies import GatewayDependencies
@@ -25,6 +26,8 @@ from loraplex.tenants.quotas.reservation import Outcome, RequestTimings, Settled
 ENFORCEMENT_HEADER = "x-loraplex-schema-enforcement"
 RESTART_WAIT_S: Final = 30.0
 """Longest wait of a request that lost its engine for one that takes it. Small models load in less."""
+STOP_S: Final = 1.0
+"""How long an engine that aborts a request, and a client that reads it, may take until it ends without them."""
 
 ChoiceEvent: TypeAlias = Scored | Delta | Finished
 
@@ -75,6 +78,8 @@ class Generation:
         self._submitted = time.monotonic()
         self._restarted = False
         self._closed = False
+        self._stopped: RequestRevoked | None = None
+        self._delivering: asyncio.Timeout | None = None
         self._refused = False
         self.is_recorded = True
         self.token_ids: list[list[int]] | None = None
@@ -173,6 +178,8 @@ class Generation:
                 await self._dependencies.engine.wait_ready()
         except TimeoutError:
             raise failure from None
+        if self._stopped is not None:
+            raise self._stopped
         self._requests = self._shortened()
         self._restarted = True
         self._submit()
@@ -183,7 +190,7 @@ class Generation:
         self._on_started(prompt, event)
 
     async def events(self) -> AsyncGenerator[tuple[int, ChoiceEvent], None]:
-        """Yield (choice, event) until every choice has finished. Raises `EngineFailed`, `AdapterMismatch`."""
+        """Yield (choice, event) until every choice has finished. Raises `EngineFailed`, `AdapterMismatch`, `RequestRevoked`."""
         while (received := await self._streams.next()) is not None:
             prompt, event = received
             if prompt not in self._started:
@@ -209,6 +216,28 @@ class Generation:
         if not self._is_complete():
             raise self._failure(None)
 
+    def stop(self, error: RequestRevoked) -> None:
+        """End the request: what the engine computes until it is aborted is still delivered; then `events` raises `error`."""
+        self._stopped = error
+        self._dependencies.background_tasks.begin(self._streams.abort())
+        if self._delivering is not None:
+            self._delivering.reschedule(asyncio.get_running_loop().time() + STOP_S)
+
+    @asynccontextmanager
+    async def delivering(self) -> AsyncIterator[None]:
+        """Run a block that sends the events. Where `stop` does not end it soon, it is cancelled: no reader, and no engine that
+        hangs or is awaited, holds a request that was stopped.
+        """
+        try:
+            async with asyncio.timeout(None if self._stopped is None else STOP_S) as self._delivering:
+                yield
+        except TimeoutError:
+            if self._stopped is None:
+                raise
+            raise self._stopped from None
+        finally:
+            self._delivering = None
+
     async def close(self, error: BaseException | None = None, *, charged: bool = True) -> None:
         """Abort the running engine requests, free the slots, record the stats, and settle the usage.
 
@@ -220,7 +249,8 @@ class Generation:
         self._closed = True
         self._free_slots()
         self.stats.finished = time.monotonic()
-        failed = isinstance(error, Exception)
+        revoked = isinstance(self._stopped or error, RequestRevoked)
+        failed = isinstance(error, Exception) and not revoked
         # Where choices are still open, the engine's last events count too.
         complete = self._is_complete()
         if complete:
@@ -228,7 +258,10 @@ class Generation:
         # A deadline may be the client's own, and its end no refusal.
         timed_out = isinstance(error, EngineFailed) and error.code == RequestTimeout.code
         settlement = self._settle(
-            failed=failed, refused=failed and not timed_out, charged=charged, recorded=complete
+            "revoked" if revoked else "failed" if failed else "aborted",
+            refused=failed and not timed_out,
+            charged=charged,
+            recorded=complete,
         )
         await self._dependencies.background_tasks.finish(settlement)
 
@@ -240,18 +273,17 @@ class Generation:
         if not self._refused:
             self._dependencies.recorder.record(self.stats)
 
-    async def _settle(self, *, failed: bool, refused: bool, charged: bool, recorded: bool) -> None:
+    async def _settle(self, outcome: Outcome, *, refused: bool, charged: bool, recorded: bool) -> None:
+        """`outcome`: that of a request that is not complete."""
         try:
             await self._streams.close()
         finally:
             done = self._is_complete()
             if not recorded:
-                self._record(failed=failed)
+                self._record(failed=outcome == "failed")
             if done:
                 self._dependencies.poison_memory.record_finished(self._requests)
-            usage = self._used_so_far(
-                "completed" if done else "failed" if failed else "aborted", self.stats.timings()
-            )
+            usage = self._used_so_far("completed" if done else outcome, self.stats.timings())
             reservation = await self._pending.reservation_or_none()
             controller = self._dependencies.admission_controller
             self.is_recorded = charged and reservation is not None
@@ -289,7 +321,9 @@ class Generation:
             raise AdapterMismatch(f"resolved {self.model.digest}, the engine used {event.digest}")
         self._started.add(prompt)
 
-    def _failure(self, event: Event | None) -> EngineFailed:
+    def _failure(self, event: Event | None) -> GatewayError:
+        if self._stopped is not None:
+            return self._stopped
         if not isinstance(event, Failed):
             message = "The engine ended the request before it was complete."
             return EngineFailed(Failed("", EngineUnavailable.code, message))

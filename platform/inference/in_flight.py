@@ -1,4 +1,5 @@
-"""Bounds the sequences in progress in a gateway, shared by all tenants (longest queue drop, for requests in place of packets).
+"""The requests in progress in a gateway: their bound, shared by all tenants (longest queue drop, for requests in place of
+packets), and their end with their tenant, key or version.
 
 Invariant: at most `total` sequences are in progress, of one tenant at most half of `total`, or one. A request gives way only to
 a tenant that has fewer sequences than its own, and only before the engine has started it.
@@ -6,17 +7,32 @@ a tenant that has fewer sequences than its own, and only before the engine has s
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
 from uuid import UUID
 
-from loraplex.platform.errors import InvalidParameter, Overloaded
+from loraplex.platform.errors import (
+    GatewayError,
+    InvalidParameter,
+    KeyRevoked,
+    Overloaded,
+    RequestRevoked,
+    TenantStopped,
+    VersionDeleted,
+)
+from loraplex.platform.inference.admission import RequestContext
+from loraplex.tenants.ledger.usage_ledger import Ended
 
 
 class InFlightRequest:
     """The place of one request among those in progress, until `release`."""
 
-    def __init__(self, requests: "InFlightRequests", tenant_id: UUID, sequences: int) -> None:
-        self.tenant_id = tenant_id
+    def __init__(self, requests: "InFlightRequests", context: RequestContext, sequences: int) -> None:
+        self.tenant_id = context.caller.tenant_id
+        self.ended: RequestRevoked | None = None
+        """Why the request was ended; None while it was not."""
+        self._context = context
+        self._stop: Callable[[RequestRevoked], None] | None = None
         self.sequences = sequences
         self._requests = requests
         self._deadline: asyncio.Timeout | None = None
@@ -25,8 +41,9 @@ class InFlightRequest:
 
     @property
     def may_give_way(self) -> bool:
-        """Whether the request is running `until_started` and the engine has not started it."""
-        return self._deadline is not None and not self._started and not self._revoked
+        """Whether the request is running `until_started`, the engine has not started it, and nothing has ended it."""
+        waits = self._deadline is not None and not self._started
+        return waits and not self._revoked and self.ended is None
 
     @property
     def gave_way(self) -> bool:
@@ -36,21 +53,51 @@ class InFlightRequest:
     def until_started(self) -> "_UntilStarted":
         """Run a block that ends with `started`. An error of the block frees the place.
 
-        Cancels the block and raises `Overloaded` when the request gives way.
+        Cancels the block and raises `Overloaded` when the request gives way, `RequestRevoked` when it is ended.
         """
         self._deadline = asyncio.timeout(None)
         return _UntilStarted(self, self._deadline)
 
-    def started(self) -> None:
-        """Keep the place until `release`. Raises `Overloaded` when the request has just given way."""
-        if self._revoked:
-            raise _given_way()
-        self._started = True
+    def started(self, stop: Callable[[RequestRevoked], None]) -> None:
+        """Keep the place until `release`; `stop` ends what runs. Raises what ended the block, if that has just happened."""
+        if self._revoked or self.ended is not None:
+            raise self.reason()
+        self._started, self._stop = True, stop
 
     def give_way(self) -> None:
         """Free the place at once and cancel the block of `until_started`."""
         self.release()
         self._revoked = True
+        self._cancel()
+
+    def end(self, ended: Ended) -> None:
+        """End the request if its tenant, key or version has ended: cancel the block of `until_started`, or stop what runs."""
+        error = self._ended_by(ended)
+        if error is None or self.ended is not None:
+            return
+        self.ended = error
+        if self._stop is not None:
+            self._stop(error)
+        else:
+            self._cancel()
+
+    def reason(self) -> GatewayError:
+        """Why the block of `until_started` was cancelled."""
+        return self.ended or Overloaded(
+            "The server is full, and this request gave way to one of a tenant with fewer; try again."
+        )
+
+    def _ended_by(self, ended: Ended) -> RequestRevoked | None:
+        caller, model = self._context.caller, self._context.model
+        if caller.policy_epoch <= ended.policy_epoch:
+            return TenantStopped("The tenant was suspended or deleted while this request ran.")
+        if caller.api_key_id in ended.key_ids:
+            return KeyRevoked("The API key was revoked while this request ran.")
+        if model is not None and (model.adapter_id, model.version) in ended.versions:
+            return VersionDeleted(f"`{model.adapter}` was deleted while this request ran.", param="model")
+        return None
+
+    def _cancel(self) -> None:
         if self._deadline is not None:
             self._deadline.reschedule(asyncio.get_running_loop().time())
 
@@ -76,11 +123,11 @@ class _UntilStarted:
             await self._deadline.__aexit__(kind, error, trace)
         except TimeoutError:
             self._request.release()
-            raise _given_way() from None
+            raise self._request.reason() from None
         if error is not None:
             self._request.release()
             if isinstance(error, TimeoutError) and self._deadline.expired():
-                raise _given_way() from None
+                raise self._request.reason() from None
 
 
 class InFlightRequests:
@@ -92,11 +139,12 @@ class InFlightRequests:
         self._by_tenant: dict[UUID, dict[InFlightRequest, None]] = {}
         self._sequences: Counter[UUID] = Counter()
 
-    def add(self, tenant_id: UUID, sequences: int) -> InFlightRequest:
+    def add(self, context: RequestContext, sequences: int) -> InFlightRequest:
         """Add a request of `sequences`, its prompts times `n`. Larger tenants' newest requests give way where it needs room.
 
         Raises `Overloaded`, or `InvalidParameter` for a request that never fits.
         """
+        tenant_id = context.caller.tenant_id
         if sequences > self._per_tenant:
             raise InvalidParameter(
                 f"prompts x `n` is {sequences}, but must be at most {self._per_tenant}.", param="n"
@@ -108,10 +156,15 @@ class InFlightRequests:
             )
         for each in self._giving_way(own, self._sequences.total() + sequences - self._total):
             each.give_way()
-        request = InFlightRequest(self, tenant_id, sequences)
+        request = InFlightRequest(self, context, sequences)
         self._by_tenant.setdefault(tenant_id, {})[request] = None
         self._sequences[tenant_id] = own
         return request
+
+    def end(self, ended: Ended) -> None:
+        """End the requests of those that ended."""
+        for request in [*self._by_tenant.get(ended.tenant_id, ())]:
+            request.end(ended)
 
     def remove(self, request: InFlightRequest) -> None:
         """Remove a request; one that is not here has no effect."""
@@ -145,9 +198,3 @@ class InFlightRequests:
             sizes[newest.tenant_id] -= newest.sequences
             missing -= newest.sequences
         return chosen
-
-
-def _given_way() -> Overloaded:
-    return Overloaded(
-        "The server is full, and this request gave way to one of a tenant with fewer; try again."
-    )

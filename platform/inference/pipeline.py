@@ -105,6 +105,7 @@ class InferencePipeline:
         self._failed_checks = FailureBuckets()
         self.models = KnownModels(dependencies)
         self._in_flight = InFlightRequests(dependencies.config.max_in_flight)
+        dependencies.admission_controller.on_ended = self._in_flight.end
 
     @property
     def context_tokens(self) -> int:
@@ -144,14 +145,14 @@ class InferencePipeline:
     ) -> "Generation":
         """Start a generation. Raises `PolicyMoved` when another policy of the caller changes the request meanwhile."""
         prompts = len(values.prompt) if isinstance(values, CompletionRequest) else 1
-        request = self._in_flight.add(context.caller.tenant_id, prompts * values.n)
+        request = self._in_flight.add(context, prompts * values.n)
         async with request.until_started():
             generation = await self._admit(context, values, constraints, arrival, request.release)
             try:
                 await generation.start()
-                request.started()
+                request.started(generation.stop)
             except BaseException as error:
-                await generation.close(error, charged=not request.gave_way)
+                await generation.close(request.ended or error, charged=not request.gave_way)
                 raise
             finally:
                 context.is_recorded = generation.is_recorded
@@ -167,7 +168,7 @@ class InferencePipeline:
     ) -> Generation:
         """Admit the request once its sizes are known; only then build its grammar and submit it to the engine."""
         model = await self._resolve(context, values)
-        context.record.adapter_id = model.adapter_id
+        context.model, context.record.adapter_id = model, model.adapter_id
         context.headers.update(model.headers())
         if context.unknown is not None:
             await self._report(context, model, context.unknown)

@@ -301,7 +301,8 @@ async def _whole(started: _StartedGeneration, endpoint: GenerationEndpoint) -> R
     generation = started.generation
     failure: Exception | None = None
     try:
-        document = await _collect(started, endpoint)
+        async with generation.delivering():
+            document = await _collect(started, endpoint)
     except Exception as error:
         failure = error
         raise

@@ -1,16 +1,31 @@
-"""The sequences in progress are bounded, and the largest tenants give way: by example and against random arrivals."""
+"""The sequences in progress are bounded, and the largest tenants give way: by example and against random arrivals. Requests end
+with their tenant, key or version.
+"""
 
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from uuid import UUID
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.platform.errors import InvalidParameter, Overloaded
+from loraplex.platform.auth.authenticator import Caller
+from loraplex.platform.errors import (
+    InvalidParameter,
+    KeyRevoked,
+    Overloaded,
+    RequestRevoked,
+    TenantStopped,
+    VersionDeleted,
+    describe,
+)
+from loraplex.platform.inference.admission import RequestContext
 from loraplex.platform.inference.in_flight import InFlightRequest, InFlightRequests
+from loraplex.platform.inference.model_resolution import ResolvedModel
+from loraplex.tenants.ledger.usage_ledger import Ended
 
 BIG, SMALL, THIRD = UUID(int=1), UUID(int=2), UUID(int=3)
 ARRIVALS = st.lists(
@@ -23,6 +38,36 @@ ARRIVALS = st.lists(
 )
 
 
+def context_of(
+    tenant_id: UUID, policy_epoch: int = 1, api_key_id: UUID = SMALL, model: ResolvedModel | None = None
+) -> RequestContext:
+    key: Any = None
+    caller = Caller(
+        tenant_id=tenant_id,
+        tenant_name="acme",
+        api_key_id=api_key_id,
+        key_id="k",
+        scopes=frozenset(),
+        weight=1.0,
+        tier="standard",
+        policy_epoch=policy_epoch,
+        address=None,
+        key=key,
+    )
+    never: Any = None
+    return RequestContext(
+        caller=caller, request_id="r", renew_caller=never, confirm_caller=never, model=model
+    )
+
+
+def place(requests: InFlightRequests, tenant_id: UUID, sequences: int) -> InFlightRequest:
+    return requests.add(context_of(tenant_id), sequences)
+
+
+def ignore(_: RequestRevoked) -> None:
+    """Stops nothing."""
+
+
 async def wait(request: InFlightRequest) -> None:
     """Wait for an engine that does not start the request."""
     async with request.until_started():
@@ -30,7 +75,7 @@ async def wait(request: InFlightRequest) -> None:
 
 
 async def waiting(requests: InFlightRequests, tenant_id: UUID, sequences: int) -> "asyncio.Task[None]":
-    task = asyncio.create_task(wait(requests.add(tenant_id, sequences)))
+    task = asyncio.create_task(wait(place(requests, tenant_id, sequences)))
     await asyncio.sleep(0)
     return task
 
@@ -51,7 +96,7 @@ async def test_the_newest_request_of_the_largest_tenant_gives_way() -> None:
     requests = InFlightRequests(10)
     older, newer = await waiting(requests, BIG, 2), await waiting(requests, BIG, 3)
     others = await waiting(requests, THIRD, 4)
-    small = requests.add(SMALL, 2)
+    small = place(requests, SMALL, 2)
     assert isinstance(await outcome(newer), Overloaded)
     assert await outcome(older) is None and await outcome(others) is None
     small.release()
@@ -62,11 +107,11 @@ async def test_the_newest_request_of_the_largest_tenant_gives_way() -> None:
 async def test_what_the_engine_has_started_does_not_give_way() -> None:
     requests = InFlightRequests(4)
     async with AsyncExitStack() as stack:
-        started = requests.add(BIG, 2)
+        started = place(requests, BIG, 2)
         await stack.enter_async_context(started.until_started())
-        started.started()
+        started.started(ignore)
         others = await waiting(requests, THIRD, 2)
-        assert requests.add(SMALL, 1).sequences == 1
+        assert place(requests, SMALL, 1).sequences == 1
         assert isinstance(await outcome(others), Overloaded)
 
 
@@ -74,38 +119,38 @@ async def test_no_request_gives_way_to_a_tenant_as_large() -> None:
     requests = InFlightRequests(4)
     others = await waiting(requests, BIG, 2), await waiting(requests, THIRD, 2)
     with pytest.raises(Overloaded, match="server has as many"):
-        requests.add(SMALL, 2)
+        place(requests, SMALL, 2)
     assert [await outcome(each) for each in others] == [None, None]
     await cancel(*others)
 
 
 async def test_one_tenant_has_half_at_most() -> None:
     requests = InFlightRequests(8)
-    first = requests.add(BIG, 3)
+    first = place(requests, BIG, 3)
     with pytest.raises(Overloaded, match="This tenant may have 4"):
-        requests.add(BIG, 2)
+        place(requests, BIG, 2)
     with pytest.raises(InvalidParameter, match="must be at most 4") as never:
-        requests.add(SMALL, 5)
+        place(requests, SMALL, 5)
     assert never.value.param == "n"
     for _ in range(2):
         first.release()
-    requests.add(BIG, 4)
+    place(requests, BIG, 4)
 
 
 async def test_a_request_that_gave_way_just_before_it_started_does_not_start() -> None:
     requests = InFlightRequests(2)
-    request = requests.add(BIG, 1)
+    request = place(requests, BIG, 1)
     with pytest.raises(Overloaded, match="gave way"):
         async with request.until_started():
             request.give_way()
-            request.started()
+            request.started(ignore)
 
 
 async def test_errors_of_the_request_itself_pass_and_free_its_place() -> None:
     requests = InFlightRequests(2)
     for error in (ZeroDivisionError, TimeoutError):
         with pytest.raises(error):
-            async with requests.add(BIG, 1).until_started():
+            async with place(requests, BIG, 1).until_started():
                 raise error
     assert not requests._sequences
 
@@ -125,7 +170,7 @@ async def play(total: int, steps: list[tuple[str, int, int]]) -> None:
         if kind == "arrive":
             placed += await arrive(requests, placed, UUID(int=number), min(sequences, total // 2), total)
         elif placed and kind == "start":
-            placed[number % len(placed)].request.started()
+            placed[number % len(placed)].request.started(ignore)
         elif placed:
             await cancel(placed[number % len(placed)].task)
         sizes = requests._sequences
@@ -152,7 +197,7 @@ async def arrive(
     before = dict(requests._sequences)
     own = before.get(tenant_id, 0) + sequences
     try:
-        request = requests.add(tenant_id, sequences)
+        request = place(requests, tenant_id, sequences)
     except Overloaded:
         assert dict(requests._sequences) == before
         larger = [each.request for each in placed if before[each.request.tenant_id] > own]
@@ -166,3 +211,90 @@ async def arrive(
     for each in gone:
         assert isinstance(await outcome(each.task), Overloaded)
     return [PlacedRequest(request, task)]
+
+
+ADAPTER, OTHER = uuid4(), uuid4()
+FIRST = ResolvedModel("poet", "poet@1", adapter_id=ADAPTER, version=1)
+SECOND = ResolvedModel("poet", "poet@2", adapter_id=ADAPTER, version=2)
+NEW_POLICY = context_of(BIG, policy_epoch=4)
+OTHER_KEY = context_of(BIG, api_key_id=OTHER)
+ON_FIRST, ON_SECOND = context_of(BIG, model=FIRST), context_of(BIG, model=SECOND)
+OTHER_TENANT = context_of(THIRD)
+EVERY = [NEW_POLICY, OTHER_KEY, ON_FIRST, ON_SECOND, OTHER_TENANT]
+
+
+@pytest.mark.parametrize(
+    ("ended", "contexts", "error", "status", "code"),
+    [
+        (Ended(BIG, 3), [OTHER_KEY, ON_FIRST, ON_SECOND], TenantStopped, 403, "tenant_suspended"),
+        (Ended(BIG, 0, frozenset({OTHER})), [OTHER_KEY], KeyRevoked, 401, "api_key_revoked"),
+        (
+            *(Ended(BIG, versions=frozenset({(ADAPTER, 1), (OTHER, 2)})), [ON_FIRST]),
+            *(VersionDeleted, 404, "adapter_deleted"),
+        ),
+        (Ended(SMALL, 9, frozenset({SMALL}), frozenset({(ADAPTER, 1)})), [], RequestRevoked, 0, ""),
+    ],
+    ids=["tenant", "key", "version", "another tenant"],
+)
+@pytest.mark.parametrize("started", [False, True])
+async def test_only_what_ended_ends(
+    ended: Ended,
+    contexts: list[RequestContext],
+    error: type[RequestRevoked],
+    status: int,
+    code: str,
+    started: bool,
+) -> None:
+    requests, stopped = InFlightRequests(20), list[RequestRevoked]()
+    placed = [requests.add(context, 1) for context in EVERY]
+    if started:
+        for request in placed:
+            async with request.until_started():
+                request.started(stopped.append)
+        tasks = []
+    else:
+        tasks = [asyncio.create_task(wait(request)) for request in placed]
+        await asyncio.sleep(0)
+    for _ in range(2):
+        requests.end(ended)
+    errors = [*stopped] if started else [found for task in tasks if (found := await outcome(task))]
+    assert [type(each) for each in errors] == [error] * len(contexts)
+    assert [context for context, request in zip(EVERY, placed, strict=True) if request.ended] == contexts
+    for each in errors:
+        assert isinstance(each, error)
+        row = describe(each).row
+        assert (row.status, row.code) == (status, code) and "while this request ran" in describe(each).message
+    left = len(placed) if started else len(placed) - len(contexts)
+    assert requests._sequences.total() == left, "what runs keeps its place until it is closed"
+    await cancel(*tasks)
+
+
+async def test_what_has_ended_does_not_give_way_while_it_is_closed() -> None:
+    requests, closing = InFlightRequests(4), asyncio.Event()
+
+    async def run() -> None:
+        async with requests.add(OTHER_KEY, 2).until_started():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                closing.set()
+                await asyncio.sleep(0.05)
+
+    task, other = asyncio.create_task(run()), await waiting(requests, THIRD, 2)
+    await asyncio.sleep(0)
+    requests.end(Ended(BIG, 1))
+    await closing.wait()
+    assert place(requests, SMALL, 1).sequences == 1
+    assert isinstance(await outcome(other), Overloaded)
+    await asyncio.wait((task,))
+    assert isinstance(task.exception(), TenantStopped)
+
+
+async def test_a_request_that_ended_just_before_it_started_does_not_start() -> None:
+    requests = InFlightRequests(4)
+    request = requests.add(OTHER_KEY, 1)
+    with pytest.raises(TenantStopped):
+        async with request.until_started():
+            requests.end(Ended(BIG, 1))
+            request.started(ignore)
+    assert not requests._sequences
