@@ -284,8 +284,13 @@ def delete(
     version: Annotated[int | None, typer.Option("--version", min=1, help="Delete this version only.")] = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Delete the adapter with its aliases, and even while requests use it."),
+        typer.Option(
+            "--force", help="Delete even while requests use it; a whole adapter also with its aliases."
+        ),
     ] = False,
+    end_running: Annotated[
+        bool, typer.Option(help="With --force: end the requests that use it, on every gateway.")
+    ] = True,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -293,20 +298,22 @@ def delete(
 
     Refused while an alias points to it, it is being validated, or requests use it.
     """
-    if force and version is not None:
-        raise typer.BadParameter("--force deletes a whole adapter")
 
     async def run(command: TenantCommand) -> None:
         blobs = data_dir_blobs(command.home)
         # Before the change: where the folder of another user cannot be read, nothing is deleted.
         is_served = PendingFolders(blobs.local.root).is_watched()
         async with command.unit_of_work() as uow:
-            if version is not None:
-                record = await versions.delete(uow, command.tenant_id, name, version)
+            target = command.tenant_id, name
+            if version is not None and force:
+                record = await versions.force_delete(uow, *target, version, end_running=end_running)
                 adapter_id = record.adapter_id
+            elif version is not None:
+                adapter_id = (await versions.delete(uow, *target, version)).adapter_id
+            elif force:
+                adapter_id = (await adapters.force_delete(uow, *target, end_running=end_running)).id
             else:
-                use_case = adapters.force_delete if force else adapters.delete
-                adapter_id = (await use_case(uow, command.tenant_id, name)).id
+                adapter_id = (await adapters.delete(uow, *target)).id
         if not is_served:
             await remove_files_of(command.database, blobs.adapters.delete, adapter_id)
         deleted = name if version is None else f"{name}@{version}"

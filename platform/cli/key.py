@@ -37,6 +37,9 @@ AllowedCidrs = Annotated[
 GraceSeconds = Annotated[
     int, typer.Option(help="Seconds for which the old key still works, at most 30 days.")
 ]
+EndRunning = Annotated[
+    bool, typer.Option("--end-running", help="End its running requests within 2 s, on every gateway.")
+]
 COLUMNS = (
     "key_id",
     "name",
@@ -119,6 +122,7 @@ def revoke(
     key_id: KeyId,
     tenant: TenantName = None,
     operator: Operator = False,
+    end_running: EndRunning = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -128,7 +132,7 @@ def revoke(
     async def work() -> None:
         async with command_unit_of_work(data_dir) as uow:
             keys = OperatorKeys(uow, await owner_id(uow.session, tenant))
-            key = await api_keys.revoke(uow, keys, key_id)
+            key = await api_keys.revoke(uow, keys, key_id, end_running=end_running)
         print_document(key_document(key), as_json)
 
     run_command(work())

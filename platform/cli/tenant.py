@@ -30,6 +30,7 @@ LimitOptions = Annotated[
     list[str] | None,
     typer.Option("--limit", help=f"NAME=NUMBER, may be repeated. Names: {', '.join(MAXIMA)}."),
 ]
+EndRunning = Annotated[bool, typer.Option(help="End its running requests within 2 s, on every gateway.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 COLUMNS = ("name", "id", "tier", "weight", "suspended_at", "created_at")
 TIMES = ("suspended_at", "deleted_at", "erased_at", "created_at")
@@ -92,12 +93,15 @@ def show(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def suspend(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+def suspend(
+    name: Name, end_running: EndRunning = True, data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
     """Suspend a tenant: none of its keys authenticates until it is resumed."""
 
     async def work() -> None:
         async with command_unit_of_work(data_dir) as uow:
-            tenant = await tenants.suspend(uow, await tenant_id_of(uow, name))
+            tenant_id = await tenant_id_of(uow, name)
+            tenant = await tenants.suspend(uow, tenant_id, end_running=end_running)
         print_document(tenant_document(tenant), as_json)
 
     run_command(work())

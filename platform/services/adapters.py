@@ -6,7 +6,7 @@ Invariant: a deletion needs an adapter that nothing uses. An operator may force 
 from uuid import UUID
 
 from loraplex.platform.services.unit_of_work import UnitOfWork
-from loraplex.tenants.admission.fences import ship_everywhere
+from loraplex.tenants.admission import fences
 from loraplex.tenants.models import Adapter
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
@@ -47,19 +47,24 @@ async def delete(uow: UnitOfWork, tenant_id: UUID, name: str, *, seen: int | Non
     Raises `AdapterNotFound`, `RevisionMoved`, and `InUse` while it has an alias, a version is being validated, or requests
     run on one. Requests are known once every gateway has shipped its journal: `QuotaUnavailable` until then.
     """
-    await ship_everywhere(uow.database, tenant_id)
+    await fences.ship_everywhere(uow.database, tenant_id)
     adapter = await AdapterDeletion(uow.session, tenant_id).delete_adapter(name, seen)
     before = {"description": adapter.description}
     await uow.audit.record("adapter.delete", target(name), before, tenant_id=tenant_id)
     return adapter
 
 
-async def force_delete(uow: UnitOfWork, tenant_id: UUID, name: str) -> Adapter:
-    """Delete an adapter as an operator, with its aliases and even while requests run on it. Raises `AdapterNotFound`."""
+async def force_delete(uow: UnitOfWork, tenant_id: UUID, name: str, *, end_running: bool = True) -> Adapter:
+    """Delete an adapter as an operator, with its aliases and even while requests run on it. `end_running`: these end, on every
+    gateway; else they run on to their end. Raises `AdapterNotFound`.
+    """
     aliases = await AliasRepository(uow.session, tenant_id).list(name)
     adapter = await AdapterDeletion(uow.session, tenant_id).remove_adapter(name)
     before = {"description": adapter.description, "aliases": {each.alias: each.targets for each in aliases}}
-    await uow.audit.record("adapter.delete", target(name), before, {"forced": True}, tenant_id=tenant_id)
+    after = {"forced": True, "end_running": end_running}
+    await uow.audit.record("adapter.delete", target(name), before, after, tenant_id=tenant_id)
+    if end_running:
+        await fences.end_running(uow.session, tenant_id, adapter_id=adapter.id)
     return adapter
 
 

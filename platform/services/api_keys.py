@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 from uuid import UUID
 
 from loraplex.platform.services.unit_of_work import UnitOfWork
+from loraplex.tenants.admission import fences
 from loraplex.tenants.api_keys.delegation import KeyDelegation, MemberKeys
 from loraplex.tenants.api_keys.keys import IssuedKey, KeyChange, KeyRepository
 from loraplex.tenants.models import ApiKey
@@ -129,18 +130,25 @@ async def rotate(uow: UnitOfWork, keys: KeyAuthority, key_id: str, grace_seconds
     return issued
 
 
-async def revoke(uow: UnitOfWork, keys: KeyAuthority, key_id: str) -> ApiKey:
-    """End a key at once. Raises `KeyNotFound`."""
+async def revoke(uow: UnitOfWork, keys: KeyAuthority, key_id: str, *, end_running: bool = False) -> ApiKey:
+    """End a key at once. `end_running`: what runs with it ends too, on every gateway; a key of operators runs nothing.
+
+    Raises `KeyNotFound`.
+    """
     before = snapshot(await keys.locked(key_id))
     record = await keys.revoke(key_id)
-    await _record(uow, "key.revoke", record, before)
+    more = {"end_running": True} if end_running else {}
+    await _record(uow, "key.revoke", record, before, **more)
+    if end_running and record.tenant_id is not None:
+        await fences.end_running(uow.session, record.tenant_id, api_key_id=record.id)
     return record
 
 
-async def _record(uow: UnitOfWork, action: str, record: ApiKey, before: Mapping[str, Any] | None) -> None:
-    await uow.audit.record(
-        action, f"keys/{record.key_id}", before, snapshot(record), tenant_id=record.tenant_id
-    )
+async def _record(
+    uow: UnitOfWork, action: str, record: ApiKey, before: Mapping[str, Any] | None, **more: Any
+) -> None:
+    after = {**snapshot(record), **more}
+    await uow.audit.record(action, f"keys/{record.key_id}", before, after, tenant_id=record.tenant_id)
 
 
 def snapshot(record: ApiKey) -> dict[str, Any]:

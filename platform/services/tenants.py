@@ -13,6 +13,7 @@ from loraplex.platform.services import quotas
 from loraplex.platform.services.unit_of_work import UnitOfWork, require_revision
 from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.accounts.tenants import TenantRepository, TierChange
+from loraplex.tenants.admission import fences
 from loraplex.tenants.api_keys.keys import IssuedKey, KeyRepository
 from loraplex.tenants.api_keys.scopes import TENANT_ADMIN
 from loraplex.tenants.models import Tenant
@@ -66,13 +67,21 @@ async def create_without_key(
     return tenant
 
 
-async def suspend(uow: UnitOfWork, tenant_id: UUID) -> Tenant:
-    """Suspend a tenant: none of its keys authenticates until it is resumed. Raises `TenantNotFound`."""
+async def suspend(uow: UnitOfWork, tenant_id: UUID, *, end_running: bool = True) -> Tenant:
+    """Suspend a tenant: none of its keys authenticates until it is resumed. `end_running`: what it runs ends, on every gateway,
+    also where it was suspended without before. Raises `TenantNotFound`.
+    """
     tenants = TenantRepository(uow.session)
     tenant = await tenants.living(tenant_id)
     before = snapshot(tenant)
     await tenants.suspend(tenant.name)
-    await _record(uow, "tenant.suspend", tenant, before)
+    await _record(
+        uow,
+        "tenant.suspend",
+        tenant,
+        before,
+        ended=end_running and await fences.end_running(uow.session, tenant_id),
+    )
     return tenant
 
 
@@ -87,11 +96,12 @@ async def resume(uow: UnitOfWork, tenant_id: UUID) -> Tenant:
 
 
 async def delete(uow: UnitOfWork, tenant_id: UUID) -> Tenant:
-    """End a tenant for good; repeating it changes nothing. Its usage figures stay. Raises `TenantNotFound`."""
+    """End a tenant for good, and what it runs; repeating it changes nothing. Its usage figures stay. Raises `TenantNotFound`."""
     deletions = TenantDeletions(uow.session)
     before = snapshot(await deletions.locked(tenant_id))
     tenant = await deletions.begin(tenant_id)
-    await _record(uow, "tenant.delete", tenant, before)
+    ended = before["deleted_at"] is None and await fences.end_running(uow.session, tenant_id)
+    await _record(uow, "tenant.delete", tenant, before, ended=ended)
     return tenant
 
 
@@ -111,8 +121,10 @@ async def change_tier(
     return tenant
 
 
-async def _record(uow: UnitOfWork, action: str, tenant: Tenant, before: Mapping[str, Any]) -> None:
-    after = snapshot(tenant)
+async def _record(
+    uow: UnitOfWork, action: str, tenant: Tenant, before: Mapping[str, Any], *, ended: bool = False
+) -> None:
+    after = snapshot(tenant) | ({"end_running": True} if ended else {})
     if before != after:
         await uow.audit.record(action, target(tenant), before, after, tenant_id=tenant.id)
 

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from loraplex.platform.services.unit_of_work import UnitOfWork
-from loraplex.tenants.admission.fences import ship_everywhere
+from loraplex.tenants.admission import fences
 from loraplex.tenants.errors import InUse
 from loraplex.tenants.models import AdapterVersion
 from loraplex.tenants.registry.adapters import AdapterRepository, ProfileChange, require_revision
@@ -82,7 +82,7 @@ async def delete(
     validated, or requests run on it. Requests are known once every gateway has shipped its journal: `QuotaUnavailable`
     until then.
     """
-    await ship_everywhere(uow.database, tenant_id)
+    await fences.ship_everywhere(uow.database, tenant_id)
     adapters = AdapterRepository(uow.session, tenant_id)
     # Under the lock: of two deletions at once only one changes the state.
     state = (await adapters.version_of(await adapters.locked(name), version)).state
@@ -91,6 +91,22 @@ async def delete(
         before, after = {"state": state, "digest": record.digest}, {"state": record.state}
         target = target_of(name, version)
         await uow.audit.record("version.delete", target, before, after, tenant_id=tenant_id)
+    return record
+
+
+async def force_delete(
+    uow: UnitOfWork, tenant_id: UUID, name: str, version: int, *, end_running: bool = True
+) -> AdapterVersion:
+    """Delete a version as an operator, even while requests run on it; `end_running` as in `adapters.force_delete`.
+
+    Raises `AdapterNotFound`, `VersionNotFound`, and `InUse` while an alias points to it or it is being validated.
+    """
+    record = await AdapterDeletion(uow.session, tenant_id).delete_version(name, version, forced=True)
+    after = {"state": record.state, "forced": True, "end_running": end_running}
+    before = {"digest": record.digest}
+    await uow.audit.record("version.delete", target_of(name, version), before, after, tenant_id=tenant_id)
+    if end_running:
+        await fences.end_running(uow.session, tenant_id, adapter_id=record.adapter_id, version=version)
     return record
 
 

@@ -41,11 +41,13 @@ class AdapterDeletion:
         self._tenant_id = tenant_id
         self._adapters = AdapterRepository(session, tenant_id)
 
-    async def delete_version(self, name: str, version: int, seen: int | None = None) -> AdapterVersion:
+    async def delete_version(
+        self, name: str, version: int, seen: int | None = None, *, forced: bool = False
+    ) -> AdapterVersion:
         """Delete a version; may be repeated. `seen` is its revision, None for any.
 
         Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, or `InUse` while it is being validated, an alias
-        points to it, or requests run on it.
+        points to it, or, unless `forced`, requests run on it.
         """
         adapter = await self._adapters.locked(name)
         record = await self._adapters.version_of(adapter, version)
@@ -55,7 +57,7 @@ class AdapterDeletion:
             return record
         if aliases := await AliasRepository(self._session, self._tenant_id).pointing_to(adapter, version):
             raise InUse(f"these aliases point to version {version}: {', '.join(aliases)}; move them first")
-        await self._require_idle(adapter, [record])
+        await self._require_idle(adapter, [record], forced=forced)
         record.state = DELETING
         record.blob_deleted_at = datetime.now(UTC) if record.digest is None else None
         await self._session.flush()
@@ -90,14 +92,16 @@ class AdapterDeletion:
         )
         return adapter
 
-    async def _require_idle(self, adapter: Adapter, versions: Sequence[AdapterVersion]) -> None:
+    async def _require_idle(
+        self, adapter: Adapter, versions: Sequence[AdapterVersion], *, forced: bool = False
+    ) -> None:
         for version in versions:
             if version.state in UNVALIDATED:
                 raise InUse(
                     f"version {version.version} of adapter {adapter.name} is being validated; try later"
                 )
         digests = {version.digest for version in versions if version.digest is not None}
-        running = await self._running(adapter, digests)
+        running = 0 if forced else await self._running(adapter, digests)
         if running:
             raise InUse(f"{running} requests run on adapter {adapter.name} with these weights; try later")
 

@@ -105,7 +105,10 @@ def services(
     script: FakeScript, database: Database, admissions: QuotaAdmissionController
 ) -> GatewayDependencies:
     absent: Any = SimpleNamespace(
-        special_tokens=frozenset(), record=lambda timings: None, continuation_ids=None
+        special_tokens=frozenset(),
+        record=lambda timings: None,
+        record_adapter=lambda digest, name: None,
+        continuation_ids=None,
     )
     no_uploads: Any = SimpleNamespace(limits=UploadConfig())
     no_uploads.in_turns = lambda turn: no_uploads

@@ -133,6 +133,21 @@ def page_parameters(filters: Mapping[str, str] | None = None) -> list[dict[str, 
     ]
 
 
+def flag(request: Request, name: str) -> bool:
+    """Read the only query parameter of a route: `true`, or `false` as without it. Raises as `page_of`."""
+    value = _query(request, (name,)).get(name, "false")
+    if value not in ("true", "false"):
+        raise InvalidParameter(f"`{name}` must be `true` or `false`.", param=name)
+    return value == "true"
+
+
+def flag_parameter(name: str, meaning: str) -> dict[str, Any]:
+    """Build the `openapi_extra` of a route with such a parameter."""
+    schema = {"type": "boolean", "default": False}
+    parameter = {"in": "query", "name": name, "required": False, "description": meaning, "schema": schema}
+    return {"parameters": [parameter]}
+
+
 def _query(request: Request, known: Sequence[str]) -> dict[str, str]:
     given: dict[str, str] = {}
     for name, value in request.query_params.multi_items():

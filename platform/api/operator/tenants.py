@@ -16,7 +16,7 @@ from starlette.responses import Response
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.etags import if_match
 from loraplex.platform.api.management.openapi import described, listed
-from loraplex.platform.api.management.request_bodies import RequestModel, request_model
+from loraplex.platform.api.management.request_bodies import BodyT, RequestModel, request_model
 from loraplex.platform.api.management.responses import ApiResponse, documented
 from loraplex.platform.api.management.sorting import SortOrder, by_text
 from loraplex.platform.api.schemas.tenants import (
@@ -37,7 +37,6 @@ from loraplex.tenants.names import TENANT_NAME
 BY_NAME: Final[SortOrder[Tenant, str]] = by_text(lambda tenant: tenant.name)
 Name = Annotated[str, Field(pattern=TENANT_NAME)]
 Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT)]
-Suspension = Callable[[UnitOfWork, UUID], Awaitable[Tenant]]
 
 
 class NewTenant(RequestModel):
@@ -56,6 +55,14 @@ class Tier(RequestModel):
 
 class Nothing(RequestModel):
     """A body without fields."""
+
+
+class Suspend(RequestModel):
+    """`end_running`: the tenant's running requests end within 2 s, on every gateway, and are billed by what was delivered; else
+    they run on to their end.
+    """
+
+    end_running: bool = True
 
 
 def tenants_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
@@ -105,8 +112,14 @@ def _add_lifecycle(router: APIRouter, endpoint: ManagementEndpoint, operator: ob
 
         return await endpoint.perform(request, caller, work)
 
-    for verb, use_case in (("suspend", tenants.suspend), ("resume", tenants.resume)):
-        _add_suspension(router, endpoint, operator, verb, use_case)
+    async def suspend(uow: UnitOfWork, tenant_id: UUID, body: Suspend) -> Tenant:
+        return await tenants.suspend(uow, tenant_id, end_running=body.end_running)
+
+    async def resume(uow: UnitOfWork, tenant_id: UUID, _: Nothing) -> Tenant:
+        return await tenants.resume(uow, tenant_id)
+
+    _add_suspension(router, endpoint, operator, "suspend", suspend, Suspend)
+    _add_suspension(router, endpoint, operator, "resume", resume, Nothing)
 
     @router.delete(
         "/{tenant_id}", status_code=202, responses=documented(response=TenantAccountDocument, status=202)
@@ -121,22 +134,27 @@ def _add_lifecycle(router: APIRouter, endpoint: ManagementEndpoint, operator: ob
 
 
 def _add_suspension(
-    router: APIRouter, endpoint: ManagementEndpoint, operator: object, verb: str, use_case: Suspension
+    router: APIRouter,
+    endpoint: ManagementEndpoint,
+    operator: object,
+    verb: str,
+    use_case: Callable[[UnitOfWork, UUID, BodyT], Awaitable[Tenant]],
+    model: type[BodyT],
 ) -> None:
     @router.post(
         f"/{{tenant_id}}/{verb}",
         responses=documented(409, 422, response=TenantAccountDocument),
-        openapi_extra=described(Nothing, optional_body=True, repeatable=True),
+        openapi_extra=described(model, optional_body=True, repeatable=True),
         name=f"{verb}_tenant",
     )
     async def switch(
         tenant_id: str,
         request: Request,
         caller: Annotated[OperatorCaller, operator],
-        body: Annotated[Nothing, request_model(Nothing, optional=True)],
+        body: Annotated[BodyT, request_model(model, optional=True)],
     ) -> Response:
         async def work(uow: UnitOfWork) -> ApiResponse:
-            return api_response(await use_case(uow, tenant_id_of(tenant_id)))
+            return api_response(await use_case(uow, tenant_id_of(tenant_id), body))
 
         return await endpoint.perform(request, caller, work)
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.etags import if_match
 from loraplex.platform.api.management.openapi import described, listed
+from loraplex.platform.api.management.pagination import flag, flag_parameter
 from loraplex.platform.api.management.request_bodies import request_model
 from loraplex.platform.api.management.responses import ApiResponse, documented
 from loraplex.platform.api.management.sorting import SortOrder, by_time
@@ -30,6 +31,10 @@ from loraplex.tenants.api_keys.keys import IssuedKey, KeyRepository
 from loraplex.tenants.api_keys.scopes import KEYS_WRITE
 from loraplex.tenants.models import ApiKey
 
+END_RUNNING: Final = (
+    "Whether the key's running requests end within 2 s, on every gateway, and are billed by what was delivered; "
+    "else they run on to their end."
+)
 BY_TIME: Final[SortOrder[ApiKey, tuple[datetime, UUID]]] = by_time(
     lambda record: (record.created_at, record.id)
 )
@@ -113,10 +118,17 @@ def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -
 
         return await endpoint.perform(request, caller, work)
 
-    @router.delete("/keys/{key_id}", status_code=204, responses=documented())
+    @router.delete(
+        "/keys/{key_id}",
+        status_code=204,
+        responses=documented(),
+        openapi_extra=flag_parameter("end_running", END_RUNNING),
+    )
     async def revoke_key(key_id: str, request: Request, caller: Annotated[Caller, writer]) -> Response:
+        end_running = flag(request, "end_running")
+
         async def work(uow: UnitOfWork) -> ApiResponse:
-            await api_keys.revoke(uow, keys_of(uow, caller), key_id)
+            await api_keys.revoke(uow, keys_of(uow, caller), key_id, end_running=end_running)
             return ApiResponse(204)
 
         return await endpoint.perform(request, caller, work)

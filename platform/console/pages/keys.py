@@ -244,8 +244,10 @@ def _add_rotation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> 
 def _add_revocation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
     async def revoke_key(sent: Sent) -> Response:
         async def work(uow: UnitOfWork) -> str:
-            return (await api_keys.revoke(uow, keys_of(uow, sent.session), sent.named("key_id"))).name
+            keys = keys_of(uow, sent.session)
+            return (await api_keys.revoke(uow, keys, sent.named("key_id"), end_running=end_running)).name
 
+        end_running = bool(sent.form.text("end_running"))
         name = await sent.perform(work, str)
         toast = f"Key {name} is revoked: its next request is refused with 401."
         return sent.back(LIST, toast)

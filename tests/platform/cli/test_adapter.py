@@ -226,7 +226,6 @@ def test_a_refused_adapter_names_the_tensor(home: Path, model: Path) -> None:
         ),
         (["alias", "voice", "production"], 2, "either VERSION or --delete"),
         (["alias", "voice", "production", "1", "--delete"], 2, "either VERSION or --delete"),
-        (["delete", "voice", "--version", "1", "--force"], 2, "whole adapter"),
     ],
 )
 def test_errors(home: Path, model: Path, arguments: list[str], exit_code: int, message: str) -> None:

@@ -145,7 +145,7 @@ def test_rotate_and_revoke() -> None:
     new = issued(key_command("rotate", old, "--tenant", "acme", "--grace-seconds", "60", "--json")).split(
         "_"
     )[2]
-    revoked = json.loads(key_command("revoke", new, "--tenant", "acme", "--json").stdout)
+    revoked = json.loads(key_command("revoke", new, "--tenant", "acme", "--end-running", "--json").stdout)
     assert revoked["revoked_at"] is not None
     rows = {
         row["key_id"]: row for row in json.loads(key_command("list", "--tenant", "acme", "--json").stdout)

@@ -132,6 +132,17 @@ ALL: Final = (
         refused_command=lambda world: world.command("adapter", "delete", "voice", "--version", "3", *TENANT),
     ),
     UseCase(
+        function=versions.force_delete,
+        entries=("version.delete",),
+        given=_aliased,
+        command=lambda world: world.command(
+            *("adapter", "delete", "voice", "--version", "1", "--force", "--no-end-running", *TENANT)
+        ),
+        refused_command=lambda world: world.command(
+            *("adapter", "delete", "voice", "--version", "3", "--force", *TENANT)
+        ),
+    ),
+    UseCase(
         function=versions.lift_quarantine,
         entries=("version.release",),
         given=_aliased,

@@ -85,7 +85,7 @@ async def test_what_requests_use_is_deleted_by_force_only(database: Database, te
         await adapters.force_delete(uow, tenant_id, "voice")
     _, forced = await entries(database, tenant_id)
     before = {"description": "", "aliases": {"production": {"2": 100}}}
-    assert forced == ("adapter.delete", before, {"forced": True})
+    assert forced == ("adapter.delete", before, {"forced": True, "end_running": True})
     with pytest.raises(AdapterNotFound):
         async with unit_of_work(database, USER, tenant_id, None) as uow:
             await adapters.force_delete(uow, tenant_id, "voice")

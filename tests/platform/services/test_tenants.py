@@ -68,10 +68,10 @@ async def test_every_change_has_one_entry_and_no_change_has_none(database: Datab
         *("tenant.suspend", "tenant.resume", "tenant.change_tier", "tenant.delete")
     ]
     assert [sorted(entry.after or {}) for entry in written] == [
-        ["suspended_at"],
+        ["end_running", "suspended_at"],
         ["suspended_at"],
         ["tier"],
-        ["deleted_at", "suspended_at"],
+        ["deleted_at", "end_running", "suspended_at"],
     ]
     assert (written[2].before, written[2].after) == ({"tier": "gold"}, {"tier": "silver"})
 

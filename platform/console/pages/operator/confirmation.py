@@ -8,7 +8,8 @@ from loraplex.platform.console.forms import Entered, Form, FormInvalid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmation:
-    """`verb` is the button that does it, `keep` the one that does not and leads to `back`. `typed`: the name to type; None: none.
+    """`verb` is the button that does it, `keep` the one that does not and leads to `back`. `typed`: the name to type; None: none. `ends_running`:
+    whether running requests end, too, is asked.
 
     `method` and `path`: the call of the operator plane that does the same.
     """
@@ -22,6 +23,7 @@ class Confirmation:
     path: str
     method: str = "POST"
     typed: str | None = None
+    ends_running: bool = False
 
     def context(self, form: Entered | None = None) -> dict[str, Any]:
         """Return what its template reads."""

@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Final
-from uuid import UUID
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
@@ -18,22 +17,24 @@ from loraplex.platform.services import tenants as use_cases
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.people.sessions import view_as_operator
 from loraplex.platform.services.queries import tenants
-from loraplex.platform.services.unit_of_work import UnitOfWork
 
 TENANT_AREA: Final = "/console"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One of the steps in a tenant's life. Its texts get the tenant's name for `{name}`."""
+    """One of the steps in a tenant's life. Its texts get the tenant's name for `{name}`. `ends_running`: the use case is told
+    whether running requests end.
+    """
 
-    use_case: Callable[[UnitOfWork, UUID], Awaitable[object]]
+    use_case: Callable[..., Awaitable[object]]
     title: str
     consequence: str
     verb: str
     keep: str
     fact: str
     asks_name: bool = False
+    ends_running: bool = False
     leads_to_list: bool = False
 
 
@@ -41,11 +42,12 @@ STEPS: Final = {
     "suspend": Step(
         use_case=use_cases.suspend,
         title="Suspend {name}?",
-        consequence="Its next request is refused with 401, on every gateway, and its people are signed out. Requests in progress"
-        " end as they would. Adapters, keys and limits stay; resuming brings everything back.",
+        consequence="Its next request is refused with 403, on every gateway, and its people are signed out. Adapters, keys"
+        " and limits stay; resuming brings everything back.",
         verb="Suspend tenant",
         keep="Keep it active",
         fact="{name} is suspended.",
+        ends_running=True,
     ),
     "resume": Step(
         use_case=use_cases.resume,
@@ -58,7 +60,7 @@ STEPS: Final = {
     "delete": Step(
         use_case=use_cases.delete,
         title="Delete {name}?",
-        consequence="Its next request is refused with 401, on every gateway. Its keys, adapters and people’s access are erased in"
+        consequence="Its next request is refused with 401, on every gateway, and those that run end. Its keys, adapters and people’s access are erased in"
         " the background, and cannot be brought back. Usage figures and invoices stay.",
         verb="Delete tenant",
         keep="Keep it",
@@ -107,6 +109,7 @@ def _add_step(router: APIRouter, endpoint: ConsoleEndpoint, operator: object, na
             path=f"/tenants/{identity}" if step.asks_name else f"/tenants/{identity}/{name}",
             method="DELETE" if step.asks_name else "POST",
             typed=tenant if step.asks_name else None,
+            ends_running=step.ends_running,
         )
         return confirmation, tenant
 
@@ -121,10 +124,13 @@ def _add_step(router: APIRouter, endpoint: ConsoleEndpoint, operator: object, na
     ) -> Response:
         confirmation, tenant = await asked(session, tenant_id)
         identity = tenants.tenant_id_of(tenant_id)
+        chosen = {"end_running": bool(form.text("end_running"))} if step.ends_running else {}
         try:
             confirmation.require(form)
             with field_errors():
-                await endpoint.perform(request, session, form, lambda uow: step.use_case(uow, identity))
+                await endpoint.perform(
+                    request, session, form, lambda uow: step.use_case(uow, identity, **chosen)
+                )
         except FormInvalid as invalid:
             context = confirmation.context(form.entered(invalid.errors))
             return endpoint.page(request, session, "operator/confirm.html", status=422, **context)

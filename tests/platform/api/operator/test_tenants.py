@@ -75,7 +75,18 @@ async def test_suspended_and_resumed_for_the_next_request(operator: Any) -> None
     assert (await operator.post(f"{path}/resume")).json()["suspended_at"] is None
     assert (await operator.as_tenant("GET", models, key)).status_code == 200
     entries = (await operator.get("/audit?action=tenant.suspend")).json()["data"]
-    assert len(entries) == 1 and entries[0]["after"].keys() == {"suspended_at"}
+    assert len(entries) == 1 and entries[0]["after"].keys() == {"suspended_at", "end_running"}
+
+
+async def test_what_runs_may_run_on_and_be_ended_later(operator: Any) -> None:
+    path, _ = await operator.tenant()
+    for body in ({"end_running": None}, {"end_running": "no"}, {"end": True}):
+        assert (await operator.post(f"{path}/suspend", body)).status_code == 400
+    for end_running in (False, False, True, True):
+        assert (await operator.post(f"{path}/suspend", {"end_running": end_running})).status_code == 200
+    entries = (await operator.get("/audit?action=tenant.suspend")).json()["data"]
+    assert [[*entry["after"]] for entry in entries] == [["end_running"], ["suspended_at"]]
+    assert (await operator.post(f"{path}/resume", {"end_running": True})).status_code == 400
 
 
 async def test_tier_and_weight_change_the_named_revision(operator: Any) -> None:

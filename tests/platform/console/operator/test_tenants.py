@@ -130,6 +130,7 @@ async def test_a_tenant_is_deleted_by_its_typed_name_only(console: Console, sign
     for step, state in (("suspend", "suspended"), ("resume", "active")):
         asked = await browser.page(f"{address}/{step}")
         assert asked.find("form .btn").attributes["href"] == address
+        assert asked.form(f"{address}/{step}").get("end_running") == ("on" if step == "suspend" else None)
         assert (await browser.submit(f"{address}/{step}", f"{address}/{step}")).headers["location"] == address
         assert (await browser.page(address)).find("h1 ~ .sub .chip").text() == state
         looks = (await browser.page(address)).all(f'form[action="{address}/look"]')

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from tests.platform.console.conftest import Browser, Console, Page, SignedIn
 from tests.platform.console.pages.test_overview import counters
 from tests.platform.services.queries.observed_tenant import observed_tenant
@@ -13,6 +14,7 @@ from loraplex.platform.services.queries import keys as queries
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.audit_log import audit_entries
 from loraplex.tenants.database import Database
+from loraplex.tenants.models import ApiKey
 
 NAME = "<img src=x onerror=alert(1)>\"'&"
 
@@ -221,6 +223,23 @@ async def test_a_revocation_says_what_it_ends(console: Console, signed_in: Signe
     assert "Key app is revoked" in (await browser.page("/console/keys")).find(".toast").text()
     assert (await browser.page("/console/keys?state=revoked")).texts("tbody th") == ["app"]
     assert await actions(console) == [("key.revoke", browser.session.email)]
+    assert asked.form(action)["csrf"] and "end_running" not in asked.form(action)
+    assert await ended_keys(console) == []
+
+
+async def test_a_revocation_ends_what_runs_if_it_is_chosen(console: Console, signed_in: SignedIn) -> None:
+    browser = await signed_in()
+    key_id = await make(console, browser)
+    action = f"/console/keys/{key_id}/revoke"
+    assert (await browser.submit(action, action, {"end_running": "on"})).status_code == 303
+    assert await ended_keys(console) == [key_id]
+
+
+async def ended_keys(console: Console) -> list[str]:
+    """The keys whose running requests were ended."""
+    async with console.database.as_operator() as session:
+        query = select(ApiKey.key_id).where(ApiKey.ended_fence.is_not(None))
+        return [*await session.scalars(query)]
 
 
 async def test_a_change_of_what_moved_meanwhile_is_refused(console: Console, signed_in: SignedIn) -> None:
