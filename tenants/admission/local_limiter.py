@@ -144,7 +144,7 @@ class LocalLimiter:
         return limit // max(1, self.live_gateways)
 
     def _use(self, subject: Subject, now: float) -> SubjectUse:
-        use = self._uses.setdefault((subject.level, subject.id), SubjectUse())
+        use = self._uses.setdefault(subject.counter, SubjectUse())
         use.requests.refill(self.share(subject.limits.requests_per_minute or 0), now)
         use.tokens.refill(self.share(subject.limits.tokens_per_minute or 0), now)
         return use

@@ -21,8 +21,8 @@ from loraplex.tenants.rate_state import Rate, RateState
 
 MAX_SUBJECTS: Final = 10_000
 MAX_SECONDS: Final = 1.0
-SHARED_LEVELS: Final = (("tenant",), ("tenant", "key"))
-"""The levels whose limits all requests of a tenant share, and those that all requests of a key share."""
+SHARED_LEVELS: Final = ("tenant", "group", "key")
+"""The levels whose limits all requests share that come from the same tenant, the same group, the same key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,13 @@ class RecentRefusal:
 
 
 class RecentRefusals:
-    """The recent refusals of one gateway, by tenant and by key. Adapters have none: a caller may name another one."""
+    """The recent refusals of one gateway, by tenant, group and key. Adapters have none: a caller may name another one."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._refusals: LRUCache[UUID, RecentRefusal] = LRUCache(MAX_SUBJECTS)
+        # By key, with the policy that says so: callers do not name their groups.
+        self._groups: LRUCache[UUID, tuple[int, UUID]] = LRUCache(MAX_SUBJECTS)
 
     def __len__(self) -> int:
         return len(self._refusals)
@@ -64,8 +66,12 @@ class RecentRefusals:
         return self._clock()
 
     def remember(self, request: ReservationRequest, denied: Denied, asked_at: float) -> None:
-        """Remember the denial of a request, for every tenant or key that has no request left."""
-        for subject, levels in zip(request.subjects, SHARED_LEVELS, strict=False):
+        """Remember the denial of a request, for every tenant, group or key that has no request left."""
+        if request.limit_root is not None:
+            self._groups[request.api_key_id] = request.policy_epoch, request.limit_root
+        shared = [subject for subject in request.subjects if subject.level in SHARED_LEVELS]
+        for place, subject in enumerate(shared, start=1):
+            levels = {each.level for each in shared[:place]}
             tested = tuple(each for each in denied.decisions if each.level in levels)
             failed = [each for each in tested if each.name == "requests_per_minute" and not each.passed]
             if not failed or failed[-1].level != subject.level:
@@ -76,13 +82,14 @@ class RecentRefusals:
             )
 
     def forget(self, request: ReservationRequest) -> None:
-        """Forget the refusals of the tenant and the key of a request that is given back."""
-        for subject_id in (request.tenant_id, request.api_key_id):
+        """Forget the refusals of the tenant, the group and the key of a request that is given back."""
+        for subject_id in (request.tenant_id, request.limit_root, request.api_key_id):
             self._refusals.pop(subject_id, None)
 
     def find(self, tenant_id: UUID, api_key_id: UUID, policy_epoch: int) -> RecentRefusal | None:
         """Return a refusal that still holds for this caller."""
-        for subject_id in (tenant_id, api_key_id):
+        known_under, root = self._groups.get(api_key_id, (policy_epoch, None))
+        for subject_id in (tenant_id, root if known_under == policy_epoch else None, api_key_id):
             found = self._refusals.get(subject_id)
             if found is None:
                 continue

@@ -240,6 +240,7 @@ class Reserver:
         return replace(
             request,
             subjects=policy.subjects(request.tenant_id, request.api_key_id, request.adapter_id),
+            limit_root=policy.roots.get(request.api_key_id),
             amount_nano=max([each.price.bound_nano(*tokens) for each in self._prices_near(request)]),
         )
 

@@ -150,7 +150,7 @@ class Counters:
             part
             for total in snapshot.totals
             for part in (
-                subject_name(total.level, total.subject_id),
+                subject_name((total.level, total.subject_id)),
                 total.period,
                 total.tokens,
                 total.amount_nano,
@@ -206,7 +206,7 @@ class Counters:
         rows = [
             part
             for subject in subjects
-            for part in (subject_name(subject.level, subject.id), *limit_arguments(subject)[:2])
+            for part in (subject_name(subject.counter), *limit_arguments(subject)[:2])
         ]
         return decode_use(await self._run(self._bulk, "read", tenant_id, *rows), subjects)
 
@@ -245,8 +245,9 @@ def parts_of(subjects: Sequence[Subject]) -> list[Sequence[Subject]]:
     return [subjects[start : start + SUBJECTS_AT_ONCE] for start in starts]
 
 
-def subject_name(level: str, subject_id: UUID) -> str:
+def subject_name(counter: tuple[str, UUID]) -> str:
     """A subject as key names contain it; the tenant's id is in their hash tag already."""
+    level, subject_id = counter
     return level if level == "tenant" else f"{level}:{subject_id}"
 
 
@@ -274,7 +275,10 @@ def reservation_arguments(reservation: Reservation) -> tuple[str | int, ...]:
 
 
 def subject_ids(request: ReservationRequest) -> tuple[str, str]:
-    return str(request.api_key_id), NO_ADAPTER if request.adapter_id is None else str(request.adapter_id)
+    """The key, with the root of its group behind an @, and the adapter."""
+    key, root = str(request.api_key_id), request.limit_root
+    adapter = NO_ADAPTER if request.adapter_id is None else str(request.adapter_id)
+    return key if root is None else f"{key}@{root}", adapter
 
 
 def charge_arguments(reservation: Reservation) -> tuple[str, ...]:

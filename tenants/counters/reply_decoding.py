@@ -26,7 +26,8 @@ from loraplex.tenants.counters.counter_replies import (
 from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, NANO_PER_MICRO, Level, LimitName, Subject
 from loraplex.tenants.quotas.periods import period_end
 
-LEVELS: tuple[Level, ...] = ("tenant", "key", "adapter")
+# As the scripts number them, also in denials of the release that knew no groups.
+LEVELS: tuple[Level, ...] = ("tenant", "key", "adapter", "group")
 DECISION_WIDTH = 8
 USE_WIDTH = 12
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -53,13 +53,18 @@ class ApiKey(Base):
     `ended_fence`: the fence by which its running requests ended with it.
 
     `kind` `console`: a credential that the console made for one of its sessions. It is no key that a tenant manages or counts.
+    `parent_id`: the key that minted or preceded this one; null for those of people and operators. `limit_root`, which triggers keep: the
+    topmost of its ancestors and itself with limits on requests. It binds, as a group, all keys below it, also once it is revoked.
     """
 
     __tablename__ = "api_keys"
     __table_args__ = (
         UniqueConstraint("key_id"),
         Index("ix_api_keys_ended_at", text("LEAST(revoked_at, expires_at)")),
-        Index("ix_api_keys_replaced_by", "replaced_by", postgresql_where=text("replaced_by IS NOT NULL")),
+        *(
+            Index(f"ix_api_keys_{column}", column, postgresql_where=text(f"{column} IS NOT NULL"))
+            for column in ("replaced_by", "parent_id", "limit_root")
+        ),
         Index(
             *("ix_api_keys_ended_fence", "tenant_id", "ended_fence"),
             postgresql_where=text("ended_fence IS NOT NULL"),
@@ -88,6 +93,11 @@ class ApiKey(Base):
     revision: Mapped[Revision]
     replaced_by: Mapped[UUID | None] = mapped_column(ForeignKey("api_keys.id", ondelete="SET NULL"))
     ended_fence: Mapped[BigInt | None]
+    parent_id: Mapped[UUID | None] = mapped_column(ForeignKey("api_keys.id", ondelete="SET NULL"))
+    limit_root: Mapped[UUID | None] = mapped_column(
+        ForeignKey("api_keys.id", ondelete="SET NULL"), server_default=FetchedValue()
+    )
 
     tenant: Mapped[Tenant | None] = relationship(lazy="raise")
     successor: Mapped["ApiKey | None"] = relationship(remote_side=id, foreign_keys=replaced_by, lazy="raise")
+    parent: Mapped["ApiKey | None"] = relationship(remote_side=id, foreign_keys=parent_id, lazy="raise")

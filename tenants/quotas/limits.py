@@ -12,7 +12,7 @@ from loraplex.tenants.default_limits import MAX_DEFAULT_TOKENS
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.models.quotas import Quota
 
-Level = Literal["tenant", "key", "adapter"]
+Level = Literal["tenant", "group", "key", "adapter"]
 LimitName = Literal[
     "requests_per_minute",
     "tokens_per_minute",
@@ -96,11 +96,16 @@ NO_LIMITS = QuotaLimits()
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A tenant, key or adapter, with its limits."""
+    """A tenant, key or adapter, with its limits. A group is the key at the root of others, which share its limits and its use."""
 
     level: Level
     id: UUID
     limits: QuotaLimits = NO_LIMITS
+
+    @property
+    def counter(self) -> tuple[str, UUID]:
+        """What its use is counted in: that of a group is its root's."""
+        return "key" if self.level == "group" else self.level, self.id
 
 
 def wider(limits: QuotaLimits, above: QuotaLimits) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from cachetools import LRUCache
-from sqlalchemy import Row, Select, and_, exists, func, or_, select
+from sqlalchemy import Row, Select, func, join, or_, outerjoin, select, true
 
 from loraplex.tenants.errors import PolicyStale
 from loraplex.tenants.models import Adapter, ApiKey, Quota, Tenant
@@ -29,21 +29,26 @@ async def unbounded(load: Load) -> "TenantPolicy":
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
-    """A tenant's limits at all levels; a key or adapter without an entry has no limits."""
+    """A tenant's limits at all levels; a key or adapter without an entry has no limits. `roots`: of each key below another one that
+    has limits, that one.
+    """
 
     policy_epoch: int
     tenant: QuotaLimits = NO_LIMITS
     keys: Mapping[UUID, QuotaLimits] = field(default_factory=dict)
     adapters: Mapping[UUID, QuotaLimits] = field(default_factory=dict)
+    roots: Mapping[UUID, UUID] = field(default_factory=dict)
     unknown_parameters: str = "default"
 
     def subjects(self, tenant_id: UUID, api_key_id: UUID, adapter_id: UUID | None) -> tuple[Subject, ...]:
         """The subjects that one request counts for: all levels, limited or not, since a limit may be set later in a period."""
-        tenant = Subject("tenant", tenant_id, self.tenant)
-        key = Subject("key", api_key_id, self.keys.get(api_key_id, NO_LIMITS))
-        if adapter_id is None:
-            return (tenant, key)
-        return (tenant, key, Subject("adapter", adapter_id, self.adapters.get(adapter_id, NO_LIMITS)))
+        subjects = [Subject("tenant", tenant_id, self.tenant)]
+        if root := self.roots.get(api_key_id):
+            subjects.append(Subject("group", root, self.keys.get(root, NO_LIMITS)))
+        subjects.append(Subject("key", api_key_id, self.keys.get(api_key_id, NO_LIMITS)))
+        if adapter_id is not None:
+            subjects.append(Subject("adapter", adapter_id, self.adapters.get(adapter_id, NO_LIMITS)))
+        return tuple(subjects)
 
 
 class Policies:
@@ -97,22 +102,27 @@ LIMIT_NAMES: Final = tuple(field.name for field in fields(QuotaLimits))
 
 
 def policy_rows(tenant_id: UUID) -> Select[Any]:
-    """One row per subject with limits, at least one row: the epoch, the tenant's choice for unknown parameters, the subject, and
-    the limits in the order of `LIMIT_NAMES`.
+    """One row per subject with limits and per key below a root, at least one row: the epoch, the tenant's choice for unknown
+    parameters, the key, its root, the adapter, whether there are limits, and these in the order of `LIMIT_NAMES`.
     """
     ended = or_(ApiKey.revoked_at.is_not(None), ApiKey.expires_at < func.now() - KEPT_AFTER_EXPIRY)
-    ended_key = exists(ApiKey.id).where(ApiKey.id == Quota.api_key_id, ended)
-    deleted = Adapter.deleted_at.is_not(None)
-    deleted_adapter = exists(Adapter.id).where(Adapter.id == Quota.adapter_id, deleted)
-    own, limits = (
-        (Tenant.policy_epoch, Tenant.unknown_parameters),
-        [getattr(Quota, name) for name in LIMIT_NAMES],
+    own_keys = select(ApiKey.id).where(ApiKey.tenant_id == tenant_id)
+    ended_keys, deleted = own_keys.where(ended), select(Adapter.id).where(Adapter.deleted_at.is_not(None))
+    bound = ApiKey.tenant_id == tenant_id, ApiKey.limit_root != ApiKey.id, ~ended
+    below = select(ApiKey.id, ApiKey.limit_root).where(*bound).subquery()
+    # An ended root goes on binding the keys below it.
+    kept = or_(Quota.api_key_id.not_in(ended_keys), Quota.api_key_id.in_(select(below.c.limit_root)))
+    rows = select(Quota).where(
+        Quota.tenant_id == tenant_id,
+        or_(Quota.api_key_id.is_(None), kept),
+        or_(Quota.adapter_id.is_(None), Quota.adapter_id.not_in(deleted.where(Adapter.tenant_id == tenant_id))),
     )
-    return (
-        select(*own, Quota.id, Quota.api_key_id, Quota.adapter_id, *limits)
-        .outerjoin(Quota, and_(Quota.tenant_id == Tenant.id, ~ended_key, ~deleted_adapter))
-        .where(Tenant.id == tenant_id)
-    )
+    quota = rows.subquery()
+    subjects = join(quota, below, quota.c.api_key_id == below.c.id, full=True)
+    key = func.coalesce(quota.c.api_key_id, below.c.id)
+    own, limits = (Tenant.policy_epoch, Tenant.unknown_parameters), [quota.c[name] for name in LIMIT_NAMES]
+    columns = *own, key, below.c.limit_root, quota.c.adapter_id, quota.c.id.is_not(None), *limits
+    return select(*columns).select_from(outerjoin(Tenant, subjects, true())).where(Tenant.id == tenant_id)
 
 
 async def policy_of(parts: AsyncIterator[Sequence[Row[Any]]]) -> TenantPolicy | None:
@@ -120,10 +130,13 @@ async def policy_of(parts: AsyncIterator[Sequence[Row[Any]]]) -> TenantPolicy | 
     policy_epoch, unknown, tenant = None, "default", NO_LIMITS
     keys: dict[UUID, QuotaLimits] = {}
     adapters: dict[UUID, QuotaLimits] = {}
+    roots: dict[UUID, UUID] = {}
     async for part in parts:
         for row in part:
-            policy_epoch, unknown, quota_id, api_key_id, adapter_id, *values = tuple(row)
-            if quota_id is None:
+            policy_epoch, unknown, api_key_id, limit_root, adapter_id, has_limits, *values = tuple(row)
+            if limit_root is not None:
+                roots[api_key_id] = limit_root
+            if not has_limits:
                 continue
             limits = QuotaLimits(**dict(zip(LIMIT_NAMES, values, strict=True)))
             if api_key_id is not None:
@@ -132,4 +145,4 @@ async def policy_of(parts: AsyncIterator[Sequence[Row[Any]]]) -> TenantPolicy | 
                 adapters[adapter_id] = limits
             else:
                 tenant = limits
-    return None if policy_epoch is None else TenantPolicy(policy_epoch, tenant, keys, adapters, unknown)
+    return None if policy_epoch is None else TenantPolicy(policy_epoch, tenant, keys, adapters, roots, unknown)

@@ -16,7 +16,9 @@ from loraplex.tenants.quotas.limits import MAX_INTEGER, Level, LimitName, Subjec
 from loraplex.tenants.rate_state import RateState
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,200}")
-LEVELS: Final = ((), ("tenant", "key"), ("tenant", "key", "adapter"))
+LEVELS: Final = tuple(
+    ("tenant", *group, "key", *adapter) for group in ((), ("group",)) for adapter in ((), ("adapter",))
+)
 NO_REQUEST_ID: Final = "-"
 NO_TIER: Final = "-"
 NO_RATES: Final = RateState()
@@ -37,8 +39,9 @@ class ReservationRequest:
     """A request for admission. `id` is a UUIDv7 that names its reservation: repeating the request changes nothing.
 
     Token counts and `amount_nano` are upper bounds of what it uses; `sequences`, its prompts times `n`, run at the same time.
-    A denial is explained by `request_id`, which the client knows. `subjects`: the tenant, the key and, unless it is for the
-    base model, the adapter, in this order, with their limits. Admission adds `subjects` and `amount_nano`. `tier`, the tenant's,
+    A denial is explained by `request_id`, which the client knows. `subjects`: the tenant, the group if the key is in one, the key and,
+    unless it is for the base model, the adapter, in this order, with their limits; `limit_root`: the group's key. Admission adds
+    `subjects`, `limit_root` and `amount_nano`. `tier`, the tenant's,
     and `adapter_name`, None for the base model, choose the price. The ledger stores neither `subjects`, `request_id`, `tier`,
     `adapter_name` nor `policy_epoch`, which only an admission needs. Raises `InvalidField`.
     """
@@ -57,11 +60,12 @@ class ReservationRequest:
     completion_tokens: int
     sequences: int = 1
     subjects: tuple[Subject, ...] = ()
+    limit_root: UUID | None = None
     amount_nano: int = 0
 
     def __post_init__(self) -> None:
-        if tuple(subject.level for subject in self.subjects) not in LEVELS:
-            raise InvalidField("subjects", "subjects must be a tenant, a key and at most one adapter")
+        if self.subjects and tuple(subject.level for subject in self.subjects) not in LEVELS:
+            raise InvalidField("subjects", "subjects must be a tenant, at most one group, a key and at most one adapter")
         if not REQUEST_ID.fullmatch(self.request_id):
             raise InvalidField("request_id", f"request_id must match {REQUEST_ID.pattern}")
         _check_amounts(tokens=self.tokens, amount_nano=self.amount_nano, sequences=self.sequences)

@@ -1,11 +1,12 @@
 -- Test every limit of every level, then take from all of them or from none. A denied request writes only its explanation.
 -- ARGV: reservation id, request id, policy epoch, tokens, amount, sequences, lease in microseconds; then for each subject its
--- level, its id, and its seven limits in the order of `COUNTED`, '' for none. Amounts in nano-units.
+-- level, its id, and its seven limits in the order of `COUNTED`, '' for none. Amounts in nano-units. A group's use is its root's.
 
 local id, request_id, read_under = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local tokens, amount, sequences = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local lease = tonumber(ARGV[7])
 local FIRST, WIDTH = 8, 9
+local LEVELS = { tenant = 1, key = 2, adapter = 3, group = 4 }
 local NEVER = -1
 local MAX_WAIT = 3600000000
 local KEPT_DENIALS = 1000
@@ -15,6 +16,12 @@ if not (epoch and policy) then
 end
 if policy > read_under then
   return { 'stale', policy }
+end
+if layout < GROUPED and ARGV[FIRST + WIDTH] == 'group' then
+  -- What a release without groups counted for a root lacks the keys below it.
+  redis.call('HSET', state_key, 'forgotten', epoch)
+  redis.call('HDEL', state_key, 'epoch', 'empty_at', 'buckets')
+  return { 'unseeded' }
 end
 if has_ended(id) then
   return { 'ended' }
@@ -85,17 +92,18 @@ request.sequences = ARGV[6]
 local expired = expired_sequences()
 local levels = {}
 for first = FIRST, #ARGV, WIDTH do
-  local level = #levels + 1
-  local subject = level == 1 and 'tenant' or ARGV[first] .. ':' .. ARGV[first + 1]
+  local kind, subject_id = ARGV[first], ARGV[first + 1]
+  local level, subject = LEVELS[kind], 'tenant'
   if level > 1 then
-    request[ARGV[first]] = ARGV[first + 1]
+    subject = (kind == 'group' and 'key' or kind) .. ':' .. subject_id
+    request[kind] = subject_id
   end
   local limits = {}
   for index = 1, 7 do
     limits[index] = tonumber(ARGV[first + 1 + index]) or false
   end
   local rate = read_rate(rate_key(subject))
-  levels[level] = { key = rate_key(subject), rate = rate, requests = limits[1], tokens = limits[2] }
+  levels[#levels + 1] = { key = rate_key(subject), rate = rate, requests = limits[1], tokens = limits[2] }
   test_rates(level, rate, limits[1], limits[2])
   if limits[3] then
     decide(level, 3, limits[3], running_sequences(subject, rate, expired), 0, sequences_needed, 0)
@@ -130,6 +138,9 @@ for level, limited in ipairs(levels) do
   requests_limits[level] = limited.requests and integer(limited.requests) or '-'
 end
 request.requests_limits = table.concat(requests_limits, ',')
+if request.group then
+  request.key = request.key .. '@' .. request.group
+end
 reserve(id, request, lease)
 redis.call('HSET', state_key, 'clock', integer(now), 'policy', math.max(policy, read_under))
 redis.call('EXPIRE', state_key, STATE_LIFE)

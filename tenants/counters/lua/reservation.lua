@@ -1,6 +1,6 @@
 -- An open reservation is in every counter it may end in, at every level; its end removes it from all of them.
--- Its record is one line: key, adapter or -, tokens, amount, day, month, time of admission, sequences, and the requests per
--- minute of each level, - for none. One that no admission wrote lacks the last.
+-- Its record is one line: key, or key@root in a group, adapter or -, tokens, amount, day, month, time of admission, sequences, and
+-- the requests per minute of each level, - for none. One that no admission wrote lacks the last.
 
 local ENDED_SECONDS = 600
 local EXPIRED_AT_ONCE = 100
@@ -19,9 +19,13 @@ local function parse(record)
 end
 
 local function subjects_of(reservation)
-  local subjects = { 'tenant', 'key:' .. reservation.key }
+  local subjects, at = { 'tenant' }, string.find(reservation.key, '@', 1, true)
+  if at then
+    subjects[2] = 'key:' .. string.sub(reservation.key, at + 1)
+  end
+  subjects[#subjects + 1] = 'key:' .. string.sub(reservation.key, 1, (at or 0) - 1)
   if reservation.adapter ~= '-' then
-    subjects[3] = 'adapter:' .. reservation.adapter
+    subjects[#subjects + 1] = 'adapter:' .. reservation.adapter
   end
   return subjects
 end

@@ -62,7 +62,12 @@ class CounterModel:
     after_loss: bool = False
 
     def of(self, subject: Subject) -> Iterator[ModelRequest]:
-        return (each for each in self.requests.values() if subject in each.request.subjects)
+        """The requests that count for it: those of a group for its root, too."""
+        return (
+            each
+            for each in self.requests.values()
+            if subject.counter in [found.counter for found in each.request.subjects]
+        )
 
     def open(self) -> list[ModelRequest]:
         return [each for each in self.requests.values() if each.used is None]

@@ -1,6 +1,6 @@
 """A tenant with limits, requests to its counters, and moving the stored times into the past."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import UUID, uuid4
 
 from redis.asyncio import Redis
@@ -13,7 +13,7 @@ from loraplex.tenants.quotas.limits import NO_LIMITS, QuotaLimits, Subject
 from loraplex.tenants.quotas.reservation import Reservation, ReservationRequest, SettledUsage
 from loraplex.tenants.valkey import tenant_key
 
-LEVELS = ("tenant", "key", "adapter")
+LEVELS = ("tenant", "group", "key", "adapter")
 POLICY = 3
 EMPTY = CounterSnapshot(policy_epoch=POLICY, totals=(), reservations=(), full_buckets=True)
 MICROSECONDS = 1_000_000
@@ -25,7 +25,7 @@ TIMES = {
 
 @dataclass(frozen=True)
 class LimitedTenant:
-    """A tenant with one key and one adapter, and the limits of each."""
+    """A tenant with one key and one adapter, and the limits of each; with a `root`, the key is in a group."""
 
     tenant: QuotaLimits = NO_LIMITS
     key: QuotaLimits = NO_LIMITS
@@ -33,14 +33,22 @@ class LimitedTenant:
     tenant_id: UUID = field(default_factory=uuid4)
     key_id: UUID = field(default_factory=uuid4)
     adapter_id: UUID = field(default_factory=uuid4)
+    group: QuotaLimits = NO_LIMITS
+    root: UUID | None = None
 
     @property
     def subjects(self) -> tuple[Subject, ...]:
         return (
             Subject("tenant", self.tenant_id, self.tenant),
+            *([] if self.root is None else [Subject("group", self.root, self.group)]),
             Subject("key", self.key_id, self.key),
             Subject("adapter", self.adapter_id, self.adapter),
         )
+
+    def child(self, key: QuotaLimits = NO_LIMITS) -> "LimitedTenant":
+        """The same with a key below this one, or beside it in its group."""
+        group = (self.group, self.root) if self.root else (self.key, self.key_id)
+        return replace(self, key=key, key_id=uuid4(), group=group[0], root=group[1])
 
     def request(
         self,
@@ -61,7 +69,8 @@ class LimitedTenant:
             adapter_id=None if base else self.adapter_id,
             request_id=request_id,
             policy_epoch=policy_epoch,
-            subjects=self.subjects[: 2 if base else 3],
+            subjects=self.subjects[:-1] if base else self.subjects,
+            limit_root=self.root,
             prompt_tokens=tokens,
             completion_tokens=0,
             amount_nano=amount_nano,
@@ -145,8 +154,8 @@ async def age(client: Redis, tenant_id: UUID, seconds: float) -> None:
 
 
 def limited(level: str, limits: QuotaLimits) -> LimitedTenant:
-    tenant, key, adapter = (limits if each == level else NO_LIMITS for each in LEVELS)
-    return LimitedTenant(tenant, key, adapter)
+    tenant, group, key, adapter = (limits if each == level else NO_LIMITS for each in LEVELS)
+    return LimitedTenant(tenant, key, adapter, group=group, root=uuid4() if level == "group" else None)
 
 
 async def with_counters(counters: Counters, tenant: LimitedTenant) -> LimitedTenant:

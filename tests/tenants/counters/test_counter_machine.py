@@ -91,13 +91,23 @@ class CounterMachine(RuleBasedStateMachine):
         self.passed_s = 0.0
         self.policy = 1
         self.subjects: dict[Level, list[Subject]] = {}
+        self.grouped = False
 
     @initialize(
-        tenant=ANY_LIMITS, keys=st.tuples(ANY_LIMITS, ANY_LIMITS), adapters=st.tuples(ANY_LIMITS, ANY_LIMITS)
+        tenant=ANY_LIMITS,
+        keys=st.tuples(ANY_LIMITS, ANY_LIMITS, ANY_LIMITS),
+        adapters=st.tuples(ANY_LIMITS, ANY_LIMITS),
+        grouped=st.booleans(),
     )
     def have_limits(
-        self, tenant: QuotaLimits, keys: tuple[QuotaLimits, ...], adapters: tuple[QuotaLimits, ...]
+        self,
+        tenant: QuotaLimits,
+        keys: tuple[QuotaLimits, ...],
+        adapters: tuple[QuotaLimits, ...],
+        grouped: bool,
     ) -> None:
+        """`grouped`: the first key is the root of the others."""
+        self.grouped = grouped
         self.subjects = {
             "tenant": [Subject("tenant", self.tenant_id, tenant)],
             "key": [Subject("key", uuid4(), limits) for limits in keys],
@@ -105,14 +115,16 @@ class CounterMachine(RuleBasedStateMachine):
         }
 
     @rule(
-        key=st.integers(0, 1),
+        key=st.integers(0, 2),
         adapter=st.sampled_from([0, 1, None]),
         tokens=st.integers(0, 40),
         amount=st.integers(0, 9000),
         sequences=st.integers(1, 4),
     )
     def admit(self, key: int, adapter: int | None, tokens: int, amount: int, sequences: int) -> None:
-        subjects = [self.subjects["tenant"][0], self.subjects["key"][key]]
+        root, own = self.subjects["key"][0], self.subjects["key"][key]
+        group = [Subject("group", root.id, root.limits)] if self.grouped and own is not root else []
+        subjects = [self.subjects["tenant"][0], *group, own]
         if adapter is not None:
             subjects.append(self.subjects["adapter"][adapter])
         request = ReservationRequest(
@@ -120,9 +132,10 @@ class CounterMachine(RuleBasedStateMachine):
             tenant_id=self.tenant_id,
             request_id="r",
             policy_epoch=self.policy,
-            api_key_id=subjects[1].id,
-            adapter_id=None if adapter is None else subjects[2].id,
+            api_key_id=own.id,
+            adapter_id=None if adapter is None else subjects[-1].id,
             subjects=tuple(subjects),
+            limit_root=root.id if group else None,
             prompt_tokens=tokens,
             completion_tokens=0,
             amount_nano=amount,

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from hashlib import sha1
 from typing import Any, Final
 
@@ -31,7 +32,9 @@ from loraplex.tenants.errors import CountersNewer, QuotaUnavailable, RateLimited
 from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.valkey import tenant_key
 
-OURS: Final = "local LAYOUT = 1\n"
+OURS: Final = ("local LAYOUT = 2\n", "local READABLE, GROUPED = 1, 2\n")
+NEXT: Final = ("local LAYOUT = 3\n", "local READABLE, GROUPED = 3, 2\n")
+BEFORE: Final = ("local LAYOUT = 1\n", "local READABLE, GROUPED = 1, 1\n")
 KEYS: Final[dict[str, set[str]]] = {
     "state": {"epoch", "policy", "clock", "empty_at", "buckets", "layout"},
     "denials": set(),
@@ -48,13 +51,20 @@ RECORD_FIELDS: Final = 9
 RATES = QuotaLimits(requests_per_minute=5, tokens_per_minute=50)
 
 
-def of_next_layout(counters: Counters) -> Counters:
-    """Counters of a release with the next layout."""
+def of_layout(counters: Counters, lines: tuple[str, str]) -> Counters:
+    """Counters of a release with another layout."""
     for name, script in counters._scripts.items():
-        assert script.text.count(OURS) == 1
-        text = script.text.replace(OURS, OURS.replace("1", "2"))
+        text = script.text
+        for ours, others in zip(OURS, lines, strict=True):
+            assert text.count(ours) == 1
+            text = text.replace(ours, others)
         counters._scripts[name] = Script(text, sha1(text.encode()).hexdigest())
     return counters
+
+
+def of_next_layout(counters: Counters) -> Counters:
+    """Counters of a release with the next layout."""
+    return of_layout(counters, NEXT)
 
 
 @pytest.fixture
@@ -86,7 +96,7 @@ async def test_the_keys_and_fields_of_this_layout(counters: Counters, client: Re
     assert found == KEYS
     (record,) = await client.hvals(f"{prefix}1:open")
     assert len(record.split()) == RECORD_FIELDS
-    assert await client.hget(f"{prefix}state", "layout") == b"1"
+    assert await client.hget(f"{prefix}state", "layout") == b"2"
 
 
 async def test_counters_of_a_release_that_stored_no_layout_go_on(counters: Counters, client: Redis) -> None:
@@ -99,6 +109,27 @@ async def test_counters_of_a_release_that_stored_no_layout_go_on(counters: Count
         ("tenant", "requests_per_minute"),
         ("tenant", "tokens_per_minute"),
     ]
+
+
+async def test_counters_of_the_release_without_groups_serve_whoever_is_in_none(
+    counters: Counters, client: Redis
+) -> None:
+    """The first request of a group discards them: they do not know what the keys below the root used."""
+    before = of_layout(Counters(client, command_s=10.0, bulk_s=10.0), BEFORE)
+    tenant = await with_counters(before, LimitedTenant(RATES, key=RATES))
+    await admit(before, tenant.request())
+    child = tenant.child()
+    for _ in range(3):
+        await admit(counters, tenant.request())
+    assert await counters.reserve(child.request()) == CountersMissing()
+    assert await before.reserve(tenant.request()) == CountersMissing()
+    assert await counters.rebuild(tenant.tenant_id, 1, EMPTY) == 0, "a rebuild of the discarded epoch is late"
+    assert await counters.rebuild(tenant.tenant_id, 2, replace(EMPTY, full_buckets=True)) == 2
+    for _ in range(5):
+        await admit(counters, child.request())
+    assert ("group", "requests_per_minute") in failed(await deny(counters, child.request()))
+    with pytest.raises(CountersNewer):
+        await before.reserve(tenant.request())
 
 
 async def test_counters_of_a_newer_layout_are_neither_read_nor_written(
