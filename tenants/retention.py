@@ -43,7 +43,7 @@ class Retention:
     """Retention times, from the writing of a record. Idempotency records carry their own end.
 
     A key stays for `audit` after its end, because the audit log names keys by their public ids, and as long as a key that it
-    replaced is live.
+    replaced is live, or one below it is there, which its limits bind.
     """
 
     audit: timedelta
@@ -79,7 +79,7 @@ class RetentionRepository:
             (OutboxEvent, OutboxEvent.created_at < self._now - WEBHOOK_EVENTS),
             (MeterExport, MeterExport.sent_at.is_not(None) & (MeterExport.hour < self._now - METER_EVENTS)),
             (IdempotencyRecord, IdempotencyRecord.expires_at < self._now),
-            (ApiKey, (ended_at(ApiKey) < audit) & ~self._has_live_predecessor()),
+            (ApiKey, (ended_at(ApiKey) < audit) & ~self._has_live_predecessor() & ~_has_children()),
             *self._of_people(),
         ]
 
@@ -108,6 +108,11 @@ class RetentionRepository:
         statement = delete(table).where(tuple_(*columns).in_(some))
         result: Any = await self._session.execute(statement.execution_options(synchronize_session=False))
         return int(result.rowcount)
+
+
+def _has_children() -> ColumnElement[bool]:
+    child = aliased(ApiKey)
+    return select(child.id).where(child.parent_id == ApiKey.id).exists()
 
 
 def ended_at(key: type[ApiKey]) -> ColumnElement[datetime | None]:

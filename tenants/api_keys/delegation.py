@@ -87,7 +87,7 @@ class KeyDelegation:
         scopes: Sequence[str],
         bounds: KeyChange | None = None,
     ) -> IssuedKey:
-        """Create a key in the manager's environment, with the manager's limits. `expires_at` and `allowed_cidrs` of `bounds`
+        """Create a key in the manager's environment, with the manager's limits, below it. `expires_at` and `allowed_cidrs` of `bounds`
         apply; an absent one is the manager's. Raises `ScopeNotHeld`, `BoundNotHeld`, `InvalidField`, `CountReached`.
         """
         manager = await self._manager()
@@ -103,6 +103,7 @@ class KeyDelegation:
             granted.expires_at,
             allowed_cidrs=granted.networks,
             created_by=manager.key_id,
+            parent=manager,
         )
         await self._keys.copy_limits(manager, issued.record)
         return issued

@@ -37,6 +37,16 @@ KeyState: TypeAlias = Literal["working", "expired", "revoked"]
 KeyLimits: TypeAlias = Mapping[str, int | None]
 """The limits of a key by the names of their columns; None is no limit."""
 FIND_KEY = text("SELECT * FROM find_api_key(:key_id)")
+MAX_DEPTH = 8
+"""The most keys in a row of which each minted the next. A rotation makes no row longer."""
+DEPTH = text("""
+WITH RECURSIVE above (id, parent_id, depth) AS (
+    SELECT id, parent_id, 1 FROM api_keys WHERE id = :id
+    UNION ALL
+    SELECT p.id, p.parent_id, a.depth + CASE WHEN p.replaced_by = a.id THEN 0 ELSE 1 END
+    FROM api_keys p JOIN above a ON p.id = a.parent_id
+) SELECT max(depth) FROM above
+""")
 LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
 
 
@@ -100,15 +110,19 @@ class KeyRepository:
         *,
         allowed_cidrs: Iterable[str] = (),
         created_by: str | None = None,
+        parent: ApiKey | None = None,
     ) -> IssuedKey:
-        """Create a key. `tenant_id` None creates an operator's key, whose environment is `op`.
+        """Create a key. `tenant_id` None creates an operator's key, whose environment is `op`. `parent`: the key that mints it.
 
         Raises `InvalidField`, `CountReached`.
         """
         await self._check_room(tenant_id, replaced=False)
+        if parent is not None:
+            await self._check_depth(parent)
         return await self._issue(
             tenant_id,
             created_by,
+            parent,
             environment="op" if tenant_id is None else environment,
             name=name,
             scopes=scopes,
@@ -199,7 +213,8 @@ class KeyRepository:
     async def rotate(
         self, tenant_id: UUID | None, key_id: str, grace_seconds: int = 0, *, created_by: str | None = None
     ) -> IssuedKey:
-        """A new key with the same rights and limits; the old one goes on for `grace_seconds` (at most 30 days).
+        """A new key with the same rights and limits; the old one goes on for `grace_seconds` (at most 30 days). The new one is its
+        child: so both, and all below them, go on sharing what is left of their limits.
 
         Raises `InvalidField`, `KeyNotFound`, `KeyEnded` (rights that ended must not come back), `CountReached`.
         """
@@ -214,6 +229,7 @@ class KeyRepository:
         issued = await self._issue(
             tenant_id,
             created_by,
+            old,
             environment=old.environment,
             name=old.name,
             scopes=old.scopes,
@@ -250,6 +266,7 @@ class KeyRepository:
         self,
         tenant_id: UUID | None,
         created_by: str | None,
+        parent: ApiKey | None,
         *,
         environment: str,
         name: str,
@@ -270,10 +287,11 @@ class KeyRepository:
             expires_at=check_expiry(expires_at),
             created_by=created_by,
             successor=None,
+            parent=None if tenant_id is None else parent,
         )
         self._session.add(record)
         await self._session.flush()
-        await self._session.refresh(record, ["created_at"])
+        await self._session.refresh(record, ["created_at", "limit_root"])
         return IssuedKey(record, key.plaintext)
 
     async def _check_room(self, tenant_id: UUID | None, *, replaced: bool) -> None:
@@ -298,6 +316,13 @@ class KeyRepository:
                 f"this tenant may have {limit} keys (max_keys) and as many replaced ones in grace: revoke one first",
             )
 
+    async def _check_depth(self, parent: ApiKey) -> None:
+        """Raises `InvalidField` if a key below `parent` would be deeper than `MAX_DEPTH`."""
+        if await self._session.scalar(DEPTH, {"id": parent.id}) >= MAX_DEPTH:
+            raise InvalidField(
+                "parent_id", f"at most {MAX_DEPTH} keys may mint one another in a row: key {parent.key_id} is the last"
+            )
+
     async def limits(self, record: ApiKey) -> KeyLimits:
         """The limits of a key."""
         rows = await self._session.scalars(select(Quota).where(Quota.api_key_id == record.id))
@@ -314,7 +339,8 @@ class KeyRepository:
 
 def of_owner(tenant_id: UUID | None) -> Select[ApiKey]:
     query = select(ApiKey).where(ApiKey.tenant_id == tenant_id, ApiKey.kind == "key")
-    return query.options(selectinload(ApiKey.successor)).order_by(ApiKey.created_at, ApiKey.id)
+    related = selectinload(ApiKey.successor), selectinload(ApiKey.parent)
+    return query.options(*related).order_by(ApiKey.created_at, ApiKey.id)
 
 
 def alive(now: datetime) -> ColumnElement[bool]:

@@ -8,7 +8,7 @@ from loraplex.tenants.quotas.reservation import Reservation
 
 @dataclass(frozen=True, slots=True)
 class PeriodTotal:
-    """The settled use of a subject in one period. The amounts may be larger than any limit."""
+    """The settled use of a subject in one period. The amounts may be larger than any limit. Those of one subject are added up."""
 
     level: str
     subject_id: UUID

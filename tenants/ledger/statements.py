@@ -124,6 +124,35 @@ COUNT_REQUESTS: Final = f"""
     FROM written w JOIN given g USING (id) WHERE w.kind = 'usage'
     GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5 {COUNT_ONCE_MORE}
 """
+# Whether keys stand below this root: then its limits are those of the group.
+IS_GROUP: Final = "EXISTS (SELECT FROM api_keys c WHERE c.limit_root = {root} AND c.id <> c.limit_root)"
+CROSSED: Final = """
+    INSERT INTO quota_events (id, tenant_id, level, subject_id, limit_name, period, threshold, used, limit_value)
+    SELECT gen_random_uuid(), u.tenant_id, u.level, u.subject_id, b.limit_name, u.period, h.threshold, b.used,
+        b.limit_value
+    FROM {totals} u
+    CROSS JOIN LATERAL (
+        SELECT * FROM quotas q WHERE u.level = 'tenant' AND q.tenant_id = u.tenant_id
+            AND q.api_key_id IS NULL AND q.adapter_id IS NULL
+        UNION ALL
+        SELECT * FROM quotas q WHERE u.level = 'key' AND q.tenant_id = u.tenant_id AND q.api_key_id = u.subject_id
+            {of_keys}
+        UNION ALL
+        SELECT * FROM quotas q WHERE u.level = 'adapter' AND q.tenant_id = u.tenant_id
+            AND q.api_key_id IS NULL AND q.adapter_id = u.subject_id
+    ) q
+    CROSS JOIN LATERAL (VALUES
+        ('tokens_per_day', 'd', u.tokens, q.tokens_per_day, 1),
+        ('tokens_per_month', 'm', u.tokens, q.tokens_per_month, 1),
+        ('budget_per_day', 'd', (u.amount_nano + 999) / 1000, q.budget_per_day, 1000),
+        ('budget_per_month', 'm', (u.amount_nano + 999) / 1000, q.budget_per_month, 1000)
+    ) b (limit_name, kind, used, limit_value, unit)
+    CROSS JOIN (VALUES (80), (100)) h (threshold)
+    WHERE b.kind = left(u.period, 1) AND b.limit_value > 0
+        AND (CASE b.unit WHEN 1 THEN u.tokens ELSE u.amount_nano END)::numeric * 100
+            >= b.limit_value::numeric * b.unit * h.threshold
+    ON CONFLICT DO NOTHING
+"""
 # Rows without an outcome are cancelled: their reservation is removed and no record is written. Epochs are locked before rollups
 # and totals, and each in one order, so that two statements never deadlock.
 SETTLE: Final = f"""
@@ -172,35 +201,27 @@ WITH given AS MATERIALIZED (
     ON CONFLICT (tenant_id, level, subject_id, period) DO UPDATE SET requests = u.requests + excluded.requests,
         tokens = u.tokens + excluded.tokens, amount_nano = u.amount_nano + excluded.amount_nano
     RETURNING tenant_id, level, subject_id, period, tokens, amount_nano
-), crossed AS (
-    INSERT INTO quota_events (id, tenant_id, level, subject_id, limit_name, period, threshold, used, limit_value)
-    SELECT gen_random_uuid(), u.tenant_id, u.level, u.subject_id, b.limit_name, u.period, h.threshold, b.used,
-        b.limit_value
-    FROM totals u
-    CROSS JOIN LATERAL (
-        SELECT * FROM quotas q WHERE u.level = 'tenant' AND q.tenant_id = u.tenant_id
-            AND q.api_key_id IS NULL AND q.adapter_id IS NULL
-        UNION ALL
-        SELECT * FROM quotas q WHERE u.level = 'key' AND q.tenant_id = u.tenant_id AND q.api_key_id = u.subject_id
-        UNION ALL
-        SELECT * FROM quotas q WHERE u.level = 'adapter' AND q.tenant_id = u.tenant_id
-            AND q.api_key_id IS NULL AND q.adapter_id = u.subject_id
-    ) q
-    CROSS JOIN LATERAL (VALUES
-        ('tokens_per_day', 'd', u.tokens, q.tokens_per_day, 1),
-        ('tokens_per_month', 'm', u.tokens, q.tokens_per_month, 1),
-        ('budget_per_day', 'd', (u.amount_nano + 999) / 1000, q.budget_per_day, 1000),
-        ('budget_per_month', 'm', (u.amount_nano + 999) / 1000, q.budget_per_month, 1000)
-    ) b (limit_name, kind, used, limit_value, unit)
-    CROSS JOIN (VALUES (80), (100)) h (threshold)
-    WHERE b.kind = left(u.period, 1) AND b.limit_value > 0
-        AND (CASE b.unit WHEN 1 THEN u.tokens ELSE u.amount_nano END)::numeric * 100
-            >= b.limit_value::numeric * b.unit * h.threshold
-    ON CONFLICT DO NOTHING
-)
-SELECT g.id, w.id IS NOT NULL AS written, l.epoch
+), crossed AS ({CROSSED.format(totals="totals", of_keys=f"AND NOT {IS_GROUP.format(root='u.subject_id')}")})
+SELECT g.id, w.id IS NOT NULL AS written, l.epoch,
+    (SELECT k.limit_root FROM api_keys k WHERE k.id = g.api_key_id AND {IS_GROUP.format(root="k.limit_root")}) AS limit_root
 FROM given g LEFT JOIN written w ON w.id = g.id LEFT JOIN locked l ON l.tenant_id = g.tenant_id
 """
+# After the commit of what was settled: of two gateways that settle at once for one group, the later one sees both.
+CROSSED_BY_GROUPS: Final = CROSSED.format(
+    totals="""(
+        SELECT k.tenant_id, 'key' AS level, k.limit_root AS subject_id, t.period, sum(t.tokens)::bigint AS tokens,
+            sum(t.amount_nano)::bigint AS amount_nano
+        FROM api_keys k JOIN usage_totals t ON t.tenant_id = k.tenant_id AND t.level = 'key' AND t.subject_id = k.id
+        WHERE k.limit_root = ANY(%s) AND t.period = ANY(%s) GROUP BY 1, 2, 3, 4
+    )""",
+    of_keys="",
+) + "RETURNING id"
+# What the keys below each root used, to be counted for the root.
+USED_BELOW: Final = text("""
+SELECT k.limit_root, t.period, sum(t.tokens)::bigint, sum(t.amount_nano)::bigint
+FROM api_keys k JOIN usage_totals t ON t.tenant_id = k.tenant_id AND t.level = 'key' AND t.subject_id = k.id
+WHERE k.tenant_id = :tenant_id AND k.limit_root <> k.id AND t.period = ANY(:periods) GROUP BY 1, 2
+""")
 
 # A tenant that was removed in the meantime has no refusals.
 COUNT_REFUSALS: Final = f"""

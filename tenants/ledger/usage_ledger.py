@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from loraplex.tenants.billing.pricing import NO_PRICE
 from loraplex.tenants.counters.counter_replies import PeriodUse, SettledUse
@@ -24,7 +24,7 @@ from loraplex.tenants.ledger.histograms import TTFT_BOUNDS_MS, bucket_of
 from loraplex.tenants.ledger.refusal_counts import Refused
 from loraplex.tenants.ledger.write_batching import WriteBatcher
 from loraplex.tenants.ledger.writer_connection import WriterConnection
-from loraplex.tenants.models import ReservationRow, Tenant, UsageTotal
+from loraplex.tenants.models import ApiKey, ReservationRow, Tenant, UsageTotal
 from loraplex.tenants.quotas.periods import periods_around
 from loraplex.tenants.quotas.policies import ROWS_AT_ONCE, TenantPolicy, policy_of, policy_rows
 from loraplex.tenants.quotas.reservation import (
@@ -76,11 +76,13 @@ class Fence:
 class LedgerWrite:
     """A settlement. `written` False: the ledger had a record of this request already.
 
-    `epoch`: the tenant's, locked while the record was written; None if it has none yet.
+    `epoch`: the tenant's, locked while the record was written; None if it has none yet. `limit_root`: of the key's group at that
+    time; None if no key stands below it.
     """
 
     written: bool
     epoch: int | None
+    limit_root: UUID | None = None
 
 
 class UsageLedger:
@@ -221,15 +223,22 @@ class UsageLedger:
             totals = await session.scalars(
                 select(UsageTotal).where(UsageTotal.tenant_id == tenant_id, UsageTotal.period.in_(periods))
             )
+            of_periods = {"tenant_id": tenant_id, "periods": [*periods]}
+            below = await session.execute(statements.USED_BELOW, of_periods)
             columns = [getattr(ReservationRow, name) for name in statements.STORED_RESERVATION]
             open_requests = await session.execute(
-                select(*columns).where(ReservationRow.tenant_id == tenant_id)
+                select(*columns, func.nullif(ApiKey.limit_root, ApiKey.id))
+                .outerjoin(ApiKey, ApiKey.id == ReservationRow.api_key_id)
+                .where(ReservationRow.tenant_id == tenant_id)
             )
             policy = await session.execute(select(Tenant.policy_epoch).where(Tenant.id == tenant_id))
             snapshot = CounterSnapshot(
                 policy_epoch=policy.scalar_one(),
-                totals=tuple(period_total(each) for each in totals),
-                reservations=tuple(stored_reservation(tuple(row)) for row in open_requests),
+                totals=(
+                    *(period_total(each) for each in totals),
+                    *(PeriodTotal("key", root, *used) for root, *used in below),
+                ),
+                reservations=tuple(stored_reservation(row, root) for *row, root in open_requests),
                 full_buckets=epoch == statements.FIRST_EPOCH,
             )
         return epoch, snapshot
@@ -261,10 +270,14 @@ class UsageLedger:
 
     async def _settle(self, rows: list[Row]) -> list[LedgerWrite]:
         by_id = {
-            request_id: LedgerWrite(written, epoch)
-            for request_id, written, epoch in await self._settling.fetch(statements.SETTLE, to_json(rows))
+            request_id: LedgerWrite(*write)
+            for request_id, *write in await self._settling.fetch(statements.SETTLE, to_json(rows))
         }
-        return [by_id[row["id"]] for row in rows]
+        writes = [by_id[row["id"]] for row in rows]
+        if roots := {write.limit_root for write in writes} - {None}:
+            periods = {row[period] for row in rows for period in ("day", "month")}
+            await self._settling.fetch(statements.CROSSED_BY_GROUPS, [*roots], [*periods])
+        return writes
 
 
 def to_json(rows: Sequence[Row]) -> str:
@@ -353,11 +366,12 @@ def _phases(timings: RequestTimings) -> dict[str, list[Any]] | None:
     } or None
 
 
-def stored_reservation(values: Sequence[Any]) -> Reservation:
-    """An open reservation, from its columns in the order of `STORED_RESERVATION`."""
+def stored_reservation(values: Sequence[Any], limit_root: UUID | None = None) -> Reservation:
+    """An open reservation, from its columns in the order of `STORED_RESERVATION`, and the root of its key's group."""
     row = dict(zip(statements.STORED_RESERVATION, values, strict=True))
     periods = {name: row.pop(name) for name in ("day", "month", "admitted_at")}
-    return Reservation(request=ReservationRequest(**row), price=NO_PRICE, **periods)
+    request = ReservationRequest(**row, limit_root=limit_root)
+    return Reservation(request=request, price=NO_PRICE, **periods)
 
 
 def stored_usage(values: Sequence[Any]) -> SettledUsage:

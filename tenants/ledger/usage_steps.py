@@ -1,4 +1,4 @@
-"""What the requests of a tenant, a key or an adapter used, summed in steps of ten seconds, to replay limits over them.
+"""What the requests of a tenant, a key with those that it binds, or an adapter used, in steps of ten seconds, to replay limits.
 
 Invariant: a reading is bounded in rows and in time, and its steps come in parts, so that it never blocks others for long.
 """
@@ -10,14 +10,14 @@ from typing import Any, Final
 from uuid import UUID
 
 import psycopg
-from sqlalchemy import TextClause, select, text
+from sqlalchemy import TextClause, or_, select, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.errors import ReplayTooSlow
 from loraplex.tenants.ids import CLOCKS_APART, uuid7_from
 from loraplex.tenants.ledger.statements import AMOUNT_NANO
-from loraplex.tenants.models import UsageTotal
+from loraplex.tenants.models import ApiKey, UsageTotal
 from loraplex.tenants.quotas.limits import Level, Subject
 from loraplex.tenants.quotas.periods import periods_of
 
@@ -29,7 +29,7 @@ PART: Final = 250
 """Steps at once: replaying them takes about 3 ms of the event loop, and requests run before the next ones."""
 _OF: Final[dict[Level, str]] = {
     "tenant": "",
-    "key": "AND r.api_key_id = :subject_id",
+    "key": "AND r.api_key_id IN (SELECT k.id FROM api_keys k WHERE :subject_id IN (k.id, k.limit_root))",
     "adapter": "AND r.adapter_id = :subject_id",
 }
 _RUNNING: Final = """
@@ -107,7 +107,10 @@ async def use_before(
     query = select(UsageTotal.period, UsageTotal.tokens, UsageTotal.amount_nano).where(
         UsageTotal.tenant_id == tenant_id,
         UsageTotal.level == subject.level,
-        UsageTotal.subject_id == subject.id,
+        or_(
+            UsageTotal.subject_id == subject.id,
+            UsageTotal.subject_id.in_(select(ApiKey.id).where(ApiKey.limit_root == subject.id)),
+        ),
         UsageTotal.period.in_({month, *days}),
     )
     tokens = amount = 0

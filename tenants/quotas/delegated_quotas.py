@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Final, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import and_, func, or_, select
+from sqlalchemy import and_, func, or_, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -22,6 +22,13 @@ from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.storage_quota import StorageQuota
 
 FIRST_REVISION: Final = 1
+ROW: Final = ("tenant_id", "api_key_id", "adapter_id")
+REPLACED: Final = text("""
+WITH RECURSIVE replaced (id) AS (
+    SELECT id FROM api_keys WHERE replaced_by = :id
+    UNION ALL SELECT k.id FROM api_keys k JOIN replaced r ON k.replaced_by = r.id
+) SELECT id FROM replaced
+""")
 TENANT_ONLY: Final = ("max_adapters", "max_adapter_bytes", "max_keys", "default_max_tokens")
 """Limits that only a tenant as a whole has."""
 
@@ -133,7 +140,10 @@ class QuotaRepository:
         return row
 
     async def narrow(self, row: Quota, limits: QuotaLimits) -> None:
-        """Set all limits of a locked row. Raises `InvalidField` for one above the tenant's."""
+        """Set all limits of a locked row, and of the keys that this one replaced: they are at the root of what it shares with them.
+
+        Raises `InvalidField` for one above the tenant's.
+        """
         for name in TENANT_ONLY:
             if limits.get(name) is not None:
                 raise InvalidField(name, f"{name} is a limit of the tenant as a whole")
@@ -143,6 +153,12 @@ class QuotaRepository:
         for name, value in limits.items():
             setattr(row, name, value)
         await self._session.flush()
+        replaced = [] if row.api_key_id is None else await self._session.scalars(REPLACED, {"id": row.api_key_id})
+        for key_id in replaced:
+            old = insert(Quota).values(tenant_id=self._tenant_id, api_key_id=key_id, **dict(limits.items()))
+            await self._session.execute(
+                old.on_conflict_do_update(index_elements=ROW, set_=dict(limits.items()))
+            )
 
     async def resources(self, own: QuotaLimits) -> Mapping[str, ResourceUse]:
         """The tenant's adapters, their bytes with open uploads, and its working keys that were not replaced, as the limits
