@@ -106,9 +106,11 @@ TRIGGERS = {
     "move_limit_roots": f"AFTER INSERT ON quotas {EXECUTE.format(BEGINS, 'move_limit_roots')}",
     "move_limit_roots_of_changed": f"AFTER UPDATE OF {LIMITS} ON quotas {EXECUTE.format(MOVES, 'move_limit_roots')}",
     "move_limit_roots_of_deleted": f"AFTER DELETE ON quotas {EXECUTE.format(ENDS, 'move_limit_roots')}",
-    "take_limit_root": "BEFORE INSERT ON api_keys " + EXECUTE.format("NEW.parent_id IS NOT NULL", "take_limit_root"),
+    "take_limit_root": "BEFORE INSERT ON api_keys "
+    + EXECUTE.format("NEW.parent_id IS NOT NULL", "take_limit_root"),
     # A policy that was read before knows no root of this key.
-    "take_limit_root_epoch": "AFTER INSERT ON api_keys " + EXECUTE.format("NEW.limit_root IS NOT NULL", "bump_policy_epoch"),
+    "take_limit_root_epoch": "AFTER INSERT ON api_keys "
+    + EXECUTE.format("NEW.limit_root IS NOT NULL", "bump_policy_epoch"),
 }
 TABLES = {name: "quotas" if name.startswith("move") else "api_keys" for name in TRIGGERS}
 

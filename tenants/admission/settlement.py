@@ -157,7 +157,9 @@ class SettlementQueue:
         # A root that moved meanwhile: counters of that epoch know the request, if at all, for the new one.
         root = None if write.limit_root == reservation.request.api_key_id else write.limit_root
         if root != reservation.request.limit_root:
-            reservation = replace(reservation, request=replace(reservation.request, limit_root=root, subjects=()))
+            reservation = replace(
+                reservation, request=replace(reservation.request, limit_root=root, subjects=())
+            )
         updated_at = None if pending is None else pending.updated_at
         update = PendingCounterUpdate(
             reservation.tenant_id, reservation.id, reservation, usage, write.epoch, updated_at=updated_at

@@ -320,7 +320,8 @@ class KeyRepository:
         """Raises `InvalidField` if a key below `parent` would be deeper than `MAX_DEPTH`."""
         if await self._session.scalar(DEPTH, {"id": parent.id}) >= MAX_DEPTH:
             raise InvalidField(
-                "parent_id", f"at most {MAX_DEPTH} keys may mint one another in a row: key {parent.key_id} is the last"
+                "parent_id",
+                f"at most {MAX_DEPTH} keys may mint one another in a row: key {parent.key_id} is the last",
             )
 
     async def limits(self, record: ApiKey) -> KeyLimits:

@@ -207,15 +207,18 @@ SELECT g.id, w.id IS NOT NULL AS written, l.epoch,
 FROM given g LEFT JOIN written w ON w.id = g.id LEFT JOIN locked l ON l.tenant_id = g.tenant_id
 """
 # After the commit of what was settled: of two gateways that settle at once for one group, the later one sees both.
-CROSSED_BY_GROUPS: Final = CROSSED.format(
-    totals="""(
+CROSSED_BY_GROUPS: Final = (
+    CROSSED.format(
+        totals="""(
         SELECT k.tenant_id, 'key' AS level, k.limit_root AS subject_id, t.period, sum(t.tokens)::bigint AS tokens,
             sum(t.amount_nano)::bigint AS amount_nano
         FROM api_keys k JOIN usage_totals t ON t.tenant_id = k.tenant_id AND t.level = 'key' AND t.subject_id = k.id
         WHERE k.limit_root = ANY(%s) AND t.period = ANY(%s) GROUP BY 1, 2, 3, 4
     )""",
-    of_keys="",
-) + "RETURNING id"
+        of_keys="",
+    )
+    + "RETURNING id"
+)
 # What the keys below each root used, to be counted for the root.
 USED_BELOW: Final = text("""
 SELECT k.limit_root, t.period, sum(t.tokens)::bigint, sum(t.amount_nano)::bigint

@@ -153,7 +153,9 @@ class QuotaRepository:
         for name, value in limits.items():
             setattr(row, name, value)
         await self._session.flush()
-        replaced = [] if row.api_key_id is None else await self._session.scalars(REPLACED, {"id": row.api_key_id})
+        replaced = (
+            [] if row.api_key_id is None else await self._session.scalars(REPLACED, {"id": row.api_key_id})
+        )
         for key_id in replaced:
             old = insert(Quota).values(tenant_id=self._tenant_id, api_key_id=key_id, **dict(limits.items()))
             await self._session.execute(

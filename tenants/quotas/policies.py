@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from cachetools import LRUCache
-from sqlalchemy import Row, Select, func, join, or_, outerjoin, select, true
+from sqlalchemy import Row, Select, exists, func, join, or_, outerjoin, select, true
 
 from loraplex.tenants.errors import PolicyStale
 from loraplex.tenants.models import Adapter, ApiKey, Quota, Tenant
@@ -105,19 +105,23 @@ def policy_rows(tenant_id: UUID) -> Select[Any]:
     """One row per subject with limits and per key below a root, at least one row: the epoch, the tenant's choice for unknown
     parameters, the key, its root, the adapter, whether there are limits, and these in the order of `LIMIT_NAMES`.
     """
-    ended = or_(ApiKey.revoked_at.is_not(None), ApiKey.expires_at < func.now() - KEPT_AFTER_EXPIRY)
-    own_keys = select(ApiKey.id).where(ApiKey.tenant_id == tenant_id)
-    ended_keys, deleted = own_keys.where(ended), select(Adapter.id).where(Adapter.deleted_at.is_not(None))
-    bound = ApiKey.tenant_id == tenant_id, ApiKey.limit_root != ApiKey.id, ~ended
-    below = select(ApiKey.id, ApiKey.limit_root).where(*bound).subquery()
-    # An ended root goes on binding the keys below it.
-    kept = or_(Quota.api_key_id.not_in(ended_keys), Quota.api_key_id.in_(select(below.c.limit_root)))
-    rows = select(Quota).where(
-        Quota.tenant_id == tenant_id,
-        or_(Quota.api_key_id.is_(None), kept),
-        or_(Quota.adapter_id.is_(None), Quota.adapter_id.not_in(deleted.where(Adapter.tenant_id == tenant_id))),
+    ended = or_(ApiKey.revoked_at.is_not(None), ApiKey.expires_at < func.now() - KEPT_AFTER_EXPIRY).is_(True)
+    below = (
+        select(ApiKey.id, ApiKey.limit_root)
+        .where(ApiKey.tenant_id == tenant_id, ApiKey.limit_root != ApiKey.id, ~ended)
+        .subquery()
     )
-    quota = rows.subquery()
+    ended_key = exists(ApiKey.id).where(ApiKey.id == Quota.api_key_id, ended)
+    # An ended root goes on binding the keys below it.
+    is_root = exists(below.c.id).where(below.c.limit_root == Quota.api_key_id)
+    deleted_adapter = exists(Adapter.id).where(
+        Adapter.id == Quota.adapter_id, Adapter.deleted_at.is_not(None)
+    )
+    quota = (
+        select(Quota)
+        .where(Quota.tenant_id == tenant_id, or_(~ended_key, is_root), ~deleted_adapter)
+        .subquery()
+    )
     subjects = join(quota, below, quota.c.api_key_id == below.c.id, full=True)
     key = func.coalesce(quota.c.api_key_id, below.c.id)
     own, limits = (Tenant.policy_epoch, Tenant.unknown_parameters), [quota.c[name] for name in LIMIT_NAMES]
@@ -145,4 +149,6 @@ async def policy_of(parts: AsyncIterator[Sequence[Row[Any]]]) -> TenantPolicy | 
                 adapters[adapter_id] = limits
             else:
                 tenant = limits
-    return None if policy_epoch is None else TenantPolicy(policy_epoch, tenant, keys, adapters, roots, unknown)
+    return (
+        None if policy_epoch is None else TenantPolicy(policy_epoch, tenant, keys, adapters, roots, unknown)
+    )

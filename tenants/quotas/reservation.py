@@ -65,7 +65,9 @@ class ReservationRequest:
 
     def __post_init__(self) -> None:
         if self.subjects and tuple(subject.level for subject in self.subjects) not in LEVELS:
-            raise InvalidField("subjects", "subjects must be a tenant, at most one group, a key and at most one adapter")
+            raise InvalidField(
+                "subjects", "subjects must be a tenant, at most one group, a key and at most one adapter"
+            )
         if not REQUEST_ID.fullmatch(self.request_id):
             raise InvalidField("request_id", f"request_id must match {REQUEST_ID.pattern}")
         _check_amounts(tokens=self.tokens, amount_nano=self.amount_nano, sequences=self.sequences)

@@ -23,7 +23,9 @@ from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.admission.recording import AdmissionRecorder
+from loraplex.tenants.api_keys.delegation import KeyDelegation
 from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository
+from loraplex.tenants.api_keys.scopes import INFERENCE, KEYS_WRITE
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.counters.counter_replies import LimitUse
 from loraplex.tenants.counters.snapshot import CounterSnapshot
@@ -32,8 +34,9 @@ from loraplex.tenants.errors import DatabaseUnavailable
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.ledger.usage_ledger import Fence, UsageLedger
-from loraplex.tenants.models import Quota
-from loraplex.tenants.quotas.limits import Subject
+from loraplex.tenants.models import ApiKey, Quota
+from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
+from loraplex.tenants.quotas.limits import QuotaLimits, Subject
 from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.quotas.reservation import Reservation, ReservationRequest, SettledUsage
 from loraplex.tenants.valkey import ANSWER_SECONDS, open_valkey
@@ -230,6 +233,33 @@ async def set_limits(tenant: TenantWithGateways, **limits: int | None) -> Authen
             {**limits, "tenant": tenant.tenant_id},
         )
     return await tenant.fresh_key()
+
+
+async def family(tenant: TenantWithGateways, depth: int, **limits: int) -> list[AuthenticatedKey]:
+    """Keys that mint one another; `limits` are those of the first, which each one passes on."""
+    async with tenant.database.as_operator() as session:
+        first = await KeyRepository(session).create(tenant.tenant_id, "root", [INFERENCE, KEYS_WRITE])
+        if limits:
+            session.add(Quota(tenant_id=tenant.tenant_id, api_key_id=first.record.id, **limits))
+    records = [first.record]
+    while len(records) < depth:
+        records.append(await mint(tenant, records[-1]))
+    return [await found_key(tenant.database, each.key_id) for each in records]
+
+
+async def mint(tenant: TenantWithGateways, parent: ApiKey | AuthenticatedKey) -> ApiKey:
+    parent_id = parent.id if isinstance(parent, ApiKey) else parent.api_key_id
+    async with tenant.database.as_tenant(tenant.tenant_id) as session:
+        keys = KeyDelegation(session, tenant.tenant_id, parent_id)
+        return (await keys.create("minted", [INFERENCE, KEYS_WRITE])).record
+
+
+async def limit_key(tenant: TenantWithGateways, key_id: str, **limits: int) -> None:
+    """Sets all limits of a key, as a person does."""
+    async with tenant.database.as_tenant(tenant.tenant_id) as session:
+        await KeyRepository(session).locked(tenant.tenant_id, key_id)
+        quotas = QuotaRepository(session, tenant.tenant_id)
+        await quotas.narrow(await quotas.locked(await quotas.key(key_id)), QuotaLimits(**limits))
 
 
 def usage(reservation: Reservation, completion: int = 5, cached: int = 0) -> SettledUsage:

@@ -1,4 +1,4 @@
-"""Limits under random rebuilds of two gateways: fences, journals that are shipped late, ends that the counters know early,
+"""Limits under random rebuilds of two gateways, of a key and one below it: fences, journals that are shipped late, ends that the counters know early,
 snapshots delivered late or never, counters that are lost. The ledger and the journals are models, the counters are real.
 
 Each of six rules that is left out is found: `MUTATIONS`.
@@ -119,7 +119,7 @@ class EpochMachine(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.client, self.counters = self.run(connect(self.url))
-        self.tenant = LimitedTenant()
+        self.tenant = self.child = LimitedTenant()
         self.model = CounterModel()
         self.ledger = ModelLedger()
         self.gateways = [ModelJournal(), ModelJournal()]
@@ -134,6 +134,7 @@ class EpochMachine(RuleBasedStateMachine):
     def have_limits(self, data: st.DataObject) -> None:
         tenant, key = (data.draw(st.sampled_from(each)) for each in (self.limits, (NO_LIMITS, *self.limits)))
         self.tenant = LimitedTenant(tenant, key)
+        self.child = self.tenant.child()
 
     @rule(
         gateway=st.integers(0, 1),
@@ -144,7 +145,7 @@ class EpochMachine(RuleBasedStateMachine):
     def admit(self, gateway: int, tokens: int, times: int, overtaken: bool) -> None:
         """Often all that the limits leave, so that what is missed shows at the next admission."""
         for _ in range(times):
-            if not self.ask(self.gateways[gateway], self.tenant.request(tokens), overtaken):
+            if not self.ask(self.gateways[gateway], self.request(tokens), overtaken):
                 return
 
     @precondition(lambda self: self.refused)
@@ -213,7 +214,7 @@ class EpochMachine(RuleBasedStateMachine):
     def admit_behind_a_fence(self, gateway: int, tokens: int) -> None:
         """A fence is seen while the journal is written, and confirmed by all. The next counters admit what they may."""
         self.ledger.raise_fence()
-        self.ask(self.gateways[gateway], self.tenant.request(tokens), overtaken=True)
+        self.ask(self.gateways[gateway], self.request(tokens), overtaken=True)
         if self.ledger.epoch <= self.ledger.fenced_epoch:
             self.rebuild_fenced()
             self.admit(gateway, tokens, times=8, overtaken=False)
@@ -237,6 +238,10 @@ class EpochMachine(RuleBasedStateMachine):
     def take_and_admit(self, late: bool, gateway: int, tokens: int) -> None:
         self.take(late)
         self.admit(gateway, tokens, times=8, overtaken=False)
+
+    def request(self, tokens: int) -> ReservationRequest:
+        """Of the key and of the one below it in turn."""
+        return (self.tenant, self.child)[len(self.owners) % 2].request(tokens)
 
     def take(self, late: bool) -> None:
         """Take the next epoch and a snapshot of what is open now."""

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -15,16 +15,19 @@ from tests.tenants.admission.gateways import (
     TenantWithGateways,
     all_shipped,
     check_ledger,
+    family,
     make_tenant_with_gateways,
 )
 
 from loraplex.tenants.admission.controller import QuotaAdmissionController
+from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.billing.pricing import amount_nano
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import LimitExceeded, QuotaUnavailable
 from loraplex.tenants.quotas.reservation import Reservation, SettledUsage
 
 TOKENS, CONCURRENT, BUDGET = 2_500, 6, 9
+LIMITS = {"tokens_per_day": TOKENS, "budget_per_month": BUDGET, "concurrent_requests": CONCURRENT}
 WORKERS, ATTEMPTS = 6, 30
 FLUSHES, FLUSH_SECONDS = 6, 0.1
 STRETCH_SECONDS = 0.01
@@ -71,9 +74,16 @@ class RateLedger(Ledger):
 
 
 class Worker:
-    """Admits, uses less than it may, settles or gives back."""
+    """Admits with one of `keys` or the tenant's first, uses less than it may, settles or gives back."""
 
-    def __init__(self, tenant: TenantWithGateways, ledger: Ledger, seed: int) -> None:
+    def __init__(
+        self,
+        tenant: TenantWithGateways,
+        ledger: Ledger,
+        seed: int,
+        keys: Sequence[AuthenticatedKey | None] = (None,),
+    ) -> None:
+        self._keys = keys
         self._house = tenant
         self._ledger = ledger
         self._random = random.Random(seed)
@@ -82,7 +92,8 @@ class Worker:
         for _ in range(attempts):
             prompt, completion = self._random.randint(1, 30), self._random.randint(1, 60)
             try:
-                reservation = await gateway.admit(self._house.request(prompt, completion))
+                key = self._random.choice(self._keys)
+                reservation = await gateway.admit(self._house.request(prompt, completion, key))
             except (LimitExceeded, QuotaUnavailable):
                 self._ledger.refused += 1
                 await asyncio.sleep(self._random.random() / 200)
@@ -137,13 +148,7 @@ async def forget(tenant: TenantWithGateways, seed: int) -> None:
 
 
 async def limited_house(database: Database, valkey_url: str) -> TenantWithGateways:
-    return await make_tenant_with_gateways(
-        database,
-        valkey_url,
-        tokens_per_day=TOKENS,
-        budget_per_month=BUDGET,
-        concurrent_requests=CONCURRENT,
-    )
+    return await make_tenant_with_gateways(database, valkey_url, **LIMITS)
 
 
 async def kill(tasks: list[asyncio.Task[None]]) -> None:
@@ -155,10 +160,16 @@ async def kill(tasks: list[asyncio.Task[None]]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("of", ["tenant", "group"])
 async def test_counters_that_are_lost_repeatedly_miss_nothing(
-    database: Database, valkey_url: str, seed: int
+    database: Database, valkey_url: str, seed: int, of: str
 ) -> None:
-    tenant, ledger = await limited_house(database, valkey_url), Ledger()
+    ledger, keys = Ledger(), list[AuthenticatedKey | None]([None])
+    if of == "tenant":
+        tenant = await limited_house(database, valkey_url)
+    else:
+        tenant = await make_tenant_with_gateways(database, valkey_url)
+        keys = [*await family(tenant, 3, **LIMITS)]
     async with tenant.gateway() as first, tenant.gateway() as second, tenant.gateway() as third:
         gateways = (first, second, third)
         for gateway in gateways:
@@ -166,7 +177,7 @@ async def test_counters_that_are_lost_repeatedly_miss_nothing(
         await asyncio.gather(
             forget(tenant, seed),
             *(
-                Worker(tenant, ledger, seed * 100 + number).run(gateway)
+                Worker(tenant, ledger, seed * 100 + number, keys).run(gateway)
                 for number in range(WORKERS)
                 for gateway in gateways
             ),
