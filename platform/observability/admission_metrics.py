@@ -1,13 +1,12 @@
 """Admission as metrics: decisions, durations and ledger writes. Labels come from closed sets: limits, levels and outcomes."""
 
-from typing import Final, Protocol
+from typing import Final, Protocol, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from loraplex.platform.observability.journal_metrics import JournalMetrics
 from loraplex.tenants.admission.recording import NONE, AdmissionRecorder
-from loraplex.tenants.models import LEVELS
-from loraplex.tenants.quotas.limits import COUNTED
+from loraplex.tenants.quotas.limits import COUNTED, Level
 
 DECISIONS: Final = ("admitted", "rate_limited", "exhausted", "unavailable", "stale", "unpriced")
 ADMISSION_BUCKETS: Final = (
@@ -88,7 +87,7 @@ class AdmissionMetrics(AdmissionRecorder):
 
     def decided(self, decision: str, seconds: float, limit: str = NONE, level: str = NONE) -> None:
         """Count one decision. An unknown limit or level counts as none."""
-        known = limit in COUNTED and level in LEVELS
+        known = limit in COUNTED and level in get_args(Level)
         labels = (decision, limit, level) if known else (decision, NONE, NONE)
         self._decisions.labels(*labels).inc()
         self._seconds.observe(seconds)

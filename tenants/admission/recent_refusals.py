@@ -54,7 +54,7 @@ class RecentRefusals:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._refusals: LRUCache[UUID, RecentRefusal] = LRUCache(MAX_SUBJECTS)
+        self._refusals: LRUCache[UUID | None, RecentRefusal] = LRUCache(MAX_SUBJECTS)
         # By key, with the policy that says so: callers do not name their groups.
         self._groups: LRUCache[UUID, tuple[int, UUID]] = LRUCache(MAX_SUBJECTS)
 

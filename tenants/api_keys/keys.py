@@ -291,7 +291,7 @@ class KeyRepository:
         )
         self._session.add(record)
         await self._session.flush()
-        await self._session.refresh(record, ["created_at", "limit_root"])
+        await self._session.refresh(record, ["created_at", "limit_root", "root"])
         return IssuedKey(record, key.plaintext)
 
     async def _check_room(self, tenant_id: UUID | None, *, replaced: bool) -> None:
@@ -340,13 +340,13 @@ class KeyRepository:
 
 def of_owner(tenant_id: UUID | None) -> Select[ApiKey]:
     query = select(ApiKey).where(ApiKey.tenant_id == tenant_id, ApiKey.kind == "key")
-    related = selectinload(ApiKey.successor), selectinload(ApiKey.parent)
+    related = [selectinload(each) for each in (ApiKey.successor, ApiKey.parent, ApiKey.root)]
     return query.options(*related).order_by(ApiKey.created_at, ApiKey.id)
 
 
-def alive(now: datetime) -> ColumnElement[bool]:
+def alive(now: datetime, key: type[ApiKey] = ApiKey) -> ColumnElement[bool]:
     """`is_live` in SQL."""
-    return ApiKey.revoked_at.is_(None) & or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now)
+    return key.revoked_at.is_(None) & or_(key.expires_at.is_(None), key.expires_at > now)
 
 
 def check_key(record: AuthenticatedKey | None, key: ParsedKey, now: datetime) -> AuthenticatedKey:

@@ -101,3 +101,6 @@ class ApiKey(Base):
     tenant: Mapped[Tenant | None] = relationship(lazy="raise")
     successor: Mapped["ApiKey | None"] = relationship(remote_side=id, foreign_keys=replaced_by, lazy="raise")
     parent: Mapped["ApiKey | None"] = relationship(remote_side=id, foreign_keys=parent_id, lazy="raise")
+    root: Mapped["ApiKey | None"] = relationship(
+        remote_side=id, foreign_keys=limit_root, lazy="raise", viewonly=True
+    )

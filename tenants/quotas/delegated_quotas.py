@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from typing import Final, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import and_, func, or_, select, text
+from sqlalchemy import and_, exists, func, or_, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from loraplex.tenants.api_keys.key_format import is_key_id
 from loraplex.tenants.api_keys.keys import alive
@@ -39,7 +40,9 @@ Place: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaState:
-    """The limits of one subject. `name`: the tenant's, the key's public id, or the adapter's. `revision` is the ETag."""
+    """The limits of one subject. `name`: the tenant's, the public id of the key or of the group's root, or the adapter's. `revision`
+    is the ETag.
+    """
 
     level: Level
     subject_id: UUID
@@ -87,26 +90,41 @@ class QuotaRepository:
             raise KeyNotFound(f"no key {key_id[:40]!r}")
         return state_of("key", found, key_id, await self._row(found, None))
 
+    async def group_of(self, key_id: str) -> QuotaState | None:
+        """The limits that a key shares with the root above it; None without one."""
+        root, key = aliased(ApiKey), ApiKey
+        query = select(root.id, root.key_id).join(key, key.limit_root == root.id)
+        of_key = (key.tenant_id == self._tenant_id, key.key_id == key_id, key.limit_root != key.id)
+        found = (await self._session.execute(query.where(*of_key))).one_or_none()
+        if found is None:
+            return None
+        return state_of("group", *found.tuple(), await self._row(found.id, None))
+
     async def adapter(self, name: str) -> QuotaState:
         """Raises `AdapterNotFound`."""
         adapter = await AdapterRepository(self._session, self._tenant_id).get(name)
         return state_of("adapter", adapter.id, adapter.name, await self._row(None, adapter.id))
 
     async def page(self, after: Place | None, limit: int) -> list[QuotaState]:
-        """At most `limit` subjects after that place: the tenant, then its working keys, then its adapters, each by name, if
-        their limits were ever set.
+        """At most `limit` subjects after that place: the tenant, then its working keys, and as groups those that bind working keys,
+        then its adapters, each by name, if their limits were ever set.
         """
         level, name = after or ("tenant", "")
         states = [await self.tenant()] if after is None else []
+        below, now = aliased(ApiKey), datetime.now(UTC)
+        bound = below.limit_root == ApiKey.id, below.id != ApiKey.id, alive(now, below)
+        is_group = exists(below.id).where(*bound)
         key = and_(
-            ApiKey.id.is_not(None), alive(datetime.now(UTC)), ApiKey.key_id > (name if level == "key" else "")
+            ApiKey.id.is_not(None),
+            or_(alive(now), is_group),
+            ApiKey.key_id > (name if level in ("key", "group") else ""),
         )
         adapter = and_(
             *(Adapter.id.is_not(None), Adapter.deleted_at.is_(None)),
             Adapter.name > (name if level == "adapter" else ""),
         )
         query = (
-            select(Quota, ApiKey.id, ApiKey.key_id, Adapter.id, Adapter.name)
+            select(Quota, ApiKey.id, ApiKey.key_id, is_group, Adapter.id, Adapter.name)
             .outerjoin(ApiKey, Quota.api_key_id == ApiKey.id)
             .outerjoin(Adapter, Quota.adapter_id == Adapter.id)
             .where(Quota.tenant_id == self._tenant_id, adapter if level == "adapter" else or_(key, adapter))
@@ -116,8 +134,8 @@ class QuotaRepository:
         return states + [
             state_of("adapter", adapter_id, adapter_name, row)
             if row.api_key_id is None
-            else state_of("key", api_key_id, key_id, row)
-            for row, api_key_id, key_id, adapter_id, adapter_name in found
+            else state_of("group" if binds else "key", api_key_id, key_id, row)
+            for row, api_key_id, key_id, binds, adapter_id, adapter_name in found
         ]
 
     async def key_names(self, key_ids: Collection[str]) -> dict[str, str]:
@@ -153,14 +171,11 @@ class QuotaRepository:
         for name, value in limits.items():
             setattr(row, name, value)
         await self._session.flush()
-        replaced = (
-            [] if row.api_key_id is None else await self._session.scalars(REPLACED, {"id": row.api_key_id})
-        )
-        for key_id in replaced:
-            old = insert(Quota).values(tenant_id=self._tenant_id, api_key_id=key_id, **dict(limits.items()))
-            await self._session.execute(
-                old.on_conflict_do_update(index_elements=ROW, set_=dict(limits.items()))
-            )
+        if row.api_key_id is not None:
+            values = dict(limits.items())
+            for key_id in await self._session.scalars(REPLACED, {"id": row.api_key_id}):
+                old = insert(Quota).values(tenant_id=self._tenant_id, api_key_id=key_id, **values)
+                await self._session.execute(old.on_conflict_do_update(index_elements=ROW, set_=values))
 
     async def resources(self, own: QuotaLimits) -> Mapping[str, ResourceUse]:
         """The tenant's adapters, their bytes with open uploads, and its working keys that were not replaced, as the limits

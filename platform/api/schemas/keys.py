@@ -70,7 +70,10 @@ class RotateBody(RequestModel):
 
 
 class KeyDocument(ResponseModel):
-    """`id` is the public part of the key. `replaced_by` is the id of the key that replaced it by rotation."""
+    """`id` is the public part of the key. `replaced_by` is the id of the key that replaced it by rotation. `parent_id` is that of the
+    key that minted it, or that it replaced. `limit_root` is that of the topmost of its parents and itself that has limits: all
+    keys below that one share these limits, as its `group`.
+    """
 
     id: str
     name: str
@@ -83,6 +86,8 @@ class KeyDocument(ResponseModel):
     revoked_at: UtcTime | None
     last_used_at: UtcTime | None
     replaced_by: str | None
+    parent_id: str | None
+    limit_root: str | None
 
 
 class NewKeyDocument(KeyDocument):
@@ -104,4 +109,6 @@ def to_response(record: ApiKey) -> KeyDocument:
         revoked_at=record.revoked_at,
         last_used_at=record.last_used_at,
         replaced_by=None if record.successor is None else record.successor.key_id,
+        parent_id=None if record.parent is None else record.parent.key_id,
+        limit_root=None if record.root is None else record.root.key_id,
     )

@@ -52,7 +52,9 @@ class LimitDocument(ResponseModel):
 
 
 class QuotaDocument(ResponseModel):
-    """`name`: that of the tenant, the public id of the key, or the name of the adapter. `revision` is the ETag of these limits."""
+    """`name`: that of the tenant, the public id of the key, or the name of the adapter. `revision` is the ETag of these limits.
+    `group`: a key whose limits all keys below it share, their use included; `name` is that key's.
+    """
 
     level: Level
     name: str
@@ -61,7 +63,7 @@ class QuotaDocument(ResponseModel):
 
 
 class QuotasDocument(Listing[QuotaDocument]):
-    """The tenant first, then the valid keys and the adapters with limits of their own, sorted by name."""
+    """The tenant first, then the valid keys, groups of them, and the adapters with limits of their own, sorted by name."""
 
     currency: str
 

@@ -174,11 +174,14 @@ def _add_key(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
 
         key, stored, days = await endpoint.query(session, read)
         controller = endpoint.dependencies.admission_controller
-        counted = await limits.with_use(controller, tenant_id, stored) if stored.subjects[0].limits else None
+        has_limits = any(subject.limits for subject in stored.subjects)
+        counted = await limits.with_use(controller, tenant_id, stored) if has_limits else None
+        own, *groups = counted or stored.subjects
         return endpoint.page(
             *(request, session, "keys/key.html"),
             key=key,
-            limits=(counted or stored.subjects)[0].limits,
+            limits=own.limits,
+            groups=groups,
             days=days,
             is_counted=counted is not None,
             currency=currency,

@@ -34,7 +34,7 @@ from loraplex.platform.tenant_limiter import TenantLimiter
 PATH: Final = "/console/limits"
 USAGE_READ: Final = "usage:read"
 WRITES: Final = {"keys": "keys:write", "adapters": "adapters:write"}
-FOLDERS: Final = {"key": "keys", "adapter": "adapters"}
+FOLDERS: Final = {"key": "keys", "group": "keys", "adapter": "adapters"}
 MAX_REQUEST_ID: Final = 200
 REPLAYS_AT_ONCE: Final = 2
 """In one gateway, one of each tenant: a replay takes a connection, and up to a second of the processor beside all requests."""

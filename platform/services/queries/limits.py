@@ -16,7 +16,7 @@ from loraplex.tenants.audit_log import last_authors
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.errors import RefusalNotFound, StoreUnavailable
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository, QuotaState
-from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, MAXIMA, QuotaLimits
+from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, MAXIMA, Level, QuotaLimits
 from loraplex.tenants.quotas.threshold_events import quota_events
 
 SUBJECTS: Final = 100
@@ -24,7 +24,6 @@ SUBJECTS: Final = 100
 NEAREST: Final = 4
 EVENTS: Final = 20
 CHANGED: Final = "quotas.change"
-Level: TypeAlias = Literal["tenant", "key", "adapter"]
 Limits: TypeAlias = QuotaLimits
 """All limits of a subject, as a change sets them."""
 Unit: TypeAlias = Literal["requests", "tokens", "money", "bytes", "things"]
@@ -153,7 +152,7 @@ async def stored(session: AsyncSession, tenant_id: UUID) -> StoredLimits:
     """Read the limits of the tenant, of its keys and of its adapters, at most `SUBJECTS` of them."""
     repository = QuotaRepository(session, tenant_id)
     states = await repository.page(None, SUBJECTS)
-    names = await repository.key_names([state.name for state in states if state.level == "key"])
+    names = await repository.key_names([state.name for state in states if state.level in ("key", "group")])
     authors = await last_authors(session, tenant_id, CHANGED, {_target(state) for state in states})
     subjects = []
     for state in states:
@@ -161,7 +160,7 @@ async def stored(session: AsyncSession, tenant_id: UUID) -> StoredLimits:
         subject = LimitedSubject(
             level=state.level,
             id=state.name,
-            name=names.get(state.name, state.name) if state.level == "key" else state.name,
+            name=names.get(state.name, state.name) if state.level in ("key", "group") else state.name,
             revision=state.revision,
             limits=tuple(_limits(state, names.get(state.name, state.name))),
             set_by=None if author is None else author.actor,
@@ -220,18 +219,23 @@ async def bounds(session: AsyncSession, tenant_id: UUID) -> Mapping[str, int | N
 
 
 async def stored_of_key(session: AsyncSession, tenant_id: UUID, key_id: str) -> StoredLimits:
-    """Read the limits that a key has itself, without those of its tenant. Raises `KeyNotFound`."""
-    state = await QuotaRepository(session, tenant_id).key(key_id)
-    subject = LimitedSubject(
-        level=state.level,
-        id=state.name,
-        name=state.name,
-        revision=state.revision,
-        limits=tuple(_limits(state, state.name)),
-        set_by=None,
-        set_at=None,
-    )
-    return StoredLimits([state], (subject,))
+    """Read the limits that a key has itself, then those of its group, without those of its tenant. Raises `KeyNotFound`."""
+    repository = QuotaRepository(session, tenant_id)
+    group = await repository.group_of(key_id)
+    states = [await repository.key(key_id), *([] if group is None else [group])]
+    subjects = [
+        LimitedSubject(
+            level=state.level,
+            id=state.name,
+            name=state.name,
+            revision=state.revision,
+            limits=tuple(_limits(state, state.name)),
+            set_by=None,
+            set_at=None,
+        )
+        for state in states
+    ]
+    return StoredLimits(states, tuple(subjects))
 
 
 async def of_key(session: AsyncSession, tenant_id: UUID, key_id: str) -> EditedLimits:
@@ -336,4 +340,4 @@ def _refusal(found: Explanation) -> Refusal:
 def _target(state: QuotaState) -> str:
     """The target of audit entries about these limits."""
     place = str(state.subject_id) if state.level == "tenant" else state.name
-    return f"{state.level}s/{place}/quotas"
+    return f"{state.subject.counter[0]}s/{place}/quotas"

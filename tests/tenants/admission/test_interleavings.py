@@ -148,7 +148,7 @@ async def forget(tenant: TenantWithGateways, seed: int) -> None:
 
 
 async def limited_house(database: Database, valkey_url: str) -> TenantWithGateways:
-    return await make_tenant_with_gateways(database, valkey_url, **LIMITS)
+    return await make_tenant_with_gateways(database, valkey_url, "acme", **LIMITS)
 
 
 async def kill(tasks: list[asyncio.Task[None]]) -> None:
