@@ -92,6 +92,10 @@ END""",
     "take_limit_root": """
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('keys:' || NEW.tenant_id, 0));
+    -- A gateway of the release before names no parent.
+    NEW.parent_id := coalesce(NEW.parent_id, (
+        SELECT p.id FROM public.api_keys p WHERE p.key_id = NEW.created_by AND p.tenant_id = NEW.tenant_id
+    ));
     NEW.limit_root := (SELECT p.limit_root FROM public.api_keys p WHERE p.id = NEW.parent_id);
     RETURN NEW;
 END""",
@@ -107,7 +111,9 @@ TRIGGERS = {
     "move_limit_roots_of_changed": f"AFTER UPDATE OF {LIMITS} ON quotas {EXECUTE.format(MOVES, 'move_limit_roots')}",
     "move_limit_roots_of_deleted": f"AFTER DELETE ON quotas {EXECUTE.format(ENDS, 'move_limit_roots')}",
     "take_limit_root": "BEFORE INSERT ON api_keys "
-    + EXECUTE.format("NEW.parent_id IS NOT NULL", "take_limit_root"),
+    + EXECUTE.format(
+        "NEW.tenant_id IS NOT NULL AND num_nonnulls(NEW.parent_id, NEW.created_by) > 0", "take_limit_root"
+    ),
     # A policy that was read before knows no root of this key.
     "take_limit_root_epoch": "AFTER INSERT ON api_keys "
     + EXECUTE.format("NEW.limit_root IS NOT NULL", "bump_policy_epoch"),

@@ -5,12 +5,12 @@ one tenant change one at a time, and a tenant never has more of them than its qu
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, func, or_, select, text, tuple_
+from sqlalchemy import ColumnElement, ScalarSelect, Select, func, or_, select, text, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import selectinload
+from sqlalchemy.orm import InstrumentedAttribute, aliased, selectinload, with_expression
 
 from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key, is_key_id, parse_key
 from loraplex.tenants.api_keys.networks import check_networks
@@ -201,7 +201,8 @@ class KeyRepository:
         if "expires_at" in change and change["expires_at"] != record.expires_at:
             record.expires_at = check_new_expiry(record, change["expires_at"])
         await self._session.flush()
-        return record
+        # A flush forgets what is not of the row: the ids of the keys above.
+        return await self._one(key_id, whole(tenant_id))
 
     async def revoke(self, tenant_id: UUID | None, key_id: str) -> ApiKey:
         """Ends a key at once; revoking it again changes nothing. Raises `KeyNotFound`."""
@@ -250,8 +251,7 @@ class KeyRepository:
     async def locked(self, tenant_id: UUID | None, key_id: str) -> ApiKey:
         """The key, locked against other changes until the transaction ends. Raises `KeyNotFound`."""
         await self.lock(tenant_id)
-        query = of_owner(tenant_id).execution_options(populate_existing=True)
-        return await self._one(key_id, query.with_for_update())
+        return await self._one(key_id, whole(tenant_id).with_for_update())
 
     async def _one(self, key_id: str, query: Select[ApiKey]) -> ApiKey:
         found = (
@@ -287,12 +287,11 @@ class KeyRepository:
             expires_at=check_expiry(expires_at),
             created_by=created_by,
             successor=None,
-            parent=None if tenant_id is None else parent,
+            parent_id=None if tenant_id is None or parent is None else parent.id,
         )
         self._session.add(record)
         await self._session.flush()
-        await self._session.refresh(record, ["created_at", "limit_root", "root"])
-        return IssuedKey(record, key.plaintext)
+        return IssuedKey(await self._one(record.key_id, whole(tenant_id)), key.plaintext)
 
     async def _check_room(self, tenant_id: UUID | None, *, replaced: bool) -> None:
         """Raises `CountReached` unless one more key fits: at most `max_keys` work, beside as many replaced ones in grace.
@@ -340,8 +339,19 @@ class KeyRepository:
 
 def of_owner(tenant_id: UUID | None) -> Select[ApiKey]:
     query = select(ApiKey).where(ApiKey.tenant_id == tenant_id, ApiKey.kind == "key")
-    related = [selectinload(each) for each in (ApiKey.successor, ApiKey.parent, ApiKey.root)]
-    return query.options(*related).order_by(ApiKey.created_at, ApiKey.id)
+    names = (ApiKey.parent_key_id, ApiKey.parent_id), (ApiKey.root_key_id, ApiKey.limit_root)
+    named = [with_expression(name, _key_id_of(id)) for name, id in names]
+    return query.options(selectinload(ApiKey.successor), *named).order_by(ApiKey.created_at, ApiKey.id)
+
+
+def whole(tenant_id: UUID | None) -> Select[ApiKey]:
+    """As `of_owner`, read anew also where the session has the key."""
+    return of_owner(tenant_id).execution_options(populate_existing=True)
+
+
+def _key_id_of(id: ColumnElement[Any] | InstrumentedAttribute[Any]) -> ScalarSelect[Any]:
+    key = aliased(ApiKey)
+    return select(key.key_id).where(key.id == id).scalar_subquery()
 
 
 def alive(now: datetime, key: type[ApiKey] = ApiKey) -> ColumnElement[bool]:

@@ -4,7 +4,7 @@ from datetime import datetime
 from uuid import UUID, uuid4
 
 from sqlalchemy import CheckConstraint, FetchedValue, ForeignKey, Index, UniqueConstraint, func, text
-from sqlalchemy.orm import Mapped, mapped_column, relationship
+from sqlalchemy.orm import Mapped, mapped_column, query_expression, relationship
 
 from loraplex.tenants.models.base import Base, BigInt, Revision, one_of
 from loraplex.tenants.names import TENANT_NAME
@@ -100,7 +100,6 @@ class ApiKey(Base):
 
     tenant: Mapped[Tenant | None] = relationship(lazy="raise")
     successor: Mapped["ApiKey | None"] = relationship(remote_side=id, foreign_keys=replaced_by, lazy="raise")
-    parent: Mapped["ApiKey | None"] = relationship(remote_side=id, foreign_keys=parent_id, lazy="raise")
-    root: Mapped["ApiKey | None"] = relationship(
-        remote_side=id, foreign_keys=limit_root, lazy="raise", viewonly=True
-    )
+    # The public ids of these two keys, for those who read whole keys: loaded as objects, they would overwrite one another.
+    parent_key_id: Mapped[str | None] = query_expression()
+    root_key_id: Mapped[str | None] = query_expression()

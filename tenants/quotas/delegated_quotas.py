@@ -98,7 +98,7 @@ class QuotaRepository:
         found = (await self._session.execute(query.where(*of_key))).one_or_none()
         if found is None:
             return None
-        return state_of("group", *found.tuple(), await self._row(found.id, None))
+        return state_of("group", found.id, found.key_id, await self._row(found.id, None))
 
     async def adapter(self, name: str) -> QuotaState:
         """Raises `AdapterNotFound`."""

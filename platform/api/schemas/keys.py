@@ -109,6 +109,6 @@ def to_response(record: ApiKey) -> KeyDocument:
         revoked_at=record.revoked_at,
         last_used_at=record.last_used_at,
         replaced_by=None if record.successor is None else record.successor.key_id,
-        parent_id=None if record.parent is None else record.parent.key_id,
-        limit_root=None if record.root is None else record.root.key_id,
+        parent_id=record.parent_key_id,
+        limit_root=record.root_key_id,
     )

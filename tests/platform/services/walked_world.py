@@ -199,6 +199,8 @@ def _anonymous(value: Any) -> Any:
     kept = {name: _anonymous(each) for name, each in value.items() if name not in _AUTHOR}
     if kept.get("created_by") is not None:
         kept["created_by"] = "author"
+    # Only a key is a parent, not an operator.
+    kept.pop("parent_id", None)
     return kept
 
 

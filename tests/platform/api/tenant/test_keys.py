@@ -16,7 +16,7 @@ from loraplex.tenants.database import Database
 KEYS = "/tenant/v1/keys"
 ME = "/tenant/v1/me"
 SHOWN = {"id", "name", "environment", "scopes", "allowed_cidrs", "created_by", "created_at", "expires_at"} | {
-    *("revoked_at", "last_used_at", "replaced_by")
+    *("revoked_at", "last_used_at", "replaced_by", "parent_id", "limit_root")
 }
 
 

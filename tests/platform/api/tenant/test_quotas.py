@@ -126,6 +126,43 @@ async def test_quotas_come_in_pages(start_gateway: Any, database: Database, valk
             assert (await http.get("quotas", params=wrong)).status_code == 400
 
 
+async def test_a_key_shares_the_limits_of_the_key_that_minted_it(
+    start_gateway: Any, database: Database, valkey_url: str
+) -> None:
+    async with limited(start_gateway, database, valkey_url, max_keys=9) as (gateway, http):
+        scopes = ["inference", "keys:write", "usage:read"]
+        root = (await http.post("keys", json={"name": "root", "scopes": scopes})).json()
+        assert root["parent_id"] == root["created_by"] and root["limit_root"] is None
+        bearer = {"authorization": f"Bearer {root['api_key']}"}
+        child = (await http.post("keys", json={"name": "child"}, headers=bearer)).json()
+        assert (child["parent_id"], child["limit_root"]) == (root["id"], None)
+        put = await http.put(
+            f"keys/{root['id']}/quotas", json={"requests_per_minute": 1}, headers={"if-match": '"1"'}
+        )
+        assert put.status_code == 200
+        shown = {
+            each: (await http.get(f"keys/{each}")).json()["limit_root"] for each in (root["id"], child["id"])
+        }
+        assert set(shown.values()) == {root["id"]}
+        mine = {"authorization": f"Bearer {child['api_key']}"}
+        assert (await gateway.post("/v1/completions", BODY, **mine)).status_code == 200
+        refused = await gateway.post("/v1/completions", BODY, **mine, **{"x-request-id": "too-many"})
+        assert refused.status_code == 429
+        assert refused.headers["x-loraplex-limit-level"] == "group"
+        assert "requests_per_minute of the group is 1" in refused.json()["error"]["message"]
+        assert refused.headers["x-ratelimit-limit-requests"] == "1"
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        (decision,) = (await http.get("limits/explain/too-many")).json()["decisions"]
+        assert (decision["level"], decision["limit"], decision["passed"]) == ("group", 1, False)
+        assert (await http.delete(f"keys/{root['id']}")).status_code == 204
+        _, group = (await http.get("quotas")).json()["data"]
+        assert (group["level"], group["name"]) == ("group", root["id"])
+        assert use(group, "requests_per_minute")[:2] == (1, 1) and use(group, "tokens_per_day")[1] == 10
+        assert (await gateway.post("/v1/completions", BODY, **mine)).status_code == 429
+        assert (await http.delete(f"keys/{child['id']}")).status_code == 204
+        assert len((await http.get("quotas")).json()["data"]) == 1
+
+
 async def test_reading_quotas_waits_for_a_slot_and_keeps_no_connection(
     start_gateway: Any, database: Database
 ) -> None:

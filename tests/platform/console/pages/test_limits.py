@@ -18,6 +18,7 @@ from tests.platform.services.queries.test_limits import CountingAdmissions, Sile
 
 from loraplex.platform.services.queries import limit_replay
 from loraplex.platform.services.queries.limit_replay import ReplayedDraft
+from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.counters.counter_replies import Decision, Explanation
 from loraplex.tenants.database import Database
 from loraplex.tenants.ledger import usage_steps
@@ -59,6 +60,25 @@ async def test_limits_are_changed_within_those_of_the_tenant(console: Console, d
     assert f"set by {browser.session.email}" in page.text
     assert page.texts(".section h2")[:2] == ["Tenant", "Key k"]
     assert "250 of 500" in page.text and "500 of 1.00 k" in page.text
+
+
+async def test_limits_of_a_group_name_it(console: Console, database: Database) -> None:
+    seen = observed_tenant(database.url)
+    counters(console, CountingAdmissions())
+    async with database.as_operator() as session:
+        keys = KeyRepository(session)
+        root = await keys.get(seen.id, seen.key_id)
+        session.add(Quota(tenant_id=seen.id, api_key_id=root.id, tokens_per_day=500))
+        await session.flush()
+        child = (await keys.create(seen.id, "child", ["inference"], parent=root)).record.key_id
+    browser = await console.signed_in("developer", seen.tenant.name)
+    page = await browser.page("/console/limits")
+    assert page.texts(".section h2")[:2] == ["Tenant", "Group k"]
+    assert "shared by this key and all below it" in page.text and "250 of 500" in page.text
+    shown = await browser.page(f"/console/keys/{child}")
+    assert "Limits of its group" in shown.text and "250 of 500" in shown.text
+    assert "No limit of its own." in shown.text
+    assert "Limits of its group" not in (await browser.page(f"/console/keys/{seen.key_id}")).text
 
 
 async def test_roles_and_other_tenants(console: Console, database: Database) -> None:
