@@ -41,6 +41,7 @@ async def add_many(tenant: TenantWithGateways, many: int) -> None:
 
 
 async def test_ended_keys_and_adapters_have_no_limits(database: Database, valkey_url: str) -> None:
+    """But those that keys below them share. A key that is in no group counts for no further subject."""
     tenant = await make_tenant_with_gateways(database, valkey_url, requests_per_minute=60)
     async with database.as_operator() as session:
         keys, adapters = KeyRepository(session), AdapterRepository(session, tenant.tenant_id)
@@ -68,7 +69,15 @@ async def test_ended_keys_and_adapters_have_no_limits(database: Database, valkey
     policy = await UsageLedger(database).policy(tenant.tenant_id)
     limits = QuotaLimits(requests_per_minute=5)
     # Clocks differ: an expired key keeps its limits for a day.
-    assert dict(policy.keys) == {made[0].id: limits, successor.id: limits, made[3].id: limits}
+    rotated = made[2].id
+    assert policy.keys == dict.fromkeys([made[0].id, rotated, successor.id, made[3].id], limits)
+    assert policy.roots == {successor.id: rotated}
+    of_root, of_successor = (
+        policy.subjects(tenant.tenant_id, key_id, kept.id) for key_id in (rotated, successor.id)
+    )
+    assert [each.level for each in of_root] == ["tenant", "key", "adapter"]
+    assert [each.level for each in of_successor] == ["tenant", "group", "key", "adapter"]
+    assert of_successor[1].counter == of_root[1].counter and of_successor[1].limits == limits
     assert dict(policy.adapters) == {kept.id: QuotaLimits(requests_per_minute=4)}
     assert policy.tenant == QuotaLimits(requests_per_minute=60)
 
