@@ -8,6 +8,7 @@ AdaptersError
 │   ├── TensorsRejected     the tensors do not fit the configuration or the base model; has the report so far
 │   └── VersionRejected     the result of a whole validation or probe; has the report of all checks
 ├── ValidationUnavailable   no result now: too many uploads wait, or this machine cannot validate
+│   └── ValidationShareExceeded  as many versions of the tenant wait as may
 ├── MalformedJson           bytes that are not one strict JSON document
 ├── UploadRefused           uploaded files that are not as declared or allowed; the subject is the file
 │   ├── UploadTooLarge
@@ -75,6 +76,12 @@ class VersionRejected(TensorsRejected):
 
 class ValidationUnavailable(AdaptersError):
     pass
+
+
+class ValidationShareExceeded(ValidationUnavailable):
+    """As many versions of the tenant wait as may."""
+
+    limit = "waiting_versions"
 
 
 class MalformedJson(AdaptersError):

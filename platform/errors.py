@@ -10,7 +10,7 @@ GatewayError
 ├── BodyTooLarge
 ├── UnsupportedEncoding       a Content-Encoding other than gzip
 ├── BodyTimeout               the body arrived too slowly
-├── BodyShareExceeded         the bodies of the tenant's requests take all of its share of the memory for them
+├── ShareExceeded             a bound that the tenant, or the address, has filled by itself; `limit` names it
 ├── InsufficientScope
 ├── FormRefused               a form of the console that this server's own page of the same session has not sent
 ├── MisdirectedRequest        asked of the console by a name that it is not known by
@@ -106,8 +106,13 @@ class BodyTimeout(GatewayError):
     pass
 
 
-class BodyShareExceeded(GatewayError):
-    pass
+class ShareExceeded(GatewayError):
+    """`limit` names the bound, `level` whose it is: the same client is served again when its own work ends."""
+
+    def __init__(self, message: str, *, limit: str, level: str = "tenant") -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.level = level
 
 
 class InsufficientScope(GatewayError):
@@ -206,7 +211,7 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     BodyTooLarge: ErrorRow(413, _INVALID, "request_too_large"),
     UnsupportedEncoding: ErrorRow(415, _INVALID, "unsupported_content_encoding"),
     BodyTimeout: ErrorRow(408, _INVALID, "request_timeout"),
-    BodyShareExceeded: ErrorRow(429, _RATE, "rate_limit_exceeded", retry_after_s=1),
+    ShareExceeded: ErrorRow(429, _RATE, "rate_limit_exceeded", retry_after_s=1),
     InsufficientScope: ErrorRow(403, _PERMISSION, "insufficient_scope"),
     FormRefused: ErrorRow(403, _PERMISSION, "form_refused"),
     MisdirectedRequest: ErrorRow(421, _INVALID, "misdirected_request"),
@@ -229,6 +234,7 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     grammar_errors.AnalysisFailed: ErrorRow(400, _INVALID, "unsupported_schema"),
     grammar_errors.SchemaNotSatisfied: ErrorRow(422, _INVALID, "schema_not_satisfied"),
     adapters_errors.ValidationUnavailable: ErrorRow(503, _SERVER, "overloaded", retry_after_s=30),
+    adapters_errors.ValidationShareExceeded: ErrorRow(429, _RATE, "rate_limit_exceeded", retry_after_s=30),
     adapters_errors.UploadRefused: ErrorRow(400, _INVALID, "invalid_value"),
     adapters_errors.UploadTooLarge: ErrorRow(413, _INVALID, "request_too_large"),
     adapters_errors.ChecksumMismatch: ErrorRow(400, _INVALID, "checksum_mismatch"),
@@ -270,6 +276,7 @@ ENGINE_TABLE: Final[dict[str, ErrorRow]] = {
     engine_errors.PromptTooLong.code: ErrorRow(400, _INVALID, "context_length_exceeded"),
     engine_errors.UnsupportedFeature.code: ErrorRow(400, _INVALID, "unsupported_parameter"),
     engine_errors.EngineOverloaded.code: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
+    engine_errors.QueueShareExceeded.code: ErrorRow(429, _RATE, "rate_limit_exceeded", retry_after_s=1),
     engine_errors.EngineUnavailable.code: ErrorRow(503, _SERVER, "engine_unavailable", retry_after_s=2),
     engine_errors.ServerShuttingDown.code: ErrorRow(503, _SERVER, "server_shutting_down", retry_after_s=2),
     engine_errors.EngineLost.code: ErrorRow(503, _SERVER, "engine_unavailable", retry_after_s=2),
@@ -297,6 +304,8 @@ class ClientError:
     row: ErrorRow
     message: str
     param: str | None = None
+    limit: tuple[str, str] | None = None
+    """The bound that its client has filled by itself, and whose it is: the tenant's or the address's."""
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """Build the OpenAI error object: `{"error": {"message", "type", "param", "code"}}`."""
@@ -315,7 +324,7 @@ def describe(error: Exception) -> ClientError:
         error, tenants_errors.JournalFull
     ):
         return ClientError(row, "A store that this server depends on does not respond; try again.")
-    return ClientError(row, str(error), _param(error))
+    return ClientError(row, str(error), _param(error), _own_bound(error))
 
 
 def unavailable_store(error: Exception) -> str | None:
@@ -330,6 +339,18 @@ def _row(error: Exception) -> ErrorRow:
     if isinstance(error, tenants_errors.LimitExceeded) and error.retry_after_s is None:
         return replace(row, retry_after_s=None)
     return row
+
+
+def _own_bound(error: Exception) -> tuple[str, str] | None:
+    if isinstance(error, ShareExceeded):
+        return error.limit, error.level
+    if isinstance(error, adapters_errors.ValidationShareExceeded):
+        return error.limit, "tenant"
+    is_queue = (
+        isinstance(error, EngineFailed | engine_errors.EngineError)
+        and error.code == engine_errors.QueueShareExceeded.code
+    )
+    return ("waiting_sequences", "tenant") if is_queue else None
 
 
 def _param(error: Exception) -> str | None:

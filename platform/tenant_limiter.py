@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Hashable, Iterable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from loraplex.platform.errors import Overloaded
+from loraplex.platform.errors import GatewayError, Overloaded, ShareExceeded
 
 AT_ONCE: Final = 4
 """Requests of one tenant that use the database, or a thread, at once in one place."""
@@ -55,7 +55,7 @@ class TenantLimiter:
 
     @asynccontextmanager
     async def slot(self, tenant_id: Hashable) -> AsyncIterator[None]:
-        """Take a slot for the block, waiting for it where the limiter allows that. Raises `Overloaded`."""
+        """Take a slot for the block, waiting for it where the limiter allows that. Raises `ShareExceeded`, `Overloaded`."""
         if self._max_waiting and (tenant_id in self._waiting or self._refusal(tenant_id) is not None):
             await self._wait(tenant_id)
         else:
@@ -68,7 +68,7 @@ class TenantLimiter:
     def _acquire(self, tenant_id: Hashable) -> None:
         refusal = self._refusal(tenant_id)
         if refusal is not None:
-            raise Overloaded(refusal)
+            raise refusal
         self._running[tenant_id] += 1
 
     def _release(self, tenant_id: Hashable) -> None:
@@ -82,21 +82,24 @@ class TenantLimiter:
         while self._hand_over((tenant_id,) if self._total is None else self._waiting):
             continue
 
-    def _refusal(self, tenant_id: Hashable) -> str | None:
+    def _refusal(self, tenant_id: Hashable) -> GatewayError | None:
         if self._per_tenant is not None and self._running[tenant_id] >= self._per_tenant:
-            return (
+            return self._share_exceeded(
                 f"This {self._owner} has {self._per_tenant} {self._work} in progress, the maximum; try again."
             )
         if self._is_full():
-            return f"The server has as many {self._work} in progress as it can; try again."
+            return Overloaded(f"The server has as many {self._work} in progress as it can; try again.")
         return None
+
+    def _share_exceeded(self, message: str) -> ShareExceeded:
+        return ShareExceeded(message, limit=self._work.replace(" ", "_"), level=self._owner)
 
     def _is_full(self) -> bool:
         return self._total is not None and self._running.total() >= self._total
 
     async def _wait(self, tenant_id: Hashable) -> None:
         if len(self._waiting.get(tenant_id, ())) >= self._max_waiting:
-            raise Overloaded(
+            raise self._share_exceeded(
                 f"{self._max_waiting} {self._work} of this {self._owner} wait already; try again."
             )
         if self._max_waiting_in_total is not None and self.waiting >= self._max_waiting_in_total:

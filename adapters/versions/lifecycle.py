@@ -16,7 +16,12 @@ from uuid import UUID, uuid4
 import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.adapters.errors import AdaptersError, StorageError, ValidationUnavailable
+from loraplex.adapters.errors import (
+    AdaptersError,
+    StorageError,
+    ValidationShareExceeded,
+    ValidationUnavailable,
+)
 from loraplex.adapters.storage.local_store import WEIGHTS_FILE
 from loraplex.adapters.versions.pending_folders import PendingFolder, PendingFolders
 from loraplex.adapters.versions.version_job import SYSTEM, LifecycleConfig, VersionJob
@@ -197,7 +202,7 @@ class VersionLifecycle:
     def _require_room(self, tenant_id: UUID) -> None:
         limits = self._limits
         if self._of_tenant[tenant_id] >= limits.max_waiting_per_tenant:
-            raise ValidationUnavailable(
+            raise ValidationShareExceeded(
                 f"{limits.max_waiting_per_tenant} versions of this tenant wait already"
             )
         if len(self._tasks) >= limits.max_waiting:

@@ -30,7 +30,7 @@ from loraplex.platform.auth.authenticator import Authenticator
 from loraplex.platform.error_boundary import ErrorBoundary
 from loraplex.platform.errors import ClientError, ErrorRow, GatewayError, describe
 from loraplex.platform.inference.dependencies import GatewayDependencies
-from loraplex.platform.inference.rate_limit_headers import RETRY_HEADER
+from loraplex.platform.inference.rate_limit_headers import LEVEL_HEADER, LIMIT_HEADER, RETRY_HEADER
 from loraplex.platform.observability.request_id import RequestIds, request_id_of
 from loraplex.platform.observability.request_record import (
     ObservedRequests,
@@ -121,6 +121,8 @@ def error_response(error: ClientError) -> Response:
         headers["retry-after"] = str(error.row.retry_after_s)
     if error.row.status == 401:
         headers["www-authenticate"] = "Bearer"
+    if error.limit is not None:
+        headers[LIMIT_HEADER], headers[LEVEL_HEADER] = error.limit
     if not error.row.repeatable:
         headers[RETRY_HEADER] = "false"
     content = msgspec.json.encode(error.body())

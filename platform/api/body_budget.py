@@ -11,7 +11,7 @@ from uuid import UUID
 
 from starlette.requests import Request
 
-from loraplex.platform.errors import BodyShareExceeded, Overloaded
+from loraplex.platform.errors import Overloaded, ShareExceeded
 from loraplex.platform.tenant_limiter import TenantLimiter
 
 FREE_PER_SHARE: Final = 3
@@ -37,13 +37,13 @@ class BodyBudget:
         return BodyLease(self, tenant_id)
 
     def take(self, tenant_id: UUID, size: int) -> None:
-        """Take `size` bytes; `give_back` returns them. Raises `BodyShareExceeded`, `Overloaded`."""
+        """Take `size` bytes; `give_back` returns them. Raises `ShareExceeded`, `Overloaded`."""
         self.require(tenant_id, size)
         self._tenants[tenant_id] += size
         self._in_use += size
 
     def require(self, tenant_id: UUID, size: int) -> None:
-        """Check that `size` bytes could be taken now. Raises `BodyShareExceeded`, `Overloaded`."""
+        """Check that `size` bytes could be taken now. Raises `ShareExceeded`, `Overloaded`."""
         used = self._tenants[tenant_id] + size
         if FREE_PER_SHARE * used > self._total - self._in_use - size:
             raise self._refusal(used, tenant_id)
@@ -60,12 +60,13 @@ class BodyBudget:
         async with self._turns.slot(tenant_id):
             await asyncio.sleep(0)
 
-    def _refusal(self, used: int, tenant_id: UUID) -> BodyShareExceeded | Overloaded:
+    def _refusal(self, used: int, tenant_id: UUID) -> ShareExceeded | Overloaded:
         """Blame the tenant if it would exceed what it had if all tenants with bodies took all they can."""
         tenants = len(self._tenants.keys() | {tenant_id})
         if used * (tenants + FREE_PER_SHARE) > self._total:
-            return BodyShareExceeded(
-                "The bodies of this tenant's requests in progress take all of its share of the server's memory; try again."
+            return ShareExceeded(
+                "The bodies of this tenant's requests in progress take all of its share of the server's memory; try again.",
+                limit="request_bodies",
             )
         return Overloaded("The server has as many request bodies in progress as it can; try again.")
 
@@ -85,7 +86,7 @@ class BodyLease:
         self.release()
 
     def grow(self, size: int) -> None:
-        """Take `size` more bytes. Raises `BodyShareExceeded` (429) or `Overloaded` (503)."""
+        """Take `size` more bytes. Raises `ShareExceeded` (429) or `Overloaded` (503)."""
         self._budget.take(self._tenant_id, size)
         self._size += size
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from loraplex.platform.api.body_budget import BodyLease
 from loraplex.platform.api.body_stream import BodyChunks
 from loraplex.platform.api.content_encoding import content_encoding, decompressed
-from loraplex.platform.errors import BodyShareExceeded, Overloaded
+from loraplex.platform.errors import Overloaded, ShareExceeded
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ async def read_object(
     """Read the body and return what `check` makes of its object. `lease` has the body's size afterwards.
 
     Large bodies are parsed off the event loop; `check_in_worker` checks those of many values first. Raises what `check`
-    raises, `UnsupportedEncoding`, `BodyTooLarge`, `BodyShareExceeded`, `Overloaded`, `BodyTimeout`, `InvalidBody`, or
+    raises, `UnsupportedEncoding`, `BodyTooLarge`, `ShareExceeded`, `Overloaded`, `BodyTimeout`, `InvalidBody`, or
     `ClientGone` when the client left before the body's end.
     """
     body = await _read_bytes(request, limits, lease)
@@ -61,7 +61,7 @@ def _checked(body: bytes, limits: BodyLimits, check: Callable[[dict[str, Any]], 
 async def _read_bytes(request: Request, limits: BodyLimits, lease: BodyLease) -> bytes:
     try:
         return await _read_chunks(request, limits, lease)
-    except (BodyShareExceeded, Overloaded) as error:
+    except (ShareExceeded, Overloaded) as error:
         # The traceback has the frame that has the body.
         refusal = error.with_traceback(None)
     lease.release()

@@ -19,7 +19,13 @@ from starlette.requests import Request
 from loraplex.platform.auth.client_address import ClientAddresses, client_network
 from loraplex.platform.auth.failure_buckets import FailureBuckets
 from loraplex.platform.auth.key_cache import KeyCache, Lookup
-from loraplex.platform.errors import AddressNotAllowed, InsufficientScope, Overloaded, TooManyUnknownKeys
+from loraplex.platform.errors import (
+    AddressNotAllowed,
+    InsufficientScope,
+    Overloaded,
+    ShareExceeded,
+    TooManyUnknownKeys,
+)
 from loraplex.platform.tenant_limiter import AT_ONCE, TenantLimiter
 from loraplex.tenants.api_keys.key_format import ParsedKey, parse_key
 from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository, check_key, check_usable
@@ -276,7 +282,7 @@ class Authenticator:
         try:
             async with self._penalized.slot(network):
                 return await self._look_up(presented.key_id)
-        except Overloaded:
+        except (Overloaded, ShareExceeded):
             message = "This address presented too many API keys that do not exist; try again."
             raise TooManyUnknownKeys(message) from None
 

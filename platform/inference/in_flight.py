@@ -17,6 +17,7 @@ from loraplex.platform.errors import (
     KeyRevoked,
     Overloaded,
     RequestRevoked,
+    ShareExceeded,
     TenantStopped,
     VersionDeleted,
 )
@@ -142,7 +143,7 @@ class InFlightRequests:
     def add(self, context: RequestContext, sequences: int) -> InFlightRequest:
         """Add a request of `sequences`, its prompts times `n`. Larger tenants' newest requests give way where it needs room.
 
-        Raises `Overloaded`, or `InvalidParameter` for a request that never fits.
+        Raises `ShareExceeded`, `Overloaded`, or `InvalidParameter` for a request that never fits.
         """
         tenant_id = context.caller.tenant_id
         if sequences > self._per_tenant:
@@ -151,8 +152,9 @@ class InFlightRequests:
             )
         own = self._sequences[tenant_id] + sequences
         if own > self._per_tenant:
-            raise Overloaded(
-                f"This tenant may have {self._per_tenant} sequences in progress, and this request has {sequences}; try again."
+            raise ShareExceeded(
+                f"This tenant may have {self._per_tenant} sequences in progress, and this request has {sequences}; try again.",
+                limit="sequences",
             )
         for each in self._giving_way(own, self._sequences.total() + sequences - self._total):
             each.give_way()

@@ -18,7 +18,7 @@ from loraplex.adapters.storage.threads import on_thread
 from loraplex.adapters.target_modules import BaseModel
 from loraplex.adapters.validation.result import Rejected, ValidationResult, refused, refused_by
 from loraplex.adapters.validation.upload_files import UploadFiles, open_upload
-from loraplex.platform.errors import WorkersUnavailable
+from loraplex.platform.errors import ShareExceeded, WorkersUnavailable
 from loraplex.platform.processes.environment import code_environment
 from loraplex.platform.workers.messages import Done, Ended, Failed, Refused, Reply
 from loraplex.platform.workers.pool import WorkerPool
@@ -82,7 +82,7 @@ class AdapterValidation:
             reply = await self._pool.run(self.task, self._arguments, tenant_id, files=self._open(folder))
         except FolderRejected as error:
             return refused_by(error)
-        except WorkersUnavailable as error:
+        except (WorkersUnavailable, ShareExceeded) as error:
             raise ValidationUnavailable(str(error)) from error
         return _result_of(reply, self.task)
 

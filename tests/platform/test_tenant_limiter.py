@@ -16,7 +16,7 @@ from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.responses import ApiResponse
-from loraplex.platform.errors import Overloaded
+from loraplex.platform.errors import Overloaded, ShareExceeded
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 from loraplex.tenants.audit_log import Actor
 from loraplex.tenants.database import Database
@@ -33,8 +33,9 @@ async def test_slots_are_bounded_in_total_and_for_each_tenant() -> None:
     async with AsyncExitStack() as stack:
         for tenant_id in (first, first, second):
             await stack.enter_async_context(limiter.slot(tenant_id))
-        with pytest.raises(Overloaded, match="This tenant has 2 uploads"):
+        with pytest.raises(ShareExceeded, match="This tenant has 2 uploads") as own:
             await stack.enter_async_context(limiter.slot(first))
+        assert (own.value.limit, own.value.level) == ("uploads", "tenant")
         with pytest.raises(Overloaded, match="The server has as many uploads"):
             await stack.enter_async_context(limiter.slot(second))
     with pytest.raises(ZeroDivisionError):
@@ -135,7 +136,7 @@ async def test_a_bounded_number_waits_and_no_tenant_is_remembered() -> None:
 
     tasks = [asyncio.create_task(take()) for _ in range(AT_ONCE + MAX_WAITING)]
     await asyncio.sleep(0)
-    with pytest.raises(Overloaded):
+    with pytest.raises(ShareExceeded):
         await take()
     async with limiter.slot(uuid4()):
         tasks[-1].cancel()

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from loraplex.grammar.errors import GrammarRefused, GrammarTooCostly
 from loraplex.grammar.spec import GrammarSpec
-from loraplex.platform.errors import UnsupportedParameter, WorkersUnavailable
+from loraplex.platform.errors import ShareExceeded, UnsupportedParameter, WorkersUnavailable
 
 
 class CompileChecks(Protocol):
@@ -41,7 +41,7 @@ class RecordedCompileChecks:
         except GrammarRefused:
             result = "invalid"
             raise
-        except WorkersUnavailable:
+        except (WorkersUnavailable, ShareExceeded):
             result = "unavailable"
             raise
         finally:

@@ -17,6 +17,7 @@ from loraplex.platform.errors import (
     InvalidBody,
     InvalidParameter,
     Overloaded,
+    ShareExceeded,
     WorkersUnavailable,
 )
 from loraplex.platform.inference.structured_output.build_task import (
@@ -55,13 +56,13 @@ class RequestAnalysis(Protocol):
     """Analyses large requests in a worker process, off the event loop."""
 
     def check_body(self, namespace: bytes, body: bytes) -> Coroutine[Any, Any, None]:
-        """Check a body. Raises what `parse_object` raises for it, `Overloaded`, `WorkersUnavailable`."""
+        """Check a body. Raises what `parse_object` raises for it, `ShareExceeded`, `Overloaded`, `WorkersUnavailable`."""
         ...
 
     async def plan(self, namespace: bytes, packed: bytes) -> CachedPlan:
         """Build the output plan of constraints packed by `pack_constraints`.
 
-        Raises `GrammarRefused`, `Overloaded`, `WorkersUnavailable`.
+        Raises `GrammarRefused`, `ShareExceeded`, `Overloaded`, `WorkersUnavailable`.
         """
         ...
 
@@ -148,8 +149,9 @@ class RequestAnalyzer:
     @contextmanager
     def _reserved_bytes(self, namespace: bytes, size: int) -> Iterator[None]:
         if self._waiting[namespace] + size > max(self._max_of_tenant, size):
-            raise Overloaded(
-                f"More than {self._max_of_tenant} bytes of this tenant's requests wait to be analysed."
+            raise ShareExceeded(
+                f"More than {self._max_of_tenant} bytes of this tenant's requests wait to be analysed.",
+                limit="analysed_bytes",
             )
         if self._waiting.total() + size > max(self._max_waiting, size):
             raise Overloaded(f"More than {self._max_waiting} bytes of requests wait to be analysed.")

@@ -20,7 +20,7 @@ from tests.adapters.versions.lifecycle_server import (
     tenant_id,
 )
 
-from loraplex.adapters.errors import ValidationUnavailable
+from loraplex.adapters.errors import ValidationShareExceeded, ValidationUnavailable
 from loraplex.adapters.target_modules import BaseModel, adaptable_modules
 from loraplex.adapters.versions.version_job import LifecycleConfig
 from loraplex.engine.errors import EngineUnavailable
@@ -147,7 +147,7 @@ async def test_the_number_of_waiting_versions_is_bounded(
     server.validation.gate.clear()
     for _ in range(2):
         await server.begin(tenant_id)
-    with pytest.raises(ValidationUnavailable, match="2 versions of this tenant"):
+    with pytest.raises(ValidationShareExceeded, match="2 versions of this tenant"):
         await server.begin(tenant_id)
     async with database.as_operator() as session:
         others = [(await TenantRepository(session).create(name)).id for name in ("bolt", "cask")]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loraplex.engine.batch.sequence import Sequence
-from loraplex.engine.errors import EngineOverloaded
+from loraplex.engine.errors import EngineOverloaded, QueueShareExceeded
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.scheduling.unstarted_requests import UnstartedRequests
@@ -32,13 +32,14 @@ def test_the_newest_requests_of_the_tenant_with_the_most_give_way(simulation: "S
     run = simulation(max_waiting=6)
     for name in "123456":
         submit(run, "a", name)
-    with pytest.raises(EngineOverloaded, match="6 of at most 6"):
+    with pytest.raises(QueueShareExceeded, match="6 of at most 6"):
         submit(run, "a", "7")
     for name in "123":
         submit(run, "b", name)
     assert refused(run) == ["a6", "a5", "a4"]
-    with pytest.raises(EngineOverloaded):
+    with pytest.raises(EngineOverloaded) as shared:
         submit(run, "b", "4")
+    assert shared.type is EngineOverloaded, "another tenant waits, too"
     submit(run, "c", "1")
     submit(run, "c", "2")
     assert refused(run)[3:] == ["a3", "b3"]

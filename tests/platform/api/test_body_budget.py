@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loraplex.platform.api.body_budget import FREE_PER_SHARE, BodyBudget
-from loraplex.platform.errors import BodyShareExceeded, GatewayError, Overloaded, describe
+from loraplex.platform.errors import GatewayError, Overloaded, ShareExceeded, describe
 
 TOTAL = 1 << 20
 CHUNK = 1 << 10
@@ -24,14 +24,14 @@ def fill(budget: BodyBudget, owner: UUID) -> int:
         while True:
             budget.take(owner, CHUNK)
             taken += CHUNK
-    except (BodyShareExceeded, Overloaded):
+    except (ShareExceeded, Overloaded):
         return taken
 
 
 def test_a_tenant_alone_gets_a_quarter_and_429_beyond() -> None:
     budget = BodyBudget(TOTAL)
     assert fill(budget, tenant(1)) == TOTAL // 4
-    with pytest.raises(BodyShareExceeded) as refused:
+    with pytest.raises(ShareExceeded) as refused:
         budget.take(tenant(1), CHUNK)
     row = describe(refused.value).row
     assert (row.status, row.code, row.retry_after_s) == (429, "rate_limit_exceeded", 1)
@@ -90,7 +90,7 @@ def test_every_grant_leaves_three_times_the_tenants_bytes_free(steps: list[tuple
 
 def test_a_lease_returns_its_bytes_once() -> None:
     budget = BodyBudget(TOTAL)
-    with pytest.raises(BodyShareExceeded), budget.lease(tenant(1)) as lease:
+    with pytest.raises(ShareExceeded), budget.lease(tenant(1)) as lease:
         lease.grow(CHUNK)
         lease.release()
         lease.grow(TOTAL // 8)

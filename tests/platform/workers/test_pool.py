@@ -16,7 +16,7 @@ import pytest
 from tests.platform.process_table import alive, children, command_line
 from tests.platform.workers.task_functions import ROOT, Sum, task
 
-from loraplex.platform.errors import WorkersUnavailable
+from loraplex.platform.errors import ShareExceeded, WorkersUnavailable
 from loraplex.platform.workers.messages import (
     Done,
     Ended,
@@ -318,7 +318,7 @@ async def test_tenants_alternate_and_the_queue_is_bounded(pool: WorkerPool) -> N
 
     calls = [asyncio.create_task(run(tenant)) for tenant in (ONE, ONE, ONE, OTHER)]
     await asyncio.sleep(0)
-    with pytest.raises(WorkersUnavailable, match="2 sums of this tenant wait already"):
+    with pytest.raises(ShareExceeded, match="2 sums of this tenant wait already"):
         await pool.run(spec, ("well",), ONE)
     with pytest.raises(WorkersUnavailable, match="3 sums wait already"):
         await pool.run(spec, ("well",), b"3")

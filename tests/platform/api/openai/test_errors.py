@@ -12,7 +12,13 @@ import pytest
 
 from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.local_store import LocalAdapterStore
-from loraplex.engine.errors import AdapterQuarantined, EngineOverloaded, EngineUnavailable, RequestTimeout
+from loraplex.engine.errors import (
+    AdapterQuarantined,
+    EngineOverloaded,
+    EngineUnavailable,
+    QueueShareExceeded,
+    RequestTimeout,
+)
 from loraplex.engine.fake_engine import FakeScript, Fault
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.parameters.json_object import BodyLimits
@@ -89,6 +95,7 @@ async def test_token_ids_outside_the_vocabulary_are_refused(start_gateway: Any) 
     ("code", "status", "retry"),
     [
         (EngineOverloaded.code, 503, True),
+        (QueueShareExceeded.code, 429, True),
         (EngineUnavailable.code, 503, True),
         (AdapterQuarantined.code, 503, True),
         (RequestTimeout.code, 504, False),
@@ -104,6 +111,8 @@ async def test_engine_failures_before_the_first_byte(
         response = await ask(gateway, {"model": MODEL, "messages": USER, "stream": stream})
         assert response.status_code == status
         assert ("retry-after" in response.headers) == retry
+        named = response.headers.get("x-loraplex-limit")
+        assert named == ("waiting_sequences" if status == 429 else None)
         assert response.headers["x-request-id"]
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
         assert ("inner words" in response.text) == (status != 500)
@@ -255,8 +264,10 @@ async def test_a_full_gateway_refuses_and_recovers(start_gateway: Any) -> None:
         while gateway.engine.running < 2:
             await asyncio.sleep(0.005)
     refused = await ask(gateway, body)
-    assert refused.status_code == 503 and refused.json()["error"]["code"] == "overloaded"
+    assert refused.status_code == 429 and refused.json()["error"]["code"] == "rate_limit_exceeded"
     assert int(refused.headers["retry-after"]) >= 1
+    assert refused.headers["x-loraplex-limit"] == "sequences"
+    assert refused.headers["x-loraplex-limit-level"] == "tenant"
     assert [response.status_code for response in await asyncio.gather(*first)] == [200, 200]
     assert (await ask(gateway, body)).status_code == 200
 

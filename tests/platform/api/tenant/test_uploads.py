@@ -14,7 +14,7 @@ from tests.platform.api.conftest import served
 from tests.platform.api.tenant.upload_program import upload_app
 from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, UploadHome, content_digest, declared
 
-from loraplex.adapters.errors import BlobStoreUnavailable
+from loraplex.adapters.errors import BlobStoreUnavailable, ValidationShareExceeded
 from loraplex.adapters.limits import UploadConfig
 from loraplex.adapters.uploads.cleanup import UploadCleanup
 from loraplex.tenants.accounts.tenants import TenantRepository
@@ -132,6 +132,10 @@ async def test_an_idempotency_key_creates_one_version(start: StartTenant) -> Non
     assert (await tenant.post(once="twice")).json()["version"] == 2
     tenant.home.lifecycle.error = BlobStoreUnavailable("down")
     assert (await tenant.post(once="third")).status_code == 503
+    tenant.home.lifecycle.error = ValidationShareExceeded("2 versions of this tenant wait already")
+    own = await tenant.post(once="third")
+    assert code(own)[:2] == (429, "rate_limit_exceeded") and own.headers["retry-after"] == "30"
+    assert own.headers["x-loraplex-limit"] == "waiting_versions"
     tenant.home.lifecycle.error = None
     assert (await tenant.post(once="third")).json()["version"] == 3
     assert tenant.home.left() == []
@@ -391,7 +395,8 @@ async def test_concurrent_bodies_are_bounded(start: StartTenant) -> None:
     await sending.wait()
     while (response := await tenant.put(upload, CONFIG, 1, FILES[CONFIG])).status_code == 200:
         await asyncio.sleep(0.01)
-    assert code(response)[:2] == (503, "overloaded") and response.headers["retry-after"] == "1"
+    assert code(response)[:2] == (429, "rate_limit_exceeded") and response.headers["retry-after"] == "1"
+    assert response.headers["x-loraplex-limit"] == "uploads"
     finish.set()
     assert (await first).status_code == 200
     assert (await tenant.put(upload, CONFIG, 1, FILES[CONFIG])).status_code == 200

@@ -21,6 +21,7 @@ from loraplex.platform.errors import (
     InvalidParameter,
     MissingParameter,
     Overloaded,
+    ShareExceeded,
     WorkersUnavailable,
 )
 from loraplex.platform.inference.structured_output.build_task import (
@@ -177,7 +178,7 @@ async def test_waiting_bytes_are_bounded_per_tenant_and_in_total() -> None:
     try:
         checks = [analyzer.check_body(tenant, body) for tenant in (ONE, ONE, OTHER, b"3" * 32)]
         ended = await asyncio.gather(*checks, return_exceptions=True)
-        assert [type(each) for each in ended] == [type(None), Overloaded, type(None), Overloaded]
+        assert [type(each) for each in ended] == [type(None), ShareExceeded, type(None), Overloaded]
         await analyzer.check_body(ONE, b"{" + b" " * 5_000 + b"}")
     finally:
         await analyzer.close()
