@@ -121,6 +121,8 @@ def test_commands_settings_and_secrets_are_those_of_the_program() -> None:
     for name in variables:
         require_setting_variable(name)
     require_settings({name.lower().removeprefix("loraplex_"): value for name, value in variables.items()})
+    # A network of the base would let others than the ingress controller write client addresses.
+    assert variables["LORAPLEX_TRUSTED_PROXIES"] == ""
     (secret,) = WRITTEN["secret.example.yaml"]
     values = tomllib.loads(secret["stringData"]["loraplex.toml"])
     assert set(values) <= set(Settings.model_fields)

@@ -8,6 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
+from tests.deploy.dockerfile import image
 from tests.deploy.manifests import RELEASES
 from tests.deploy.settings_named import require_command
 
@@ -101,8 +102,14 @@ def test_every_container_is_unprivileged(pods: list[dict[str, Any]]) -> None:
         assert pod["securityContext"]["runAsNonRoot"]
         assert pod["automountServiceAccountToken"] is False
         for container in containers(pod):
-            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            # What Ray, compilers and Python write: nothing of the root.
+            written = {each["mountPath"] for each in container["volumeMounts"] if not each.get("readOnly")}
+            assert {"/tmp", dict(image("cpu").environment)["HOME"]} <= written
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -202,3 +209,27 @@ def test_rays_ports_are_open_to_the_cluster_alone(cluster: list[dict[str, Any]])
     http, metrics = policies["loraplex-http"]["ingress"]
     assert [port["port"] for port in http["ports"]] == ["http"]
     assert [port["port"] for port in metrics["ports"]] == ["metrics"] and metrics["from"]
+
+
+def test_nothing_leaves_a_pod_that_no_policy_names(
+    cluster: list[dict[str, Any]], gateways: list[dict[str, Any]]
+) -> None:
+    policies = {each["metadata"]["name"]: each["spec"] for each in cluster if each["kind"] == "NetworkPolicy"}
+    everyone = {"app.kubernetes.io/name": "loraplex"}
+    assert policies["loraplex-ray"]["podSelector"]["matchLabels"] == everyone
+    assert policies["loraplex-ray"]["policyTypes"] == ["Ingress", "Egress"]
+    assert policies["loraplex-ray"]["egress"] == [{"to": [{"podSelector": {"matchLabels": everyone}}]}]
+    pods = [*templates(cluster), gateways[0]["spec"]["template"]]
+    assert all(everyone.items() <= each["metadata"]["labels"].items() for each in pods)
+    stores = policies["loraplex-stores"]
+    assert stores["podSelector"]["matchLabels"] == pods[-1]["metadata"]["labels"]
+    assert [each["port"] for each in stores["egress"][0]["ports"]] == [5432, 6379]
+    (names,) = policies["loraplex-names"]["egress"]
+    assert {each["port"] for each in names["ports"]} == {53}
+    internet = policies["loraplex-internet"]
+    of = {each["key"]: each["values"] for each in internet["podSelector"]["matchExpressions"]}
+    assert of["app.kubernetes.io/component"] == ["gateway", "engine"]
+    (rule,) = internet["egress"]
+    (block,) = [each["ipBlock"] for each in rule["to"]]
+    assert {"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"} <= set(block["except"])
+    assert rule["ports"] == [{"port": 443}]

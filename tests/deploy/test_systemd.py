@@ -74,6 +74,13 @@ def test_what_all_units_share_gives_a_drain_its_time_and_survives_a_killed_worke
         require_setting_variable(name)
 
 
+@pytest.mark.parametrize("path", sorted(UNITS.glob("*.service")), ids=lambda path: path.name)
+def test_what_serves_is_restarted_for_good(path: Path) -> None:
+    options = unit(path)
+    serves = " serve " in options["Service"]["ExecStart"]
+    assert options["Unit"].get("StartLimitIntervalSec") == ("0" if serves else None)
+
+
 def test_the_example_of_the_settings_is_valid() -> None:
     settings = tomllib.loads((UNITS / "loraplex.toml.example").read_text())
     require_settings(settings)
