@@ -39,6 +39,10 @@ PLAIN_HTTP = (
     "`host` is reachable from other machines, and API keys cross the network unencrypted: set `tls_certificate` and `tls_key`, "
     "or put a proxy with TLS in front and name it in `trusted_proxies`"
 )
+OPEN_METRICS = (
+    "`/metrics` has the API's port, and whoever reaches it reads names and loads of tenants without a key: set `metrics_port`, "
+    "and let Prometheus alone reach that"
+)
 ANY_ORIGIN = "*"
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s*]+")
 DEFAULT_PORT = re.compile(r"^(http://.+):80$|^(https://.+):443$")
@@ -350,6 +354,12 @@ class Settings(BaseSettings):
         """
         is_plain = self.tls_certificate is None and not self.trusted_proxies
         return self.role != "engine" and is_plain and not self.is_local
+
+    @property
+    def exposures(self) -> tuple[str, ...]:
+        """What other machines can read without being meant to, as warnings."""
+        is_open = self.role != "engine" and self.metrics_port is None and not self.is_local
+        return (PLAIN_HTTP,) * self.exposes_plain_http + (OPEN_METRICS,) * is_open
 
     @property
     def is_local(self) -> bool:

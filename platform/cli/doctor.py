@@ -28,7 +28,7 @@ from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
 from loraplex.adapters.target_modules import BaseModel
 from loraplex.adapters.validation.result import Rejected, ValidationResult
 from loraplex.platform.cli.command_context import exit_codes
-from loraplex.platform.config import PLAIN_HTTP, Settings, load_settings
+from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.datastores.embedded.binaries import find_postgres, find_valkey
 from loraplex.platform.datastores.embedded.errors import EmbeddedError
 from loraplex.platform.datastores.embedded.identity import choose_identity
@@ -133,12 +133,12 @@ def check_data_dir(settings: Settings) -> Check:
 
 
 def check_network(settings: Settings) -> Check:
-    if settings.exposes_plain_http:
-        return Check("network", "warning", f"{settings.host}: {PLAIN_HTTP}")
     try:
         read_certificate(settings)
     except SettingsError as error:
         return Check("network", "failed", str(error))
+    if settings.exposures:
+        return Check("network", "warning", f"{settings.host}: {'; '.join(settings.exposures)}")
     return Check("network", "ok", f"{settings.host}, port {settings.port}, {settings.scheme}")
 
 

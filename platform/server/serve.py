@@ -16,7 +16,7 @@ import structlog
 
 from loraplex.adapters.errors import AdaptersError
 from loraplex.engine.errors import EngineError
-from loraplex.platform.config import ANY_ORIGIN, EVERY_ORIGIN, PLAIN_HTTP, Settings
+from loraplex.platform.config import ANY_ORIGIN, EVERY_ORIGIN, Settings
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.startup import OnStage, StartingEngines, open_lone_engine, start_engines
 from loraplex.platform.processes.environment import ray_requires_tokens
@@ -138,8 +138,8 @@ async def _serve_gateway(settings: Settings, shutdown: Shutdown, *, accept_new_s
             metrics_socket = sockets.enter_context(
                 bind(settings.host, settings.metrics_port, "--metrics-port")
             )
-        if settings.exposes_plain_http:
-            LOG.warning(PLAIN_HTTP, host=settings.host)
+        for exposure in settings.exposures:
+            LOG.warning(exposure, host=settings.host)
         if ANY_ORIGIN in settings.allowed_origins:
             LOG.warning(EVERY_ORIGIN)
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ Invariant: `serve.py` imports this module after it has started the engine, becau
 
 import asyncio
 import socket
+import sys
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
@@ -13,7 +14,7 @@ import structlog
 from fastapi import FastAPI
 
 from loraplex.platform.api.head_requests import HeadRequests
-from loraplex.platform.config import PLAIN_HTTP, Settings
+from loraplex.platform.config import Settings
 from loraplex.platform.engines.startup import StartingEngines
 from loraplex.platform.observability.exposition import metrics_router
 from loraplex.platform.processes.gc_tuning import freeze_gc
@@ -79,8 +80,8 @@ async def serve_gateway(
             bounds = (limiter, settings.reader_stall_s, listeners.certificate)
             metrics = HttpListener(listeners.metrics, *bounds)
             await stack.enter_async_context(_serving_metrics(gateway, metrics, shutdown))
-        if settings.exposes_plain_http:
-            print(f"Warning: {PLAIN_HTTP}.", flush=True)
+        for exposure in settings.exposures:
+            print(f"Warning: {exposure}.", flush=True)
         if after is not None:
             print(f"\n{after}", flush=True)
         freeze_gc()
@@ -108,7 +109,11 @@ async def _announcements(
     else:
         banner = f"Serving {gateway.served_model_name} at {base_url(settings, listener)}/v1"
     root = _address(settings, listener).console_url
-    notice = None if root is None else await first_run_notice(gateway.database, root)
+    notice = (
+        None
+        if root is None
+        else await first_run_notice(gateway.database, root, shows_link=settings.demo or sys.stdout.isatty())
+    )
     return (f"{notice}\n\n{banner}", None) if settings.demo and notice is not None else (banner, notice)
 
 

@@ -162,6 +162,12 @@ class InvitationRepository:
         )
         return invitation_id, token
 
+    async def was_operator_invited(self, by: str, since: datetime) -> bool:
+        """Whether this author has made a link for an operator since then."""
+        made = (Invitation.purpose == "operator", Invitation.invited_by == by)
+        found = select(Invitation.id).where(*made, Invitation.created_at > since).limit(1)
+        return await self._session.scalar(found) is not None
+
     async def require_room(self, tenant_id: UUID, email: str, now: datetime) -> None:
         """Raise `CountReached` where the tenant has too many open invitations, or has invited this address too often.
 

@@ -34,6 +34,14 @@ async def has_operator(database: Database) -> bool:
         return await UserRepository(session).has_operator()
 
 
+async def was_operator_invited(database: Database, by: str) -> bool:
+    """Whether `by` made a link for an operator within the lifetime of such a link."""
+    async with database.as_operator() as session:
+        return await InvitationRepository(session).was_operator_invited(
+            by, datetime.now(UTC) - FIRST_RUN_LIFETIME
+        )
+
+
 async def invite_operator(uow: UnitOfWork, email: str | None = None) -> str:
     """Return the token of a link by which a person becomes an operator. It works once, for an hour.
 

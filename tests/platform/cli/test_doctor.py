@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -52,13 +53,21 @@ def test_keys_that_cross_a_network_unencrypted(
 ) -> None:
     monkeypatch.setenv("LORAPLEX_HOST", host)
     monkeypatch.setenv("LORAPLEX_TRUSTED_PROXIES", proxies)
-    check = doctor.check_network(load_settings({"data_dir": tmp_path}))
+    check = doctor.check_network(load_settings({"data_dir": tmp_path, "metrics_port": 9100}))
     assert check.status == status and ("TLS" in check.detail) == (status == "warning")
 
 
 def test_a_certificate_that_cannot_be_served(tmp_path: Path) -> None:
     file = certificate_of("localhost", tmp_path)
-    flags = {"data_dir": tmp_path, "host": "0.0.0.0", "tls_certificate": file, "tls_key": file}
+    flags: dict[str, Any] = {
+        "data_dir": tmp_path,
+        "host": "0.0.0.0",
+        "tls_certificate": file,
+        "tls_key": file,
+    }
+    check = doctor.check_network(load_settings(flags))
+    assert check.status == "warning" and "`metrics_port`" in check.detail
+    flags["metrics_port"] = 9100
     assert doctor.check_network(load_settings(flags)) == doctor.Check(
         "network", "ok", "0.0.0.0, port 8000, https"
     )

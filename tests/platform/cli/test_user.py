@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -124,11 +125,18 @@ def test_create_needs_a_tenant_or_operator(arguments: tuple[str, ...]) -> None:
 
 async def test_the_first_operator_comes_by_the_link_that_serve_prints(database: Database) -> None:
     root = "http://127.0.0.1:8000"
-    first, second = await first_run_notice(database, root), await first_run_notice(database, root)
-    assert first is not None and second is not None and "loraplex user create --operator" in second
-    address = second.split()[-1]
+    notice = partial(first_run_notice, database, root)
+    collected = await notice(shows_link=False)
+    first, second = await notice(shows_link=True), await notice(shows_link=True)
+    assert first is not None and collected == second and "token=" not in str(second)
+    assert "loraplex user create --operator" in str(second)
+    with psycopg.connect(database.url) as connection:
+        connection.execute("UPDATE invitations SET created_at = created_at - interval '61 minutes'")
+    hourly = await notice(shows_link=True)
+    assert hourly is not None and hourly.split()[-1] != first.split()[-1]
+    address = hourly.split()[-1]
     assert address.startswith(f"{root}/operator/console/sign-in?token=")
     opened = await accept(database.url, token_of(address), "Ada@example.com")
     assert opened.session.operator and opened.session.tenant_id is None
     assert opened.session.scopes == {"operator"}
-    assert await first_run_notice(database, root) is None
+    assert await notice(shows_link=True) is None

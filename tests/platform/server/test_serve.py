@@ -25,7 +25,7 @@ from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript, Fault
 from loraplex.engine.messages import EngineRequest, Failed
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.cli import user
-from loraplex.platform.config import EVERY_ORIGIN, PLAIN_HTTP, load_settings
+from loraplex.platform.config import EVERY_ORIGIN, OPEN_METRICS, PLAIN_HTTP, load_settings
 from loraplex.platform.datastores.embedded.orphans import executable
 from loraplex.platform.engines import startup
 from loraplex.platform.engines.event_buffer import EventBufferConfig
@@ -235,7 +235,9 @@ async def test_keys_in_the_open_and_pages_of_any_origin_are_warned_of(tmp_path: 
     (tmp_path / "file").touch()
     anyone, page = {"allowed_origins": ["*"]}, {"allowed_origins": ["https://app.example.com"]}
     cases: list[tuple[dict[str, Any], list[str]]] = [
-        ({"host": "0.0.0.0"}, [PLAIN_HTTP]),
+        ({"host": "0.0.0.0"}, [PLAIN_HTTP, OPEN_METRICS]),
+        ({"host": "0.0.0.0", "metrics_port": 0}, [PLAIN_HTTP]),
+        ({"host": "0.0.0.0", "trusted_proxies": ["10.1.2.3/32"]}, [OPEN_METRICS]),
         ({"host": "127.0.0.1"}, []),
         (anyone, [EVERY_ORIGIN]),
         (page, []),
