@@ -7,7 +7,7 @@ import base64
 import binascii
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Annotated, Final, Literal, TypeAlias, get_args
 from uuid import UUID
 
 import msgspec
@@ -30,14 +30,16 @@ THEME_COOKIE: Final = "loraplex-theme"
 THEME_SECONDS: Final = 365 * 24 * 3600
 Theme: TypeAlias = Literal["system", "light", "dark"]
 THEMES: Final[tuple[Theme, ...]] = get_args(Theme)
+# The cookie is the browser's, and pages of sibling domains can write it: `/` or `..` in a name would lead the form elsewhere.
+Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]*\Z")]
 
 
 @dataclass(frozen=True, slots=True)
 class Undo:
     """The change of an alias that a rollback takes back, while the alias has this generation."""
 
-    adapter: str
-    alias: str
+    adapter: Name
+    alias: Name
     generation: int
 
 

@@ -1,5 +1,6 @@
 """The pages of adapters: roles, other tenants, escaping, splits, rollback, states of versions, deletion, what moved meanwhile."""
 
+import base64
 from typing import Any
 from uuid import UUID
 
@@ -11,6 +12,7 @@ from tests.tenants.registry_records import digest
 
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.messages import EngineStats
+from loraplex.platform.console.cookies import TOAST_COOKIE, Toast, Undo
 from loraplex.tenants.audit_log import audit_entries
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
@@ -223,6 +225,22 @@ async def test_a_move_is_undone_in_its_toast(console: Console, signed_in: Signed
     await browser.submit(f"{PIRATE}/aliases/new", f"{PIRATE}/aliases/new")
     assert not (await browser.page(PIRATE)).all(".toast form")
     assert await actions(console) == ["alias.move", "alias.rollback", "alias.delete", "alias.create"]
+
+
+@pytest.mark.parametrize(
+    "adapter", ["../keys/abc", "..", "pirate/../../team", "https://elsewhere.example", ""]
+)
+async def test_a_forged_toast_names_no_other_action(
+    console: Console, signed_in: SignedIn, adapter: str
+) -> None:
+    browser = await signed_in()
+    for name, undo in (("own", Undo("pirate", "production", 1)), ("forged", Undo(adapter, "production", 1))):
+        value = base64.urlsafe_b64encode(msgspec.json.encode(Toast(name, undo))).rstrip(b"=").decode()
+        browser.http.cookies.set(TOAST_COOKIE, value)
+        forms = (await browser.page("/console/adapters")).all(".toast form")
+        assert [each.attributes["action"] for each in forms] == (
+            [f"{PIRATE}/aliases/production/rollback"] if name == "own" else []
+        )
 
 
 async def test_a_split_of_three_has_fields_that_sum_to_100(console: Console, signed_in: SignedIn) -> None:
