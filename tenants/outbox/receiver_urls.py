@@ -3,8 +3,9 @@ is never public, however it is written.
 """
 
 import re
+import socket
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 from typing import Final
 
 from loraplex.tenants.api_keys.networks import Address
@@ -78,8 +79,11 @@ def parse_receiver_url(url: str, *, allow_private: bool, field: str = "url") -> 
     address = parse_literal(host)
     if match["host"].startswith("[") and (address is None or address.version == 4):
         raise InvalidField(field, f"`{field}` has no valid address in its brackets")
-    if address is not None and not (allow_private or is_public(address)):
-        raise InvalidField(field, f"`{field}` is a private or reserved address; allowed: public addresses")
+    is_local = is_local_name(host) if address is None else not is_public(address)
+    if is_local and not allow_private:
+        raise InvalidField(
+            field, f"`{field}` is a private or reserved address; allowed: public addresses and names"
+        )
     return ReceiverUrl(scheme, host, port, match["path"] or "/")
 
 
@@ -90,7 +94,18 @@ def parse_literal(text: str) -> Address | None:
     try:
         return ip_address(text.partition("%")[0])
     except ValueError:
+        pass
+    try:
+        # As resolvers read it: decimal, octal and hexadecimal numbers, and fewer than four of them (`0`, `127.1`).
+        return IPv4Address(socket.inet_aton(text))
+    except (OSError, ValueError):
         return None
+
+
+def is_local_name(name: str) -> bool:
+    """Whether no public receiver can have the name: one without a dot, as hosts files and search domains have, or RFC 6761."""
+    labels = name.lower().removesuffix(".").split(".")
+    return len(labels) == 1 or labels[-1] == "localhost"
 
 
 def is_public(address: Address) -> bool:

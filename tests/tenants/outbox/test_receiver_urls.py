@@ -64,6 +64,29 @@ def test_a_special_address_is_not_public(text: str) -> None:
     assert parse_receiver_url(f"http://{host}:8080/", allow_private=True).host == text
 
 
+@pytest.mark.parametrize(
+    "host",
+    [
+        *(
+            "2130706433",
+            "017700000001",
+            "0177.0.0.1",
+            "0x7f000001",
+            "0x7f.1",
+            "127.1",
+            "0",
+            "2852039166",
+            "10.1",
+        ),
+        *("localhost", "LOCALHOST", "localhost.", "a.localhost", "ip6-localhost", "metadata", "postgres."),
+    ],
+)
+def test_what_a_delivery_would_refuse_is_refused_at_once(host: str) -> None:
+    with pytest.raises(InvalidField, match="private or reserved"):
+        parse_receiver_url(f"https://{host}/hooks", allow_private=False)
+    assert parse_receiver_url(f"https://{host}/hooks", allow_private=True).host == host
+
+
 @pytest.mark.parametrize("text", PUBLIC)
 def test_other_addresses_are_public(text: str) -> None:
     assert is_public(ip_address(text))

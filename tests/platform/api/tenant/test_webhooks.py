@@ -81,6 +81,9 @@ REFUSED: tuple[tuple[dict[str, object], str], ...] = (
     ({"url": "http://example.com/"}, "url"),
     ({"url": "https://169.254.169.254/latest"}, "url"),
     ({"url": "https://[::1]/"}, "url"),
+    ({"url": "https://2130706433/"}, "url"),
+    ({"url": "https://127.1/"}, "url"),
+    ({"url": "https://localhost/"}, "url"),
     ({"url": "https://user:secret@example.com/"}, "url"),
     ({"url": "https://example.com:25/"}, "url"),
     ({"url": "https://example.com/" + "a" * 2048}, "url"),
@@ -97,6 +100,10 @@ async def test_what_is_refused_is_named(start_gateway: Any) -> None:
         refused = await call(gateway, admin, "POST", WEBHOOKS, BODY | change)
         assert refusal(refused)[::2] == (400, param), change
     assert (await call(gateway, admin, "GET", WEBHOOKS)).json()["data"] == []
+    made = (await call(gateway, admin, "POST", WEBHOOKS, BODY)).json()["id"]
+    change = {"url": "https://0177.0.0.1/hooks"}
+    moved = await call(gateway, admin, "PATCH", f"{WEBHOOKS}/{made}", change, if_match='"1"')
+    assert refusal(moved)[::2] == (400, "url")
 
 
 async def test_a_tenant_has_a_bounded_number(start_gateway: Any) -> None:
