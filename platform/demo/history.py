@@ -7,7 +7,7 @@ follow from the tenant and its age: what an interrupted start repeats is not wri
 import asyncio
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from random import Random
 from typing import Final
 from uuid import UUID
@@ -86,7 +86,7 @@ async def write_history(database: Database, tenant_id: UUID, adapter: str) -> No
     finally:
         await ledger.close()
     async with unit_of_work(database, system_actor("demo"), None, None) as uow:
-        await invoices.finalize(uow, tenant_id, month, now=datetime.now(UTC))
+        await invoices.finalize(uow, tenant_id, month)
         await api_keys.revoke(uow, OperatorKeys(uow, tenant_id), key.key_id)
 
 

@@ -1,17 +1,18 @@
 """Closes months: drafts the invoices of last month when it has ended, and makes them final after their grace.
 
 Invariant: each step is one transaction of one tenant and may be repeated, by any number of gateways at once. A tenant whose step
-fails does not stop the others; it is tried again.
+fails does not stop the others; it is tried again. No gateway's own clock ends a month.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
 import structlog
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.billing import invoices
@@ -21,7 +22,7 @@ from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.invoices.content import InvoiceContent, compute_contents
 from loraplex.tenants.invoices.invoices import InvoiceRepository
 from loraplex.tenants.invoices.locks import try_lock_tenant
-from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.invoices.months import Month, passed_everywhere
 from loraplex.tenants.models import Invoice
 from loraplex.tenants.repetition import repeat
 
@@ -33,17 +34,13 @@ JUST_ENDED: Final = timedelta(days=1)
 """How long after its end a month without usage is billed a minimum: one that is agreed later does not reach back."""
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 @dataclass(slots=True, kw_only=True)
 class MonthClosing:
     """The job of one gateway. `grace`: from the end of a month until its invoices become final, for usage that arrives late."""
 
     database: Database
     grace: timedelta
-    clock: Callable[[], datetime] = _now
+    clock: Callable[[AsyncSession], Awaitable[datetime]] = passed_everywhere
     _checked: dict[UUID, datetime] = field(default_factory=dict)
     _month: Month | None = None
     _log: structlog.stdlib.BoundLogger = field(
@@ -57,34 +54,30 @@ class MonthClosing:
     async def close(self) -> None:
         """Do what is due now. Errors are logged, and what failed is tried again by the next pass."""
         try:
-            tenants, drafts = await self._unchecked(), await self._due()
+            async with self.database.as_operator() as session:
+                now = await self.clock(session)
+                tenants = await self._unchecked(session, now)
+                drafts = await InvoiceRepository(session).due(now)
         except TenantsError as error:
             self._log.warning("tried again later", error=str(error)[:200])
             return
         for tenant_id in tenants:
-            if await self._try("draft", tenant_id, self._draft(tenant_id)):
-                self._checked[tenant_id] = self.clock()
+            if await self._try("draft", tenant_id, self._draft(tenant_id, now)):
+                self._checked[tenant_id] = now
         for invoice in drafts:
-            await self._try("finalize", invoice.tenant_id, self._finalize(invoice))
+            await self._try("finalize", invoice.tenant_id, self._finalize(invoice, now))
 
-    async def _unchecked(self) -> Sequence[UUID]:
+    async def _unchecked(self, session: AsyncSession, now: datetime) -> Sequence[UUID]:
         """Return the tenants that last month was not checked for recently."""
-        now = self.clock()
         month = Month.of(now).previous
         if month != self._month:
             self._month, self._checked = month, {}
         self._checked = {each: at for each, at in self._checked.items() if now - at < RECHECK}
-        async with self.database.as_operator() as session:
-            customers = await InvoiceRepository(session).customers(month)
+        customers = await InvoiceRepository(session).customers(month)
         return [each for each in customers if each not in self._checked]
 
-    async def _due(self) -> Sequence[Invoice]:
-        async with self.database.as_operator() as session:
-            return await InvoiceRepository(session).due(self.clock())
-
-    async def _draft(self, tenant_id: UUID) -> bool:
+    async def _draft(self, tenant_id: UUID, now: datetime) -> bool:
         """Draft the invoices of last month; return False if another transaction works on the tenant."""
-        now = self.clock()
         month = Month.of(now).previous
         grace_ends_at = month.end + self.grace
         if now >= grace_ends_at:
@@ -98,13 +91,13 @@ class MonthClosing:
                     await invoices.draft(uow, tenant_id, month, currency, grace_ends_at)
         return True
 
-    async def _finalize(self, invoice: Invoice) -> bool:
+    async def _finalize(self, invoice: Invoice, now: datetime) -> bool:
         async with self._unit_of_work() as uow:
             if not await try_lock_tenant(uow.session, invoice.tenant_id):
                 return False
             await invoices.finalize(
                 *(uow, invoice.tenant_id, Month.parse(invoice.month)),
-                now=self.clock(),
+                now=now,
                 currency=invoice.currency,
             )
         return True

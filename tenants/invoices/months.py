@@ -5,8 +5,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from loraplex.tenants.errors import InvalidField
 
+# The last second of a month of a gateway whose clock is behind comes when PostgreSQL's month is over.
+_PASSED_EVERYWHERE: Final = text(
+    "SELECT clock_timestamp() - make_interval(secs => coalesce(max(skew_ms), 0) / 1000.0) FROM gateways"
+)
 _MONTH: Final = re.compile(r"(20[0-9]{2})-(0[1-9]|1[0-2])", re.ASCII)
 
 
@@ -47,3 +54,11 @@ class Month:
 
     def __str__(self) -> str:
         return f"{self.year}-{self.month:02}"
+
+
+async def passed_everywhere(session: AsyncSession) -> datetime:
+    """Return PostgreSQL's time less the largest skew seen of a gateway's clock, in a session of an operator: what ended before that
+    has ended for all of them.
+    """
+    time: datetime = (await session.execute(_PASSED_EVERYWHERE)).scalar_one()
+    return time

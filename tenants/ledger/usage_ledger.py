@@ -244,8 +244,10 @@ class UsageLedger:
         return epoch, snapshot
 
     async def record_gateway(self, gateway_id: UUID, live_s: float) -> int:
-        """Note that a gateway is alive; return the number of live gateways, itself included."""
-        await self._general.fetch(statements.SEEN, gateway_id)
+        """Note that a gateway is alive, and its clock's distance from PostgreSQL's; return the number of live gateways, itself
+        included.
+        """
+        await self._general.fetch(statements.SEEN, gateway_id, datetime.now(UTC))
         [(live,)] = await self._general.fetch(statements.LIVE, live_s)
         return int(live)
 

@@ -139,7 +139,8 @@ class QuotaEvent(Base):
 class Gateway(Base):
     """A gateway process, alive while `seen_at` is recent. Without Valkey, live gateways share the rates.
 
-    `fence`: its journal is shipped up to the moment at which it saw this fence.
+    `fence`: its journal is shipped up to the moment at which it saw this fence. `skew_ms`: the largest difference seen between
+    its clock and PostgreSQL's.
     """
 
     __tablename__ = "gateways"
@@ -147,3 +148,4 @@ class Gateway(Base):
     id: Mapped[UUID] = mapped_column(primary_key=True)
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
     fence: Mapped[BigInt] = mapped_column(server_default="0")
+    skew_ms: Mapped[BigInt] = mapped_column(server_default="0")

@@ -21,6 +21,7 @@ import httpx
 import msgspec
 import pytest
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 from tests.end_to_end.gateway_farm import MODEL
 from tests.end_to_end.moved_gateway import MovedClock, moved_gateway
 from tests.end_to_end.priced_load import SCRIPT, Asked, PricedLoad, Tokens
@@ -218,7 +219,11 @@ async def check_csv(url: str, world: World, lines: Mapping[LineKey, int], border
 async def close_months(database: Database, border: datetime) -> None:
     """The job of a gateway, at the end of each month and after its grace."""
     now = border
-    job = MonthClosing(database=database, grace=GRACE, clock=lambda: now)
+
+    async def clock(session: AsyncSession) -> datetime:
+        return now
+
+    job = MonthClosing(database=database, grace=GRACE, clock=clock)
     for end in (border, (border + timedelta(days=32)).replace(day=1)):
         for now in (end + timedelta(minutes=1), end + GRACE + timedelta(minutes=1)):
             await job.close()

@@ -1,6 +1,5 @@
 """`/operator/v1/invoices`: preview, finalize, list, read, record the payment of, and void invoices."""
 
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 from uuid import UUID
 
@@ -131,9 +130,7 @@ def _add_closing(router: APIRouter, endpoint: ManagementEndpoint, operator: obje
 
         async def work(uow: UnitOfWork) -> ApiResponse:
             month = Month.parse(body.month)
-            invoice = await invoices.finalize(
-                uow, body.tenant_id, month, now=datetime.now(UTC), currency=body.currency
-            )
+            invoice = await invoices.finalize(uow, body.tenant_id, month, currency=body.currency)
             return await _answer(uow, invoice)
 
         return await endpoint.perform(request, caller, work)

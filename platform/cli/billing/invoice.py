@@ -1,6 +1,5 @@
 """`loraplex invoice`: preview, finalize, list, pay and void invoices, export them, and verify an export without a database."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
@@ -72,8 +71,7 @@ def finalize(
     async def work() -> None:
         async with command_unit_of_work(data_dir) as uow:
             tenant_id = (await TenantRepository(uow.session).get(tenant)).id
-            now = datetime.now(UTC)
-            invoice = await invoices.finalize(uow, tenant_id, Month.parse(month), now=now, currency=currency)
+            invoice = await invoices.finalize(uow, tenant_id, Month.parse(month), currency=currency)
             found = await InvoiceRepository(uow.session).details(invoice)
         print_invoice(found, as_json)
 

@@ -14,7 +14,7 @@ from loraplex.tenants.errors import InvalidField, MonthNotOver, NothingToBill
 from loraplex.tenants.invoices.content import compute_contents
 from loraplex.tenants.invoices.invoices import InvoiceRepository
 from loraplex.tenants.invoices.locks import lock_tenant
-from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.invoices.months import Month, passed_everywhere
 from loraplex.tenants.invoices.terms import billing_terms
 from loraplex.tenants.models import Invoice
 from loraplex.tenants.outbox.events import InvoiceFinalized
@@ -39,13 +39,19 @@ async def draft(
 
 
 async def finalize(
-    uow: UnitOfWork, tenant_id: UUID, month: Month, *, now: datetime, currency: str | None = None
+    uow: UnitOfWork,
+    tenant_id: UUID,
+    month: Month,
+    *,
+    now: datetime | None = None,
+    currency: str | None = None,
 ) -> Invoice:
     """Make the invoice of a month final, whether its grace has ended or not. One that is final already stays as it is.
 
-    `currency` None: that of the tenant in the month. After a void invoice this makes the next one. Raises `TenantNotFound`,
+    `now` None: the time that has passed for every gateway. `currency` None: that of the tenant in the month. After a void invoice this makes the next one. Raises `TenantNotFound`,
     `MonthNotOver`, and `NothingToBill` where there is no draft either.
     """
+    now = await passed_everywhere(uow.session) if now is None else now
     if now < month.end:
         raise MonthNotOver(f"{month} ends at {month.end:%Y-%m-%dT%H:%M:%SZ}")
     await lock_tenant(uow.session, tenant_id)

@@ -3,10 +3,11 @@
 import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 from tests.tenants.invoices.billed_tenant import make_billed_tenant
 
 from loraplex.platform.jobs.month_closing import JUST_ENDED, RECHECK, MonthClosing
@@ -15,6 +16,7 @@ from loraplex.tenants.invoices.content import compute_contents
 from loraplex.tenants.invoices.invoices import InvoiceRepository
 from loraplex.tenants.invoices.locks import lock_tenant
 from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.models import AuditEntry, Invoice
 
 JANUARY = Month(2026, 1)
@@ -25,7 +27,7 @@ class Clock:
     def __init__(self, now: datetime) -> None:
         self.now = now
 
-    def __call__(self) -> datetime:
+    async def __call__(self, session: AsyncSession) -> datetime:
         return self.now
 
 
@@ -174,6 +176,25 @@ async def test_a_minimum_agreed_later_does_not_reach_back(
     assert len(await states(database)) == drafted
 
 
-def test_the_clock_is_utc_unless_a_test_sets_it(database: Database) -> None:
+async def test_a_month_ends_by_the_databases_clock_and_waits_for_the_slowest_gateway(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, behind, exact = UsageLedger(database), uuid4(), uuid4()
+
+    class Behind(datetime):
+        now = staticmethod(lambda tz=None: datetime.now(tz) - timedelta(seconds=90))
+
+    with monkeypatch.context() as late:
+        late.setattr("loraplex.tenants.ledger.usage_ledger.datetime", Behind)
+        await ledger.record_gateway(behind, 60.0)
+    for gateway_id in (behind, exact):
+        # What was seen once counts on: requests of that time may still be in a journal.
+        await ledger.record_gateway(gateway_id, 60.0)
     closing = MonthClosing(database=database, grace=GRACE)
-    assert closing.clock().tzinfo == UTC
+    async with database.as_operator() as session:
+        waited = datetime.now(UTC) - await closing.clock(session)
+    assert timedelta(seconds=89) < waited < timedelta(seconds=100)
+    await ledger.remove_gateway(behind)
+    async with database.as_operator() as session:
+        assert datetime.now(UTC) - await closing.clock(session) < timedelta(seconds=5)
+    await ledger.close()

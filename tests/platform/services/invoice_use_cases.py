@@ -1,6 +1,5 @@
 """The rows of the walk for credits and invoices."""
 
-from datetime import UTC, datetime
 from typing import Final
 
 from tests.platform.services.use_case import UseCase
@@ -28,7 +27,7 @@ async def _use(world: World) -> None:
 async def _finalize(world: World) -> None:
     await _use(world)
     async with unit_of_work(world.database, system_actor("walk"), None, None) as uow:
-        await invoices.finalize(uow, world.tenant_id, JANUARY, now=datetime.now(UTC))
+        await invoices.finalize(uow, world.tenant_id, JANUARY)
 
 
 def _invoice(world: World) -> str:

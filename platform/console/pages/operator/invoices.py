@@ -1,7 +1,6 @@
 """Invoices of all tenants: preview, finalize, record a payment, void. Invariant: a preview writes nothing; voiding asks for the tenant's name."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime
 from typing import Annotated, Final
 from urllib.parse import urlencode
 from uuid import UUID
@@ -42,8 +41,7 @@ class MonthForm(BaseModel):
     async def finalize(self, uow: UnitOfWork) -> UUID:
         """Return the id. Raises what `invoices.finalize` raises."""
         month, tenant_id = billing.month_of(self.month), await tenant_named(uow.session, self.tenant)
-        now = datetime.now(UTC)
-        return (await use_cases.finalize(uow, tenant_id, month, now=now, currency=self.currency)).id
+        return (await use_cases.finalize(uow, tenant_id, month, currency=self.currency)).id
 
 
 class PaymentForm(BaseModel):
