@@ -35,6 +35,8 @@ METER_EVENTS: Final = timedelta(days=60)
 """The time for which exported meter events are kept, from their hour; longer than hours are compared."""
 PEOPLE: Final = timedelta(days=30)
 """The time for which links, invitations and known networks are kept after their end, and people without any right."""
+CONSOLE_KEYS: Final = timedelta(days=1)
+"""The time for which keys of the console's pages are kept after their end, unless requests used them: usage names those."""
 ALONE: Final = text("SELECT pg_try_advisory_xact_lock(hashtextextended('loraplex retention', 0))")
 
 
@@ -73,13 +75,19 @@ class RetentionRepository:
         audit, events = self._now - self._retention.audit, self._now - self._retention.quota_events
         # Ids of audit entries sort by time: the bound on them keeps the query to the oldest entries of the index.
         written = (AuditEntry.id < first_id_at(audit)) & (AuditEntry.at < audit)
+        ended = (ApiKey.kind == "console") & (ended_at(ApiKey) < self._now - CONSOLE_KEYS)
+        unused_console_keys = ended & ApiKey.last_used_at.is_(None)
         return [
             (AuditEntry, written),
             (QuotaEvent, QuotaEvent.created_at < events),
             (OutboxEvent, OutboxEvent.created_at < self._now - WEBHOOK_EVENTS),
             (MeterExport, MeterExport.sent_at.is_not(None) & (MeterExport.hour < self._now - METER_EVENTS)),
             (IdempotencyRecord, IdempotencyRecord.expires_at < self._now),
-            (ApiKey, (ended_at(ApiKey) < audit) & ~self._has_live_predecessor() & ~_has_children()),
+            (
+                ApiKey,
+                (ended_at(ApiKey) < audit) & ~self._has_live_predecessor() & ~_has_children()
+                | unused_console_keys,
+            ),
             *self._of_people(),
         ]
 

@@ -1,5 +1,5 @@
 """Keys that the console makes for its own pages: short-lived, billed and limited as any key of the tenant, and not listed among
-its keys.
+its keys. Invariant: of each purpose, at most `MAX_LIVE` keys of a person work in a tenant, in all sessions together.
 """
 
 from collections.abc import Iterable
@@ -7,21 +7,29 @@ from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import update
+from sqlalchemy import ColumnElement, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.api_keys.key_format import generate_key
-from loraplex.tenants.api_keys.keys import IssuedKey
+from loraplex.tenants.api_keys.keys import LOCK, IssuedKey
 from loraplex.tenants.api_keys.scopes import check_scopes
 from loraplex.tenants.models import ApiKey
 
 KIND: Final = "console"
+MAX_LIVE: Final = 3
+"""The oldest key ends when a person is issued another: scripts of the console get a new one when theirs has ended."""
 
 
 async def issue_console_key(
     session: AsyncSession, tenant_id: UUID, name: str, scopes: Iterable[str], email: str, expires_at: datetime
 ) -> IssuedKey:
-    """Issue a key to the person with this address."""
+    """Issue a key to the person with this address, and end the oldest where there are `MAX_LIVE`."""
+    await session.execute(LOCK, {"name": f"console keys:{tenant_id}:{email}"})
+    now = datetime.now(UTC)
+    live = (ApiKey.tenant_id == tenant_id, ApiKey.name == name, *_working(email, now))
+    newest = select(ApiKey.id).where(*live).order_by(ApiKey.created_at.desc(), ApiKey.id).offset(MAX_LIVE - 1)
+    ending = update(ApiKey).where(ApiKey.id.in_(newest)).values(revoked_at=now)
+    await session.execute(ending.execution_options(synchronize_session=False))
     key = generate_key("live")
     record = ApiKey(
         tenant_id=tenant_id,
@@ -47,10 +55,15 @@ async def end_console_keys(session: AsyncSession, email: str, tenant_id: UUID | 
     `session` has the gateway's role (`writing`).
     """
     now = datetime.now(UTC)
-    working = (ApiKey.revoked_at.is_(None), ApiKey.expires_at > now)
-    statement = update(ApiKey).where(ApiKey.kind == KIND, ApiKey.created_by == email, *working)
+    statement = update(ApiKey).where(*_working(email, now))
     if tenant_id is not None:
         statement = statement.where(ApiKey.tenant_id == tenant_id)
     ending = statement.values(revoked_at=now).returning(ApiKey.tenant_id)
     ended = await session.scalars(ending.execution_options(synchronize_session=False))
     return {each for each in ended if each is not None}
+
+
+def _working(email: str, now: datetime) -> tuple[ColumnElement[bool], ...]:
+    """The console's keys of a person that work."""
+    own = (ApiKey.kind == KIND, ApiKey.created_by == email)
+    return (*own, ApiKey.revoked_at.is_(None), ApiKey.expires_at > now)

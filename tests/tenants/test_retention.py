@@ -5,14 +5,15 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import psycopg
-from sqlalchemy import text
+from sqlalchemy import select, text
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.api_keys.scopes import INFERENCE
 from loraplex.tenants.database import Database
-from loraplex.tenants.models import Quota
+from loraplex.tenants.models import ApiKey, Quota
 from loraplex.tenants.outbox.meter_events import WINDOW
+from loraplex.tenants.people.console_keys import issue_console_key
 from loraplex.tenants.retention import METER_EVENTS, Retention, RetentionRepository, first_id_at
 
 AUDIT = (
@@ -120,6 +121,19 @@ async def test_ended_keys_stay_as_long_as_the_audit_log_names_them(database: Dat
     kept = dict.fromkeys(("working", "expires", "revoked-lately", "expired-lately", "successor"))
     assert left == kept | {"in-grace": records["successor"].id}
     assert limits == 0
+
+
+async def test_a_key_of_the_consoles_pages_is_kept_a_day_unless_usage_names_it(database: Database) -> None:
+    tenant_id, now = await make_tenant(database), datetime.now(UTC)
+    async with database.as_operator() as session:
+        for name, ended in (("day", 25), ("hours", 23), ("used", 25)):
+            ends = now - timedelta(hours=ended)
+            await issue_console_key(session, tenant_id, name, [INFERENCE], "ada@example.com", ends)
+    async with database.as_writer() as session:
+        await session.execute(text("UPDATE api_keys SET last_used_at = now() WHERE name = 'used'"))
+    assert (await sweep(database, 100))["api_keys"] == 1
+    async with database.as_operator() as session:
+        assert {*await session.scalars(select(ApiKey.name))} == {"hours", "used"}
 
 
 async def test_a_batch_is_bounded_and_one_sweeps_at_a_time(database: Database) -> None:

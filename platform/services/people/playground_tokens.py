@@ -27,7 +27,7 @@ async def issue_console_token(
 ) -> ConsoleToken:
     """Issue a bearer for the playground (`inference`) or the uploader (`adapters:write`) of the session's tenant.
 
-    It is no change of what the tenant has, so it leaves no audit entry. Raises `ScopeNotHeld`.
+    It is no change of what the tenant has, so it leaves no audit entry. It may end an older one. Raises `ScopeNotHeld`.
     """
     if session.tenant_id is None or scope not in session.scopes:
         raise ScopeNotHeld(f"this needs a role with the scope `{scope}`")
@@ -35,4 +35,5 @@ async def issue_console_token(
     issued = await issue_console_key(
         uow.session, session.tenant_id, NAMES[scope], SCOPES[scope], session.email, ends
     )
+    uow.notify_of([session.tenant_id])
     return ConsoleToken(issued.plaintext, ends)

@@ -47,6 +47,14 @@ async def test_a_bearer_of_ten_minutes_that_is_no_key_of_the_tenant(
     assert timedelta() < LIFETIME - (ends - datetime.now(UTC)) < timedelta(seconds=60)
     assert LIFETIME == timedelta(minutes=10) and 540 < document["expires_in"] <= 600
 
+    # The oldest has ended, also where this gateway knows it; the uploader's are counted apart.
+    assert [await called(console, each["api_key"]) for each in (*tokens, document)] == [401, 200, 200, 200]
+    uploader = (await issued(browser, "adapters:write")).json()["api_key"]
+    assert await called(console, uploader, "/tenant/v1/adapters") == 200
+    again = (await issued(browser)).json()["api_key"]
+    assert [await called(console, each["api_key"]) for each in tokens] == [401, 401, 200]
+    assert [await called(console, each) for each in (key, again)] == [200, 200]
+
     # It is limited and billed as a key of the name `playground`, which no list shows and no bound counts.
     http = await console.browser({})
     answer = await http.post("/v1/chat/completions", json=CHAT, headers={"authorization": f"Bearer {key}"})
@@ -54,7 +62,8 @@ async def test_a_bearer_of_ten_minutes_that_is_no_key_of_the_tenant(
     async with console.database.as_operator() as session:
         rows = (await session.execute(select(ApiKey.name, ApiKey.scopes, ApiKey.created_by))).all()
         assert {tuple(map(str, row)) for row in rows} == {
-            ("playground", "['inference']", browser.session.email)
+            ("playground", "['inference']", browser.session.email),
+            ("uploader", "['adapters:read', 'adapters:write']", browser.session.email),
         }
         assert await KeyRepository(session).list(tenant_id) == []
         await KeyRepository(session).create(tenant_id, "app", ["inference"])
