@@ -11,7 +11,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from loraplex.engine.errors import EngineLost, EngineLostTwice, EngineUnavailable, RequestTimeout
+from loraplex.engine.errors import (
+    EngineLost,
+    EngineLostTwice,
+    EngineOverloaded,
+    EngineUnavailable,
+    QueueShareExceeded,
+    RequestTimeout,
+)
 from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Scored, Started
 from loraplex.platform.errors import AdapterMismatch, EngineFailed, GatewayError, RequestRevoked
 from loraplex.platform.inference.admission import PendingAdmission
@@ -26,6 +33,7 @@ from loraplex.tenants.quotas.reservation import Outcome, RequestTimings, Settled
 ENFORCEMENT_HEADER = "x-loraplex-schema-enforcement"
 RESTART_WAIT_S: Final = 30.0
 """Longest wait of a request that lost its engine for one that takes it. Small models load in less."""
+OVERLOADED: Final = (EngineOverloaded.code, QueueShareExceeded.code)
 STOP_S: Final = 1.0
 """How long an engine that aborts a request, and a client that reads it, may take until it ends without them."""
 
@@ -242,7 +250,7 @@ class Generation:
         """Abort the running engine requests, free the slots, record the stats, and settle the usage.
 
         Where it is not `charged`, the reservation is cancelled, whatever the engine computed. One that failed before the engine
-        computed anything gives its request back. May be repeated. Once begun it runs to its end, also when its caller is cancelled.
+        computed anything gives its request back; one that a full engine refused has no record, as if the gateway had refused it. May be repeated. Once begun it runs to its end, also when its caller is cancelled.
         """
         if self._closed:
             return
@@ -256,12 +264,13 @@ class Generation:
         if complete:
             self._record(failed=failed)
         # A deadline may be the client's own, and its end no refusal.
-        timed_out = isinstance(error, EngineFailed) and error.code == RequestTimeout.code
+        code = error.code if isinstance(error, EngineFailed) else None
         settlement = self._settle(
             "revoked" if revoked else "failed" if failed else "aborted",
-            refused=failed and not timed_out,
+            refused=failed and code != RequestTimeout.code,
             charged=charged,
             recorded=complete,
+            overloaded=code in OVERLOADED,
         )
         await self._dependencies.background_tasks.finish(settlement)
 
@@ -273,7 +282,9 @@ class Generation:
         if not self._refused:
             self._dependencies.recorder.record(self.stats)
 
-    async def _settle(self, outcome: Outcome, *, refused: bool, charged: bool, recorded: bool) -> None:
+    async def _settle(
+        self, outcome: Outcome, *, refused: bool, charged: bool, recorded: bool, overloaded: bool
+    ) -> None:
         """`outcome`: that of a request that is not complete."""
         try:
             await self._streams.close()
@@ -286,6 +297,7 @@ class Generation:
             usage = self._used_so_far("completed" if done else outcome, self.stats.timings())
             reservation = await self._pending.reservation_or_none()
             controller = self._dependencies.admission_controller
+            charged = charged and not (overloaded and not usage.tokens)
             self.is_recorded = charged and reservation is not None
             if reservation is not None and charged:
                 await controller.settle(reservation, replace(usage, refused=refused and not usage.tokens))

@@ -13,6 +13,7 @@ from uuid import UUID
 from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants.ledger.refusal_counts import REFUSED
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.models.usage import REST
 from loraplex.tenants.quotas.periods import period_end, period_start, periods_of
@@ -44,9 +45,9 @@ _FILTERS: Final = {
     "key_id": "u.api_key_id IN (SELECT id FROM api_keys WHERE tenant_id = :tenant_id AND key_id = :key_id)",
 }
 _IN_RANGE: Final = "u.hour >= :start AND u.hour < :end"
-_OF_TENANT: Final = f"usage_rollups u WHERE u.tenant_id = :tenant_id AND {_IN_RANGE}"
+_OF_TENANT: Final = f"{{}} u WHERE u.tenant_id = :tenant_id AND {_IN_RANGE}"
 # Operators read all tenants: each by the key of the table, which begins with the tenant.
-_OF_ALL: Final = f"tenants t JOIN usage_rollups u ON u.tenant_id = t.id WHERE {_IN_RANGE}"
+_OF_ALL: Final = f"tenants t JOIN {{}} u ON u.tenant_id = t.id WHERE {_IN_RANGE}"
 _SUMMED: Final = "requests, uncached_tokens, cached_tokens, completion_tokens, amount_pico"
 # Whole months from their rollups, what is before and after them from hours.
 _OF_EACH_TENANT: Final = text(f"""
@@ -55,9 +56,9 @@ SELECT t.id, t.name, s.currency, sum(s.requests), sum(s.uncached_tokens) + sum(s
 FROM (
     SELECT tenant_id, currency, {_SUMMED} FROM monthly_rollups WHERE month >= :first_month AND month < :last_month
     UNION ALL
-    SELECT u.tenant_id, currency, {_SUMMED} FROM {_OF_ALL} AND u.hour < :first_month
+    SELECT u.tenant_id, currency, {_SUMMED} FROM {_OF_ALL.format("usage_rollups")} AND u.hour < :first_month
     UNION ALL
-    SELECT u.tenant_id, currency, {_SUMMED} FROM {_OF_ALL} AND u.hour >= :last_month
+    SELECT u.tenant_id, currency, {_SUMMED} FROM {_OF_ALL.format("usage_rollups")} AND u.hour >= :last_month
 ) s JOIN tenants t ON t.id = s.tenant_id GROUP BY t.id, s.currency""")
 _GROUP: Final = "start, tenant_id, adapter_id, api_key_id, currency"
 _WHOLE_GROUPS: Final = f"""
@@ -174,6 +175,16 @@ async def usage_totals(session: AsyncSession, query: UsageQuery) -> dict[str, Us
         FROM {_source(query)} GROUP BY u.currency ORDER BY u.currency""")
     found = await session.execute(statement, _parameters(query))
     return {row[0]: _sums(row[1:]) for row in found}
+
+
+async def refused_requests(session: AsyncSession, query: UsageQuery) -> int:
+    """How many requests of the range were refused before an engine worked on them: by a limit, a full server, or a wrong value.
+
+    They have no usage, no record in the ledger and so no currency.
+    """
+    source = _source(replace(query, currency=None), "request_rollups")
+    statement = text(f"SELECT sum(u.requests) FROM {source} AND u.status LIKE '{REFUSED}%'")
+    return int(await session.scalar(statement, _parameters(query)) or 0)
 
 
 async def usage_rows(
@@ -314,9 +325,9 @@ ORDER BY {", ".join(f"r.{name}" for name in _GROUP.split(", "))}
 """)
 
 
-def _source(query: UsageQuery) -> str:
+def _source(query: UsageQuery, table: str = "usage_rollups") -> str:
     """The rollups of a query, with its conditions."""
-    source = _OF_ALL if query.tenant_id is None else _OF_TENANT
+    source = (_OF_ALL if query.tenant_id is None else _OF_TENANT).format(table)
     return " AND ".join(
         [source, *(condition for name, condition in _FILTERS.items() if getattr(query, name))]
     )

@@ -30,11 +30,19 @@ TokenClass = Annotated[str | None, Field(exclude_if=_absent)]
 
 
 class UsageSumsDocument(ResponseModel):
+    """`requests` were admitted and given to an engine, whatever their outcome: none that was refused is among them."""
+
     requests: int
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     amount_pico: str
+
+
+class UsageTotalsDocument(UsageSumsDocument):
+    """`refused`: requests that a limit, a full server or a check refused, in no currency, and in none of the rows."""
+
+    refused: int
 
 
 class UsageDocument(UsageSumsDocument):
@@ -60,7 +68,7 @@ class OperatorUsageDocument(UsageDocument):
 class UsageReportDocument(Listing[RowT], Generic[RowT]):
     """`totals` are those of the whole range when the first page was read, on every page."""
 
-    totals: UsageSumsDocument
+    totals: UsageTotalsDocument
     currency: str
 
 
@@ -154,8 +162,8 @@ BY_ID: Final[SortOrder[LoggedRequest, UUID]] = SortOrder(
 )
 
 
-def sums_response(sums: UsageSums) -> UsageSumsDocument:
-    return UsageSumsDocument(**_sums(sums))
+def totals_response(sums: UsageSums, refused: int) -> UsageTotalsDocument:
+    return UsageTotalsDocument(**_sums(sums), refused=refused)
 
 
 def usage_response(row: UsageRow) -> UsageDocument:

@@ -21,7 +21,7 @@ from loraplex.platform.api.schemas.usage import (
     OperatorUsageDocument,
     UsageDocument,
     UsageReportDocument,
-    sums_response,
+    totals_response,
 )
 from loraplex.platform.api.schemas.usage_query import is_csv, usage_query, with_range
 from loraplex.platform.errors import InvalidParameter
@@ -32,12 +32,15 @@ from loraplex.tenants.ledger.usage_reports import (
     UsageRow,
     UsageSums,
     first_rows,
+    refused_requests,
     usage_rows,
 )
 from loraplex.tenants.models import NO_ID
 
 _TOTALS: Final = "totals"
 """In a cursor: the totals of the first page, so that the others need not read the whole range again."""
+_REFUSED: Final = "refused"
+"""The same for the number of refused requests, which cursors of the last release lack."""
 _SUMS: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "amount_pico")
 
 
@@ -61,6 +64,7 @@ class _Report:
     query: UsageQuery
     currency: str
     totals: UsageSums
+    refused: int
     rows: list[UsageRow]
 
 
@@ -86,19 +90,22 @@ async def answer_usage(
     async def find(session: AsyncSession) -> _Report:
         if _TOTALS in filters:
             rows = await usage_rows(session, query, page.after, limit)
-            return _Report(query, filters["currency"], _read_totals(filters[_TOTALS]), rows)
+            totals, refused = _read_totals(filters[_TOTALS]), int(filters.get(_REFUSED, 0))
+            return _Report(query, filters["currency"], totals, refused, rows)
         rows, by_currency = await first_rows(session, query, limit)
         currency = chosen_currency(by_currency, query.currency, currency_of(query.tenant_id or NO_ID))
-        return _Report(query, currency, by_currency.get(currency, UsageSums()), rows)
+        refused = await refused_requests(session, query)
+        return _Report(query, currency, by_currency.get(currency, UsageSums()), refused, rows)
 
     report = await endpoint.query(caller, find)
     if as_csv:
         return StreamingResponse(_csv(endpoint, caller, shape, report), media_type="text/csv")
-    kept = {**filters, "currency": report.currency, _TOTALS: _write_totals(report.totals)}
+    totals = {_TOTALS: _write_totals(report.totals), _REFUSED: str(report.refused)}
+    kept = {**filters, "currency": report.currency, **totals}
     listing = replace(page, filters=kept).listing(report.rows, shape.to_response)
     document = shape.report(
         data=listing.data,
-        totals=sums_response(report.totals),
+        totals=totals_response(report.totals, report.refused),
         currency=report.currency,
         next_cursor=listing.next_cursor,
     )

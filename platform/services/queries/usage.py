@@ -24,6 +24,7 @@ from loraplex.tenants.ledger.usage_reports import (
     UsageRow,
     UsageSums,
     ranked_rows,
+    refused_requests,
     totals_of,
     usage_rows,
 )
@@ -106,12 +107,13 @@ class UsagePeriod:
 class UsageReport:
     """A range in one currency. `groups` by amount, the largest first; `periods` in time, those without usage left out.
 
-    `currencies`: all that the range has usage in.
+    `currencies`: all that the range has usage in. `refused`: requests that no engine worked on, which are in none of the sums.
     """
 
     currency: str
     currencies: tuple[str, ...]
     totals: UsageSums
+    refused: int
     groups: tuple[UsageGroup, ...]
     periods: tuple[UsagePeriod, ...]
 
@@ -149,6 +151,7 @@ async def report(
         currency=currency,
         currencies=currencies,
         totals=by_currency.get(currency, UsageSums()),
+        refused=await refused_requests(session, query),
         groups=_groups(rows, filters.split),
         periods=_periods(rows, filters.split),
     )

@@ -109,12 +109,27 @@ async def test_rates_are_on_the_answer(start_gateway: Any, stream: bool) -> None
 
 
 async def test_an_answer_that_fails_after_admission_tells_the_rates_too(start_gateway: Any) -> None:
-    gateway = await start_gateway(FakeScript(faults=(Fault(kind="fail", code="overloaded"),)))
+    gateway = await start_gateway(FakeScript(faults=(Fault(kind="fail", code="engine_unavailable"),)))
     gateway.admissions.rate = RATE
     response = await gateway.post("/v1/chat/completions", CHAT)
     assert response.status_code == 503 and headers_among(response, RATE_HEADERS) == RATE_HEADERS
     usage = await settled(gateway)
     assert replace(usage, timings=None) == SettledUsage(outcome="failed")
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [("overloaded", "overloaded"), ("queue_share_exceeded", "rate_limit_exceeded")],
+)
+async def test_what_a_full_engine_refuses_is_a_refusal_and_no_usage(
+    start_gateway: Any, fault: str, code: str
+) -> None:
+    gateway = await start_gateway(FakeScript(faults=(Fault(kind="fail", code=fault),)))
+    for body in (CHAT, CHAT | {"stream": True}):
+        response = await gateway.post("/v1/chat/completions", body)
+        assert response.json()["error"]["code"] == code
+    assert [each.code for each in gateway.admissions.refused] == [code, code]
+    assert gateway.admissions.settled == [] and len(gateway.admissions.cancelled) == 2
 
 
 async def test_a_failure_midway_is_settled_by_what_was_made(start_gateway: Any) -> None:

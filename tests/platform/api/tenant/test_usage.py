@@ -17,6 +17,8 @@ from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.ids import uuid7_derived
 from loraplex.tenants.ledger import request_log, usage_reports
+from loraplex.tenants.ledger.refusal_counts import Refused
+from loraplex.tenants.ledger.usage_ledger import UsageLedger
 
 FIRST = datetime(2026, 10, 31, 22, 30, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -107,8 +109,41 @@ async def test_usage_has_the_shape_of_the_contract(reader: Reader) -> None:
         "cached_tokens": 12,
         "completion_tokens": 18,
         "amount_pico": str(3 * amount),
+        "refused": 0,
     }
     assert (report["currency"], report["next_cursor"]) == ("USD", None)
+
+
+async def test_what_was_refused_is_said_apart_and_is_no_request(
+    readers: tuple[Reader, Reader], database: Database
+) -> None:
+    reader, other = readers
+    reader.settle(reader.used(), reader.used(1))
+    tenant, ledger = reader.tenant, UsageLedger(database)
+    counts = [
+        (tenant, 0, "support", "rate_limit_exceeded", 2825),
+        (tenant, 1, None, "overloaded", 3),
+        (tenant, 72, None, "overloaded", 5),
+        (other.tenant, 0, None, "overloaded", 7),
+    ]
+    for of, hours, adapter, code, number in counts:
+        refused = Refused(
+            tenant_id=of.id,
+            api_key_id=next(iter(of.keys.values())),
+            adapter_id=None if adapter is None else of.adapters[adapter],
+            code=code,
+        )
+        hour = (FIRST + hours * HOUR).replace(minute=0)
+        await ledger.count_refusals({(hour, refused): number})
+    await ledger.close()
+    query: dict[str, Any] = {**RANGE, "bucket": "1h", "limit": 1}
+    first = await reader.ok("usage", query)
+    assert [(row["requests"], "refused" in row) for row in first["data"]] == [(1, False)]
+    assert (first["totals"]["requests"], first["totals"]["refused"]) == (2, 2828)
+    second = await reader.ok("usage", {"cursor": first["next_cursor"]})
+    assert second["totals"] == first["totals"]
+    elsewhere = await reader.ok("usage", {**query, "currency": "EUR"})
+    assert (elsewhere["totals"]["requests"], elsewhere["totals"]["refused"]) == (0, 2828)
 
 
 async def test_usage_by_adapter_and_class(reader: Reader) -> None:

@@ -12,6 +12,8 @@ from loraplex.platform.console.formatting import count, money_spent, money_sum
 from loraplex.tenants.database import Database
 from loraplex.tenants.invoices.invoices import InvoiceRepository
 from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.ledger.refusal_counts import Refused
+from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.ledger.usage_reports import UsageQuery, UsageSums, usage_totals
 
 NOON = datetime(2026, 11, 20, 14, 30, tzinfo=UTC)
@@ -53,6 +55,22 @@ async def test_the_page_and_its_downloads_have_the_totals_of_the_api(
         assert sum(int(row["amount_pico"]) for row in found) == expected.amount_pico
     assert (rows[0].keys() - {"token_class"}) == (documents[0].keys() - {"token_class"})
     assert other.key_id not in page.response.text
+
+
+async def test_what_was_refused_stands_beside_the_requests(console: Console, database: Database) -> None:
+    seen, ledger = observed_tenant(database.url, NOON), UsageLedger(database)
+    (_, key), other = next(iter(seen.tenant.keys.items())), [*seen.tenant.keys.values()][1]
+    for api_key_id, adapter_id, number in ((key, None, 2825), (other, seen.tenant.adapters["coral"], 4)):
+        refused = Refused(tenant_id=seen.id, api_key_id=api_key_id, adapter_id=adapter_id, code="overloaded")
+        await ledger.count_refusals({(NOON.replace(minute=0), refused): number})
+    await ledger.close()
+    # The tenant has four more, of requests whose model was not known yet.
+    browser = await console.signed_in("viewer", seen.tenant.name)
+    for asked, requests, number in (("", 5, 2829 + 4), ("&adapter=coral", None, 4)):
+        page = await browser.page(f"/console/usage?{DAYS}{asked}")
+        (tile,) = [each for each in page.all(".stat") if each.css_first("dt").text() == "Requests"]
+        assert tile.css_first(".note-line").text() == f"finished; {count(number)} more refused"
+        assert requests is None or tile.css_first(".value").text() == str(requests)
 
 
 async def test_the_totals_of_a_month_are_those_of_its_invoice(console: Console, database: Database) -> None:
