@@ -12,7 +12,7 @@ from starlette.requests import Request
 from loraplex.platform.api import request_body
 from loraplex.platform.api.body_budget import CHUNKS_PER_ITERATION, BodyBudget, BodyLease
 from loraplex.platform.api.request_body import LARGE_BODY, MANY_VALUES, read_object
-from loraplex.platform.errors import BodyShareExceeded, BodyTimeout, InvalidBody
+from loraplex.platform.errors import BodyTimeout, InvalidBody, ShareExceeded
 from loraplex.platform.parameters.json_object import BodyLimits
 
 
@@ -68,17 +68,17 @@ async def test_a_refusal_of_the_worker_is_raised() -> None:
 
 async def test_memory_is_taken_as_the_body_arrives() -> None:
     lease = lease_of(total=4 * 1000)
-    with pytest.raises(BodyShareExceeded):
+    with pytest.raises(ShareExceeded):
         await read_object(requested(b"{" + b" " * 900, b" " * 900), BodyLimits(), dict, unchecked, lease)
     lease.release()
     assert await read_object(requested(b"{" + b" " * 900, b"}"), BodyLimits(), dict, unchecked, lease) == {}
-    with pytest.raises(BodyShareExceeded):
+    with pytest.raises(ShareExceeded):
         lease.grow(100)
 
 
 async def test_a_body_whose_declared_size_does_not_fit_is_refused_by_its_first_chunk() -> None:
     lease, size = lease_of(total=4 * 1000), b"2000"
-    with pytest.raises(BodyShareExceeded):
+    with pytest.raises(ShareExceeded):
         await read_object(requested(b"{", b"}", length=size), BodyLimits(), dict, unchecked, lease)
     lease.require(1000)
 
@@ -95,7 +95,7 @@ async def test_a_refusal_is_sent_late_and_its_body_is_not_kept(monkeypatch: pyte
     monkeypatch.setattr(request_body, "LARGE_BODY", 2 * size)
     tracemalloc.start()
     try:
-        with pytest.raises(BodyShareExceeded):
+        with pytest.raises(ShareExceeded):
             await read_object(requested(b" " * size, b"  "), BodyLimits(), dict, unchecked, lease)
     finally:
         tracemalloc.stop()

@@ -1,7 +1,7 @@
 """Months are closed by any number of gateways at once; a tenant whose bill fails does not stop the others."""
 
 import asyncio
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -182,7 +182,9 @@ async def test_a_month_ends_by_the_databases_clock_and_waits_for_the_slowest_gat
     ledger, behind, exact = UsageLedger(database), uuid4(), uuid4()
 
     class Behind(datetime):
-        now = staticmethod(lambda tz=None: datetime.now(tz) - timedelta(seconds=90))
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return datetime.now(tz) - timedelta(seconds=90)
 
     with monkeypatch.context() as late:
         late.setattr("loraplex.tenants.ledger.usage_ledger.datetime", Behind)
