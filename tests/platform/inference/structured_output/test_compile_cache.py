@@ -18,7 +18,7 @@ from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
 from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tree import JsonValue
-from loraplex.platform.errors import WorkersUnavailable
+from loraplex.platform.errors import ShareExceeded, WorkersUnavailable
 from loraplex.platform.inference.structured_output.compile_cache import CompileLimits
 
 MIB = 1 << 20
@@ -175,7 +175,7 @@ async def test_a_tenants_line_is_bounded(cache: ByteChecks) -> None:
         for number in range(LIMITS.queued_per_tenant + 1)
     ]
     await asyncio.sleep(0)
-    with pytest.raises(WorkersUnavailable, match="4 new grammars of this tenant"):
+    with pytest.raises(ShareExceeded, match="4 new grammars of this tenant"):
         await cache.check(b"a", by_llguidance(an_object("too many")))
     for waiter in waiters:
         waiter.cancel()
