@@ -127,7 +127,8 @@ class InvoiceRepository:
         self._session.add_all(line_rows(invoice, content))
         await self._session.flush()
         await CreditRepository(self._session, invoice.tenant_id).use(invoice.id, content.totals.credit_uses)
-        finalized_at = await self._session.scalar(select(func.now()))
+        # Not `now()`, when the transaction began: it may have waited for the lock, and has billed what was written meanwhile.
+        finalized_at = await self._session.scalar(select(func.clock_timestamp()))
         number = await self._next_number(content.terms.issuer)
         fill_in(invoice, content)
         invoice.state, invoice.finalized_at, invoice.number = "final", finalized_at, number

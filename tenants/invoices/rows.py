@@ -6,8 +6,11 @@ Invariant: the rows add up to its lines exactly, or `UsageIncomplete` is raised:
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from sqlalchemy import Select, func, or_, select
@@ -22,14 +25,17 @@ from loraplex.tenants.invoices.lines import Charge, InvoiceLine, LineKey, UsageS
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.models import PriceVersion, UsageRecord
 
-# `settled_at` is when a transaction began. One that began before the invoice became final may have ended after it, but no
-# transaction lasts longer than its timeouts.
+# `settled_at` is when a transaction began. One that began before the invoice read the usage may have ended after it, and a later
+# one before it, but no transaction lasts longer than its timeouts.
 RACE: Final = timedelta(minutes=2)
 # An id is made by a gateway's clock, `admitted_at` is the counters'.
 CLOCK_SKEW: Final = timedelta(days=1)
 # Lesser ids contain no time: releases before the ledger had partitions derived some from other ids.
 _FIRST_ID: Final = uuid7_from(datetime(2020, 1, 1, tzinfo=UTC))
 BATCH: Final = 5000
+MAX_SETS: Final = 1 << 14
+_Charges: TypeAlias = tuple[Charge, ...]
+"""One charge for each line."""
 _AMOUNTS: Final = (
     *(UsageRecord.uncached_tokens, UsageRecord.cached_tokens, UsageRecord.completion_tokens),
     UsageRecord.amount_pico,
@@ -136,25 +142,63 @@ class InvoiceRows:
     async def _without_late_rows(
         self, group: _Group, charges: dict[LineKey, Charge], lines: Collection[InvoiceLine]
     ) -> dict[LineKey, Charge]:
-        """Leave out the newest rows of a group, one after another, until the rest adds up to its lines."""
+        """Leave out transactions of a group, from the newest on, so that the rest adds up to its lines."""
         expected = {line.key: _billed_until(line) for line in lines if _group(line.key) == group}
         rest = {key: charge for key, charge in charges.items() if _group(key) == group}
-        columns = (UsageRecord.id, UsageRecord.adapter_id, UsageRecord.price_version_id, *_AMOUNTS)
-        query = self._of_month(select(*columns), group.month).where(
+        columns = (
+            UsageRecord.settled_at,
+            UsageRecord.id,
+            UsageRecord.adapter_id,
+            UsageRecord.price_version_id,
+        )
+        query = self._of_month(select(*columns, *_AMOUNTS), group.month).where(
             UsageRecord.settled_at > self._finalized_at - RACE,
             UsageRecord.adapter_id.is_not_distinct_from(group.adapter_id),
             UsageRecord.price_version_id.is_not_distinct_from(group.price_version_id),
         )
-        newest_first = query.order_by(UsageRecord.settled_at.desc(), UsageRecord.id.desc())
-        for identity, *row in (await self.session.execute(newest_first)).all():
-            self.late.add(identity)
-            for key, charge in self._charges([UsageSum.of(group.month, *row)]).items():
-                rest[key] -= charge
-            if all(rest.get(key) == charge for key, charge in expected.items()):
-                return rest
-        raise UsageIncomplete(
-            f"the ledger's rows of {group.month} do not add up to this invoice: its retention has ended"
+        rows = (await self.session.execute(query.order_by(UsageRecord.settled_at.desc()))).all()
+        written = [[*each] for _, each in groupby(rows, key=attrgetter("settled_at"))]
+        transactions = [
+            self._charges([UsageSum.of(group.month, *row[2:]) for row in each]) for each in written
+        ]
+        late = _adding_up(
+            [tuple(each.get(key, Charge()) for key in expected) for each in transactions],
+            tuple(rest.get(key, Charge()) - charge for key, charge in expected.items()),
         )
+        if late is None:
+            raise UsageIncomplete(
+                f"the ledger's rows of {group.month} do not add up to this invoice: its retention has ended"
+            )
+        for number in late:
+            self.late.update(row.id for row in written[number])
+            for key, charge in transactions[number].items():
+                rest[key] -= charge
+        return rest
+
+
+def _adding_up(transactions: Sequence[_Charges], total: _Charges) -> Sequence[int] | None:
+    """Return the numbers of transactions that add up to `total`, as few of the first ones as possible; None: none do.
+
+    Every set of the first ones is tried up to `MAX_SETS` of them, beyond that only all of them together.
+    """
+    newest: tuple[_Charges, tuple[int, ...]] = ((Charge(),) * len(total), ())
+    sets = dict([newest])
+    for number, charges in enumerate(transactions):
+        if total in sets:
+            break
+        newest = _with(newest, number, charges)
+        grown = (
+            map(partial(_with, number=number, charges=charges), sets.items()) if len(sets) < MAX_SETS else ()
+        )
+        sets = {**dict([newest, *grown]), **sets}
+    return sets.get(total)
+
+
+def _with(
+    found: tuple[_Charges, tuple[int, ...]], number: int, charges: _Charges
+) -> tuple[_Charges, tuple[int, ...]]:
+    total = tuple(one + other for one, other in zip(found[0], charges, strict=True))
+    return total, (*found[1], number)
 
 
 def _group(key: LineKey) -> _Group:
