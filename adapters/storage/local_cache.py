@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Final, Literal
 from uuid import UUID
 
-from loraplex.adapters.storage.local_store import LocalAdapterStore, make_private
+from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.adapters.storage.threads import on_thread
+from loraplex.adapters.storage.writers import make_private
 
 USE_RESOLUTION_S: Final = 30.0
 """A use is recorded only if the last record is older, so that a busy adapter costs no writes."""

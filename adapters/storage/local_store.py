@@ -6,11 +6,10 @@ Invariant: no part of a path comes from a client, no link is followed, and a blo
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from loraplex.adapters.digest import adapter_digest
 from loraplex.adapters.errors import BlobCorrupt, BlobMissing, FolderRejected, StorageError
@@ -18,6 +17,7 @@ from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
 from loraplex.adapters.storage.durable_files import sync_folder, write_private
 from loraplex.adapters.storage.free_space import disk_errors
 from loraplex.adapters.storage.safe_files import hash_regular, read_regular
+from loraplex.adapters.storage.writers import Writer, make_private
 
 ADAPTERS_FOLDER = "adapters"
 """The storage's root below a data directory."""
@@ -39,6 +39,7 @@ class LocalAdapterStore:
     def __init__(self, root: Path, limits: AdapterLimits = DEFAULT_LIMITS) -> None:
         self.root = root
         self._limits = limits
+        self._writer = Writer(root / _STAGING)
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
@@ -51,10 +52,8 @@ class LocalAdapterStore:
 
     def make_staged(self) -> Path:
         """Create such a folder; its owner removes it with `remove_staged`. Raises `StorageFull`, `BlobStoreUnavailable`."""
-        folder = self.root / _STAGING / uuid4().hex
         with disk_errors():
-            make_private(self.root)
-            make_private(self.root / _STAGING)
+            folder = self._writer.new_path()
             folder.mkdir(mode=0o700)
         return folder
 
@@ -120,9 +119,9 @@ class LocalAdapterStore:
         with self.staging() as taken:
             folder.rename(taken / folder.name)
 
-    def remove_abandoned(self, older_than_s: float) -> int:
-        """Remove staged folders unchanged for so long that their process has died; return how many."""
-        return remove_old(self.root / _STAGING, older_than_s)
+    def remove_abandoned(self, older_than_s: float) -> dict[str, int]:
+        """Remove staged folders that ended processes left, or unchanged for so long; return the bytes of each."""
+        return self._writer.remove_abandoned(older_than_s)
 
     def verify(self, tenant_id: UUID, digest: str, base_model_digest: str) -> None:
         """Read everything again. Raises `BlobMissing`, or `BlobCorrupt` when the content does not match the digest."""
@@ -162,23 +161,3 @@ def remove_staged(folder: Path) -> None:
     """Remove a staged folder, if it still exists."""
     if folder.exists():
         shutil.rmtree(folder)
-
-
-def remove_old(folder: Path, older_than_s: float) -> int:
-    """Remove what lies in `folder` and was last changed longer ago; return how many."""
-    removed = 0
-    for entry in os.scandir(folder) if folder.is_dir() else ():
-        if time.time() - entry.stat(follow_symlinks=False).st_mtime > older_than_s:
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path)
-            else:
-                os.unlink(entry.path)
-            removed += 1
-    return removed
-
-
-def make_private(folder: Path) -> None:
-    """Create a folder of mode 0700. Raises `StorageError` for a symbolic link."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.is_symlink():
-        raise StorageError(f"{folder} is a symbolic link")

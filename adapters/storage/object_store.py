@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from uuid import uuid4
 
 import obstore
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, S3Store
 
 from loraplex.adapters.errors import BlobMissing, BlobStoreUnavailable
-from loraplex.adapters.storage.local_store import make_private, remove_old
+from loraplex.adapters.storage.free_space import disk_errors
 from loraplex.adapters.storage.threads import on_thread
+from loraplex.adapters.storage.writers import Writer, make_private
 
 if TYPE_CHECKING:
     from obstore import store
@@ -55,6 +55,7 @@ class ObjectStore:
         self._remote = bucket is not None
         make_private(root)
         make_private(root / _SPOOL)
+        self._writer = Writer(root / _SPOOL)
         with _store_errors("open"):
             self._store: store.ObjectStore = (
                 LocalStore(root, automatic_cleanup=True) if bucket is None else _bucket(bucket)
@@ -62,11 +63,12 @@ class ObjectStore:
 
     def spooled(self) -> Path:
         """Return a path for a new file to be stored; the caller writes and removes it."""
-        return self._root / _SPOOL / uuid4().hex
+        with disk_errors():
+            return self._writer.new_path()
 
-    def remove_abandoned(self, older_than_s: float) -> int:
-        """Remove spooled files unchanged for so long that their process has died; return how many."""
-        return remove_old(self._root / _SPOOL, older_than_s)
+    def remove_abandoned(self, older_than_s: float) -> dict[str, int]:
+        """Remove spooled files that ended processes left, or unchanged for so long; return the bytes of each."""
+        return self._writer.remove_abandoned(older_than_s)
 
     async def take(self, spooled: Path, key: str) -> None:
         """Store a spooled file under `key` and remove it. Raises `BlobStoreUnavailable`."""

@@ -25,7 +25,7 @@ ROUNDS_PER_SWEEP: Final = 120
 UPLOADS_AT_ONCE: Final = 100
 ENDED_KEPT: Final = timedelta(days=7)
 ABANDONED_AFTER_SECONDS: Final = 2 * 86_400.0
-"""Longer than any file takes to be written."""
+"""Longer than any file takes to be written: for files whose names tell no process."""
 
 
 class UploadCleanup:
@@ -74,5 +74,11 @@ class UploadCleanup:
         for tenant_id, upload_id in stored:
             if upload_id not in alive:
                 await self._parts.delete_upload(tenant_id, upload_id)
-        await self._parts.remove_abandoned(ABANDONED_AFTER_SECONDS)
-        await on_thread(self._storage.remove_abandoned, ABANDONED_AFTER_SECONDS)
+        left = await self._parts.remove_abandoned(ABANDONED_AFTER_SECONDS)
+        left |= await on_thread(self._storage.remove_abandoned, ABANDONED_AFTER_SECONDS)
+        if left:
+            LOG.warning(
+                "half-written adapters of ended processes were removed",
+                files=sorted(left),
+                bytes=sum(left.values()),
+            )

@@ -144,8 +144,8 @@ class UploadParts:
     async def _identities(self, folder: str) -> list[str]:
         return [name for name in await self._objects.folders(folder) if _IDENTITY.fullmatch(name)]
 
-    async def remove_abandoned(self, older_than_s: float) -> int:
-        """Remove spooled files whose process died; return how many."""
+    async def remove_abandoned(self, older_than_s: float) -> dict[str, int]:
+        """Remove spooled files that ended processes left, or unchanged for so long; return the bytes of each."""
         return await on_thread(self._objects.remove_abandoned, older_than_s)
 
 

@@ -137,12 +137,16 @@ class VersionLifecycle:
 
     async def resume_abandoned(self) -> None:
         """Resume unlocked folders, which a command or an ended server has left; delete those without a version."""
+        resumed, removed = [], []
         for pending in self._folders.abandoned():
             try:
-                await self._resume(pending)
+                is_resumed = await self._resume(pending)
             except BaseException:
                 pending.unlock()
                 raise
+            (resumed if is_resumed else removed).append(str(pending.version_id))
+        if resumed or removed:
+            self._log.info("uploads of ended processes were taken over", resumed=resumed, removed=removed)
 
     async def end_stale(self) -> None:
         """End versions that are too old and that this process does not validate."""
@@ -184,13 +188,15 @@ class VersionLifecycle:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _resume(self, pending: PendingFolder) -> None:
+    async def _resume(self, pending: PendingFolder) -> bool:
+        """Validate the version in the background; return False where it is unknown, and its files are removed."""
         async with self._database.as_operator() as session:
             version = await PendingVersions(session).get(pending.version_id)
         if version is None:
             pending.discard()
-        else:
-            self._spawn(version, pending)
+            return False
+        self._spawn(version, pending)
+        return True
 
     async def _end_without_files(self, version: PendingVersion) -> None:
         """End a version whose uploaded files are gone; while storage is unavailable the next round retries."""
