@@ -68,6 +68,7 @@ class StreamRecord:
 
     request: CompletionRequest
     status: int = 0
+    retry_after: str | None = None
     sent_at: float = 0.0
     ended_at: float = 0.0
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
@@ -80,6 +81,11 @@ class StreamRecord:
         if not self.cancelled:
             self.chunks.append((time.perf_counter(), chunk))
             self.cancelled = len(self.chunks) == self.request.cancel_after
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep when to try again; called by the parser."""
+        if name.lower() == b"retry-after":
+            self.retry_after = value.decode(errors="replace")
 
     def on_message_complete(self) -> None:
         """Note the end of the body; called by the parser."""

@@ -20,16 +20,18 @@ from loraplex.platform.cli.bench import print_progress
 from loraplex.platform.cli.command_context import DataDir, exit_codes
 from loraplex.platform.cli.output import AsJson
 from loraplex.platform.config import load_settings
-from loraplex.platform.drills.drill import DrillLoad, run_drill
+from loraplex.platform.drills.drill import run_drill
 from loraplex.platform.drills.errors import DrillImpossible
 from loraplex.platform.drills.faults.db_outage import DatabaseOutage
 from loraplex.platform.drills.faults.disk_full import GIB, DiskFull
 from loraplex.platform.drills.faults.engine_loss import EngineHang, EngineKill, longest_loss_s
 from loraplex.platform.drills.faults.fault import Fault
 from loraplex.platform.drills.faults.gateway_kill import GatewayKill
+from loraplex.platform.drills.faults.overload import Overload
 from loraplex.platform.drills.faults.redis_flush import RedisFlush
 from loraplex.platform.drills.installation import Installation, find_installation
 from loraplex.platform.drills.report import DrillReport
+from loraplex.platform.drills.traffic import DrillLoad
 from loraplex.platform.startup_errors import DependencyFailed
 from loraplex.tenants.errors import TenantsError
 
@@ -137,6 +139,12 @@ def disk_full(
         max_ballast_bytes=int(max_ballast * GIB),
         ballast=DiskFull.ballast_of(found.data_dir),
     )
+
+
+@drill_command("overload")
+def overload(found: Installation, _: DrillLoad, seconds: Seconds = 30.0) -> Fault:
+    """Two tiers offer twice the capacity, which sets their rates; the higher one waits no longer, the lower one is refused."""
+    return Overload(installation=found, seconds=Overload.seconds_of(seconds))
 
 
 def drill(

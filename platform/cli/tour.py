@@ -32,9 +32,10 @@ from loraplex.platform.config import load_settings
 from loraplex.platform.demo.demo_file import DEMO_FILE, DemoAccess, DemoTenantAccess, read_demo_file
 from loraplex.platform.demo.snippet import QUESTION
 from loraplex.platform.demo.tenants import ADAPTERS_FOLDER
-from loraplex.platform.drills.drill import DrillLoad, run_drill
+from loraplex.platform.drills.drill import run_drill
 from loraplex.platform.drills.faults.engine_loss import EngineKill, longest_loss_s
 from loraplex.platform.drills.installation import Installation, find_installation
+from loraplex.platform.drills.traffic import DrillLoad
 from loraplex.platform.inference.rate_limit_headers import MODE_HEADER
 from loraplex.platform.services.push import PushRequest
 from loraplex.platform.startup_errors import RequestFailed, StartError

@@ -4,23 +4,21 @@ Invariant: whatever ends it, the fault is taken back and the tenant ended, by th
 """
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 import psutil
 import psycopg
 
-from loraplex.platform.drills.drill_tenant import DrillTenant, create_drill_tenant
+from loraplex.platform.drills.drill_tenant import DrillTenant, DrillTenantTerms, create_drill_tenant
 from loraplex.platform.drills.errors import DrillImpossible
 from loraplex.platform.drills.faults.fault import Fault, Observed
 from loraplex.platform.drills.ledger_drift import LedgerDrift, measure_drift
 from loraplex.platform.drills.quota_check import check_quotas
 from loraplex.platform.drills.report import DrillReport, Promise
-from loraplex.platform.drills.traffic import MAX_OPEN, TIMEOUT_S, Traffic, recovery_s
+from loraplex.platform.drills.traffic import TIMEOUT_S, DrillLoad, Traffic, recovery_s
 from loraplex.platform.drills.undo import EndTenant, Undo
 from loraplex.platform.drills.watchdog import DrillWatchdog
 from loraplex.tenants.database import Database
@@ -36,19 +34,8 @@ SPARE_S: Final = 120.0
 POLL_S: Final = 0.1
 FAILURES: Final = (psutil.Error, psycopg.Error, TenantsError, OSError)
 """What a fault or its undo raises where the system does not let it."""
-MOST_PROMPT_TOKENS: Final = 100
-"""More than the prompt of a drill's request has in any vocabulary."""
 
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrillLoad:
-    """Requests of a drill: `rate_per_s`, each of `max_tokens` tokens. After the fault it waits at most `recover_s` seconds."""
-
-    rate_per_s: float = 4.0
-    max_tokens: int = 16
-    recover_s: float = 120.0
 
 
 async def run_drill(fault: Fault, load: DrillLoad, progress: Progress) -> DrillReport:
@@ -58,14 +45,18 @@ async def run_drill(fault: Fault, load: DrillLoad, progress: Progress) -> DrillR
     longest_s = _longest_s(fault, load)
     database = Database(fault.installation.database_url, pool_size=2)
     try:
-        async with (
-            DrillWatchdog(longest_s) as watchdog,
-            _tenant(database, fault, load, longest_s, watchdog) as tenant,
-        ):
+        async with DrillWatchdog(longest_s) as watchdog, AsyncExitStack() as stack:
+            tenants = [
+                await stack.enter_async_context(_tenant(database, fault, terms, longest_s, watchdog))
+                for terms in fault.tenants(load, longest_s)
+            ]
+            tenant = tenants[0]
             model = await fault.installation.base_model(tenant.api_key)
-            progress(f"sending {load.rate_per_s:g} requests per second to {model}")
+            load = await fault.prepare(tenants, model, load)
+            progress(f"sending {load.rate_per_s:.3g} requests per second to {model}")
             traffic = Traffic(
-                fault.installation.base_urls, tenant.api_key, model, load.rate_per_s, load.max_tokens
+                *(fault.installation.base_urls, tenant.api_key, model, load.rate_per_s, load.max_tokens),
+                stream_share=load.stream_share,
             )
             async with traffic:
                 await _warm_up(traffic)
@@ -104,13 +95,10 @@ def _released_s(fault: Fault) -> float:
 
 @asynccontextmanager
 async def _tenant(
-    database: Database, fault: Fault, load: DrillLoad, longest_s: float, watchdog: DrillWatchdog
+    database: Database, fault: Fault, terms: DrillTenantTerms, longest_s: float, watchdog: DrillWatchdog
 ) -> AsyncIterator[DrillTenant]:
-    """The drill's tenant as long as the block runs; its limits are above what the load can use."""
-    tokens = math.ceil(longest_s * load.rate_per_s) * (MOST_PROMPT_TOKENS + load.max_tokens)
-    tenant = await create_drill_tenant(
-        database, concurrent_requests=MAX_OPEN, tokens=tokens, life_s=longest_s
-    )
+    """A tenant of the drill as long as the block runs."""
+    tenant = await create_drill_tenant(database, terms, longest_s)
     end = EndTenant(fault.installation.database_url, tenant.tenant_id)
     async with _undone(end, watchdog):
         yield tenant

@@ -27,17 +27,25 @@ class DrillTenant:
     api_key: str = field(repr=False)
 
 
-async def create_drill_tenant(
-    database: Database, *, concurrent_requests: int, tokens: int, life_s: float
-) -> DrillTenant:
-    """Create the tenant with limits on its sequences in progress and on its tokens per day. Its key ends after `life_s` seconds.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillTenantTerms:
+    """What a drill's tenant gets: its share of the engine, and limits on its sequences in progress and its tokens per day."""
+
+    name: str = TENANT_NAME
+    weight: float = 1.0
+    concurrent_requests: int
+    tokens: int
+
+
+async def create_drill_tenant(database: Database, terms: DrillTenantTerms, life_s: float) -> DrillTenant:
+    """Create a tenant, whose key ends after `life_s` seconds.
 
     Raises `NameTaken` while another drill has one, and `DatabaseUnavailable`.
     """
-    limits = {"concurrent_requests": concurrent_requests, "tokens_per_day": tokens}
+    limits = {"concurrent_requests": terms.concurrent_requests, "tokens_per_day": terms.tokens}
     async with unit_of_work(database, command_actor(), None, None) as uow:
         tenant = await tenants.create_without_key(
-            uow, TENANT_NAME, tier="standard", weight=1.0, limits=limits
+            uow, terms.name, tier="standard", weight=terms.weight, limits=limits
         )
         keys = OperatorKeys(uow, tenant.id)
         bounds: KeyChange = {"expires_at": datetime.now(UTC) + timedelta(seconds=life_s)}

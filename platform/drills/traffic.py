@@ -23,6 +23,8 @@ from loraplex.platform.bench.client import (
 
 MAX_OPEN: Final = 64
 """Requests in progress at once. Later ones wait: a server that hangs gets no more than these."""
+MAX_PROMPT_TOKENS: Final = 100
+"""More than the prompt of a drill's request has in any vocabulary."""
 TIMEOUT_S: Final = 120.0
 NO_CONNECTION: Final = "no_connection"
 CONNECTION_LOST: Final = "connection_lost"
@@ -31,6 +33,16 @@ CLIENT_TIMEOUT: Final = "client_timeout"
 _PROMPT: Final = (
     "This request belongs to a drill of the installation. It repeats these words so that they are cached. "
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillLoad:
+    """Requests of a drill: `rate_per_s`, each of `max_tokens` tokens. After the fault it waits at most `recover_s` seconds."""
+
+    rate_per_s: float = 4.0
+    max_tokens: int = 16
+    recover_s: float = 120.0
+    stream_share: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +60,8 @@ class RequestOutcome:
 
     `request_id` is what the client sent as `x-request-id`; `Traffic` always sends one. `status` 0: no response began. `code`: the
     server's error code, or one of this module for what the client noticed itself; None of a complete response. `deliveries`
-    counts pieces of text received, each of at least one token. `base_url`: the server that was asked.
+    counts pieces of text received, each of at least one token. `base_url`: the server that was asked. `first_token_s`: from the
+    sending, of streams.
     """
 
     request_id: str | None
@@ -60,12 +73,14 @@ class RequestOutcome:
     usage: ReportedUsage | None
     deliveries: int
     base_url: str = ""
+    first_token_s: float | None = None
+    retry_after: str | None = None
 
 
 class Traffic:
     """Sends completions from the begin of its block until `stop`, in turn to each of `base_urls`.
 
-    `rate_per_s` holds as long as fewer than `MAX_OPEN` requests are in progress. `stream_share` of the requests, 0 to 1, are
+    `rate_per_s` holds as long as fewer than `max_open` requests are in progress. `stream_share` of the requests, 0 to 1, are
     streamed. `outcomes` has the requests that have ended.
     """
 
@@ -78,6 +93,7 @@ class Traffic:
         max_tokens: int,
         stream_share: float = 0.5,
         timeout_s: float = TIMEOUT_S,
+        max_open: int = MAX_OPEN,
     ) -> None:
         self.outcomes: list[RequestOutcome] = []
         self._base_urls = base_urls
@@ -87,7 +103,7 @@ class Traffic:
         self._max_tokens = max_tokens
         self._stream_share = stream_share
         self._timeout_s = timeout_s
-        self._slots = asyncio.Semaphore(MAX_OPEN)
+        self._slots = asyncio.Semaphore(max_open)
         self._open: set[asyncio.Task[None]] = set()
         self._sending: asyncio.Task[None] | None = None
 
@@ -169,6 +185,8 @@ def outcome_of(
         complete=complete,
         usage=usage if complete else None,
         deliveries=len(completion.token_times),
+        first_token_s=next(iter(completion.token_times), None) if record.request.stream else None,
+        retry_after=record.retry_after,
     )
 
 

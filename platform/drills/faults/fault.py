@@ -4,16 +4,18 @@ Invariant: `check` changes nothing, and all that `begin` changes is in `undo`, w
 """
 
 import asyncio
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
+from loraplex.platform.drills.drill_tenant import DrillTenant, DrillTenantTerms
 from loraplex.platform.drills.installation import Installation
 from loraplex.platform.drills.ledger_drift import LedgerDrift
 from loraplex.platform.drills.report import Promise
-from loraplex.platform.drills.traffic import RequestOutcome
+from loraplex.platform.drills.traffic import MAX_OPEN, MAX_PROMPT_TOKENS, DrillLoad, RequestOutcome
 from loraplex.platform.drills.undo import Undo
 
 SHOWN_S: Final = 60.0
@@ -63,6 +65,15 @@ class Fault(ABC):
     def undo(self) -> Undo | None:
         """What takes the fault back, also if this process is killed. None: there is nothing to take back."""
         return None
+
+    def tenants(self, load: DrillLoad, longest_s: float) -> Sequence[DrillTenantTerms]:
+        """The tenants of the drill; the first one sends the requests of `load`. Their limits are above what they can use."""
+        tokens = math.ceil(longest_s * load.rate_per_s) * (MAX_PROMPT_TOKENS + load.max_tokens)
+        return [DrillTenantTerms(concurrent_requests=MAX_OPEN, tokens=tokens)]
+
+    async def prepare(self, tenants: Sequence[DrillTenant], model: str, load: DrillLoad) -> DrillLoad:
+        """Return the load of the first tenant, before any of it is sent. Raises `DrillImpossible`."""
+        return load
 
     @abstractmethod
     async def begin(self) -> None:

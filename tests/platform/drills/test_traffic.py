@@ -97,6 +97,23 @@ async def test_requests_go_to_the_servers_in_turn_and_one_that_is_away_is_an_err
     assert {each.status for each in traffic.outcomes} == {0, 200}
 
 
+async def test_when_to_try_again_is_kept_and_first_tokens_are_of_streams() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 429 X\r\nRetry-After: 7\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async with asyncio.timeout(60), await asyncio.start_server(refuse, "127.0.0.1", 0) as found:
+        url = "http://{}:{}".format(*found.sockets[0].getsockname())
+        async with Traffic([url], "key", "model", 200, max_tokens=2) as traffic:
+            while not traffic.outcomes:
+                await asyncio.sleep(0.01)
+    assert {(each.status, each.retry_after) for each in traffic.outcomes} == {(429, "7")}
+    streamed = ended(chunks=STREAM, over=True)
+    assert outcome_of(streamed, 0.0, 1.0).first_token_s == 1.0 - streamed.sent_at
+    assert outcome_of(ended(stream=False, chunks=WHOLE, over=True), 0.0, 1.0).first_token_s is None
+
+
 def ended(*, stream: bool = True, status: int = 200, chunks: bytes = b"", over: bool = False) -> StreamRecord:
     request = CompletionRequest("m", "hi", 2, "key", request_id="mine", stream=stream)
     found = StreamRecord(request, status, ended=over, chunks=[(1.0, chunks)])

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import select
 from tests.platform.server.serve_process import until
 
-from loraplex.platform.drills.drill_tenant import create_drill_tenant
+from loraplex.platform.drills.drill_tenant import DrillTenantTerms, create_drill_tenant
 from loraplex.platform.drills.undo import (
     AllowConnections,
     ContinueProcess,
@@ -25,6 +25,8 @@ from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import NameTaken
 from loraplex.tenants.models import ApiKey
+
+TERMS = DrillTenantTerms(concurrent_requests=4, tokens=1000)
 
 
 async def test_a_database_that_refuses_connections_takes_them_again(database_url: str) -> None:
@@ -63,12 +65,12 @@ async def test_a_file_is_removed_once(tmp_path: Path) -> None:
 async def test_an_installation_has_one_drill_until_its_tenant_is_ended(
     database: Database, database_url: str
 ) -> None:
-    first = await create_drill_tenant(database, concurrent_requests=4, tokens=1000, life_s=7200)
+    first = await create_drill_tenant(database, TERMS, 7200)
     with pytest.raises(NameTaken):
-        await create_drill_tenant(database, concurrent_requests=4, tokens=1000, life_s=7200)
+        await create_drill_tenant(database, TERMS, 7200)
     for _ in range(2):
         await EndTenant(database_url, first.tenant_id).run()
-    second = await create_drill_tenant(database, concurrent_requests=4, tokens=1000, life_s=7200)
+    second = await create_drill_tenant(database, TERMS, 7200)
     async with database.as_operator() as session:
         ends = await session.scalar(select(ApiKey.expires_at).where(ApiKey.tenant_id == second.tenant_id))
         assert ends is not None
