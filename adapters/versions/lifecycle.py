@@ -137,7 +137,8 @@ class VersionLifecycle:
 
     async def resume_abandoned(self) -> None:
         """Resume unlocked folders, which a command or an ended server has left; delete those without a version."""
-        resumed, removed = [], []
+        resumed: list[str] = []
+        removed: list[str] = []
         for pending in self._folders.abandoned():
             try:
                 is_resumed = await self._resume(pending)

@@ -1,5 +1,6 @@
 """What a drill of two tiers at twice the capacity finds kept and broken, and the rates that it offers."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -124,7 +125,7 @@ async def test_rates_follow_from_the_measured_capacity(
 
     monkeypatch.setattr(overload, "Traffic", Scripted)
     monkeypatch.setattr(overload, "time", Clock)
-    monkeypatch.setattr(overload.asyncio, "sleep", at_once)
+    monkeypatch.setattr(asyncio, "sleep", at_once)
     fault = fault_of(tmp_path)
     if refusal is not None:
         with pytest.raises(DrillImpossible, match=refusal):
