@@ -1,12 +1,12 @@
 """Suspensions, revocations and forced deletions end what runs: fences say whose requests, which end as `revoked`.
 
-Revision 0027, after 0025.
+Revision 0027, after 0026.
 """
 
 from alembic import op
 
 revision = "0027"
-down_revision = "0025"
+down_revision = "0026"
 branch_labels = None
 depends_on = None
 

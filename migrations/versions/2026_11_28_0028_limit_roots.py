@@ -1,13 +1,13 @@
 """A key's limits bind the keys that it mints: each key has a parent, and one root whose limits and counters it shares.
 
 Triggers keep the root: of a new key, and of all below a key that gets its first limit or loses its last. Where the root of a key that
-may have been used changes, a fence outdates the tenant's counters, which are rebuilt with the new sums. Revision 0028, after 0025.
+may have been used changes, a fence outdates the tenant's counters, which are rebuilt with the new sums. Revision 0028, after 0027.
 """
 
 from alembic import op
 
 revision = "0028"
-down_revision = "0025"
+down_revision = "0027"
 branch_labels = None
 depends_on = None
 

@@ -1,12 +1,12 @@
 """The largest difference between a gateway's clock and PostgreSQL's, for which the end of a month waits.
 
-Revision 0029, after 0025.
+Revision 0029, after 0028.
 """
 
 from alembic import op
 
 revision = "0029"
-down_revision = "0025"
+down_revision = "0028"
 branch_labels = None
 depends_on = None
 

@@ -72,9 +72,9 @@ class RequestOutcome:
     complete: bool
     usage: ReportedUsage | None
     deliveries: int
-    base_url: str = ""
     first_token_s: float | None = None
     retry_after: str | None = None
+    base_url: str = ""
 
 
 class Traffic:

@@ -158,7 +158,7 @@ def _adapter_memory(model: str, shape: FairShareShape) -> dict[str, str]:
     if not shape.adapters:
         return {}
     with TemporaryDirectory() as folder:
-        write_random_adapter(Path(folder), load_model_config(Path(model)), RANK, 0)
+        write_random_adapter(Path(folder), load_model_config(model), RANK, 0)
         size = Path(folder, "adapter_model.safetensors").stat().st_size
     return {"adapter_bytes": str(size * shape.adapters // 4)}
 

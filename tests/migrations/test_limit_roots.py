@@ -38,7 +38,7 @@ OUTDATED = "SELECT t.name, e.fenced_epoch, e.fence > 0 FROM admission_epochs e J
 
 
 def test_keys_of_before_are_bound(empty_database_url: str) -> None:
-    upgrade(empty_database_url, "0025")
+    upgrade(empty_database_url, "0027")
     with psycopg.connect(empty_database_url) as connection:
         connection.execute(FORMER)
     upgrade(empty_database_url)
@@ -57,5 +57,5 @@ def test_keys_of_before_are_bound(empty_database_url: str) -> None:
         connection.execute(MINTED_BEFORE)
         assert connection.execute(KEYS).fetchall()[-1] == ("Z", "D", "B")
         assert connection.execute(OUTDATED).fetchall() == [("acme", 7, True), ("other", 0, False)]
-    downgrade(empty_database_url, "0025")
+    downgrade(empty_database_url, "0027")
     upgrade(empty_database_url)

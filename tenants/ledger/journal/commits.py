@@ -129,7 +129,7 @@ class JournalCommits:
         self._uncertain: StagedRows | None = None
         self._refused: list[UUID] = []
         self._ended: set[UUID] = set()
-        self._looked_at = 0.0
+        self._looked_at_s = 0.0
         self._unshipped_since: deque[tuple[int, float]] = deque()
 
     def load(self) -> None:
@@ -181,7 +181,7 @@ class JournalCommits:
         After a failure the file is opened again, and written: what can be opened may still refuse to be written.
         """
         may_shrink = is_idle and self.has_spare_pages and self._file is not None
-        is_due = time.monotonic() - self._looked_at >= LOOK_S
+        is_due = time.monotonic() - self._looked_at_s >= LOOK_S
         if not (is_due or may_shrink or (self._file is not None and self._file.is_checkpoint_due)):
             return
         # What is raised is kept: in `full` and `failure`, and as a file that the next call opens again.
@@ -191,7 +191,7 @@ class JournalCommits:
                 self.has_spare_pages = file.shrink(len(self._open))
             self.bytes = file.bytes
             if is_due:
-                self._looked_at = time.monotonic()
+                self._looked_at_s = time.monotonic()
                 if self.failure is not None:
                     file.touch()
                     self.failure = None

@@ -14,7 +14,7 @@ A, B = "http://a", "http://b"
 def outcome(url: str, started_s: float, status: int, *, complete: bool | None = None) -> RequestOutcome:
     whole = status == 200 if complete is None else complete
     code = None if whole else "error"
-    return RequestOutcome("id", started_s, started_s + 30, status, code, whole, None, 0, url)
+    return RequestOutcome("id", started_s, started_s + 30, status, code, whole, None, 0, base_url=url)
 
 
 @pytest.mark.parametrize(
