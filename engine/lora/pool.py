@@ -189,8 +189,15 @@ class AdapterPool:
             self._wait_for_room(key, _Waiting(packed, is_read=False))
         return True
 
-    def waits_for_room(self, adapter: AdapterRef) -> bool:
-        return adapter.key in self._without_room
+    def lacks_room(self, adapter: AdapterRef) -> bool:
+        tried = self._without_room if not self._room_changed else {}
+        return adapter.key in tried or bool(tried) and self.state(adapter) is AdapterState.ABSENT
+
+    def place(self, adapter: AdapterRef) -> None:
+        waiting = self._without_room.pop(adapter.key, None)
+        if waiting is not None:
+            self._without_room = {adapter.key: waiting, **self._without_room}
+        self._place_all()
 
     def load_seconds(self, adapter: AdapterRef) -> float:
         key = adapter.key

@@ -18,7 +18,7 @@ class AdapterState(Enum):
 
 
 class AdapterResidency(Protocol):
-    """Bounded by bytes. A pinned adapter is never evicted; pins count running sequences."""
+    """Bounded by bytes. A pinned adapter is never evicted; pins count running sequences, and the arrival for one."""
 
     def state(self, adapter: AdapterRef) -> AdapterState: ...
 
@@ -34,8 +34,14 @@ class AdapterResidency(Protocol):
         """Start loading, evicting unpinned adapters (LRU) for it; False while the loads in progress reach their bound."""
         ...
 
-    def waits_for_room(self, adapter: AdapterRef) -> bool:
-        """Whether a LOADING adapter has been read and finds no room beside those that are in use."""
+    def lacks_room(self, adapter: AdapterRef) -> bool:
+        """Whether an adapter that is not RESIDENT finds no room beside the pinned ones, as far as it is known: of one that is
+        loading, its own; of an ABSENT one, that of another one.
+        """
+        ...
+
+    def place(self, adapter: AdapterRef) -> None:
+        """Place an adapter that waits for room before the others that do."""
         ...
 
     def load_seconds(self, adapter: AdapterRef) -> float:

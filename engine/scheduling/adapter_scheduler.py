@@ -6,6 +6,7 @@ ones are drained one by one until it fits.
 """
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, MutableMapping
 
 from loraplex.engine.batch.sequence import Sequence, SequenceStatus
@@ -69,7 +70,9 @@ class AdapterScheduler:
         adapter = sequence.adapter
         if adapter is None:
             return True
-        return self._has_room(adapter.key) and self._residency.state(adapter) is AdapterState.RESIDENT
+        return (
+            self._has_room(sequence, adapter.key) and self._residency.state(adapter) is AdapterState.RESIDENT
+        )
 
     def adapter_bytes(self, sequence: Sequence) -> int:
         """Size of the adapter of a sequence; 0 if it is unknown, or without an adapter."""
@@ -150,30 +153,47 @@ class AdapterScheduler:
         return ready, failed
 
     def take_without_room(self) -> Sequence | None:
-        """Return the policy's first sequence whose adapter found no room in the last review; None once it was taken."""
-        sequence, self._without_room = self._without_room, None
-        return sequence
+        """Return the policy's first sequence whose adapter found no room in the last review; None once it was taken.
 
-    def prefer(self, sequence: Sequence) -> None:
-        """Let the adapter of a sequence have the next room, before one that waits too long."""
-        if self._overdue is not sequence:
-            self._release_overdue()
-            self._overdue = sequence
-            if sequence.adapter is not None:
-                self._pin_if_overdue(sequence.adapter)
+        None, too, where adapters that arrived for sequences after it give their room back: it may be enough.
+        """
+        sequence, self._without_room = self._without_room, None
+        if sequence is None:
+            return None
+        rank = self._policy.rank(sequence)
+        later = [key for key, head in self._arrived.items() if self._policy.rank(head) > rank]
+        for key in later:
+            self._leave_arrived(key)
+        return None if later else sequence
+
+    def num_coming(self, namespace: bytes) -> int:
+        """Adapters of a tenant that load with room or have arrived, and whose sequences do not run yet."""
+        loading = (q.adapter for k, q in self._loading.items() if k[0] == namespace)
+        arrived = sum(key[0] == namespace and key not in self._running for key in self._arrived)
+        return arrived + sum(not self._residency.lacks_room(adapter) for adapter in loading)
+
+    def place(self, sequence: Sequence) -> None:
+        """Let the adapter of a sequence have the room that was just freed."""
+        if sequence.adapter is not None:
+            self._residency.place(sequence.adapter)
         self._changed = True
 
-    def _has_room(self, key: AdapterKey) -> bool:
+    def _has_room(self, sequence: Sequence, key: AdapterKey) -> bool:
         if key in self._draining:
             return False
         if key in self._running:
             return True
         reserved = 0
-        if self._overdue is not None and self._overdue_key() != key:
+        if self._overdue is not None and self._overdue_key() != key and not self._passes_overdue(sequence):
             if self._overdue_lacks_room():
                 return False
             reserved = self._overdue_key() not in self._running
         return len(self._running) + reserved < self._config.max_adapters_per_step
+
+    def _passes_overdue(self, sequence: Sequence) -> bool:
+        """Whether the tenant of a sequence was served less than that of the overdue adapter, whose wait is its own backlog."""
+        overdue = self._overdue
+        return overdue is not None and self._policy.rank(sequence)[0] < self._policy.rank(overdue)[0]
 
     def _group(self, adapter: AdapterRef) -> MutableMapping[AdapterKey, AdapterQueue]:
         for group in (self._absent, self._loading, self._resident):
@@ -204,25 +224,35 @@ class AdapterScheduler:
         return failed
 
     def _start_loads(self, free_slots: int) -> None:
-        if self._overdue is not None and self._overdue_key() not in self._resident:
+        """Start loads in the order of the policy; that of an overdue adapter comes before those of tenants served no less."""
+        room = min(free_slots + self._ahead - len(self._loading) - len(self._arrived), LOADS_PER_REVIEW)
+        started: list[AdapterQueue] = []
+        overdue = self._overdue
+        if overdue is not None and self._overdue_key() not in self._resident:
+            self._load_first(room, started, before=self._policy.rank(overdue)[0])
             key = self._overdue_key()
             queue = self._absent.get(key)
             if queue is not None and self._load(queue):
-                self._policy.charge_adapter_load(queue.head, queue.charged_s)
+                started.append(queue)
             if self._overdue_lacks_room():
+                for arrived in [each for each in self._arrived if each != key]:
+                    self._leave_arrived(arrived)
                 self._drain_one_more()
-            if key in self._absent or key in self._loading:
-                return
-        room = free_slots + self._ahead - len(self._loading) - len(self._arrived)
-        started: list[AdapterQueue] = []
-        while len(started) < min(room, LOADS_PER_REVIEW):
-            queue = self._absent.first
-            if queue is None or not self._load(queue):
-                break
-            started.append(queue)
+            if key not in self._absent and key not in self._loading:
+                self._load_first(room, started)
+        else:
+            self._load_first(room, started)
         # Charged after all are chosen: what a tenant pays for one load does not put its next one behind those of others.
         for queue in started:
             self._policy.charge_adapter_load(queue.head, queue.charged_s)
+
+    def _load_first(self, room: int, started: list[AdapterQueue], before: float = math.inf) -> None:
+        """Start the first loads of tenants whose counters are below `before`, until `room` are started or one is refused."""
+        while len(started) < room:
+            queue = self._absent.first
+            if queue is None or self._policy.rank(queue.head)[0] >= before or not self._load(queue):
+                return
+            started.append(queue)
 
     def _load(self, queue: AdapterQueue) -> bool:
         """Start to load an absent adapter; False when no more loads may start. The caller charges `charged_s`."""
@@ -248,9 +278,10 @@ class AdapterScheduler:
             self._resident, key=lambda key: (key != overdue, *self._policy.rank(self._resident[key].head))
         )
         for key in order:
-            if key not in self._running and free <= 0 or not self._has_room(key):
+            queue = self._resident[key]
+            if key not in self._running and free <= 0 or not self._has_room(queue.head, key):
                 continue
-            queue = self._resident.pop(key)
+            del self._resident[key]
             state = self._residency.state(queue.adapter)
             if state is not AdapterState.RESIDENT:
                 (self._absent if state is AdapterState.ABSENT else self._loading)[key] = queue
@@ -289,11 +320,13 @@ class AdapterScheduler:
         return float("inf")
 
     def _first_without_room(self) -> Sequence | None:
-        heads = [queue.head for queue in self._resident.values()]
-        heads += [q.head for q in self._loading.values() if self._residency.waits_for_room(q.adapter)]
+        """Return the policy's first of the sequences whose adapters lack a place in the step, or room on the device."""
+        queues = [*self._loading.values()]
         absent = self._absent.first
         if absent is not None:
-            heads.append(absent.head)
+            queues.append(absent)
+        heads = [queue.head for queue in queues if self._residency.lacks_room(queue.adapter)]
+        heads += [queue.head for queue in self._resident.values()]
         return min(heads, key=self._policy.rank, default=None)
 
     def _waiting_heads(self) -> Iterable[Sequence]:
@@ -305,9 +338,7 @@ class AdapterScheduler:
         """Whether pinned adapters leave no room on the device for the overdue adapter."""
         key = self._overdue_key()
         loading = self._loading.get(key)
-        return key in self._absent or (
-            loading is not None and self._residency.waits_for_room(loading.adapter)
-        )
+        return key in self._absent or (loading is not None and self._residency.lacks_room(loading.adapter))
 
     def _pin_if_overdue(self, adapter: AdapterRef) -> None:
         """Pin the overdue adapter until its sequence runs, so that no other load evicts it again."""
@@ -318,11 +349,15 @@ class AdapterScheduler:
             self._overdue_pin = adapter
 
     def _drain_one_more(self) -> None:
-        """Close the longest running adapter to new sequences, once those closed before have ended."""
+        """Close the longest running adapter to new sequences, once those closed before have ended: one of the overdue adapter's
+        tenant, where it runs any.
+        """
         if any(key in self._draining for key in self._running):
             return
-        own = None if self._overdue is None else self._overdue_key()
-        self._draining.update([key for key in self._running if key != own][:1])
+        own = self._overdue_key()
+        others = [key for key in self._running if key != own]
+        others.sort(key=lambda key: key[0] != own[0])
+        self._draining.update(others[:1])
 
     def _forget(self, sequence: Sequence) -> None:
         adapter = sequence.adapter

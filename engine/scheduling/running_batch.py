@@ -131,12 +131,13 @@ class RunningBatch:
                 return False
         return True
 
-    def displace_adapter(self, sequence: Sequence) -> bool:
+    def displace_adapter(self, sequence: Sequence, num_coming: int) -> bool:
         """Preempt the rows of one adapter of the tenant that runs the most for its weight: of the adapter with the fewest rows,
         the newest of several. A sequence whose adapter lacks room gets it so.
 
-        False, with no row preempted, unless that tenant keeps `DISPLACED_SHARE` times as many as the tenant of `sequence` then
-        has, or owes it service. The oldest row's adapter and those of rows that gave way before keep their places.
+        `num_coming`: adapters of the tenant of `sequence` that load or have arrived. False, with no row preempted, unless the
+        other tenant keeps as many as that one then has, and `DISPLACED_SHARE` times as many where it owes it no service. The
+        oldest row's adapter and those of rows that gave way before keep their places.
         """
         tenants: dict[bytes, dict[str, list[Sequence]]] = {}
         for row in self._running:
@@ -144,13 +145,13 @@ class RunningBatch:
                 adapters = tenants.setdefault(row.request.namespace, {})
                 adapters.setdefault(row.adapter.digest, []).append(row)
         request = sequence.request
-        own = (len(tenants.pop(request.namespace, ())) + 1) / request.weight
+        own = (len(tenants.pop(request.namespace, ())) + num_coming + 1) / request.weight
         left = {
             namespace: (len(adapters) - 1) / next(iter(adapters.values()))[0].request.weight
             for namespace, adapters in tenants.items()
         }
         largest = max(left, key=left.__getitem__, default=None)
-        if largest is None or left[largest] <= 0:
+        if largest is None or left[largest] < own:
             return False
         giving = [
             rows
@@ -176,9 +177,13 @@ class RunningBatch:
         self._num_writing -= sequence.writes
         self._in_flight.depart(sequence)
 
-    def plan_decodes(self, step: StepRows) -> tuple[list[Sequence], list[Sequence]]:
-        """Add every sequence with one token to compute; return those with more, oldest first, and those preempted since the
-        last call.
+    def take_preempted(self) -> list[Sequence]:
+        """Return the sequences that were preempted since the last call."""
+        victims, self._victims = self._victims, []
+        return victims
+
+    def plan_decodes(self, step: StepRows) -> list[Sequence]:
+        """Add every sequence with one token to compute; return those with more, oldest first.
 
         Blocks are taken for all of them, oldest first, so that a preempted sequence is never planned.
         """
@@ -198,8 +203,7 @@ class RunningBatch:
                 started.append(sequence)
             elif planned == last and not sequence.awaits_mask:
                 step.add_last(sequence)
-        victims, self._victims = self._victims, []
-        return started, victims
+        return started
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Take blocks for all its tokens, preempting the newest as needed; False when the newest is the sequence itself."""

@@ -179,12 +179,16 @@ class Scheduler:
         self._admit_for_share()
         self._limit = None
         step = StepRows(self.max_tokens, self._score_cost)
-        started, preempted = self._batch.plan_decodes(step)
-        for sequence in preempted:
+        displaced = self._batch.take_preempted()
+        started = self._batch.plan_decodes(step)
+        preempted = self._batch.take_preempted()
+        for sequence in (*displaced, *preempted):
             self._queue.put(sequence)
         plan = self._fill(step, started, room=not preempted)
-        if preempted:
-            self._limit = "kv_blocks" if self._batch.num_free else "rows"
+        if (displaced or preempted) and not self._batch.num_free:
+            self._limit = "rows"
+        elif preempted:
+            self._limit = "kv_blocks"
         self._queue.stay(self._limit)
         if plan is not None:
             self._in_flight.launch(plan)
@@ -282,8 +286,10 @@ class Scheduler:
         Otherwise a tenant with more adapters than places keeps all of them in use, and others wait `max_adapter_wait_s`.
         """
         sequence = self._adapters.take_without_room()
-        if self._policy.shares_rows and sequence is not None and self._batch.displace_adapter(sequence):
-            self._adapters.prefer(sequence)
+        if not self._policy.shares_rows or sequence is None:
+            return
+        if self._batch.displace_adapter(sequence, self._adapters.num_coming(sequence.request.namespace)):
+            self._adapters.place(sequence)
             self._wake()
 
     def _admit_starved(self) -> None:

@@ -217,8 +217,18 @@ class SimulatedResidency:
     def size_bytes(self, adapter: AdapterRef) -> int:
         return 1 << 20 if adapter.key in self.due else 0
 
-    def waits_for_room(self, adapter: AdapterRef) -> bool:
-        return self.clock() >= self.without_room.get(adapter.key, float("inf"))
+    def lacks_room(self, adapter: AdapterRef) -> bool:
+        if self.sizes_known:
+            return adapter.key not in self.due and len(self.due) >= self.budget and self._victim() is None
+        waiting = [key for key, due in self.without_room.items() if self.clock() >= due]
+        full = len(self.due) >= self.budget and self._victim() is None
+        return full and (adapter.key in waiting or bool(waiting) and adapter.key not in self.without_room)
+
+    def place(self, adapter: AdapterRef) -> None:
+        if self.lacks_room(adapter) or adapter.key not in self.without_room:
+            return
+        self.without_room = {adapter.key: self.without_room[adapter.key], **self.without_room}
+        self.state(adapter)
 
     def load_seconds(self, adapter: AdapterRef) -> float:
         return self.load_s
@@ -239,11 +249,13 @@ class SimulatedResidency:
     def take_error(self, adapter: AdapterRef) -> AdapterError:
         return self.errors.pop(adapter.key)
 
+    def _victim(self) -> tuple[bytes, str] | None:
+        idle = (k for k, due in self.due.items() if not self.pins[k] and due <= self.clock())
+        return next(idle, None)
+
     def _make_room(self) -> bool:
         if len(self.due) >= self.budget:
-            victim = next(
-                (k for k, due in self.due.items() if not self.pins[k] and due <= self.clock()), None
-            )
+            victim = self._victim()
             if victim is None:
                 return False
             del self.due[victim]

@@ -78,6 +78,25 @@ def test_a_pinned_adapter_stays_and_others_wait_for_room(make_pool: MakePool) ->
     assert pool.source.loads.count("c") == 1, "what was loaded is not loaded again"
 
 
+def test_room_is_lacking_once_it_was_tried_and_goes_to_the_one_that_is_placed(make_pool: MakePool) -> None:
+    pool = make_pool(2, host_ranks=16)
+    for digest in "cdab":
+        pool.bring(digest)
+    assert pool.tier(ref("c")) == pool.tier(ref("d")) == "host"
+    for digest in "ab":
+        pool.pin(ref(digest))
+    for digest in "cd":
+        assert pool.prefetch(ref(digest))
+        assert not pool.lacks_room(ref(digest)), "nothing has tried to place it yet"
+    pool.poll()
+    assert all(pool.lacks_room(ref(digest)) for digest in "cde")
+    pool.unpin(ref("a"))
+    pool.place(ref("d"))
+    pool.poll()
+    assert (pool.state(ref("d")), pool.state(ref("c"))) == (RESIDENT, LOADING)
+    assert not pool.lacks_room(ref("d"))
+
+
 def test_nothing_is_evicted_for_what_would_not_fit_yet(make_pool: MakePool) -> None:
     pool = make_pool(4)
     pool.bring("a", rank=2)
