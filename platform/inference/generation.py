@@ -246,11 +246,15 @@ class Generation:
         finally:
             self._delivering = None
 
-    async def close(self, error: BaseException | None = None, *, charged: bool = True) -> None:
+    async def close(
+        self, error: BaseException | None = None, *, charged: bool = True, streams: bool = True
+    ) -> None:
         """Abort the running engine requests, free the slots, record the stats, and settle the usage.
 
         Where it is not `charged`, the reservation is cancelled, whatever the engine computed. One that failed before the engine
-        computed anything gives its request back; one that a full engine refused has no record, as if the gateway had refused it. May be repeated. Once begun it runs to its end, also when its caller is cancelled.
+        computed anything gives its request back; one that a full engine refused has no record, as if the gateway had refused it.
+        One that is revoked and does not stream is charged for its prompt alone: nothing of its response was delivered. May be
+        repeated. Once begun it runs to its end, also when its caller is cancelled.
         """
         if self._closed:
             return
@@ -267,6 +271,7 @@ class Generation:
         code = error.code if isinstance(error, EngineFailed) else None
         settlement = self._settle(
             "revoked" if revoked else "failed" if failed else "aborted",
+            delivered=streams or not revoked,
             refused=failed and code != RequestTimeout.code,
             charged=charged,
             recorded=complete,
@@ -283,7 +288,14 @@ class Generation:
             self._dependencies.recorder.record(self.stats)
 
     async def _settle(
-        self, outcome: Outcome, *, refused: bool, charged: bool, recorded: bool, overloaded: bool
+        self,
+        outcome: Outcome,
+        *,
+        delivered: bool,
+        refused: bool,
+        charged: bool,
+        recorded: bool,
+        overloaded: bool,
     ) -> None:
         """`outcome`: that of a request that is not complete."""
         try:
@@ -295,6 +307,8 @@ class Generation:
             if done:
                 self._dependencies.poison_memory.record_finished(self._requests)
             usage = self._used_so_far("completed" if done else outcome, self.stats.timings())
+            if not delivered and not done:
+                usage = replace(usage, completion_tokens=0)
             reservation = await self._pending.reservation_or_none()
             controller = self._dependencies.admission_controller
             charged = charged and not (overloaded and not usage.tokens)

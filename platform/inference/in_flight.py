@@ -37,19 +37,18 @@ class InFlightRequest:
         self.sequences = sequences
         self._requests = requests
         self._deadline: asyncio.Timeout | None = None
-        self._started = False
-        self._revoked = False
+        self._gave_way = False
 
     @property
     def may_give_way(self) -> bool:
         """Whether the request is running `until_started`, the engine has not started it, and nothing has ended it."""
-        waits = self._deadline is not None and not self._started
-        return waits and not self._revoked and self.ended is None
+        waits = self._deadline is not None and self._stop is None
+        return waits and not self._gave_way and self.ended is None
 
     @property
     def gave_way(self) -> bool:
         """Whether the request lost its place to another one."""
-        return self._revoked
+        return self._gave_way
 
     def until_started(self) -> "_UntilStarted":
         """Run a block that ends with `started`. An error of the block frees the place.
@@ -61,14 +60,14 @@ class InFlightRequest:
 
     def started(self, stop: Callable[[RequestRevoked], None]) -> None:
         """Keep the place until `release`; `stop` ends what runs. Raises what ended the block, if that has just happened."""
-        if self._revoked or self.ended is not None:
+        if self._gave_way or self.ended is not None:
             raise self.reason()
-        self._started, self._stop = True, stop
+        self._stop = stop
 
     def give_way(self) -> None:
         """Free the place at once and cancel the block of `until_started`."""
         self.release()
-        self._revoked = True
+        self._gave_way = True
         self._cancel()
 
     def end(self, ended: Ended) -> None:

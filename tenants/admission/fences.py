@@ -9,7 +9,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import datetime
 from uuid import UUID
 
@@ -98,6 +98,7 @@ class Fences:
     ) -> None:
         self._end = end
         self._ended_at: dict[UUID, int] = {}
+        self._suspended_under: dict[UUID, int] = {}
         self._ledger = ledger
         self._ship = ship
         self._gateway_id = gateway_id
@@ -130,10 +131,13 @@ class Fences:
         """Read new fences, and confirm them once the journal is shipped. Raises `DatabaseUnavailable`."""
         await self._read()
         if self._seen > self._confirmed:
-            # A long journal goes on being shipped: what ends meanwhile must not wait for it.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(READ_AGAIN_SECONDS):
+            try:
+                async with asyncio.timeout(READ_AGAIN_SECONDS) as bound:
                     await self._confirming.run(self._seen, self._confirm)
+            except TimeoutError:
+                # A long journal goes on being shipped: what ends meanwhile must not wait for it.
+                if not bound.expired():
+                    raise
 
     async def raise_fence(self, tenant_id: UUID, *, above: int = 0) -> Fence:
         """Outdate the tenant's counters, and wait until every live gateway has confirmed it; return the fence.
@@ -186,9 +190,15 @@ class Fences:
             known = self._fenced_epochs.get(fence.tenant_id, 0)
             self._fenced_epochs[fence.tenant_id] = max(known, fence.fenced_epoch)
             self._seen = max(self._seen, fence.number)
-            if fence.ended is not None:
+            if fence.ended is not None and self._is_new(fence.ended):
                 self._ended_at[fence.tenant_id] = fence.policy_epoch
                 self._end(fence.ended)
+
+    def _is_new(self, ended: Ended) -> bool:
+        """Whether a fence says more than that the tenant was suspended once, which each later one repeats."""
+        known = self._suspended_under.get(ended.tenant_id, 0)
+        self._suspended_under[ended.tenant_id] = ended.policy_epoch
+        return bool(ended.policy_epoch > known or ended.key_ids or ended.versions)
 
     async def _confirm(self) -> None:
         seen = self._seen

@@ -307,7 +307,7 @@ async def _whole(started: _StartedGeneration, endpoint: GenerationEndpoint) -> R
         failure = error
         raise
     finally:
-        await generation.close(failure)
+        await generation.close(failure, streams=False)
     return json_response(document, generation.headers())
 
 

@@ -89,7 +89,8 @@ async def test_a_whole_response_is_refused_as_the_next_request_would_be(start_ga
     assert error_of(await task) == SUSPENDED
     await until(lambda: nothing_is_left(gateway))
     [(_, usage)] = gateway.admissions.settled
-    assert usage.outcome == "revoked" and usage.completion_tokens > 5
+    assert (usage.outcome, usage.completion_tokens) == ("revoked", 0), "nothing of it was delivered"
+    assert usage.prompt_tokens > 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
