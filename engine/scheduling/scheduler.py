@@ -285,8 +285,8 @@ class Scheduler:
 
         Otherwise a tenant with more adapters than places keeps all of them in use, and others wait `max_adapter_wait_s`.
         """
-        sequence = self._adapters.take_without_room()
-        if not self._policy.shares_rows or sequence is None:
+        sequence = self._adapters.take_without_room() if self._policy.shares_rows else None
+        if sequence is None:
             return
         if self._batch.displace_adapter(sequence, self._adapters.num_coming(sequence.request.namespace)):
             self._adapters.place(sequence)
