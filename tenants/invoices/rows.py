@@ -6,7 +6,6 @@ Invariant: the rows add up to its lines exactly, or `UsageIncomplete` is raised:
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -181,24 +180,22 @@ def _adding_up(transactions: Sequence[_Charges], total: _Charges) -> Sequence[in
 
     Every set of the first ones is tried up to `MAX_SETS` of them, beyond that only all of them together.
     """
-    newest: tuple[_Charges, tuple[int, ...]] = ((Charge(),) * len(total), ())
-    sets = dict([newest])
+    prefix = (Charge(),) * len(total)
+    sets: dict[_Charges, Sequence[int]] = {prefix: ()}
     for number, charges in enumerate(transactions):
         if total in sets:
             break
-        newest = _with(newest, number, charges)
-        grown = (
-            map(partial(_with, number=number, charges=charges), sets.items()) if len(sets) < MAX_SETS else ()
-        )
-        sets = {**dict([newest, *grown]), **sets}
+        prefix = _plus(prefix, charges)
+        if len(sets) < MAX_SETS:
+            for found, numbers in [*sets.items()]:
+                sets.setdefault(_plus(found, charges), (*numbers, number))
+        elif prefix == total:
+            return range(number + 1)
     return sets.get(total)
 
 
-def _with(
-    found: tuple[_Charges, tuple[int, ...]], number: int, charges: _Charges
-) -> tuple[_Charges, tuple[int, ...]]:
-    total = tuple(one + other for one, other in zip(found[0], charges, strict=True))
-    return total, (*found[1], number)
+def _plus(one: _Charges, other: _Charges) -> _Charges:
+    return tuple(each + more for each, more in zip(one, other, strict=True))
 
 
 def _group(key: LineKey) -> _Group:
