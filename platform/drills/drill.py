@@ -84,8 +84,8 @@ async def _measure(database: Database, tenant: DrillTenant, traffic: Traffic) ->
 
 def _longest_s(fault: Fault, load: DrillLoad) -> float:
     """Beyond every wait of a drill: then the watchdog acts, whatever the drill does."""
-    waits_s = WARM_UP_S + fault.seconds + load.recover_s + TIMEOUT_S + SHIPPED_S + _released_s(fault)
-    return waits_s + SPARE_S
+    own_s = fault.seconds + fault.more_s
+    return WARM_UP_S + own_s + load.recover_s + TIMEOUT_S + SHIPPED_S + _released_s(fault) + SPARE_S
 
 
 def _released_s(fault: Fault) -> float:

@@ -49,6 +49,8 @@ class Fault(ABC):
     """Codes of errors that clients may get; each other one breaks a promise."""
     charges_all: ClassVar[bool] = True
     """Whether every token that a client received is charged, also of a response that broke off."""
+    more_s: ClassVar[float] = SHOWN_S
+    """The longest that the fault waits besides `seconds`."""
 
     installation: Installation
     seconds: float
