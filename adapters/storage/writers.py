@@ -1,6 +1,6 @@
 """`Writer`: temporary files in a folder that processes share, and the removal of what ended processes left there.
 
-Invariant: a writer holds its lock (flock(2)) as long as its process lives, and its temporary names begin with its own.
+Invariant: a writer holds its lock (flock(2)) as long as its object lives, and its temporary names begin with the lock's name.
 """
 
 import fcntl
@@ -16,7 +16,8 @@ from uuid import uuid4
 from loraplex.adapters.errors import StorageError
 
 _LOCKS = ".writers"
-_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+# NFS gives an exclusive lock only for writing.
+_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Writer:

@@ -1,10 +1,14 @@
 """What a killed gateway has half written is removed by the next one that starts, and named in its log; a living one's stays."""
 
 import asyncio
+import errno
+import fcntl
+import os
 import sys
 from pathlib import Path
 from uuid import uuid4
 
+import pytest
 from structlog.testing import capture_logs
 from tests.adapters.uploads.dying_gateway import HALF
 from tests.adapters.versions.lifecycle_server import Instant, Server
@@ -74,3 +78,18 @@ def test_locks_of_ended_writers_are_removed_and_those_of_living_ones_stay(tmp_pa
     assert [*folder.iterdir()] == [paths[1]]
     assert [lock.name for lock in (tmp_path / ".writers").iterdir()] == [paths[1].name.partition("-")[0]]
     assert living.new_path().parent == folder
+
+
+def test_locks_are_taken_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS demands of an exclusive lock, which it takes as one of fcntl(2)."""
+    lock = fcntl.flock
+
+    def flock(descriptor: int, operation: int) -> None:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    writer, other = Writer(tmp_path / "temporary"), Writer(tmp_path / "temporary")
+    writer.new_path().write_bytes(b"half")
+    assert other.remove_abandoned(3600.0) == {}
