@@ -70,10 +70,13 @@ class Overload(Fault):
         return (self.seconds - LEAD_S) / 2
 
     def plan(self) -> str:
+        rows = self.installation.settings.max_num_seqs
+        fill = "fill" if rows <= LOWER_AT_ONCE else "do not fill"
         return (
             f"measure for {CAPACITY_S:g} s how many requests per second are served, and then offer {OFFERED:g} x as many for "
-            f"{self.phase_s:g} s, of two tenants whose weights are {HIGHER_WEIGHT:g} and 1. Requests of OTHER tenants wait longer "
-            "meanwhile, and may be refused."
+            f"{self.phase_s:g} s, of two tenants whose weights are {HIGHER_WEIGHT:g} and 1. The lower tier's limit "
+            f"of {LOWER_AT_ONCE} sequences at once refuses what is beyond; these {fill} the {rows} of the engine. Requests of "
+            "OTHER tenants wait longer meanwhile, and may be refused."
         )
 
     def tenants(self, load: DrillLoad, longest_s: float) -> Sequence[DrillTenantTerms]:

@@ -23,8 +23,9 @@ PHASE_S, BEGAN_S, OVER_S = 10.0, 100.0, 110.0
 TENANTS = [DrillTenant(UUID(int=1), "higher"), DrillTenant(UUID(int=2), "lower")]
 
 
-def fault_of(tmp_path: Path) -> Overload:
-    installation = Installation(load_settings({"data_dir": tmp_path}), "postgresql://x/y", "", ("http://x",))
+def fault_of(tmp_path: Path, **settings: int) -> Overload:
+    found = load_settings({"data_dir": tmp_path, **settings})
+    installation = Installation(found, "postgresql://x/y", "", ("http://x",))
     return Overload(installation=installation, seconds=Overload.seconds_of(PHASE_S), _tenants=TENANTS)
 
 
@@ -41,6 +42,15 @@ TIMED_OUT = RequestOutcome("r", OVER_S, OVER_S + 120, 200, CLIENT_TIMEOUT, False
 BROKEN_OFF = RequestOutcome("r", OVER_S, OVER_S + 1, 200, "refused", False, None, 3)
 GOOD = [answered(OVER_S), refused(), refused(503)]
 SLOW = "the higher tier's p95 TTFT is at most 1.2 x of alone"
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [(16, "these fill the 16 of the engine"), (17, "these do not fill the 17 of the engine")],
+)
+def test_the_plan_says_what_refuses(tmp_path: Path, rows: int, said: str) -> None:
+    plan = fault_of(tmp_path, max_num_seqs=rows).plan()
+    assert "limit of 16 sequences at once refuses" in plan and said in plan
 
 
 @pytest.mark.parametrize(
