@@ -55,6 +55,8 @@ OUTPUT_COST = 2.0
 MAX_SPEED_CHANGE = 1.15
 """Of the capacity within a round; beyond it the offered rates are no shares any more, and the round is repeated."""
 QUIET_ADAPTERS, RANK = 4, 16
+MIN_ADAPTERS = 48
+"""A quarter of them has two places more than `QUIET_ADAPTERS` and the eighth that is sent at the other one's share."""
 WARM_UP_S = 5.0
 IDLE_S = 60.0
 WAITING_OR_RUNNING = re.compile(r"^vllm:num_requests_(?:running|waiting)\{.*\} (\S+)$", re.MULTILINE)

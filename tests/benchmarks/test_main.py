@@ -37,6 +37,8 @@ def test_the_tables_list_every_command() -> None:
         (["chunked-prefill", "--setting", "dtype"], "--setting"),
         (["chaos", "--fault", "flood"], "--fault"),
         (["chaos", "--component", "router"], "--component"),
+        (["fair-share", "--adapters", "47"], "--adapters"),
+        (["fair-share", "--adapters", "-1"], "--adapters"),
         (["quantization", "--model", "/does/not/exist"], "/does/not/exist"),
     ],
 )

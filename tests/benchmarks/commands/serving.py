@@ -6,7 +6,7 @@ import typer
 from tests.benchmarks.attackers.registry import ATTACKERS
 from tests.benchmarks.attacks import AttackShape, measure_attacks
 from tests.benchmarks.chunked_prefill import ChunkedPrefillShape, measure_chunked_prefill
-from tests.benchmarks.fair_share import FairShareShape, measure_fair_share
+from tests.benchmarks.fair_share import MIN_ADAPTERS, FairShareShape, measure_fair_share
 from tests.benchmarks.noisy_neighbours import NoisyNeighboursShape, measure_noisy_neighbours
 from tests.benchmarks.peft_comparison import PeftComparisonShape, compare_with_peft
 from tests.benchmarks.scoring import ScoringShape, measure_scoring
@@ -133,13 +133,19 @@ def fair_share(
     ] = 0.4,
     adapters: Annotated[
         int,
-        typer.Option(min=0, help="Of the other tenant; a quarter of them fit in memory. 0: the base model."),
+        typer.Option(
+            help=f"Of the other tenant, at least {MIN_ADAPTERS}; a quarter of them fit in memory. 0: the base model."
+        ),
     ] = 0,
     setting: Setting = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """TTFT of a tenant beside one that offers ten times its share; shares of tenants that are both backlogged."""
+    if adapters != 0 and adapters < MIN_ADAPTERS:
+        raise typer.BadParameter(
+            f"{adapters}: allowed are 0 and at least {MIN_ADAPTERS}", param_hint="--adapters"
+        )
     shape = FairShareShape(seconds=seconds, rounds=rounds, quiet_load=load, dtype=dtype, adapters=adapters)
     run_bench(
         lambda: measure_fair_share(resolve_model(model), shape, parse_settings(setting), print_progress),
