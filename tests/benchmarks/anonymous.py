@@ -42,18 +42,15 @@ from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.bench.workload import arrival_offsets
 from loraplex.platform.console.app import ConsoleRoute
 
-COLUMNS: Final = (
-    "cpu_ms",
-    "cpu_ms_networks",
-    "cpu_ms_first",
-    "statuses",
-    "outbound",
-    "p99_ms",
-    "p99_ms_without",
-)
+CPU: Final = ("cpu_ms", "cpu_ms_networks", "cpu_ms_first")
+COLUMNS: Final = (*CPU, "statuses", "outbound", "p99_ms", "p99_ms_without")
 MAX_CPU_MS: Final = 5.0
 MAX_P99_RATIO: Final = 1.2
 START, CALLBACK = "/console/oidc/start", "/console/oidc/callback"
+COME_BACK: Final = f"GET {CALLBACK} after its start"
+"""The only GET that asks the provider by design: each time for another code."""
+HASHING: Final = "POST /console/sign-in"
+"""The first tries of a network are compared with a hash of a password, which is dear on purpose: `cpu_ms_first` has no bound."""
 STARTED: Final = "303"
 ENGINE_MS: Final = 50.0
 FIRST: Final = BURST + 4
@@ -182,15 +179,30 @@ async def flood_routes(
             "outbound_networks": many.outbound,
         }
         cases.append(Case(name, asdict(flood.shape), figure))
-    cases.sort(key=lambda case: case.figure["cpu_ms"], reverse=True)
+    cases.sort(key=highest_cpu_ms, reverse=True)
     report.cases += cases
-    dearest = cases[0]
-    report.ratios.append(
-        Ratio(f"ms of CPU of the dearest: {dearest.name}", dearest.figure["cpu_ms"], MAX_CPU_MS, "at most")
-    )
+    report.ratios += bounds(cases)
+
+
+def highest_cpu_ms(case: Case) -> float:
+    """The CPU time of a request in the worst of the floods that have a bound."""
+    bounded = [name for name in CPU if (case.name, name) != (HASHING, "cpu_ms_first")]
+    return max(float(case.figure[name]) for name in bounded)
+
+
+def bounds(cases: Sequence[Case]) -> list[Ratio]:
+    """What the floods must keep."""
+    dearest = max(cases, key=highest_cpu_ms)
+    found = [
+        Ratio(f"ms of CPU of the dearest: {dearest.name}", highest_cpu_ms(dearest), MAX_CPU_MS, "at most")
+    ]
+    pages = [case for case in cases if case.name.startswith("GET ") and case.name != COME_BACK]
     for kind in ("outbound", "outbound_networks"):
-        calls = sum(case.figure[kind] for case in cases)
-        report.ratios.append(Ratio(f"{kind} calls of all floods", float(calls)))
+        found.append(Ratio(f"{kind} calls of all floods", float(sum(case.figure[kind] for case in cases))))
+        # The provider's documents grow old during a run, and one fetch renews them for all.
+        calls = float(sum(case.figure[kind] for case in pages))
+        found.append(Ratio(f"{kind} calls of GET, but for {COME_BACK}", calls, 1.0, "at most"))
+    return found
 
 
 Send = Callable[[httpx.AsyncClient, Mapping[str, str]], Awaitable[httpx.Response]]
@@ -254,7 +266,7 @@ class Flood:
     async def sends(self, routes: Sequence[Route]) -> dict[str, Send]:
         """What sends to each route that the shape names. Raises `BenchFailed` when it names none."""
         found = {route.name: self.sender(route) for route in (*routes, *await self.files())}
-        found[f"GET {CALLBACK} after its start"] = self.come_back
+        found[COME_BACK] = self.come_back
         if chosen := {name: send for name, send in found.items() if self.shape.part in name}:
             return chosen
         raise BenchFailed(f"no route of {len(found)} has {self.shape.part!r} in METHOD /path")

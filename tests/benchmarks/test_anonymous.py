@@ -10,15 +10,18 @@ from starlette.routing import Route as StarletteRoute
 from tests.benchmarks import anonymous
 from tests.benchmarks.anonymous import (
     CALLBACK,
+    COME_BACK,
     FIRST,
+    HASHING,
     START,
     AnonymousShape,
     Route,
+    bounds,
     measure_anonymous,
     routes_of,
 )
 
-from loraplex.platform.bench.report import BenchFailed
+from loraplex.platform.bench.report import BenchFailed, Case
 from loraplex.platform.console.app import ConsoleRoute
 
 
@@ -63,16 +66,44 @@ async def test_a_run_has_figures_of_sign_ins_and_starts() -> None:
     report = await measure_anonymous(shape, print)
     figures = {case.name: case.figure for case in report.cases}
     assert {*figures} == {
-        *(f"GET {path}" for path in (START, CALLBACK, f"{CALLBACK} after its start")),
+        *(f"GET {path}" for path in (START, CALLBACK)),
+        COME_BACK,
         "POST /console/oidc/accept",
         "20 starts beside 20 completions/s",
     }
     # Every start is the same document, and half of a network's tries are callbacks, each a call to the provider.
     assert figures[f"GET {START}"]["statuses"] == "429x20" and figures[f"GET {START}"]["outbound"] <= 1
-    come_back = figures[f"GET {CALLBACK} after its start"]
+    come_back = figures[COME_BACK]
     assert 0 < come_back["outbound"] <= FIRST / 2 < 20 + FIRST and come_back["outbound_networks"] == 20
     assert figures["20 starts beside 20 completions/s"]["p99_ms"] > 0
     assert all(0 <= ratio.value for ratio in report.ratios)
+
+
+@pytest.mark.parametrize(
+    ("name", "figure", "broken"),
+    [
+        ("GET /a", {}, []),
+        ("GET /a", {"cpu_ms": 6.0}, ["ms of CPU of the dearest: GET /a"]),
+        ("GET /a", {"cpu_ms_networks": 6.0}, ["ms of CPU of the dearest: GET /a"]),
+        ("GET /a", {"cpu_ms_first": 6.0}, ["ms of CPU of the dearest: GET /a"]),
+        (HASHING, {"cpu_ms_first": 60.0}, []),
+        (HASHING, {"cpu_ms_networks": 6.0}, [f"ms of CPU of the dearest: {HASHING}"]),
+        ("GET /a", {"outbound": 2}, [f"outbound calls of GET, but for {COME_BACK}"]),
+        ("GET /a", {"outbound_networks": 2}, [f"outbound_networks calls of GET, but for {COME_BACK}"]),
+        ("POST /a", {"outbound": 2}, []),
+        (COME_BACK, {"outbound": 2, "outbound_networks": 2}, []),
+    ],
+)
+def test_every_flood_has_bounds(name: str, figure: dict[str, float], broken: list[str]) -> None:
+    cheap = {
+        "cpu_ms": 1.0,
+        "cpu_ms_networks": 1.0,
+        "cpu_ms_first": 1.0,
+        "outbound": 0,
+        "outbound_networks": 0,
+    }
+    cases = [Case("GET /b", {}, cheap), Case(name, {}, cheap | figure)]
+    assert [ratio.name for ratio in bounds(cases) if ratio.holds is False] == broken
 
 
 def test_a_network_is_used_once() -> None:
