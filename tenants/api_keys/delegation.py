@@ -138,12 +138,13 @@ class KeyDelegation:
         return await self._keys.revoke(self._tenant_id, key_id)
 
     async def limits_for(self, key_id: str, limits: KeyLimits) -> KeyLimits:
-        """The limits that a key gets: `limits`, and the manager's where these are null. Locks the key until the transaction ends.
+        """The limits that a key gets: `limits`, and where these are null those that bind the manager, by its group too: so it lifts
+        no limit that it shares. Locks the key until the transaction ends.
 
         Raises `ScopeNotHeld`, `KeyNotFound`, and `BoundNotHeld` for a limit above the manager's.
         """
         manager, _ = await self._over(key_id)
-        own = await self._keys.limits(manager)
+        own = await self._keys.bounds(manager)
         granted = {name: own[name] if value is None else value for name, value in limits.items()}
         require_within(granted, own)
         return granted
@@ -162,7 +163,7 @@ class KeyDelegation:
             )
 
     async def _require_limits(self, manager: ApiKey, record: ApiKey) -> None:
-        require_within(await self._keys.limits(record), await self._keys.limits(manager))
+        require_within(await self._keys.limits(record), await self._keys.bounds(manager))
 
     async def _over(self, key_id: str) -> tuple[ApiKey, ApiKey]:
         """The managing key, and the key it may manage."""

@@ -324,8 +324,18 @@ class KeyRepository:
             )
 
     async def limits(self, record: ApiKey) -> KeyLimits:
-        """The limits of a key."""
-        rows = await self._session.scalars(select(Quota).where(Quota.api_key_id == record.id))
+        """The limits of a key itself."""
+        return await self._limits_of(record.id)
+
+    async def bounds(self, record: ApiKey) -> KeyLimits:
+        """What a key may grant at most: the tighter of its own limits and those of its group."""
+        own = await self._limits_of(record.id)
+        shared = own if record.limit_root is None else await self._limits_of(record.limit_root)
+        both = {name: [each for each in (own[name], shared[name]) if each is not None] for name in own}
+        return {name: min(limits, default=None) for name, limits in both.items()}
+
+    async def _limits_of(self, key_id: UUID) -> KeyLimits:
+        rows = await self._session.scalars(select(Quota).where(Quota.api_key_id == key_id))
         quota = rows.one_or_none()
         return {column: getattr(quota, column, None) for column in LIMIT_COLUMNS}
 

@@ -39,11 +39,11 @@ class ReservationRequest:
     """A request for admission. `id` is a UUIDv7 that names its reservation: repeating the request changes nothing.
 
     Token counts and `amount_nano` are upper bounds of what it uses; `sequences`, its prompts times `n`, run at the same time.
-    A denial is explained by `request_id`, which the client knows. `subjects`: the tenant, the group if the key is in one, the key and,
-    unless it is for the base model, the adapter, in this order, with their limits; `limit_root`: the group's key. Admission adds
-    `subjects`, `limit_root` and `amount_nano`. `tier`, the tenant's,
-    and `adapter_name`, None for the base model, choose the price. The ledger stores neither `subjects`, `request_id`, `tier`,
-    `adapter_name` nor `policy_epoch`, which only an admission needs. Raises `InvalidField`.
+    A denial is explained by `request_id`, which the client knows. `subjects`: the tenant, the group if the key is in one, the key
+    and, unless it is for the base model, the adapter, in this order, with their limits; `limit_root`: the root of the group.
+    Admission adds these two and `amount_nano`. `tier`, the tenant's, and `adapter_name`, None for the base model, choose the price.
+    The ledger stores neither `subjects`, `limit_root`, `request_id`, `tier`, `adapter_name` nor `policy_epoch`, which only an
+    admission needs. Raises `InvalidField`.
     """
 
     id: UUID

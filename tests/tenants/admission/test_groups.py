@@ -19,10 +19,11 @@ from tests.tenants.admission.gateways import (
 )
 
 from loraplex.tenants.admission.controller import QuotaAdmissionController
+from loraplex.tenants.api_keys.delegation import KeyDelegation
 from loraplex.tenants.api_keys.keys import MAX_DEPTH, AuthenticatedKey, KeyRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import InvalidField, LimitExceeded, RateLimited
-from loraplex.tenants.models import ApiKey
+from loraplex.tenants.errors import BoundNotHeld, InvalidField, LimitExceeded, RateLimited
+from loraplex.tenants.models import LIMIT_COLUMNS, ApiKey
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.retention import Retention, RetentionRepository
 
@@ -140,6 +141,23 @@ async def use_of(
 ) -> tuple[int, int]:
     uses = await gateway.quotas(tenant.tenant_id, [Subject("key", key.api_key_id)])
     return next((each.used, each.reserved) for each in uses if each.name == "tokens_per_day")
+
+
+async def test_a_key_lifts_no_limit_of_its_group(database: Database, valkey_url: str) -> None:
+    """Also one that has no limits of its own, since its root got them later."""
+    tenant = await make_tenant_with_gateways(database, valkey_url)
+    root, child = await family(tenant, 2)
+    (other,) = await family(tenant, 1)
+    await limit_key(tenant, root.key_id, requests_per_minute=2)
+    none = dict.fromkeys(LIMIT_COLUMNS)
+    async with database.as_tenant(tenant.tenant_id) as session:
+        keys = KeyDelegation(session, tenant.tenant_id, child.api_key_id)
+        for target in (root, child, other):
+            assert await keys.limits_for(target.key_id, none) == none | {"requests_per_minute": 2}
+            with pytest.raises(BoundNotHeld, match="requests_per_minute must be at most"):
+                await keys.limits_for(target.key_id, none | {"requests_per_minute": 3})
+        with pytest.raises(BoundNotHeld):
+            await keys.rotate(other.key_id, 0)
 
 
 async def test_a_root_binds_once_it_is_revoked_and_is_kept(database: Database, valkey_url: str) -> None:
