@@ -16,6 +16,7 @@ from cachetools import LRUCache
 from loraplex.tenants.admission.rejections import limit_error
 from loraplex.tenants.counters.counter_replies import Decision, Denied, wait
 from loraplex.tenants.errors import LimitExceeded
+from loraplex.tenants.quotas.limits import Level
 from loraplex.tenants.quotas.reservation import ReservationRequest
 from loraplex.tenants.rate_state import Rate, RateState
 
@@ -54,7 +55,7 @@ class RecentRefusals:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._refusals: LRUCache[UUID | None, RecentRefusal] = LRUCache(MAX_SUBJECTS)
+        self._refusals: LRUCache[tuple[Level, UUID], RecentRefusal] = LRUCache(MAX_SUBJECTS)
         # By key, with the policy that says so: callers do not name their groups.
         self._groups: LRUCache[UUID, tuple[int, UUID]] = LRUCache(MAX_SUBJECTS)
 
@@ -77,26 +78,32 @@ class RecentRefusals:
             if not failed or failed[-1].level != subject.level:
                 continue
             until = asked_at + min(wait(failed[-1]), MAX_SECONDS)
-            self._refusals[subject.id] = RecentRefusal(
+            self._refusals[subject.level, subject.id] = RecentRefusal(
                 failed[-1], tested, denied.at, request.policy_epoch, asked_at, until
             )
 
     def forget(self, request: ReservationRequest) -> None:
-        """Forget the refusals of the tenant, the group and the key of a request that is given back."""
-        for subject_id in (request.tenant_id, request.limit_root, request.api_key_id):
-            self._refusals.pop(subject_id, None)
+        """Forget the refusals of the tenant, the key and its root, as key and as group, of a request that is given back."""
+        root = request.limit_root or request.api_key_id
+        self._refusals.pop(("tenant", request.tenant_id), None)
+        for key in (request.api_key_id, root):
+            self._refusals.pop(("key", key), None)
+        self._refusals.pop(("group", root), None)
 
     def find(self, tenant_id: UUID, api_key_id: UUID, policy_epoch: int) -> RecentRefusal | None:
         """Return a refusal that still holds for this caller."""
         known_under, root = self._groups.get(api_key_id, (policy_epoch, None))
-        for subject_id in (tenant_id, root if known_under == policy_epoch else None, api_key_id):
-            found = self._refusals.get(subject_id)
+        places: list[tuple[Level, UUID]] = [("tenant", tenant_id), ("key", api_key_id)]
+        if root is not None and known_under == policy_epoch:
+            places.insert(1, ("group", root))
+        for place in places:
+            found = self._refusals.get(place)
             if found is None:
                 continue
             if found.policy_epoch == policy_epoch and self._clock() < found.until:
                 return found
             if found.policy_epoch <= policy_epoch:
-                del self._refusals[subject_id]
+                del self._refusals[place]
         return None
 
 

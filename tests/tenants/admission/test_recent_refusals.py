@@ -1,5 +1,6 @@
 """Refusals that are repeated without asking the counters: for whom, for how long, and within bounds."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
@@ -80,6 +81,23 @@ def test_another_key_learns_only_what_its_tenant_lacks() -> None:
     error = found.error(0.0)
     assert (error.level, error.limit, error.retry_after_s) == ("tenant", "requests_per_minute", 2.0)
     assert error.rate is not None and error.rate.tokens is None
+
+
+def test_a_root_and_its_group_are_refused_by_their_own_names() -> None:
+    refusals, root = RecentRefusals(Clock()), uuid4()
+    of_root = replace(asked(), api_key_id=root, subjects=(Subject("tenant", TENANT), Subject("key", root)))
+    subjects = (Subject("tenant", TENANT), Subject("group", root), Subject("key", KEY))
+    of_child = replace(asked(), limit_root=root, subjects=subjects)
+    refusals.remember(of_child, denied(failed("group")), 0.0)
+    assert refusals.find(TENANT, root, 1) is None
+    refusals.remember(of_root, denied(failed("key")), 0.0)
+    levels = {key: found.error(0.0).level for key in (root, KEY) if (found := refusals.find(TENANT, key, 1))}
+    assert levels == {root: "key", KEY: "group"}
+    for given_back in (of_root, of_child):
+        refusals.forget(given_back)
+        assert len(refusals) == 0
+        refusals.remember(of_child, denied(failed("group")), 0.0)
+        refusals.remember(of_root, denied(failed("key")), 0.0)
 
 
 def test_other_limits_are_asked_again() -> None:
