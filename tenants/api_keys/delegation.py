@@ -150,8 +150,8 @@ class KeyDelegation:
         return granted
 
     async def require_right_over_people(self, scopes: Iterable[str]) -> None:
-        """Raise unless the key may give a person a role with `scopes`: `ScopeNotHeld`, and `BoundNotHeld` for a key with networks,
-        since people sign in from everywhere.
+        """Raise unless the key may give a person a role with `scopes`: `ScopeNotHeld`, and `BoundNotHeld` for a key with networks or
+        limits, its group's too: people sign in from everywhere, and keys that they make have no limits.
         """
         manager = await self._manager()
         require_held(manager, scopes)
@@ -161,6 +161,13 @@ class KeyDelegation:
                 f"this key works from {', '.join(manager.allowed_cidrs)} only, and people sign in from everywhere: "
                 "an admin gives roles in the console, or a key without networks",
             )
+        for name, limit in (await self._keys.bounds(manager)).items():
+            if limit is not None:
+                raise BoundNotHeld(
+                    name,
+                    f"{name} of this key or its group is {limit}, and keys that people make have no limits: "
+                    "an admin gives roles in the console, or a key without limits",
+                )
 
     async def _require_limits(self, manager: ApiKey, record: ApiKey) -> None:
         require_within(await self._keys.limits(record), await self._keys.bounds(manager))

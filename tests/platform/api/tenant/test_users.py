@@ -98,3 +98,21 @@ async def test_a_key_that_is_bound_to_networks_gives_no_role(start_gateway: Any,
         changed = await call(gateway, bound, "PATCH", f"{USERS}/{eve}", {"role": role}, if_match='"1"')
         assert refusal(changed) == (403, "insufficient_scope", "allowed_cidrs")
     assert (await call(gateway, admin, "POST", USERS, EVE | {"email": "x@example.com"})).status_code == 201
+
+
+async def test_a_key_that_is_limited_gives_no_role(start_gateway: Any, database: Database) -> None:
+    """By itself or by its group: a person's own keys would have no limits."""
+    gateway = await start_gateway()
+    admin = await gateway.tenant("lives", ("tenant:admin",))
+    body = {"name": "limited", "scopes": ["tenant:admin"]}
+    made = (await call(gateway, admin, "POST", "/tenant/v1/keys", body)).json()
+    below = (await call(gateway, made["api_key"], "POST", "/tenant/v1/keys", body)).json()
+    path = f"/tenant/v1/keys/{made['id']}/quotas"
+    limits = {"requests_per_minute": 100}
+    assert (await call(gateway, admin, "PUT", path, limits, if_match='"1"')).status_code == 200
+    for number, (key, status) in enumerate([(made, 403), (below, 403), ({"api_key": admin}, 201)]):
+        new = {"email": f"new{number}@example.com", "role": "viewer"}
+        invited = await call(gateway, key["api_key"], "POST", USERS, new)
+        assert invited.status_code == status
+        if status == 403:
+            assert refusal(invited) == (403, "insufficient_scope", "requests_per_minute")
