@@ -1,6 +1,6 @@
 """A key's limits bind the keys that it mints: each key has a parent, and one root whose limits and counters it shares.
 
-Triggers keep the root: of a new key, and of all below a key that gets its first limit or loses its last. Where the root of a key that
+Triggers keep the root: of a new key, and of all below a key that gets its first limit, loses its last or is rotated. Where the root of a key that
 may have been used changes, a fence outdates the tenant's counters, which are rebuilt with the new sums. Revision 0028, after 0027.
 """
 
@@ -22,7 +22,10 @@ INDEXES = tuple(
     f"CREATE INDEX ix_api_keys_{column} ON api_keys ({column}) WHERE {column} IS NOT NULL"
     for column in ("parent_id", "limit_root")
 )
-GRANT = "GRANT SELECT (parent_id, limit_root) ON api_keys TO app_tenant, app_operator, app_writer"
+GRANTS = (
+    "GRANT SELECT (parent_id, limit_root) ON api_keys TO app_tenant, app_operator, app_writer",
+    "GRANT UPDATE (parent_id) ON api_keys TO app_operator",
+)
 # The owner runs the triggers' functions; forced security holds it to what they need.
 OWNER_POLICIES = {
     "owner_sets_roots": "ON api_keys FOR UPDATE TO CURRENT_USER USING (true)",
@@ -73,25 +76,42 @@ def move_roots(first: str) -> str:
 RAISE_FENCE = """
     UPDATE public.admission_epochs SET fence = nextval('public.admission_fence'), fenced_epoch = greatest(fenced_epoch, epoch)
 """
-FUNCTIONS = {
-    # Called by whoever holds the lock on the tenant's keys, so that no child is made beside it without a root.
-    "move_limit_roots": f"""
-DECLARE
-    owner uuid := coalesce(NEW.tenant_id, OLD.tenant_id);
-    changed uuid := coalesce(NEW.api_key_id, OLD.api_key_id);
-    shared boolean;
-BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended('keys:' || owner, 0));
-    {move_roots("k.id = changed")} SELECT bool_or(m.shared) INTO shared FROM moved m;
+LOCK_FENCES = "pg_advisory_xact_lock(hashtextextended('loraplex admission fences', 0))"
+LOCK_KEYS = "PERFORM pg_advisory_xact_lock(hashtextextended('keys:' || NEW.tenant_id, 0))"
+
+
+def moving(first: str) -> str:
+    """The end of a trigger's function: `move_roots`, and a fence if that changes what keys share."""
+    return f"""
+    {move_roots(first)} SELECT bool_or(m.shared) INTO shared FROM moved m;
     IF shared THEN
-        PERFORM pg_advisory_xact_lock(hashtextextended('loraplex admission fences', 0));
-        {RAISE_FENCE} WHERE tenant_id = owner;
+        PERFORM {LOCK_FENCES};
+        {RAISE_FENCE} WHERE tenant_id = NEW.tenant_id;
     END IF;
     RETURN NULL;
-END""",
-    "take_limit_root": """
+END"""
+
+
+FUNCTIONS = {
+    # The lock on the tenant's keys: no child is made beside this one without a root.
+    "move_limit_roots": f"""
+DECLARE shared boolean;
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended('keys:' || NEW.tenant_id, 0));
+    {LOCK_KEYS};
+    {moving("k.id = NEW.api_key_id")}""",
+    # A gateway of the release before names no parent of the key that it makes, or whoever rotated.
+    "move_rotated_root": f"""
+DECLARE shared boolean;
+BEGIN
+    UPDATE public.api_keys SET parent_id = NEW.id WHERE id = NEW.replaced_by AND parent_id IS DISTINCT FROM NEW.id;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    {LOCK_KEYS};
+    {moving("k.id = NEW.replaced_by")}""",
+    "take_limit_root": f"""
+BEGIN
+    {LOCK_KEYS};
     -- A gateway of the release before names no parent.
     NEW.parent_id := coalesce(NEW.parent_id, (
         SELECT p.id FROM public.api_keys p WHERE p.key_id = NEW.created_by AND p.tenant_id = NEW.tenant_id
@@ -104,29 +124,31 @@ EXECUTE = "FOR EACH ROW WHEN ({}) EXECUTE FUNCTION {}()"
 OF_KEY = "api_key_id IS NOT NULL"
 BEGINS = f"NEW.{OF_KEY} AND {limited('NEW')}"
 MOVES = f"NEW.{OF_KEY} AND ({limited('OLD')}) <> ({limited('NEW')})"
-ENDS = f"OLD.{OF_KEY} AND {limited('OLD')} AND pg_trigger_depth() = 0"
+ROTATED = "NEW.tenant_id IS NOT NULL AND NEW.replaced_by IS NOT NULL AND NEW.replaced_by IS DISTINCT FROM OLD.replaced_by"
 # Named so that they follow `bump_policy_epoch`, which locks the tenant first wherever limits change.
 TRIGGERS = {
     "move_limit_roots": f"AFTER INSERT ON quotas {EXECUTE.format(BEGINS, 'move_limit_roots')}",
     "move_limit_roots_of_changed": f"AFTER UPDATE OF {LIMITS} ON quotas {EXECUTE.format(MOVES, 'move_limit_roots')}",
-    "move_limit_roots_of_deleted": f"AFTER DELETE ON quotas {EXECUTE.format(ENDS, 'move_limit_roots')}",
+    "move_rotated_root": f"AFTER UPDATE OF replaced_by ON api_keys {EXECUTE.format(ROTATED, 'move_rotated_root')}",
     "take_limit_root": "BEFORE INSERT ON api_keys "
     + EXECUTE.format(
-        "NEW.tenant_id IS NOT NULL AND num_nonnulls(NEW.parent_id, NEW.created_by) > 0", "take_limit_root"
+        "NEW.kind = 'key' AND NEW.tenant_id IS NOT NULL AND num_nonnulls(NEW.parent_id, NEW.created_by) > 0",
+        "take_limit_root",
     ),
     # A policy that was read before knows no root of this key.
     "take_limit_root_epoch": "AFTER INSERT ON api_keys "
     + EXECUTE.format("NEW.limit_root IS NOT NULL", "bump_policy_epoch"),
 }
-TABLES = {name: "quotas" if name.startswith("move") else "api_keys" for name in TRIGGERS}
+TABLES = {name: "quotas" if name.startswith("move_limit") else "api_keys" for name in TRIGGERS}
 
 
 def upgrade() -> None:
-    for statement in (COLUMNS, *INDEXES, GRANT):
+    for statement in (COLUMNS, *INDEXES, *GRANTS):
         op.execute(statement)
     for name, rule in OWNER_POLICIES.items():
         op.execute(f"CREATE POLICY {name} {rule}")
     op.execute(PARENTS)
+    op.execute(f"SELECT {LOCK_FENCES}")
     op.execute(
         f"{move_roots('k.parent_id IS NULL')} {RAISE_FENCE} WHERE tenant_id IN (SELECT m.tenant_id FROM moved m WHERE m.shared)"
     )

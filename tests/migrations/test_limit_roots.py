@@ -34,6 +34,15 @@ MINTED_BEFORE = """
     INSERT INTO api_keys (id, tenant_id, key_id, environment, name, secret_sha256, scopes, created_by)
     SELECT gen_random_uuid(), tenant_id, 'Z', environment, name, secret_sha256, scopes, 'D' FROM api_keys WHERE key_id = 'D'
 """
+# It rotates Z on behalf of a person: the new key has the limits of the old one, and nothing tells its parent.
+ROTATED_BEFORE = """
+    INSERT INTO api_keys (id, tenant_id, key_id, environment, name, secret_sha256, scopes, created_by)
+    SELECT gen_random_uuid(), tenant_id, 'ZZ', environment, name, secret_sha256, scopes, 'ann@example.com'
+    FROM api_keys WHERE key_id = 'Z';
+    INSERT INTO quotas (id, tenant_id, api_key_id, requests_per_minute)
+    SELECT gen_random_uuid(), tenant_id, id, 2 FROM api_keys WHERE key_id = 'ZZ';
+    UPDATE api_keys SET revoked_at = now(), replaced_by = (SELECT id FROM api_keys WHERE key_id = 'ZZ') WHERE key_id = 'Z';
+"""
 OUTDATED = "SELECT t.name, e.fenced_epoch, e.fence > 0 FROM admission_epochs e JOIN tenants t ON t.id = tenant_id ORDER BY 1"
 
 
@@ -57,5 +66,7 @@ def test_keys_of_before_are_bound(empty_database_url: str) -> None:
         connection.execute(MINTED_BEFORE)
         assert connection.execute(KEYS).fetchall()[-1] == ("Z", "D", "B")
         assert connection.execute(OUTDATED).fetchall() == [("acme", 7, True), ("other", 0, False)]
+        connection.execute(ROTATED_BEFORE)
+        assert connection.execute(KEYS).fetchall()[-1] == ("ZZ", "Z", "B")
     downgrade(empty_database_url, "0027")
     upgrade(empty_database_url)

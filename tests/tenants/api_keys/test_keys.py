@@ -29,6 +29,7 @@ from loraplex.tenants.errors import (
     UnknownKey,
 )
 from loraplex.tenants.models import Quota
+from loraplex.tenants.people.console_keys import MAX_LIVE, issue_console_key
 
 
 async def issue(database: Database, tenant_id: UUID | None, *scopes: str) -> IssuedKey:
@@ -294,3 +295,13 @@ async def test_a_tenant_never_has_more_keys_than_its_quota(database: Database) -
             await keys.create(tenant_id, "a fourth", ["inference"])
         await keys.revoke(tenant_id, successor)
         await keys.create(tenant_id, "room again", ["inference"])
+
+
+async def test_a_key_of_the_console_does_not_wait_for_a_change_of_keys(database: Database) -> None:
+    """It ends an older one, which locks the tenant: whoever changes keys locks them first, and then the tenant."""
+    tenant_id, ends = await make_tenant(database), datetime.now(UTC) + timedelta(minutes=10)
+    async with database.as_operator() as changing, database.as_tenant(tenant_id) as session:
+        await KeyRepository(changing).lock(tenant_id)
+        await session.execute(text("SET LOCAL lock_timeout = '200ms'"))
+        for _ in range(MAX_LIVE + 1):
+            await issue_console_key(session, tenant_id, "playground", ["inference"], "ada@example.com", ends)
