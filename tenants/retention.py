@@ -38,6 +38,18 @@ PEOPLE: Final = timedelta(days=30)
 CONSOLE_KEYS: Final = timedelta(days=1)
 """The time for which keys of the console's pages are kept after their end, unless requests used them: usage names those."""
 ALONE: Final = text("SELECT pg_try_advisory_xact_lock(hashtextextended('loraplex retention', 0))")
+# Before keys are deleted: what names one of them names the next key of the row that stays. So no row grows with each rotation.
+RELINK: Final = tuple(
+    text(f"""
+WITH RECURSIVE linked (id, next) AS (
+    SELECT k.id, e.{column} FROM api_keys k JOIN api_keys e ON e.id = k.{column}
+    WHERE e.id = ANY(:ended) AND k.id <> ALL(:ended)
+    UNION ALL SELECT l.id, e.{column} FROM linked l JOIN api_keys e ON e.id = l.next WHERE e.id = ANY(:ended)
+) UPDATE api_keys k SET {column} = l.next FROM linked l
+WHERE k.id = l.id AND (l.next IS NULL OR l.next <> ALL(:ended))
+""")
+    for column in ("parent_id", "replaced_by")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +57,7 @@ class Retention:
     """Retention times, from the writing of a record. Idempotency records carry their own end.
 
     A key stays for `audit` after its end, because the audit log names keys by their public ids, and as long as a key that it
-    replaced is live, or one below it is there, which its limits bind.
+    replaced is live, its limits bind one below it, or its use of the month counts for its group.
     """
 
     audit: timedelta
@@ -85,7 +97,7 @@ class RetentionRepository:
             (IdempotencyRecord, IdempotencyRecord.expires_at < self._now),
             (
                 ApiKey,
-                (ended_at(ApiKey) < audit) & ~self._has_live_predecessor() & ~_has_children()
+                (ended_at(ApiKey) < audit) & ~self._has_live_predecessor() & ~self._is_of_group()
                 | unused_console_keys,
             ),
             *self._of_people(),
@@ -110,17 +122,23 @@ class RetentionRepository:
         found = select(predecessor.id).where(predecessor.replaced_by == ApiKey.id)
         return found.where(end.is_(None) | (end > self._now)).exists()
 
+    def _is_of_group(self) -> ColumnElement[bool]:
+        """Whether limits of this key bind others, or it used a group's limits in this month, which are counted anew from its use."""
+        other, month = aliased(ApiKey), self._now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        bound = select(other.id).where(other.limit_root == ApiKey.id, other.id != ApiKey.id)
+        return bound.exists() | (ApiKey.limit_root != ApiKey.id) & (ended_at(ApiKey) >= month)
+
     async def _delete(self, table: type[Base], old: ColumnElement[bool], batch: int) -> int:
         columns = inspect(table).primary_key
+        if table is ApiKey:
+            ended = [*await self._session.scalars(select(ApiKey.id).where(old).limit(batch))]
+            for relink in RELINK:
+                await self._session.execute(relink, {"ended": ended})
+            old = ApiKey.id.in_(ended)
         some = select(*columns).where(old).limit(batch)
         statement = delete(table).where(tuple_(*columns).in_(some))
         result: Any = await self._session.execute(statement.execution_options(synchronize_session=False))
         return int(result.rowcount)
-
-
-def _has_children() -> ColumnElement[bool]:
-    child = aliased(ApiKey)
-    return select(child.id).where(child.parent_id == ApiKey.id).exists()
 
 
 def ended_at(key: type[ApiKey]) -> ColumnElement[datetime | None]:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import psycopg
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.tenants.api_keys.keys import KeyRepository
@@ -121,6 +121,54 @@ async def test_ended_keys_stay_as_long_as_the_audit_log_names_them(database: Dat
     kept = dict.fromkeys(("working", "expires", "revoked-lately", "expired-lately", "successor"))
     assert left == kept | {"in-grace": records["successor"].id}
     assert limits == 0
+
+
+async def test_of_rotated_keys_only_the_root_of_limits_is_kept(database: Database) -> None:
+    """What it binds stays below it, and it is known by what it was replaced."""
+    tenant_id, now = await make_tenant(database), datetime.now(UTC)
+    rows = {}
+    async with database.as_operator() as session:
+        keys = KeyRepository(session)
+        for name, limit in (("free", None), ("limited", 5)):
+            first = (await keys.create(tenant_id, name, [INFERENCE])).record
+            session.add(Quota(tenant_id=tenant_id, api_key_id=first.id, tokens_per_day=limit))
+            await session.flush()
+            rows[name] = [first]
+            for _ in range(4):
+                rows[name].append((await keys.rotate(tenant_id, rows[name][-1].key_id)).record)
+            minted = await keys.create(tenant_id, name, [INFERENCE], parent=rows[name][2])
+            rows[name].append(minted.record)
+        ended = {"revoked_at": now - timedelta(days=31)}
+        await session.execute(update(ApiKey).where(ApiKey.revoked_at.is_not(None)).values(ended))
+    assert (await sweep(database, 3))["api_keys"] == 3
+    assert (await sweep(database, 100))["api_keys"] == 4
+    async with database.as_operator() as session:
+        left = {each.id: each for each in await KeyRepository(session).list(tenant_id)}
+    root, newest, minted_key = (rows["limited"][place].id for place in (0, 4, 5))
+    assert {*left} == {root, newest, minted_key, rows["free"][4].id, rows["free"][5].id}
+    assert left[root].replaced_by == newest
+    for id, key in left.items():
+        below = id in (newest, minted_key)
+        assert (key.parent_id, key.limit_root) == (
+            root if below else None,
+            root if below or id == root else None,
+        )
+
+
+async def test_a_key_whose_use_counts_for_its_group_is_kept_in_its_month(database: Database) -> None:
+    tenant_id, now = await make_tenant(database), datetime(2026, 11, 20, tzinfo=UTC)
+    async with database.as_operator() as session:
+        keys = KeyRepository(session)
+        root = (await keys.create(tenant_id, "root", [INFERENCE])).record
+        session.add(Quota(tenant_id=tenant_id, api_key_id=root.id, tokens_per_month=5))
+        await session.flush()
+        for name, month in (("this", 11), ("before", 10)):
+            child = (await keys.create(tenant_id, name, [INFERENCE], parent=root)).record
+            child.revoked_at = datetime(2026, month, 3, tzinfo=UTC)
+        await session.flush()
+        retention = Retention(audit=timedelta(days=2), quota_events=timedelta(days=2))
+        assert (await RetentionRepository(session, retention, now).sweep(100))["api_keys"] == 1
+        assert {*await session.scalars(select(ApiKey.name))} == {"root", "this"}
 
 
 async def test_a_key_of_the_consoles_pages_is_kept_a_day_unless_usage_names_it(database: Database) -> None:
