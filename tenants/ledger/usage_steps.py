@@ -27,9 +27,16 @@ MAX_ROWS: Final = 100_000
 MAX_MILLISECONDS: Final = 5_000
 PART: Final = 250
 """Steps at once: replaying them takes about 3 ms of the event loop, and requests run before the next ones."""
+BELOW: Final = """
+WITH RECURSIVE below (id, is_root) AS (
+    SELECT k.id, coalesce(k.limit_root, k.id) = k.id FROM api_keys k WHERE k.id = :subject_id
+    UNION ALL SELECT k.id, b.is_root FROM api_keys k JOIN below b ON k.parent_id = b.id WHERE b.is_root
+) SELECT id FROM below
+"""
+"""The key, and unless another one binds it, all keys below: they would share its limits, also if it has none yet."""
 _OF: Final[dict[Level, str]] = {
     "tenant": "",
-    "key": "AND r.api_key_id IN (SELECT k.id FROM api_keys k WHERE :subject_id IN (k.id, k.limit_root))",
+    "key": f"AND r.api_key_id IN ({BELOW})",
     "adapter": "AND r.adapter_id = :subject_id",
 }
 _RUNNING: Final = """
@@ -104,12 +111,13 @@ async def use_before(
     while day <= now and periods_of(day).month == month:
         days.add(periods_of(day).day)
         day += timedelta(days=1)
+    below = text(BELOW).bindparams(subject_id=subject.id).columns(ApiKey.id)
     query = select(UsageTotal.period, UsageTotal.tokens, UsageTotal.amount_nano).where(
         UsageTotal.tenant_id == tenant_id,
         UsageTotal.level == subject.level,
         or_(
             UsageTotal.subject_id == subject.id,
-            UsageTotal.subject_id.in_(select(ApiKey.id).where(ApiKey.limit_root == subject.id)),
+            UsageTotal.subject_id.in_(below),
         ),
         UsageTotal.period.in_({month, *days}),
     )

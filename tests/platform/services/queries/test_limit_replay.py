@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
+import psycopg
 import pytest
 from tests.platform.services.queries.observed_tenant import HOUR, ObservedTenant, observed_tenant
 from tests.tenants.ledger.stored_usage import Used, settle
@@ -54,6 +56,35 @@ async def test_a_month_begins_with_what_was_used_before_the_days(database: Datab
     assert (await replayed(database, seen, Draft(tokens_per_month=whole - 1))).refused == 1
     of_key = await replayed(database, seen, Draft(tokens_per_month=509), "key", seen.key_id)
     assert of_key.refused == of_key.requests
+
+
+MINTED = """
+    WITH made AS (
+        INSERT INTO api_keys (id, tenant_id, key_id, environment, name, secret_sha256, scopes, parent_id)
+        SELECT %(id)s, tenant_id, 'minted', environment, name, secret_sha256, scopes, id FROM api_keys WHERE id = %(second)s
+    ) UPDATE api_keys SET parent_id = %(first)s WHERE id = %(second)s
+"""
+LIMITED = "INSERT INTO quotas (id, tenant_id, api_key_id, tokens_per_day) VALUES (gen_random_uuid(), %s, %s, 9)"
+
+
+async def test_a_keys_limit_is_replayed_over_all_that_it_would_bind(database: Database) -> None:
+    """Before it has a limit, too; and over its own requests alone once another key binds it."""
+    seen, minted = observed_tenant(database.url, NOW), uuid4()
+    (first, second), (name, below) = seen.tenant.keys.values(), seen.tenant.keys
+    used = [Used(None, each, at, uncached=500) for each in (second, minted) for at in (NOW, START - HOUR)]
+    with psycopg.connect(database.url) as connection:
+        connection.execute(MINTED, {"id": minted, "first": first, "second": second})
+    settle(database.url, seen.tenant, used)
+
+    async def count(draft: Draft) -> list[tuple[int, int]]:
+        found = [await replayed(database, seen, draft, "key", each) for each in (name, below)]
+        return [(each.requests, each.refused) for each in found]
+
+    month = Draft(tokens_per_month=2500)
+    assert await count(month) == [(7, 2), (2, 0)]
+    with psycopg.connect(database.url) as connection:
+        connection.execute(LIMITED, [seen.id, first])
+    assert await count(month) == [(7, 2), (1, 0)]
 
 
 async def test_requests_that_ran_together_are_crowded(database: Database) -> None:
