@@ -1,6 +1,6 @@
 """Use cases on limits: an operator sets a tenant's; a tenant narrows those of its keys and adapters.
 
-Invariant: a change writes one audit entry with the limits that changed; one that changes nothing writes none.
+Invariant: a change writes one audit entry per subject with the limits that changed, and none for one whose limits stay.
 """
 
 from collections.abc import Mapping
@@ -98,8 +98,11 @@ async def _narrow(
     row = await quotas.locked(state)
     require_revision(seen, row.revision)
     before = QuotaLimits.of(row)
-    await quotas.narrow(row, after)
+    replaced = await quotas.narrow(row, after)
     if before != after:
         target = f"{state.level}s/{state.name}/quotas"
         await uow.audit.record(ACTION, target, dict(before.items()), dict(after.items()), tenant_id=tenant_id)
+    for key in replaced:
+        old, new = dict(key.before.items()), dict(key.after.items())
+        await uow.audit.record(ACTION, f"keys/{key.key_id}/quotas", old, new, tenant_id=tenant_id)
     return ChangedLimits(after, row.revision)

@@ -2,7 +2,7 @@
 A key or adapter without a row has no limits, and is read as an unchanged row.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, TypeAlias
@@ -17,18 +17,17 @@ from loraplex.tenants.api_keys.key_format import is_key_id
 from loraplex.tenants.api_keys.keys import alive
 from loraplex.tenants.database import default_limits
 from loraplex.tenants.errors import InvalidField, KeyNotFound
-from loraplex.tenants.models import Adapter, ApiKey, Quota, Tenant
+from loraplex.tenants.models import LIMIT_COLUMNS, Adapter, ApiKey, Quota, Tenant
 from loraplex.tenants.quotas.limits import Level, QuotaLimits, Subject, wider
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.storage_quota import StorageQuota
 
 FIRST_REVISION: Final = 1
-ROW: Final = ("tenant_id", "api_key_id", "adapter_id")
 REPLACED: Final = text("""
-WITH RECURSIVE replaced (id) AS (
-    SELECT id FROM api_keys WHERE replaced_by = :id
-    UNION ALL SELECT k.id FROM api_keys k JOIN replaced r ON k.replaced_by = r.id
-) SELECT id FROM replaced
+WITH RECURSIVE replaced (id, key_id) AS (
+    SELECT o.id, o.key_id FROM api_keys o JOIN api_keys k ON o.replaced_by = k.id WHERE k.id = :id AND k.replaced_by IS NULL
+    UNION ALL SELECT k.id, k.key_id FROM api_keys k JOIN replaced r ON k.replaced_by = r.id
+) SELECT id, key_id FROM replaced
 """)
 TENANT_ONLY: Final = ("max_adapters", "max_adapter_bytes", "max_keys", "default_max_tokens")
 """Limits that only a tenant as a whole has."""
@@ -57,6 +56,15 @@ class QuotaState:
     @property
     def subject(self) -> Subject:
         return Subject(self.level, self.subject_id, self.limits)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedQuota:
+    """The limits of a key, by its public id, before and after a change of those of the key that replaced it."""
+
+    key_id: str
+    before: QuotaLimits
+    after: QuotaLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +165,11 @@ class QuotaRepository:
             raise InvalidField("level", "a tenant sets only the limits of keys and adapters")
         return row
 
-    async def narrow(self, row: Quota, limits: QuotaLimits) -> None:
-        """Set all limits of a locked row, and of the keys that this one replaced: they are at the root of what it shares with them.
+    async def narrow(self, row: Quota, limits: QuotaLimits) -> Sequence[ChangedQuota]:
+        """Set all limits of a locked row. The keys that this one replaced are at the root of what it shares with them: they follow in
+        limits that were the same, and in narrower ones. Return what changed of them. A key that was replaced itself changes no other.
 
-        Raises `InvalidField` for one above the tenant's.
+        Raises `InvalidField` for a limit above the tenant's.
         """
         for name in TENANT_ONLY:
             if limits.get(name) is not None:
@@ -168,14 +177,18 @@ class QuotaRepository:
         above = (await self.tenant()).limits
         for name in wider(limits, above):
             raise InvalidField(name, f"{name} must be at most the tenant's, which is {above.get(name)}")
-        for name, value in limits.items():
-            setattr(row, name, value)
-        await self._session.flush()
+        before, changed = QuotaLimits.of(row), []
+        _set(row, limits)
         if row.api_key_id is not None:
-            values = dict(limits.items())
-            for key_id in await self._session.scalars(REPLACED, {"id": row.api_key_id}):
-                old = insert(Quota).values(tenant_id=self._tenant_id, api_key_id=key_id, **values)
-                await self._session.execute(old.on_conflict_do_update(index_elements=ROW, set_=values))
+            for id, key_id in (await self._session.execute(REPLACED, {"id": row.api_key_id})).all():
+                old = await self.locked(state_of("key", id, key_id, None))
+                had = QuotaLimits.of(old)
+                after = QuotaLimits(**{name: _following(had, before, limits, name) for name in LIMIT_COLUMNS})
+                _set(old, after)
+                if after != had:
+                    changed.append(ChangedQuota(key_id, had, after))
+        await self._session.flush()
+        return changed
 
     async def resources(self, own: QuotaLimits) -> Mapping[str, ResourceUse]:
         """The tenant's adapters, their bytes with open uploads, and its working keys that were not replaced, as the limits
@@ -218,3 +231,15 @@ def state_of(level: Level, subject_id: UUID, name: str, row: Quota | None) -> Qu
     return QuotaState(
         level=level, subject_id=subject_id, name=name, limits=QuotaLimits.of(row), revision=revision
     )
+
+
+def _set(row: Quota, limits: QuotaLimits) -> None:
+    for name, value in limits.items():
+        setattr(row, name, value)
+
+
+def _following(had: QuotaLimits, before: QuotaLimits, after: QuotaLimits, name: str) -> int | None:
+    """The limit of a key that had others when those of its successor changed: a limit that was set apart is not widened."""
+    own, new = had.get(name), after.get(name)
+    follows = own == before.get(name) or (new is not None and (own is None or new < own))
+    return new if follows else own

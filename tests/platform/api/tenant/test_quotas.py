@@ -364,6 +364,42 @@ async def test_a_key_widens_neither_itself_nor_what_it_mints(
         assert statuses == [200, 429]
 
 
+async def test_limits_of_a_key_set_those_of_the_keys_it_replaced(
+    start_gateway: Any, database: Database, valkey_url: str
+) -> None:
+    """Except a limit that was set apart, unless the new one is narrower. A replaced key sets its own alone. Each has its entry."""
+    async with limited(start_gateway, database, valkey_url) as (_, http):
+        old = (await http.post("keys", json={"name": "worker"})).json()["id"]
+
+        async def put(key: str, **limits: int) -> None:
+            seen = (await http.get(f"keys/{key}/quotas")).headers["etag"]
+            response = await http.put(f"keys/{key}/quotas", json=limits, headers={"if-match": seen})
+            assert response.status_code == 200, response.text
+
+        async def both() -> list[tuple[int | None, int | None]]:
+            found = [(await http.get(f"keys/{each}/quotas")).json() for each in (old, new)]
+            return [(each["requests_per_minute"], each["tokens_per_day"]) for each in found]
+
+        await put(old, requests_per_minute=50, tokens_per_day=90)
+        new = (await http.post(f"keys/{old}/rotate", json={"grace_seconds": 600})).json()["id"]
+        await put(new, requests_per_minute=60, tokens_per_day=90)
+        assert await both() == [(60, 90), (60, 90)]
+        await put(old, requests_per_minute=10, tokens_per_day=90)
+        assert await both() == [(10, 90), (60, 90)]
+        await put(new, requests_per_minute=70, tokens_per_day=80)
+        assert await both() == [(10, 80), (70, 80)]
+        await put(new, requests_per_minute=5)
+        assert await both() == [(5, None), (5, None)]
+        entries = [
+            each for each in (await http.get("audit")).json()["data"] if each["action"] == "quotas.change"
+        ]
+        targets = [each["target"].split("/")[1] for each in entries]
+        assert sorted(targets[:2]) == sorted(targets[2:4]) == sorted(targets[5:7]) == sorted([old, new])
+        assert (targets[4], targets[7:]) == (old, [old])
+        changed = {each["target"].split("/")[1]: each["after"] for each in entries[2:4]}
+        assert changed[old] == {"tokens_per_day": 80}
+
+
 async def test_resource_counts_match_the_limits(
     start_gateway: Any, database: Database, valkey_url: str
 ) -> None:

@@ -64,7 +64,9 @@ MINTED = """
         SELECT %(id)s, tenant_id, 'minted', environment, name, secret_sha256, scopes, id FROM api_keys WHERE id = %(second)s
     ) UPDATE api_keys SET parent_id = %(first)s WHERE id = %(second)s
 """
-LIMITED = "INSERT INTO quotas (id, tenant_id, api_key_id, tokens_per_day) VALUES (gen_random_uuid(), %s, %s, 9)"
+LIMITED = (
+    "INSERT INTO quotas (id, tenant_id, api_key_id, tokens_per_day) VALUES (gen_random_uuid(), %s, %s, 9)"
+)
 
 
 async def test_a_keys_limit_is_replayed_over_all_that_it_would_bind(database: Database) -> None:
