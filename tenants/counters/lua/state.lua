@@ -11,8 +11,8 @@ local PERIOD_LIFE = { d = 10 * DAY, m = 40 * DAY }
 -- What the keys and fields mean. Older scripts must ignore what is added under one layout; a change that they would misread needs
 -- the next one (admission/README.md, "Gateways of two releases"). Any layout keeps the state's epoch, policy, clock and layout.
 local LAYOUT = 2
--- The oldest layout that these scripts read: it differs from this one in knowing no groups.
-local READABLE, GROUPED = 1, 2
+-- The first layout that knows groups. These scripts read all before it, too.
+local GROUPED = 2
 
 local state_key = KEYS[1]
 local prefix = string.sub(state_key, 1, -6)
@@ -34,8 +34,7 @@ if not was_ahead then
   now = math.max(now, seen)
 end
 
--- Counters of an older layout are missing, too: a rebuild replaces them by counters of this one.
-local epoch = layout >= READABLE and not was_ahead and stored[1]
+local epoch = not was_ahead and stored[1]
 local policy = tonumber(stored[2])
 -- Untouched buckets have been filling since then, in microseconds.
 local empty_at = tonumber(stored[4])

@@ -31,9 +31,9 @@ from loraplex.tenants.errors import CountersNewer, QuotaUnavailable, RateLimited
 from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.valkey import tenant_key
 
-OURS: Final = ("local LAYOUT = 2\n", "local READABLE, GROUPED = 1, 2\n")
-NEXT: Final = ("local LAYOUT = 3\n", "local READABLE, GROUPED = 3, 2\n")
-BEFORE: Final = ("local LAYOUT = 1\n", "local READABLE, GROUPED = 1, 1\n")
+OURS: Final = ("local LAYOUT = 2\n", "local GROUPED = 2\n", "local epoch = not")
+NEXT: Final = ("local LAYOUT = 3\n", "local GROUPED = 2\n", "local epoch = layout >= 3 and not")
+BEFORE: Final = ("local LAYOUT = 1\n", "local GROUPED = 1\n", "local epoch = not")
 KEYS: Final[dict[str, set[str]]] = {
     "state": {"epoch", "policy", "clock", "empty_at", "buckets", "layout"},
     "denials": set(),
@@ -50,7 +50,7 @@ RECORD_FIELDS: Final = 9
 RATES = QuotaLimits(requests_per_minute=5, tokens_per_minute=50)
 
 
-def of_layout(counters: Counters, lines: tuple[str, str]) -> Counters:
+def of_layout(counters: Counters, lines: tuple[str, ...]) -> Counters:
     """Counters of a release with another layout."""
     for name, script in counters._scripts.items():
         text = script.text
