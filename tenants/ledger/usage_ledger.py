@@ -11,13 +11,15 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 import msgspec
+import psycopg
+import structlog
 from sqlalchemy import func, select
 
 from loraplex.tenants.billing.pricing import NO_PRICE
 from loraplex.tenants.counters.counter_replies import PeriodUse, SettledUse
 from loraplex.tenants.counters.snapshot import CounterSnapshot, PeriodTotal
-from loraplex.tenants.database import Database
-from loraplex.tenants.errors import TenantNotFound
+from loraplex.tenants.database import Database, first_line
+from loraplex.tenants.errors import DatabaseUnavailable, TenantNotFound
 from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.ledger import statements
 from loraplex.tenants.ledger.histograms import TTFT_BOUNDS_MS, bucket_of
@@ -42,6 +44,7 @@ FORGOTTEN_GATEWAY_SECONDS = 3600.0
 MAX_SKEW = timedelta(seconds=30)
 # A request admitted so long after the counters were read comes from a clock that is ahead of theirs.
 AHEAD = timedelta(seconds=1)
+LOG = structlog.get_logger("loraplex.usage_ledger")
 
 Row: TypeAlias = dict[str, Any]
 
@@ -278,7 +281,11 @@ class UsageLedger:
         writes = [by_id[row["id"]] for row in rows]
         if roots := {write.limit_root for write in writes} - {None}:
             periods = {row[period] for row in rows for period in ("day", "month")}
-            await self._settling.fetch(statements.CROSSED_BY_GROUPS, [*roots], [*periods])
+            try:
+                await self._settling.fetch(statements.CROSSED_BY_GROUPS, [*roots], [*periods])
+            except (DatabaseUnavailable, psycopg.Error) as error:
+                # What was settled is committed. The next settlement of the group finds the same thresholds.
+                LOG.warning("thresholds of groups were not tested", reason=first_line(error))
         return writes
 
 

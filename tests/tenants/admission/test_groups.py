@@ -23,6 +23,7 @@ from loraplex.tenants.api_keys.delegation import KeyDelegation
 from loraplex.tenants.api_keys.keys import MAX_DEPTH, AuthenticatedKey, KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import BoundNotHeld, InvalidField, LimitExceeded, RateLimited
+from loraplex.tenants.ledger import statements
 from loraplex.tenants.models import LIMIT_COLUMNS, ApiKey
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.retention import Retention, RetentionRepository
@@ -230,6 +231,29 @@ async def test_a_threshold_of_a_group_is_crossed_once_by_all(database: Database,
         await tenant.shipped()
         of_root = {"level": "key", "subject_id": keys[0].api_key_id, "used": 120}
         assert await tenant.rows(EVENTS) == [of_root | {"threshold": 80}, of_root | {"threshold": 100}]
+
+
+async def test_what_is_settled_stands_where_a_groups_thresholds_cannot_be_tested(
+    database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next settlement finds them."""
+    tenant = await make_tenant_with_gateways(database, valkey_url)
+    root, child = await again(tenant, *await family(tenant, 2, tokens_per_day=70))
+    async with tenant.gateway() as gateway:
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                statements, "CROSSED_BY_GROUPS", "SELECT 1 / cardinality(%s::uuid[]) / 0, %s::text[]"
+            )
+            await spend(gateway, tenant, child)
+            await spend(gateway, tenant, child)
+            await tenant.shipped()
+        assert await tenant.rows("SELECT count(*)::int AS n FROM usage_records") == [{"n": 2}]
+        assert root.api_key_id not in [row["subject_id"] for row in await tenant.rows(EVENTS)]
+        reservation = await gateway.admit(tenant.request(10, 0, child))
+        await gateway.settle(reservation, usage(reservation, completion=0))
+        await tenant.shipped()
+        events = await tenant.rows(EVENTS)
+        assert [row["used"] for row in events if row["subject_id"] == root.api_key_id] == [70, 70]
 
 
 async def test_without_valkey_a_group_has_the_share_of_its_root(database: Database, valkey_url: str) -> None:
