@@ -19,6 +19,7 @@ REASONS: Final[dict[str, str]] = {
     "UPDATE api_keys k SET parent_id": "the release before does not know this column",
     "WITH RECURSIVE tree": "it sets a column that the release before does not know, and raises fences as a rebuild does",
     "CREATE TRIGGER move_limit_roots": "it sets a column that the release before does not know",
+    "CREATE TRIGGER move_rotated_root": "it sets columns that the release before does not know",
     "CREATE TRIGGER take_limit_root": "it sets columns that the release before does not know",
 }
 """Statements that do more than add, by their beginning: why the release before is not affected."""
