@@ -138,7 +138,7 @@ def test_requests_of_disconnected_clients_leave_nothing(cramped: LiveServer) -> 
     assert max(stats.running for stats in seen) >= 4
     assert max(stats.waiting for stats in seen) > 8
     assert max(stats.waiting_for_adapter for stats in seen) > 0
-    assert last.adapter_loads - before.adapter_loads > 3
+    assert last.adapter_loads - before.adapter_loads >= 2
     assert busy(last) == 0, last
     assert needed <= 10.0
     assert last.free_blocks + last.cached_blocks == last.total_blocks

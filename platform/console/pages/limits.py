@@ -151,7 +151,7 @@ def _add_replay(router: APIRouter, endpoint: ConsoleEndpoint) -> None:
                     found = await endpoint.query(session, partial(replay, subject, draft))
         except Exception as failure:
             error = describe(failure)
-            if error.row.status not in (409, 503):
+            if error.row.status not in (409, 429, 503):
                 raise
         own = subject.state.limits if draft is None and not errors else limits.Limits()
         return endpoint.page(
