@@ -235,7 +235,7 @@ async def _measure_case(
         input_len=shape.input_len,
         output_len=shape.output_len,
         rate=rates[1],
-        seconds=2 * (shape.lead_s + shape.seconds),
+        seconds=6 * (shape.lead_s + shape.seconds),
         seed=2000 + seeds[1],
     )
     await _wait_idle(world.server.base_url)
