@@ -1,4 +1,4 @@
-"""The largest difference between a gateway's clock and PostgreSQL's, for which the end of a month waits.
+"""The newest difference between a gateway's clock and PostgreSQL's, for which the end of a month waits.
 
 Revision 0029, after 0028.
 """

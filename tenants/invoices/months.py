@@ -10,9 +10,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.errors import InvalidField
 
+CLOCK_SKEW: Final = timedelta(days=1)
+"""The most by which a gateway's clock counts as wrong: one that started in 1970 delays no month for ever."""
 # The last second of a month of a gateway whose clock is behind comes when PostgreSQL's month is over.
 _PASSED_EVERYWHERE: Final = text(
-    "SELECT clock_timestamp() - make_interval(secs => coalesce(max(skew_ms), 0) / 1000.0) FROM gateways"
+    "SELECT clock_timestamp() - make_interval(secs => least(coalesce(max(skew_ms), 0) / 1000.0, :most_s)) FROM gateways"
 )
 _MONTH: Final = re.compile(r"(20[0-9]{2})-(0[1-9]|1[0-2])", re.ASCII)
 
@@ -57,8 +59,10 @@ class Month:
 
 
 async def passed_everywhere(session: AsyncSession) -> datetime:
-    """Return PostgreSQL's time less the largest skew seen of a gateway's clock, in a session of an operator: what ended before that
-    has ended for all of them.
+    """Return PostgreSQL's time less the largest skew of a gateway's clock, at most `CLOCK_SKEW`, in a session of an operator.
+
+    What ended before that has ended for all gateways.
     """
-    time: datetime = (await session.execute(_PASSED_EVERYWHERE)).scalar_one()
+    most = {"most_s": CLOCK_SKEW.total_seconds()}
+    time: datetime = (await session.execute(_PASSED_EVERYWHERE, most)).scalar_one()
     return time

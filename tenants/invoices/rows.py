@@ -21,14 +21,12 @@ from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.invoices.export import PricePeriod, UsageRow, write_export
 from loraplex.tenants.invoices.invoices import InvoiceDetails, InvoiceRepository
 from loraplex.tenants.invoices.lines import Charge, InvoiceLine, LineKey, UsageSum, charges_of
-from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.invoices.months import CLOCK_SKEW, Month
 from loraplex.tenants.models import PriceVersion, UsageRecord
 
 # `settled_at` is when a transaction began. One that began before the invoice read the usage may have ended after it, and a later
 # one before it, but no transaction lasts longer than its timeouts.
 RACE: Final = timedelta(minutes=2)
-# An id is made by a gateway's clock, `admitted_at` is the counters'.
-CLOCK_SKEW: Final = timedelta(days=1)
 # Lesser ids contain no time: releases before the ledger had partitions derived some from other ids.
 _FIRST_ID: Final = uuid7_from(datetime(2020, 1, 1, tzinfo=UTC))
 BATCH: Final = 5000
@@ -108,6 +106,7 @@ class InvoiceRows:
         """Narrow a query to the rows of a month that were settled before the invoice became final."""
         return query.where(
             UsageRecord.tenant_id == self.invoice.tenant_id,
+            # An id is made by a gateway's clock, `admitted_at` is the counters'.
             or_(UsageRecord.id >= uuid7_from(month.begin - CLOCK_SKEW), UsageRecord.id < _FIRST_ID),
             UsageRecord.admitted_at >= month.begin,
             UsageRecord.admitted_at < month.end,

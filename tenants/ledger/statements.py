@@ -331,7 +331,7 @@ SELECT count(*) FROM gateways WHERE fence < %s AND (%s OR seen_at > now() - make
 SEEN: Final = """
 INSERT INTO gateways AS g (id, seen_at, skew_ms)
 VALUES (%s, now(), abs(extract(epoch FROM %s::timestamptz - clock_timestamp()) * 1000)::bigint)
-ON CONFLICT (id) DO UPDATE SET seen_at = now(), skew_ms = greatest(g.skew_ms, excluded.skew_ms) RETURNING id
+ON CONFLICT (id) DO UPDATE SET seen_at = now(), skew_ms = excluded.skew_ms RETURNING skew_ms
 """
 GONE: Final = "DELETE FROM gateways WHERE id = %s OR seen_at < now() - make_interval(secs => %s) RETURNING id"
 LIVE: Final = "SELECT count(*) FROM gateways WHERE seen_at > now() - make_interval(secs => %s)"

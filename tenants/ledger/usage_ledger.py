@@ -38,10 +38,14 @@ from loraplex.tenants.quotas.reservation import (
     SettledUsage,
 )
 
+LOG = structlog.get_logger("loraplex.ledger")
+
 MAX_REAPED = 256
 FORGOTTEN_GATEWAY_SECONDS = 3600.0
 # The largest difference allowed between a gateway's clock, which is in its ids, and Valkey's.
 MAX_SKEW = timedelta(seconds=30)
+# From here on a clock is not only imprecise but wrong, and its host has to be repaired.
+LOGGED_SKEW = timedelta(minutes=5)
 # A request admitted so long after the counters were read comes from a clock that is ahead of theirs.
 AHEAD = timedelta(seconds=1)
 LOG = structlog.get_logger("loraplex.usage_ledger")
@@ -99,6 +103,7 @@ class UsageLedger:
         self._reservations = WriteBatcher(self._reserve)
         self._reservations_without_counters = WriteBatcher(self._reserve_without_counters)
         self._settlements = WriteBatcher(self._settle)
+        self._is_skewed = False
 
     def reserve(self, reservation: Reservation, gateway_id: UUID, lease_s: float) -> Awaitable[bool]:
         """Store a reservation unless its usage is in the ledger; may be repeated. Return whether its policy is outdated."""
@@ -250,7 +255,15 @@ class UsageLedger:
         """Note that a gateway is alive, and its clock's distance from PostgreSQL's; return the number of live gateways, itself
         included.
         """
-        await self._general.fetch(statements.SEEN, gateway_id, datetime.now(UTC))
+        [(skew_ms,)] = await self._general.fetch(statements.SEEN, gateway_id, datetime.now(UTC))
+        is_skewed = skew_ms > LOGGED_SKEW.total_seconds() * 1000
+        if is_skewed and not self._is_skewed:
+            LOG.error(
+                "this gateway's clock is far from PostgreSQL's: months are billed late",
+                gateway=str(gateway_id),
+                skew_s=skew_ms // 1000,
+            )
+        self._is_skewed = is_skewed
         [(live,)] = await self._general.fetch(statements.LIVE, live_s)
         return int(live)
 

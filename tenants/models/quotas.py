@@ -139,8 +139,8 @@ class QuotaEvent(Base):
 class Gateway(Base):
     """A gateway process, alive while `seen_at` is recent. Without Valkey, live gateways share the rates.
 
-    `fence`: its journal is shipped up to the moment at which it saw this fence. `skew_ms`: the largest difference seen between
-    its clock and PostgreSQL's.
+    `fence`: its journal is shipped up to the moment at which it saw this fence. `skew_ms`: the newest difference
+    between its clock and PostgreSQL's.
     """
 
     __tablename__ = "gateways"

@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
+from structlog.testing import capture_logs
 from tests.tenants.invoices.billed_tenant import make_billed_tenant
 
 from loraplex.platform.jobs.month_closing import JUST_ENDED, RECHECK, MonthClosing
@@ -179,24 +180,31 @@ async def test_a_minimum_agreed_later_does_not_reach_back(
 async def test_a_month_ends_by_the_databases_clock_and_waits_for_the_slowest_gateway(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ledger, behind, exact = UsageLedger(database), uuid4(), uuid4()
-
-    class Behind(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Any:
-            return datetime.now(tz) - timedelta(seconds=90)
-
-    with monkeypatch.context() as late:
-        late.setattr("loraplex.tenants.ledger.usage_ledger.datetime", Behind)
-        await ledger.record_gateway(behind, 60.0)
-    for gateway_id in (behind, exact):
-        # What was seen once counts on: requests of that time may still be in a journal.
-        await ledger.record_gateway(gateway_id, 60.0)
+    ledgers = [UsageLedger(database) for _ in range(2)]
+    (wrong, exact), (wrong_id, exact_id) = ledgers, (uuid4(), uuid4())
     closing = MonthClosing(database=database, grace=GRACE)
-    async with database.as_operator() as session:
-        waited = datetime.now(UTC) - await closing.clock(session)
-    assert timedelta(seconds=89) < waited < timedelta(seconds=100)
-    await ledger.remove_gateway(behind)
-    async with database.as_operator() as session:
-        assert datetime.now(UTC) - await closing.clock(session) < timedelta(seconds=5)
-    await ledger.close()
+
+    async def waited(behind: timedelta) -> timedelta:
+        class Behind(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> Any:
+                return datetime.now(tz) - behind
+
+        with monkeypatch.context() as late:
+            late.setattr("loraplex.tenants.ledger.usage_ledger.datetime", Behind)
+            await wrong.record_gateway(wrong_id, 60.0)
+        await exact.record_gateway(exact_id, 60.0)
+        async with database.as_operator() as session:
+            return datetime.now(UTC) - await closing.clock(session)
+
+    with capture_logs() as logs:
+        assert timedelta(seconds=89) < await waited(timedelta(seconds=90)) < timedelta(seconds=100)
+        assert logs == []
+        # A host that starts in 1970 delays a month by a day, and names itself once.
+        for _ in range(2):
+            assert timedelta(hours=23) < await waited(timedelta(days=20_000)) < timedelta(hours=25)
+        (line,) = logs
+        assert line["log_level"] == "error" and line["gateway"] == str(wrong_id)
+        assert await waited(timedelta(0)) < timedelta(seconds=5)
+    for each in ledgers:
+        await each.close()
