@@ -4,7 +4,7 @@ StartError                 exit code 1
 ├── SettingsError          exit code 2: a wrong setting, named with its value and what is allowed
 ├── PortTaken              the address cannot be listened on
 ├── EngineStartFailed      the engine process did not become ready
-├── DependencyFailed       PostgreSQL or Valkey could not be reached or started
+├── DependencyFailed       PostgreSQL, Valkey or the blob store could not be reached or started
 │   └── StageHung          a stage of the start does not end; its threads can be ended with the process only
 ├── SecretRefused          the server secret is missing, or another one than sealed the database
 ├── MachineUnfit           a file, a disk or a limit of this machine stops the start

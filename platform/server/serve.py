@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from loraplex.adapters.errors import AdaptersError
+from loraplex.adapters.errors import AdaptersError, BlobStoreUnavailable
 from loraplex.engine.errors import EngineError
 from loraplex.platform.config import ANY_ORIGIN, EVERY_ORIGIN, Settings
 from loraplex.platform.engines import wire
@@ -26,8 +26,14 @@ from loraplex.platform.server.connection_limiter import reserve_descriptors
 from loraplex.platform.server.listening import bind
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.progress import shown_progress
-from loraplex.platform.startup_errors import EngineStartFailed, MachineUnfit, PortTaken, SettingsError
-from loraplex.tenants.errors import TenantsError
+from loraplex.platform.startup_errors import (
+    DependencyFailed,
+    EngineStartFailed,
+    MachineUnfit,
+    PortTaken,
+    SettingsError,
+)
+from loraplex.tenants.errors import JournalFull, JournalUnavailable, StoreUnavailable, TenantsError
 
 LOG = structlog.get_logger("loraplex.serve")
 
@@ -50,7 +56,7 @@ async def serve(settings: Settings, *, accept_new_secret: bool = False) -> None:
 
 @contextmanager
 def one_line_errors(shutdown: Shutdown, data_dir: Path) -> Iterator[None]:
-    """Report a fault of a file, a disk or a store during the start as such. Raises `MachineUnfit`."""
+    """Report a fault during the start. Raises `MachineUnfit` for a file or a disk, `DependencyFailed` for what is elsewhere."""
     try:
         yield
     except (OSError, AdaptersError, TenantsError) as error:
@@ -58,13 +64,24 @@ def one_line_errors(shutdown: Shutdown, data_dir: Path) -> Iterator[None]:
             raise
         cause = error if isinstance(error, OSError) else error.__cause__
         number, file = (cause.errno, cause.filename) if isinstance(cause, OSError) else (None, None)
-        named = "" if file is None or str(file) in str(error) else f" ({file})"
-        raise MachineUnfit(f"the start failed: {error}{named}; {_remedy(number, data_dir)}") from error
+        line = f"the start failed: {error}"
+        remedy = _remedy(number, file is not None, data_dir)
+        if remedy is not None:
+            named = "" if file is None or str(file) in line else f" ({file})"
+            raise MachineUnfit(f"{line}{named}; {remedy}") from error
+        is_elsewhere = isinstance(error, OSError | StoreUnavailable | BlobStoreUnavailable)
+        if is_elsewhere and not isinstance(error, JournalFull | JournalUnavailable):
+            raise DependencyFailed(line) from error
+        raise MachineUnfit(line) from error
 
 
-def _remedy(number: int | None, data_dir: Path) -> str:
+def _remedy(number: int | None, is_file: bool, data_dir: Path) -> str | None:
     if number in (errno.ENOSPC, errno.EDQUOT):
         return f"free some room on the disk of {data_dir}"
+    if number in (errno.EMFILE, errno.ENFILE):
+        return "raise the limit of open files (systemd: LimitNOFILE)"
+    if not is_file:
+        return None
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"let this user read and write everything below {data_dir}"
     return f"repair it or move it out of {data_dir}, then start again"

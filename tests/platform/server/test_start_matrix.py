@@ -4,6 +4,7 @@ The folders and files are those that a demo has made, so that a new one is met h
 """
 
 import asyncio
+import errno
 import os
 import random
 import re
@@ -18,11 +19,13 @@ import pytest
 from tests.platform.demo.conftest import demo_model
 from tests.platform.server.serve_process import script
 
+from loraplex.adapters.errors import BlobStoreUnavailable
 from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.secret import SECRET_FILE
 from loraplex.platform.server.serve import _serve_gateway, one_line_errors
-from loraplex.platform.startup_errors import StartError
+from loraplex.platform.startup_errors import DependencyFailed, MachineUnfit, StartError
+from loraplex.tenants.errors import DatabaseUnavailable, JournalUnreadable, ValkeyUnavailable
 
 __all__ = ["demo_model"]
 
@@ -184,6 +187,31 @@ async def test_what_a_start_needs_is_named(
 ) -> None:
     refusal = await start(broken(served, tmp_path, [(fault, name)]), demo_model)
     assert refusal is not None and reason in refusal
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "remedy"),
+    [
+        (DatabaseUnavailable("PostgreSQL did not answer"), DependencyFailed, ""),
+        (ValkeyUnavailable("Valkey did not answer"), DependencyFailed, ""),
+        (BlobStoreUnavailable("the blob store could not list"), DependencyFailed, ""),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), DependencyFailed, ""),
+        (JournalUnreadable("it is damaged"), MachineUnfit, ""),
+        (OSError(errno.EMFILE, "Too many open files"), MachineUnfit, "; raise the limit of open files"),
+        (OSError(errno.ENOSPC, "No space left on device"), MachineUnfit, "; free some room on the disk"),
+        (OSError(errno.EIO, "Input/output error", "x.json"), MachineUnfit, "; repair it or move it out of"),
+        (PermissionError(errno.EACCES, "denied", "x.json"), MachineUnfit, "; let this user read and write"),
+    ],
+)
+async def test_only_a_named_file_is_to_be_moved(
+    tmp_path: Path, error: Exception, kind: type[StartError], remedy: str
+) -> None:
+    shutdown = Shutdown(starting=asyncio.current_task())
+    with pytest.raises(StartError) as raised, one_line_errors(shutdown, tmp_path):
+        raise error
+    assert raised.type is kind
+    line = f"the start failed: {error}"
+    assert str(raised.value).startswith(line + remedy) if remedy else str(raised.value) == line
 
 
 @pytest.mark.long
