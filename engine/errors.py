@@ -5,7 +5,7 @@ EngineError
 │   ├── PromptTooLong       prompt (+ max_tokens) exceeds the model length or the KV pool
 │   └── UnsupportedFeature  a field whose feature is not built into this engine
 ├── EngineOverloaded        the bounded waiting queue is full, and this tenant has the most in it; or it was waited in too long
-│   └── QueueShareExceeded  the tenant of the request has filled that queue by itself
+│   └── QueueShareExceeded  the tenant of the request has filled its share of that queue
 ├── EngineUnavailable       the engine process is down, restarting or draining
 │   ├── ServerShuttingDown  the gateway drains: it refuses the request, or its time to finish is over
 │   └── EngineLost          the engine process ended while it had the request

@@ -143,7 +143,7 @@ class Scheduler:
         """Queue a request and return its choices.
 
         When `max_waiting` sequences wait to begin, the newest requests of the tenant with the most fail. Raises
-        `EngineOverloaded` if that is the tenant of `request`, and `InvalidRequest` or `PromptTooLong`.
+        `QueueShareExceeded` if that is the tenant of `request`, and `InvalidRequest` or `PromptTooLong`.
         """
         try:
             self._check(request)

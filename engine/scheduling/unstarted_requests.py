@@ -7,7 +7,7 @@ its weight give way. A tenant with no more than its weighted share of the queue 
 from dataclasses import dataclass, field
 
 from loraplex.engine.batch.sequence import Sequence
-from loraplex.engine.errors import EngineOverloaded, QueueShareExceeded
+from loraplex.engine.errors import QueueShareExceeded
 from loraplex.engine.messages import EngineRequest
 
 
@@ -39,7 +39,7 @@ class UnstartedRequests:
     def make_room(self, request: EngineRequest) -> list[Sequence]:
         """Return one sequence of every request that has to end before `request` is added. O(tenants) for each of them.
 
-        Raises `EngineOverloaded` if the tenant of `request` would have the most, `QueueShareExceeded` if no other one waits.
+        Raises `QueueShareExceeded` if the tenant of `request` would have the most: it has filled its share.
         """
         excess = self._num_sequences + request.sampling.n - self._max_sequences
         if excess <= 0:
@@ -51,8 +51,9 @@ class UnstartedRequests:
         while excess > 0:
             largest = max(loads, key=loads.__getitem__, default=None)
             if largest is None or loads[largest] <= own:
-                refusal = QueueShareExceeded if [*self._tenants] == [request.namespace] else EngineOverloaded
-                raise refusal(f"{self._num_sequences} of at most {self._max_sequences} sequences wait")
+                raise QueueShareExceeded(
+                    f"{self._num_sequences} of at most {self._max_sequences} sequences wait"
+                )
             sequence = next(newest[largest])
             yielding.append(sequence)
             excess -= sequence.request.sampling.n
