@@ -12,6 +12,7 @@ import pytest
 from tests.deploy.settings_named import require_command, require_setting_variable, require_settings
 
 from loraplex.platform.config import Settings
+from loraplex.platform.startup_errors import SettingsError
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 NAMES = sorted(path.name.replace("@", "@1") for path in UNITS.glob("*.service"))
@@ -79,6 +80,8 @@ def test_what_serves_is_restarted_for_good(path: Path) -> None:
     options = unit(path)
     serves = " serve " in options["Service"]["ExecStart"]
     assert options["Unit"].get("StartLimitIntervalSec") == ("0" if serves else None)
+    shared = unit(UNITS / "loraplex-.service.d" / "hardening.conf")["Service"]
+    assert shared["RestartPreventExitStatus"] == str(SettingsError.exit_code)
 
 
 def test_the_example_of_the_settings_is_valid() -> None:
