@@ -5,6 +5,7 @@ Invariant: one start at a time compares and writes the fingerprint: the lock of 
 
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import UUID
 
 from sqlalchemy import Delete, Update, delete, exists, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
@@ -15,6 +16,8 @@ from loraplex.tenants.models import IdempotencyRecord, Installation, RecoveryCod
 
 VOID: Final = b""
 """In place of sealed bytes: no secret opens it, so that what needs it is refused until it is made anew."""
+TRIED: Final = 100
+"""So many newest secrets of each kind show by which server secret they were sealed."""
 LOCK: Final = func.pg_advisory_xact_lock(func.hashtextextended("installation", 0))
 
 
@@ -54,6 +57,16 @@ class InstallationRepository:
                 select(or_(exists().where(User.totp_secret.is_not(None)), exists().select_from(RecoveryCode)))
             )
         return bool(people or await self._session.scalar(select(exists().select_from(WebhookEndpoint))))
+
+    async def newest_sealed(self) -> tuple[list[tuple[UUID, UUID, bytes]], list[tuple[UUID, bytes]]]:
+        """Return the newest sealed secrets: of webhooks, by tenant and endpoint, and of second factors, by person."""
+        columns = (WebhookEndpoint.tenant_id, WebhookEndpoint.id, WebhookEndpoint.sealed_secret)
+        endpoints = select(*columns).order_by(WebhookEndpoint.id.desc()).limit(TRIED)
+        webhooks = [(tenant, id, sealed) for tenant, id, sealed in await self._session.execute(endpoints)]
+        people = select(User.id, User.totp_secret).where(User.totp_secret.is_not(None))
+        async with writing(self._session):
+            found = await self._session.execute(people.order_by(User.id.desc()).limit(TRIED))
+        return webhooks, [(id, sealed) for id, sealed in found if sealed is not None]
 
     async def void_sealed(self) -> Voided:
         """Void everything that only another secret would open.

@@ -4,14 +4,18 @@ Invariant: a refused start leaves no new secret behind, and an accepted one void
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from loraplex.platform.config import Settings
-from loraplex.platform.server.secret import SECRET_FILE, fingerprint, known_secret, server_secret
+from loraplex.platform.server.secret import SECRET_FILE, derive, fingerprint, known_secret, server_secret
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.installation import accept_secret
+from loraplex.platform.services.people.totp import SecondFactorSecrets
 from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.platform.services.webhook_secrets import WebhookSecrets
 from loraplex.platform.startup_errors import SecretRefused
 from loraplex.tenants.database import Database
+from loraplex.tenants.errors import SecondFactorState, WebhookSecretUnreadable
 from loraplex.tenants.installation import InstallationRepository, Voided
 
 
@@ -28,7 +32,7 @@ async def recognized_secret(
         installation = InstallationRepository(uow.session)
         known = await installation.fingerprint()
         is_lost = given is None and (known is not None or await installation.is_sealed())
-        is_other = given is not None and known not in (None, fingerprint(given))
+        is_other = given is not None and not await _is_own(installation, known, given)
         if (is_lost or is_other) and not accept_new:
             raise SecretRefused(_refusal(settings, is_lost=is_lost))
         secret = given or server_secret(configured, settings.data_dir)
@@ -41,6 +45,27 @@ async def recognized_secret(
     elif accept_new:
         on_stage("the server secret is the one that the database knows: nothing is voided")
     return secret
+
+
+async def _is_own(installation: InstallationRepository, known: bytes | None, given: bytes) -> bool:
+    """Whether the database knows the secret, or, as releases before left it without a fingerprint, was sealed by it."""
+    if known is not None:
+        return known == fingerprint(given)
+    webhooks, second_factors = await installation.newest_sealed()
+    derive_key = partial(derive, given)
+    trials = (
+        *(partial(WebhookSecrets(derive_key).decrypt, *each) for each in webhooks),
+        *(partial(SecondFactorSecrets(derive_key).decrypt, *each) for each in second_factors),
+    )
+    return not trials or any(_opens(trial) for trial in trials)
+
+
+def _opens(trial: Callable[[], str]) -> bool:
+    try:
+        trial()
+    except (WebhookSecretUnreadable, SecondFactorState):
+        return False
+    return True
 
 
 def _refusal(settings: Settings, *, is_lost: bool) -> str:

@@ -1,6 +1,7 @@
 """The secret of a start: the database knows it by its fingerprint, refuses another, and voids what it cannot open when told to."""
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -97,6 +98,33 @@ async def test_a_secret_lost_before_the_upgrade_is_refused_too(database: Databas
         await start(database, settings(tmp_path / "data"))
     secret, _ = await start(database, settings(tmp_path / "data", OLD))
     assert rows(database, "SELECT secret_fingerprint FROM installation") == [(fingerprint(secret),)]
+
+
+@pytest.mark.parametrize("only", ["webhook_endpoints", "users"])
+async def test_another_secret_is_refused_at_the_first_start_after_the_upgrade(
+    database: Database, tmp_path: Path, only: str
+) -> None:
+    await seal(database, OLD.encode())
+    with psycopg.connect(database.url, autocommit=True) as connection:
+        if only == "users":
+            connection.execute("DELETE FROM webhook_endpoints")
+        else:
+            connection.execute("UPDATE users SET totp_secret = NULL, totp_confirmed_at = NULL")
+    with pytest.raises(SecretRefused, match="has another server secret"):
+        await start(database, settings(tmp_path / "data", NEW))
+    assert rows(database, "SELECT FROM installation") == []
+    assert (await start(database, settings(tmp_path / "data", OLD)))[1] == []
+
+
+async def test_what_an_older_secret_has_left_unreadable_refuses_no_upgrade(
+    database: Database, tmp_path: Path
+) -> None:
+    await seal(database, OLD.encode())
+    with psycopg.connect(database.url, autocommit=True) as connection:
+        newer = SecondFactorSecrets(partial(derive, NEW.encode())).encrypt(person := uuid4(), "JBSWY3DP")
+        insert = "INSERT INTO users (id, email, name, totp_secret) VALUES (%s, 'new@example.com', 'x', %s)"
+        connection.execute(insert, (person, newer))
+    assert (await start(database, settings(tmp_path / "data", NEW)))[1] == []
 
 
 async def test_another_secret_is_refused_and_voids_when_accepted(database: Database, tmp_path: Path) -> None:
