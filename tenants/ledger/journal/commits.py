@@ -184,6 +184,8 @@ class JournalCommits:
         is_due = time.monotonic() - self._looked_at_s >= LOOK_S
         if not (is_due or may_shrink or (self._file is not None and self._file.is_checkpoint_due)):
             return
+        # Set before the try: a disk that stays away is looked at as seldom as a good one.
+        self._looked_at_s = time.monotonic() if is_due else self._looked_at_s
         # What is raised is kept: in `full` and `failure`, and as a file that the next call opens again.
         with suppress(JournalFull, JournalUnavailable), self._disk() as file:
             file.checkpoint_if_due()
@@ -191,7 +193,6 @@ class JournalCommits:
                 self.has_spare_pages = file.shrink(len(self._open))
             self.bytes = file.bytes
             if is_due:
-                self._looked_at_s = time.monotonic()
                 if self.failure is not None:
                     file.touch()
                     self.failure = None

@@ -10,7 +10,8 @@ from tests.tenants.ledger.journal.fixtures import reservation, used
 
 from loraplex.tenants.errors import JournalUnavailable
 from loraplex.tenants.ledger.journal import commits
-from loraplex.tenants.ledger.journal.commits import Admit, End, JournalCommits, Write
+from loraplex.tenants.ledger.journal.commits import Admit, End, JournalCommits, JournalRecorder, Write
+from loraplex.tenants.ledger.journal.file import JournalFile
 from loraplex.tenants.ledger.journal.records import Ended, JournalRecord, reservation_text, usage_text
 from loraplex.tenants.quotas.reservation import NOTHING_USED, Reservation, SettledUsage
 
@@ -96,6 +97,19 @@ def test_a_failure_is_logged_once_and_lasts_until_the_file_was_written(
         assert journal.commits.failure is None
     assert [line["event"] for line in logs] == ["journal_unavailable"]
     assert journal.commits.write([admission(NEW)]) == [None]
+
+
+def test_a_disk_that_stays_away_is_looked_at_no_more_often_than_a_good_one() -> None:
+    looks: list[str] = []
+
+    def open_file() -> JournalFile:
+        looks.append("open")
+        raise OSError("no disk")
+
+    journal = JournalCommits(open_file, JournalRecorder())
+    for _ in range(3):
+        journal.maintain(is_idle=True)
+    assert len(looks) == 1 and "no disk" in str(journal.failure)
 
 
 def test_a_disk_that_stays_away_refuses_everything(journal: CrashingJournal) -> None:
