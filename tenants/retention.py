@@ -23,6 +23,7 @@ from loraplex.tenants.models import (
     OutboxEvent,
     QuotaEvent,
     SignInThrottle,
+    UsageRollup,
     User,
     UserSession,
 )
@@ -88,7 +89,8 @@ class RetentionRepository:
         # Ids of audit entries sort by time: the bound on them keeps the query to the oldest entries of the index.
         written = (AuditEntry.id < first_id_at(audit)) & (AuditEntry.at < audit)
         ended = (ApiKey.kind == "console") & (ended_at(ApiKey) < self._now - CONSOLE_KEYS)
-        unused_console_keys = ended & ApiKey.last_used_at.is_(None)
+        # `last_used_at` is written with a delay, and lost with its gateway: usage tells for certain.
+        unused_console_keys = ended & ApiKey.last_used_at.is_(None) & ~_has_usage()
         return [
             (AuditEntry, written),
             (QuotaEvent, QuotaEvent.created_at < events),
@@ -139,6 +141,13 @@ class RetentionRepository:
         statement = delete(table).where(tuple_(*columns).in_(some))
         result: Any = await self._session.execute(statement.execution_options(synchronize_session=False))
         return int(result.rowcount)
+
+
+def _has_usage() -> ColumnElement[bool]:
+    # No gateway's clock is behind by a day.
+    since = UsageRollup.hour >= ApiKey.created_at - timedelta(days=1)
+    of_tenant = (UsageRollup.tenant_id == ApiKey.tenant_id) & since
+    return select(UsageRollup.hour).where(of_tenant, UsageRollup.api_key_id == ApiKey.id).exists()
 
 
 def ended_at(key: type[ApiKey]) -> ColumnElement[datetime | None]:

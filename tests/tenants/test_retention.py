@@ -174,14 +174,19 @@ async def test_a_key_whose_use_counts_for_its_group_is_kept_in_its_month(databas
 async def test_a_key_of_the_consoles_pages_is_kept_a_day_unless_usage_names_it(database: Database) -> None:
     tenant_id, now = await make_tenant(database), datetime.now(UTC)
     async with database.as_operator() as session:
-        for name, ended in (("day", 25), ("hours", 23), ("used", 25)):
+        for name, ended in (("day", 25), ("hours", 23), ("used", 25), ("billed", 25)):
             ends = now - timedelta(hours=ended)
             await issue_console_key(session, tenant_id, name, [INFERENCE], "ada@example.com", ends)
     async with database.as_writer() as session:
         await session.execute(text("UPDATE api_keys SET last_used_at = now() WHERE name = 'used'"))
+    with psycopg.connect(database.url) as connection:
+        connection.execute(
+            "INSERT INTO usage_rollups SELECT tenant_id, date_trunc('hour', now()), gen_random_uuid(), id, gen_random_uuid(),"
+            " 'EUR', 1, 1, 0, 1, 1 FROM api_keys WHERE name = 'billed'"
+        )
     assert (await sweep(database, 100))["api_keys"] == 1
     async with database.as_operator() as session:
-        assert {*await session.scalars(select(ApiKey.name))} == {"hours", "used"}
+        assert {*await session.scalars(select(ApiKey.name))} == {"hours", "used", "billed"}
 
 
 async def test_a_batch_is_bounded_and_one_sweeps_at_a_time(database: Database) -> None:
