@@ -12,7 +12,14 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.database import writing
-from loraplex.tenants.models import IdempotencyRecord, Installation, RecoveryCode, User, WebhookEndpoint
+from loraplex.tenants.models import (
+    Gateway,
+    IdempotencyRecord,
+    Installation,
+    RecoveryCode,
+    User,
+    WebhookEndpoint,
+)
 
 VOID: Final = b""
 """In place of sealed bytes: no secret opens it, so that what needs it is refused until it is made anew."""
@@ -57,6 +64,11 @@ class InstallationRepository:
                 select(or_(exists().where(User.totp_secret.is_not(None)), exists().select_from(RecoveryCode)))
             )
         return bool(people or await self._session.scalar(select(exists().select_from(WebhookEndpoint))))
+
+    async def has_gateways(self, live_s: float) -> bool:
+        """Whether any gateway was seen within `live_s`."""
+        since = func.now() - func.make_interval(0, 0, 0, 0, 0, 0, live_s)
+        return bool(await self._session.scalar(select(exists().where(Gateway.seen_at > since))))
 
     async def newest_sealed(self) -> tuple[list[tuple[UUID, UUID, bytes]], list[tuple[UUID, bytes]]]:
         """Return the newest sealed secrets: of webhooks, by tenant and endpoint, and of second factors, by person."""

@@ -5,6 +5,7 @@ Invariant: a refused start leaves no new secret behind, and an accepted one void
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from loraplex.platform.config import Settings
 from loraplex.platform.server.secret import SECRET_FILE, derive, fingerprint, known_secret, server_secret
@@ -14,9 +15,12 @@ from loraplex.platform.services.people.totp import SecondFactorSecrets
 from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.platform.services.webhook_secrets import WebhookSecrets
 from loraplex.platform.startup_errors import SecretRefused
+from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import SecondFactorState, WebhookSecretUnreadable
 from loraplex.tenants.installation import InstallationRepository, Voided
+
+GATEWAY_LIVE_S: Final = AdmissionConfig().gateway_live_s
 
 
 async def recognized_secret(
@@ -35,6 +39,11 @@ async def recognized_secret(
         is_other = given is not None and not await _is_own(installation, known, given)
         if (is_lost or is_other) and not accept_new:
             raise SecretRefused(_refusal(settings, is_lost=is_lost))
+        if (is_lost or is_other) and await installation.has_gateways(GATEWAY_LIVE_S):
+            raise SecretRefused(
+                "another gateway is live, and seals with the old secret: stop all gateways before `--accept-new-secret`;"
+                f" one that was killed counts for {GATEWAY_LIVE_S:g} s"
+            )
         secret = given or server_secret(configured, settings.data_dir)
         if is_lost or is_other:
             voided = await accept_secret(uow, fingerprint(secret))

@@ -135,6 +135,11 @@ async def test_another_secret_is_refused_and_voids_when_accepted(database: Datab
     before = rows(database, "SELECT sealed_secret FROM webhook_endpoints")
     assert before != [(b"",)]
 
+    with psycopg.connect(database.url, autocommit=True) as connection:
+        connection.execute("INSERT INTO gateways (id) VALUES (gen_random_uuid())")
+        with pytest.raises(SecretRefused, match="another gateway is live"):
+            await start(database, settings(tmp_path, NEW), accept=True)
+        connection.execute("UPDATE gateways SET seen_at = now() - interval '31 seconds'")
     _, (report,) = await start(database, settings(tmp_path, NEW), accept=True)
     assert "1 webhook secrets" in report and "1 second factors" in report
     assert "1 recovery codes" in report and "1 stored responses" in report

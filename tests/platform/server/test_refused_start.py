@@ -60,8 +60,13 @@ def test_too_few_descriptors_start_nothing(tmp_path: Path, model_folder: Path) -
 def test_a_lost_secret_is_refused_and_accepted_by_the_flag(
     tmp_path: Path, model_folder: Path, stores: dict[str, str]
 ) -> None:
-    with serving(tmp_path, model_folder, script(), settings=stores):
-        pass
+    with serving(tmp_path, model_folder, script(), settings=stores) as server:
+        server.process.terminate()
+        server.process.wait(60)
+    code, line = refused(
+        tmp_path, model_folder, "--role", "engine", "--engine", "ipc:///tmp/x", "--accept-new-secret"
+    )
+    assert code == 2 and "an engine has no secret" in line
     secret = tmp_path / "data" / SECRET_FILE
     secret.unlink()
     code, line = refused(tmp_path, model_folder, settings=stores)
