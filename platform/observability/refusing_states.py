@@ -41,7 +41,5 @@ class RefusingStates:
                 held.seen, held.reasons = now, reasons
         for state in [name for name, held in self._held.items() if now - held.seen >= HYSTERESIS_S]:
             held = self._held.pop(state)
-            LOG.warning(
-                f"not refusing {self.refused} any more", state=state, seconds=round(now - held.began, 1)
-            )
+            LOG.info(f"not refusing {self.refused} any more", state=state, seconds=round(now - held.began, 1))
         return [reason for held in self._held.values() for reason in held.reasons]

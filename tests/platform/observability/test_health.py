@@ -165,6 +165,7 @@ async def test_one_engine_well_is_ready_none_is_not(
     now = HYSTERESIS_S
     assert health.reasons() == []
     assert states(refusals) == [("refusing requests", "engine"), ("not refusing requests any more", "engine")]
+    assert [line["log_level"] for line in refusals] == ["warning", "info"]
     engines[1].failure = "crash loop"
     assert "crash loop" in health.reasons()
 
