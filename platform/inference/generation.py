@@ -252,7 +252,7 @@ class Generation:
         """Abort the running engine requests, free the slots, record the stats, and settle the usage.
 
         Where it is not `charged`, the reservation is cancelled, whatever the engine computed. One that failed before the engine
-        computed anything gives its request back; one that a full engine refused has no record, as if the gateway had refused it.
+        computed anything gives its request back. One that a full engine refused has no record, as if the gateway had refused it.
         One that is revoked and does not stream is charged for its prompt alone: nothing of its response was delivered. May be
         repeated. Once begun it runs to its end, also when its caller is cancelled.
         """

@@ -48,8 +48,9 @@ async def finalize(
 ) -> Invoice:
     """Make the invoice of a month final, whether its grace has ended or not. One that is final already stays as it is.
 
-    `now` None: the time that has passed for every gateway. `currency` None: that of the tenant in the month. After a void invoice this makes the next one. Raises `TenantNotFound`,
-    `MonthNotOver`, and `NothingToBill` where there is no draft either.
+    `now` None: the time that has passed for every gateway. `currency` None: that of the tenant in the month.
+    After a void invoice this makes the next one.
+    Raises `TenantNotFound`, `MonthNotOver`, and `NothingToBill` where there is no draft either.
     """
     now = await passed_everywhere(uow.session) if now is None else now
     if now < month.end:

@@ -8,8 +8,9 @@ from loraplex.platform.console.forms import Entered, Form, FormInvalid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmation:
-    """`verb` is the button that does it, `keep` the one that does not and leads to `back`. `typed`: the name to type; None: none. `ends_running`:
-    whether running requests end, too, is asked.
+    """`verb` is the button that does it, `keep` the one that does not and leads to `back`.
+
+    `typed`: the name to type; None: none. `ends_running`: whether running requests end, too, is asked.
 
     `method` and `path`: the call of the operator plane that does the same.
     """

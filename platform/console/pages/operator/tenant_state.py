@@ -60,8 +60,8 @@ STEPS: Final = {
     "delete": Step(
         use_case=use_cases.delete,
         title="Delete {name}?",
-        consequence="Its next request is refused with 401, on every gateway, and those that run end. Its keys, adapters and people’s access are erased in"
-        " the background, and cannot be brought back. Usage figures and invoices stay.",
+        consequence="Its next request is refused with 401, on every gateway, and those that run end. Its keys, adapters and"
+        " people’s access are erased in the background, and cannot be brought back. Usage figures and invoices stay.",
         verb="Delete tenant",
         keep="Keep it",
         fact="{name} is deleted; its data is being erased.",
