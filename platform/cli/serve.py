@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import sys
+import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +14,7 @@ from rich.console import Console
 from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.processes.gc_tuning import paused_gc
 from loraplex.platform.processes.logs import configure_logs
-from loraplex.platform.startup_errors import StageHung, StartError
+from loraplex.platform.startup_errors import StartError
 
 
 def serve_command(
@@ -83,12 +85,16 @@ def _run(settings: Settings, accept_new_secret: bool) -> None:
     with paused_gc():
         from loraplex.platform.server.serve import serve
 
+    before = {*threading.enumerate()}
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(serve(settings, accept_new_secret=accept_new_secret))
-        except StageHung as error:
-            # A thread that waits for a silent server would keep the process; the kernel ends the children with it.
-            _report(error)
-            os._exit(error.exit_code)
-        except (asyncio.CancelledError, KeyboardInterrupt):
-            raise typer.Exit(0) from None
+        except (StartError, asyncio.CancelledError, KeyboardInterrupt) as error:
+            if isinstance(error, StartError):
+                _report(error)
+            status = error.exit_code if isinstance(error, StartError) else 0
+            if any(not each.daemon for each in threading.enumerate() if each not in before):
+                # A thread that waits for a silent server would keep the process; the kernel ends the children with it.
+                sys.stdout.flush()
+                os._exit(status)
+            raise typer.Exit(status) from None

@@ -106,8 +106,9 @@ async def open_resources(
     )
     health = _health(settings, engines, stores, metrics)
     await health.check()
-    await warn_of_shadowed_adapters(database, served_model_name)
-    prices = await open_prices(settings, database, stack)
+    async with bounded_stage("reading names and prices from PostgreSQL"):
+        await warn_of_shadowed_adapters(database, served_model_name)
+        prices = await open_prices(settings, database, stack)
     metrics.watch_prices(lambda: prices.age_s)
     admissions = await open_admission_control(
         settings, addresses.redis_url, database, prices, metrics.admission, stack

@@ -18,6 +18,7 @@ from loraplex.platform.config import Settings
 from loraplex.platform.engines.startup import StartingEngines
 from loraplex.platform.observability.exposition import metrics_router
 from loraplex.platform.processes.gc_tuning import freeze_gc
+from loraplex.platform.server.bounded_stage import bounded_stage
 from loraplex.platform.server.certificate import ServerCertificate, reload_at_hangup
 from loraplex.platform.server.connection_limiter import (
     ConnectionLimiter,
@@ -109,11 +110,11 @@ async def _announcements(
     else:
         banner = f"Serving {gateway.served_model_name} at {base_url(settings, listener)}/v1"
     root = _address(settings, listener).console_url
-    notice = (
-        None
-        if root is None
-        else await first_run_notice(gateway.database, root, shows_link=settings.demo or sys.stdout.isatty())
-    )
+    notice = None
+    if root is not None:
+        async with bounded_stage("looking for an operator in PostgreSQL"):
+            shows_link = settings.demo or sys.stdout.isatty()
+            notice = await first_run_notice(gateway.database, root, shows_link=shows_link)
     return (f"{notice}\n\n{banner}", None) if settings.demo and notice is not None else (banner, notice)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+import psycopg
 import pytest
 from tests.benchmarks.chaos.disks import namespace_command
-from tests.platform.server.serve_process import RUN, Serve, model_folder, script, serving, stores
+from tests.platform.server.serve_process import RUN, Serve, model_folder, script, serving, stores, until
 
 from loraplex.platform.processes.child_process import python_command
 from loraplex.platform.server.secret import SECRET_FILE
@@ -79,6 +80,20 @@ def test_a_lost_secret_is_refused_and_accepted_by_the_flag(
 
 def errors_of(server: Serve) -> str:
     return (server.folder / "stderr").read_text()
+
+
+def test_a_signal_ends_a_start_whose_thread_waits_for_the_database(
+    tmp_path: Path, model_folder: Path, stores: dict[str, str]
+) -> None:
+    with psycopg.connect(stores["database_url"]) as held:
+        held.execute("LOCK TABLE alembic_version IN ACCESS EXCLUSIVE MODE")
+        with serving(tmp_path, model_folder, script(), wait=False, settings=stores) as server:
+            waiting = (
+                "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'alembic_version'::regclass"
+            )
+            until(lambda: held.execute(waiting).fetchone() != (0,))
+            server.process.terminate()
+            assert server.process.wait(20) == 0
 
 
 def test_a_second_server_on_the_same_port_is_refused(

@@ -6,20 +6,22 @@ import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from types import ModuleType
+from typing import Any, Final
 
 import msgspec
 import psutil
 import psycopg
 import pytest
 from tests.end_to_end.live_server import command_line
+from tests.platform.database_proxy import proxied
 from tests.platform.server.serve_process import model_folder, script, stores
 
 from loraplex.platform.config import load_settings
 from loraplex.platform.processes.child_process import python_command
-from loraplex.platform.server import bounded_stage
+from loraplex.platform.server import bounded_stage, resources, serve_gateway
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.serve import _serve_gateway
 from loraplex.platform.startup_errors import DependencyFailed, EngineStartFailed, StageHung
@@ -134,6 +136,38 @@ async def test_a_database_that_hangs_after_the_login_is_named_by_its_stage(
         starting = asyncio.create_task(start(tmp_path, model_folder, stores))
         with pytest.raises(StageHung, match="hung for 2 s at: checking the database's schema"):
             await starting
+
+
+@pytest.mark.usefixtures("no_engine_left")
+@pytest.mark.parametrize(
+    ("module", "step", "stage"),
+    [
+        (resources, "warn_of_shadowed_adapters", "reading names and prices"),
+        # What is open by then has half a minute to close.
+        pytest.param(serve_gateway, "first_run_notice", "looking for an operator", marks=pytest.mark.long),
+    ],
+)
+async def test_a_database_that_stops_during_a_start_is_named_by_the_stage(
+    tmp_path: Path,
+    model_folder: Path,
+    stores: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    step: str,
+    stage: str,
+) -> None:
+    monkeypatch.setattr(bounded_stage, "STAGE_SECONDS", 2.0)
+    async with proxied(stores["database_url"]) as proxy:
+        work = getattr(module, step)
+        with ExitStack() as held:
+
+            async def stop_then_work(*arguments: Any, **named: Any) -> Any:
+                held.enter_context(proxy.silent())
+                return await work(*arguments, **named)
+
+            monkeypatch.setattr(module, step, stop_then_work)
+            with pytest.raises(StageHung, match=f"hung for 2 s at: {stage}"):
+                await start(tmp_path, model_folder, stores | {"database_url": proxy.url})
 
 
 @pytest.mark.usefixtures("no_engine_left")
