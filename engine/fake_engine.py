@@ -79,10 +79,12 @@ class FakeScript(msgspec.Struct, frozen=True, kw_only=True):
     `queue_s`, `prefill_s`, `grammar_s`, `adapter_s` and `causes` are what `Started` reports, whatever passed.
     `stats` overrides numbers of `stats()` by field name, and names the newest `adapter_slots` adapters as those on the device;
     one that was not there before counts as a load. `probe` is the report of a probe, with the digest of the probed
-    adapter.
+    adapter. The process computes for `load_s` before it serves, or only waits where it is not `loads_busily`.
     """
 
     info: EngineInfo = DEFAULT_INFO
+    load_s: float = 0.0
+    loads_busily: bool = True
     start_delay_s: float = 0.0
     token_interval_s: float = 0.0
     tokens_per_delta: int = 1

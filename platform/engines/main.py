@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
@@ -69,6 +70,7 @@ def prepare_engine(spawn: SpawnRequest, report: Reporter) -> EngineOpener:
     """Load the model, which blocks, and return the function that opens the engine on a running event loop."""
     if spawn.fake is not None:
         report(Described(spawn.fake.info))
+        _load(spawn.fake)
         return partial(_scripted, spawn.fake)
     cores = os.sched_getaffinity(0)
     with paused_gc():
@@ -81,6 +83,13 @@ def prepare_engine(spawn: SpawnRequest, report: Reporter) -> EngineOpener:
         spawn.config, cores, lambda text: report(Stage(text)), lambda info: report(Described(info))
     )
     return partial(running, loaded)
+
+
+def _load(script: FakeScript) -> None:
+    ready_at = time.monotonic() + script.load_s
+    while (left_s := ready_at - time.monotonic()) > 0:
+        if not script.loads_busily:
+            time.sleep(left_s)
 
 
 @asynccontextmanager

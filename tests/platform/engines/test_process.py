@@ -51,6 +51,10 @@ async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
             await asyncio.sleep(0.02)
 
 
+SILENCE_S = 3.0
+"""A loading process reports each second at most, so less would end one that computes."""
+
+
 def options(folder: Path, script: FakeScript, **changes: object) -> EngineProcessOptions:
     values: dict[str, object] = {
         "address": f"ipc://{folder}/run/e.sock",
@@ -277,6 +281,24 @@ async def test_a_start_that_is_silent_ends_long_before_its_limit(tmp_path: Path)
         EngineStartFailed, match=r"nor read anything for 0\.01 s; it stopped at: starting Python"
     ):
         await EngineProcess(chosen).start()
+
+
+async def test_a_load_that_computes_may_take_longer_than_the_silence_allowed(tmp_path: Path) -> None:
+    chosen = options(tmp_path, FakeScript(load_s=3 * SILENCE_S), start_silence_s=SILENCE_S)
+    began = time.monotonic()
+    async with running(chosen) as engine:
+        assert time.monotonic() - began > 3 * SILENCE_S
+        assert isinstance((await collect(engine, request("a")))[-1], Finished)
+
+
+async def test_a_load_that_only_waits_is_killed(tmp_path: Path) -> None:
+    script = FakeScript(load_s=60.0, loads_busily=False)
+    engine = EngineProcess(options(tmp_path, script, start_silence_s=SILENCE_S))
+    starting = asyncio.create_task(engine.start())
+    await asyncio.wait_for(engine.described.wait(), 30)
+    with pytest.raises(EngineStartFailed, match="neither computed nor read anything for 3 s"):
+        await starting
+    assert engine.pid is None
 
 
 async def test_a_restart_that_hangs_is_killed_and_repeated(
