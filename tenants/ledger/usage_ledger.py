@@ -38,8 +38,6 @@ from loraplex.tenants.quotas.reservation import (
     SettledUsage,
 )
 
-LOG = structlog.get_logger("loraplex.ledger")
-
 MAX_REAPED = 256
 FORGOTTEN_GATEWAY_SECONDS = 3600.0
 # The largest difference allowed between a gateway's clock, which is in its ids, and Valkey's.
