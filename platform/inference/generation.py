@@ -267,15 +267,12 @@ class Generation:
         complete = self._is_complete()
         if complete:
             self._record(failed=failed)
-        # A deadline may be the client's own, and its end no refusal.
-        code = error.code if isinstance(error, EngineFailed) else None
         settlement = self._settle(
             "revoked" if revoked else "failed" if failed else "aborted",
-            delivered=streams or not revoked,
-            refused=failed and code != RequestTimeout.code,
+            error.code if isinstance(error, EngineFailed) else None,
             charged=charged,
+            streams=streams,
             recorded=complete,
-            overloaded=code in OVERLOADED,
         )
         await self._dependencies.background_tasks.finish(settlement)
 
@@ -290,14 +287,13 @@ class Generation:
     async def _settle(
         self,
         outcome: Outcome,
+        engine_code: str | None,
         *,
-        delivered: bool,
-        refused: bool,
         charged: bool,
+        streams: bool,
         recorded: bool,
-        overloaded: bool,
     ) -> None:
-        """`outcome`: that of a request that is not complete."""
+        """`outcome`: that of a request that is not complete, with `engine_code` where the engine failed it."""
         try:
             await self._streams.close()
         finally:
@@ -307,13 +303,15 @@ class Generation:
             if done:
                 self._dependencies.poison_memory.record_finished(self._requests)
             usage = self._used_so_far("completed" if done else outcome, self.stats.timings())
-            if not delivered and not done:
+            if usage.outcome == "revoked" and not streams:
                 usage = replace(usage, completion_tokens=0)
             reservation = await self._pending.reservation_or_none()
             controller = self._dependencies.admission_controller
-            charged = charged and not (overloaded and not usage.tokens)
+            charged = charged and (usage.tokens > 0 or engine_code not in OVERLOADED)
             self.is_recorded = charged and reservation is not None
             if reservation is not None and charged:
+                # A deadline may be the client's own, and its end no refusal.
+                refused = outcome == "failed" and engine_code != RequestTimeout.code
                 await controller.settle(reservation, replace(usage, refused=refused and not usage.tokens))
             elif reservation is not None:
                 await controller.cancel(reservation, refused=True)
