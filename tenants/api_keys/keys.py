@@ -330,7 +330,9 @@ class KeyRepository:
     async def bounds(self, record: ApiKey) -> KeyLimits:
         """What a key may grant at most: the tighter of its own limits and those of its group."""
         own = await self._limits_of(record.id)
-        shared = own if record.limit_root is None else await self._limits_of(record.limit_root)
+        if record.limit_root in (None, record.id):
+            return own
+        shared = await self._limits_of(record.limit_root)
         both = {name: [each for each in (own[name], shared[name]) if each is not None] for name in own}
         return {name: min(limits, default=None) for name, limits in both.items()}
 
