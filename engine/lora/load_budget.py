@@ -50,7 +50,10 @@ DEVICE_RATE = 2e10
 
 
 class LoadBudget:
-    """Bounds the loads in progress. `max_bytes` may be loading at once; one load always may."""
+    """Bounds the loads in progress, among them what is read and finds no room on the device.
+
+    A tenant may have half of `max_bytes` in progress, and one load in any case unless all of them take more than `max_bytes`.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -61,10 +64,12 @@ class LoadBudget:
         self.source = Throughput(SOURCE_RATE)
         self.device = Throughput(DEVICE_RATE)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether one more load of the mean size may start."""
-        return not self._under_way or self._bytes + self._mean <= self._max_bytes
+    def has_room(self, namespace: bytes) -> bool:
+        """Whether a tenant may start one more load, of the mean size. O(loads in progress)."""
+        own = [nbytes for key, nbytes in self._under_way.items() if key[0] == namespace]
+        if not own:
+            return self._bytes <= self._max_bytes
+        return self._bytes + self._mean <= self._max_bytes and sum(own) + self._mean <= self._max_bytes / 2
 
     def begin(self, key: Key) -> None:
         """Record the start of a load."""

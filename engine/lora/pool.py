@@ -173,9 +173,9 @@ class AdapterPool:
     def prefetch(self, adapter: AdapterRef) -> bool:
         if self.state(adapter) is not AdapterState.ABSENT:
             return True
-        if not self._ledger.has_room:
-            return False
         key = adapter.key
+        if not self._ledger.has_room(key[0]):
+            return False
         if self._memory.max_bytes <= 0:
             self._errors[key] = AdapterLoadFailed("this engine serves no adapters")
             return True
@@ -190,14 +190,14 @@ class AdapterPool:
         return True
 
     def lacks_room(self, adapter: AdapterRef) -> bool:
-        tried = self._without_room if not self._room_changed else {}
-        return adapter.key in tried or bool(tried) and self.state(adapter) is AdapterState.ABSENT
+        return adapter.key in self._without_room and not self._room_changed
 
     def place(self, adapter: AdapterRef) -> None:
         waiting = self._without_room.pop(adapter.key, None)
         if waiting is not None:
             self._without_room = {adapter.key: waiting, **self._without_room}
         self._place_all()
+        self._install_arrived()
 
     def load_seconds(self, adapter: AdapterRef) -> float:
         key = adapter.key
@@ -256,8 +256,7 @@ class AdapterPool:
             self._arrive(arrival)
         if self._without_room and self._room_changed:
             self._place_all()
-        for key in [key for key, moving in self._moving.items() if self._memory.is_there(moving.placement)]:
-            self._install(key, self._moving.pop(key))
+        self._install_arrived()
 
     def close(self) -> None:
         """Stop the threads."""
@@ -317,6 +316,10 @@ class AdapterPool:
         self._read.discard(key)
         self._free_slots.append(placement.slot)
         self.num_evictions += 1
+
+    def _install_arrived(self) -> None:
+        for key in [key for key, moving in self._moving.items() if self._memory.is_there(moving.placement)]:
+            self._install(key, self._moving.pop(key))
 
     def _install(self, key: Key, resident: _Resident) -> None:
         seconds = self._clock() - resident.began

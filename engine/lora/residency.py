@@ -31,13 +31,13 @@ class AdapterResidency(Protocol):
         ...
 
     def prefetch(self, adapter: AdapterRef) -> bool:
-        """Start loading, evicting unpinned adapters (LRU) for it; False while the loads in progress reach their bound."""
+        """Start loading, evicting unpinned adapters (LRU) for it; False while the loads in progress, or
+        those of its tenant, reach their bound.
+        """
         ...
 
     def lacks_room(self, adapter: AdapterRef) -> bool:
-        """Whether an adapter that is not RESIDENT finds no room beside the pinned ones, as far as it is known: of one that is
-        loading, its own; of an ABSENT one, that of another one.
-        """
+        """Whether an adapter that is loading was read and finds no room beside the pinned ones, as far as it is known."""
         ...
 
     def place(self, adapter: AdapterRef) -> None:

@@ -321,11 +321,8 @@ class AdapterScheduler:
 
     def _first_without_room(self) -> Sequence | None:
         """Return the policy's first of the sequences whose adapters lack a place in the step, or room on the device."""
-        queues = [*self._loading.values()]
-        absent = self._absent.first
-        if absent is not None:
-            queues.append(absent)
-        heads = [queue.head for queue in queues if self._residency.lacks_room(queue.adapter)]
+        loading = self._loading.values()
+        heads = [queue.head for queue in loading if self._residency.lacks_room(queue.adapter)]
         heads += [queue.head for queue in self._resident.values()]
         return min(heads, key=self._policy.rank, default=None)
 

@@ -172,25 +172,26 @@ def scripted_mask() -> type[ScriptedMask]:
 class SimulatedResidency:
     """Holds `budget` adapters of size 1; a load takes `load_s`; digests in `broken` fail.
 
-    With `sizes_known` a prefetch without room is refused; otherwise up to 4 loads wait for room when they are done.
+    As in `AdapterPool`, loads that are done are placed once a step, and on `place`; up to 4 are in progress or wait for room,
+    of one tenant 2.
     """
 
     clock: Callable[[], float]
     budget: int = 2
     load_s: float = 0.0
     broken: set[str] = field(default_factory=set)
-    sizes_known: bool = True
     without_room: dict[tuple[bytes, str], float] = field(default_factory=dict)
     due: OrderedDict[tuple[bytes, str], float] = field(default_factory=OrderedDict)
     pins: Counter[tuple[bytes, str]] = field(default_factory=Counter)
     errors: dict[tuple[bytes, str], AdapterError] = field(default_factory=dict)
     num_loads: int = 0
+    placed_at: float = -1.0
 
     def state(self, adapter: AdapterRef) -> AdapterState:
         if adapter.key in self.errors:
             return AdapterState.FAILED
-        if self.clock() >= self.without_room.get(adapter.key, float("inf")) and self._make_room():
-            self.due[adapter.key] = self.without_room.pop(adapter.key)
+        if self.placed_at < self.clock():
+            self._place_all()
         if adapter.key in self.without_room:
             return AdapterState.LOADING
         if adapter.key not in self.due:
@@ -204,10 +205,10 @@ class SimulatedResidency:
         return AdapterState.RESIDENT
 
     def prefetch(self, adapter: AdapterRef) -> bool:
-        if (self.sizes_known and not self._make_room()) or len(self.without_room) >= 4:
+        own = sum(key[0] == adapter.namespace for key in self.without_room)
+        if own >= 2 or len(self.without_room) >= 4:
             return False
-        loads = self.due if self.sizes_known else self.without_room
-        loads[adapter.key] = self.clock() + self.load_s
+        self.without_room[adapter.key] = self.clock() + self.load_s
         self.num_loads += 1
         return True
 
@@ -218,17 +219,14 @@ class SimulatedResidency:
         return 1 << 20 if adapter.key in self.due else 0
 
     def lacks_room(self, adapter: AdapterRef) -> bool:
-        if self.sizes_known:
-            return adapter.key not in self.due and len(self.due) >= self.budget and self._victim() is None
-        waiting = [key for key, due in self.without_room.items() if self.clock() >= due]
         full = len(self.due) >= self.budget and self._victim() is None
-        return full and (adapter.key in waiting or bool(waiting) and adapter.key not in self.without_room)
+        return full and self.clock() >= self.without_room.get(adapter.key, float("inf"))
 
     def place(self, adapter: AdapterRef) -> None:
         if self.lacks_room(adapter) or adapter.key not in self.without_room:
             return
         self.without_room = {adapter.key: self.without_room[adapter.key], **self.without_room}
-        self.state(adapter)
+        self._place_all()
 
     def load_seconds(self, adapter: AdapterRef) -> float:
         return self.load_s
@@ -253,13 +251,17 @@ class SimulatedResidency:
         idle = (k for k, due in self.due.items() if not self.pins[k] and due <= self.clock())
         return next(idle, None)
 
-    def _make_room(self) -> bool:
-        if len(self.due) >= self.budget:
-            victim = self._victim()
-            if victim is None:
-                return False
-            del self.due[victim]
-        return True
+    def _place_all(self) -> None:
+        self.placed_at = self.clock()
+        placed: dict[tuple[bytes, str], float] = {}
+        for key in [key for key, due in self.without_room.items() if due <= self.clock()]:
+            if len(self.due) + len(placed) >= self.budget:
+                victim = self._victim()
+                if victim is None:
+                    break
+                del self.due[victim]
+            placed[key] = self.without_room.pop(key)
+        self.due.update(placed)
 
 
 def next_token(tokens: list[int]) -> int:

@@ -5,8 +5,8 @@ import pytest
 from loraplex.engine.lora.load_budget import LOADS_AT_FIRST, LoadBudget, Throughput
 
 
-def key(name: str) -> tuple[bytes, str]:
-    return (b"t", name)
+def key(name: str, tenant: bytes = b"t") -> tuple[bytes, str]:
+    return (tenant, name)
 
 
 def test_a_rate_follows_what_is_measured_in_proportion_to_bytes() -> None:
@@ -40,16 +40,29 @@ def test_a_load_costs_in_proportion_to_its_bytes_and_more_from_the_source() -> N
 
 def test_bytes_under_way_are_those_of_loads_that_have_not_ended() -> None:
     ledger = LoadBudget(1000)
-    for number in range(LOADS_AT_FIRST):
-        assert ledger.has_room
-        ledger.begin(key(str(number)))
-    assert not ledger.has_room
+    tenants = [b"t", b"u"] * (LOADS_AT_FIRST // 2)
+    for number, tenant in enumerate(tenants):
+        assert ledger.has_room(tenant)
+        ledger.begin(key(str(number), tenant))
+    assert not ledger.has_room(b"t") and not ledger.has_room(b"u")
     ledger.learn(key("0"), 100)
-    assert ledger.has_room, "850 of 1,000 bytes, and 100 more are expected"
+    assert ledger.has_room(b"t"), "850 of 1,000 bytes, and 100 more are expected"
+    assert not ledger.has_room(b"u"), "half of them are its own"
     ledger.begin(key("4"))
-    assert not ledger.has_room
-    for number in range(5):
-        ledger.end(key(str(number)))
-        ledger.end(key(str(number)))
+    assert not ledger.has_room(b"t")
+    for number, tenant in enumerate([*tenants, b"t"]):
+        ledger.end(key(str(number), tenant))
+        ledger.end(key(str(number), tenant))
     ledger.learn(key("9"), 5000)
-    assert ledger.has_room, "one may always begin"
+    assert ledger.has_room(b"t"), "one may always begin"
+
+
+def test_a_tenant_without_a_load_may_begin_one_beside_those_of_others() -> None:
+    ledger = LoadBudget(1000)
+    for number in range(LOADS_AT_FIRST):
+        ledger.begin(key(str(number)))
+    assert ledger.has_room(b"u")
+    ledger.begin(key("a", b"u"))
+    assert not ledger.has_room(b"v"), "all together take more than the bound"
+    ledger.end(key("0"))
+    assert ledger.has_room(b"v")

@@ -82,9 +82,9 @@ def test_what_does_not_fit_the_model_is_refused(
 
 
 def test_loads_under_way_are_bounded_in_bytes(make_pool: MakePool) -> None:
-    """Before any size is known a few may begin; then as many as their mean size allows."""
-    pool = make_pool(1, under_way=3 * 64)
-    digests = [f"d{i}" for i in range(LOADS_AT_FIRST)]
+    """Before any size is known a few may begin; then as many as their mean size allows: of one tenant, half of them."""
+    pool = make_pool(1, under_way=6 * 64)
+    digests = [f"d{i}" for i in range(LOADS_AT_FIRST // 2)]
     for digest in digests:
         pool.source.hold(digest)
         assert pool.prefetch(ref(digest))

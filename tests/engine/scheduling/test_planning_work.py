@@ -98,7 +98,6 @@ def test_a_step_looks_at_no_more_of_a_thousand_waiting_adapters_than_of_two_hund
     data=st.data(),
     budget=st.integers(1, 6),
     cap=st.integers(1, 4),
-    sizes_known=st.booleans(),
     load_s=st.sampled_from([0.0, 0.15, 0.5]),
 )
 def test_steps_are_those_of_ranking_all_that_wait(
@@ -106,14 +105,13 @@ def test_steps_are_those_of_ranking_all_that_wait(
     data: st.DataObject,
     budget: int,
     cap: int,
-    sizes_known: bool,
     load_s: float,
 ) -> None:
     kept, ranked = (
         simulation(
             num_blocks=60,
             policy=policy(credit=40, load_second_cost=60),
-            residency={"budget": budget, "load_s": load_s, "broken": {"bad"}, "sizes_known": sizes_known},
+            residency={"budget": budget, "load_s": load_s, "broken": {"bad"}},
             max_num_seqs=4,
             max_num_batched_tokens=16,
             max_adapters_per_step=cap,

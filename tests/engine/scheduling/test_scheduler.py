@@ -321,12 +321,8 @@ def test_at_most_so_many_adapters_in_a_step(simulation: "SimulationType") -> Non
 
 @pytest.mark.parametrize(
     "limits",
-    [
-        {"residency": {"budget": 2}},
-        {"residency": {"budget": 2, "sizes_known": False}},
-        {"residency": {"budget": 9}, "max_adapters_per_step": 2},
-    ],
-    ids=["bytes", "bytes unknown", "cap"],
+    [{"residency": {"budget": 2}}, {"residency": {"budget": 9}, "max_adapters_per_step": 2}],
+    ids=["bytes", "cap"],
 )
 def test_an_adapters_wait_is_bounded_although_others_never_pause(
     simulation: "SimulationType", limits: dict[str, Any]
@@ -348,13 +344,13 @@ def test_an_adapters_wait_is_bounded_although_others_never_pause(
 
 
 def test_adapters_whose_requests_are_gone_block_no_load(simulation: "SimulationType") -> None:
-    run = simulation(residency={"budget": 1, "sizes_known": False}, max_num_seqs=8)
+    run = simulation(residency={"budget": 1}, max_num_seqs=8)
     run.submit(prompt(5), adapter="running", max_tokens=100)
     run.step()
     run.step()
     gone = [run.submit(prompt(5, 20 * i), adapter=f"gone {i}")[0] for i in range(1, 5)]
     run.step()
-    assert len(run.residency.without_room) == 4, "they fill the loads in flight"
+    assert len(run.residency.without_room) == 2, "they fill their tenant's half of the loads in flight"
     for sequence in gone:
         run.scheduler.abort(sequence.request_id)
     run.submit(prompt(5, 200), adapter="wanted")

@@ -100,7 +100,6 @@ def random_interruption(run: "Simulation", random_: random.Random) -> None:
     fair=st.booleans(),
     budget=st.integers(1, 3),
     cap=st.integers(1, 3),
-    sizes_known=st.booleans(),
     overlap=st.booleans(),
 )
 def test_everything_ends_and_is_given_back(
@@ -113,7 +112,6 @@ def test_everything_ends_and_is_given_back(
     fair: bool,
     budget: int,
     cap: int,
-    sizes_known: bool,
     overlap: bool,
 ) -> None:
     random_ = random.Random(seed)
@@ -121,7 +119,7 @@ def test_everything_ends_and_is_given_back(
         num_blocks=blocks,
         policy=FairShare() if fair else FirstComeFirstServed(),
         prefix_caching=caching,
-        residency={"budget": budget, "load_s": 0.3, "broken": {"bad"}, "sizes_known": sizes_known},
+        residency={"budget": budget, "load_s": 0.3, "broken": {"bad"}},
         max_num_seqs=6,
         max_num_batched_tokens=16,
         max_adapters_per_step=cap,
