@@ -40,7 +40,7 @@ PLAIN_HTTP = (
     "or put a proxy with TLS in front and name it in `trusted_proxies`"
 )
 OPEN_METRICS = (
-    "`/metrics` has the API's port, and whoever reaches it reads names and loads of tenants without a key: set `metrics_port`, "
+    "`/metrics` has the API's port, and anyone who reaches it reads names and loads of tenants without a key: set `metrics_port`, "
     "and let Prometheus alone reach that"
 )
 ANY_ORIGIN = "*"

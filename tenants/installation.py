@@ -22,7 +22,7 @@ from loraplex.tenants.models import (
 )
 
 VOID: Final = b""
-"""In place of sealed bytes: no secret opens it, so that what needs it is refused until it is made anew."""
+"""In place of sealed bytes: no secret opens it, so that what needs it is refused until it is set up again."""
 TRIED: Final = 100
 """So many newest secrets of each kind show by which server secret they were sealed."""
 LOCK: Final = func.pg_advisory_xact_lock(func.hashtextextended("installation", 0))

@@ -125,7 +125,7 @@ class RetentionRepository:
         return found.where(end.is_(None) | (end > self._now)).exists()
 
     def _is_of_group(self) -> ColumnElement[bool]:
-        """Whether limits of this key bind others, or it used a group's limits in this month, which are counted anew from its use."""
+        """Whether limits of this key bind others, or it used a group's limits in this month, which its usage counts again."""
         other, month = aliased(ApiKey), self._now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         bound = select(other.id).where(other.limit_root == ApiKey.id, other.id != ApiKey.id)
         return bound.exists() | (ApiKey.limit_root != ApiKey.id) & (ended_at(ApiKey) >= month)

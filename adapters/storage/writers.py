@@ -30,7 +30,7 @@ class Writer:
         self._naming = threading.Lock()
 
     def new_path(self) -> Path:
-        """Return a path that nobody else has. Raises `StorageError`, `OSError`."""
+        """Return a path of no other process. Raises `StorageError`, `OSError`."""
         with self._naming:
             if self._name is None:
                 make_private(self._folder.parent)
@@ -63,7 +63,7 @@ class Writer:
             os.close(descriptor)  # Another process took it for that of an ended one before it was locked.
 
     def _has_ended(self, owner: str, *, forget: bool = False) -> bool:
-        """Whether nobody holds the lock; `forget`: remove it then."""
+        """Whether no process holds the lock; `forget`: remove it then."""
         try:
             descriptor = os.open(self._locks / owner, _OPEN)
         except FileNotFoundError:

@@ -128,7 +128,7 @@ class FairShare:
     """One counter of weighted service per tenant; the queued tenant with the smallest counter is next.
 
     A tenant whose queue was empty is lifted to `credit` below the virtual time, the smallest counter of the queued ones:
-    what it left unused of its share stays its own, up to `credit`. While nobody queues, the counter of the last one that
+    what it left unused of its share stays its own, up to `credit`. While no tenant queues, the counter of the last one that
     did is the virtual time. While a tenant queues, each other one gets at most `credit` more weighted service than it,
     however often that one returns, plus what the rows of both and one admission are served beyond their admission. Costs
     are in prompt tokens, divided by `EngineRequest.weight`; a second of loading costs by default what a mid-sized model

@@ -99,7 +99,7 @@ DECLARE shared boolean;
 BEGIN
     {LOCK_KEYS};
     {moving("k.id = NEW.api_key_id")}""",
-    # A gateway of the release before names no parent of the key that it makes, or whoever rotated.
+    # A gateway of the release before names no parent of the key that it makes, nor who rotated it.
     "move_rotated_root": f"""
 DECLARE shared boolean;
 BEGIN

@@ -1,4 +1,4 @@
-"""Acceptance of another server secret: what the old one sealed is voided, and people and receivers set it up anew."""
+"""Acceptance of another server secret: what the old one sealed is voided, and people and receivers set it up again."""
 
 from dataclasses import asdict
 

@@ -67,7 +67,7 @@ async def end_running(
         "version": version,
         "whole": api_key_id is None and adapter_id is None,
     }
-    # Deferred triggers lock the tenant's row, and whoever has it may wait for the lock of fences.
+    # Deferred triggers lock the tenant's row, and its holder may wait for the lock of fences.
     await session.execute(statements.FIRE_TRIGGERS)
     async with writing(session):
         await session.execute(statements.LOCK_FENCES)

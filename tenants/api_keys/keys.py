@@ -357,7 +357,7 @@ def of_owner(tenant_id: UUID | None) -> Select[ApiKey]:
 
 
 def whole(tenant_id: UUID | None) -> Select[ApiKey]:
-    """As `of_owner`, read anew also where the session has the key."""
+    """As `of_owner`, read again also where the session has the key."""
     return of_owner(tenant_id).execution_options(populate_existing=True)
 
 

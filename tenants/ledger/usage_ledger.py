@@ -201,8 +201,8 @@ class UsageLedger:
 
     async def fences(self, after: int, ended_after: int | None = None) -> tuple[datetime, list[Fence]]:
         """PostgreSQL's time, and the newest fence of every tenant that has one above `after`, with what ended by a fence above
-        `ended_after`; None where nothing runs that could end. It never skips one that is
-        committed later."""
+        `ended_after`; None where nothing runs that could end. It never skips one that is committed later.
+        """
         rows = await self._general.fetch(statements.FENCES, ended_after, ended_after, after)
         return rows[0][0], [fence_of(*values) for _, *values in rows if values[0] is not None]
 
