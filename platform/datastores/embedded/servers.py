@@ -96,7 +96,15 @@ class EmbeddedServices:
         self._keeper.shutdown()
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.start)
+        starting = asyncio.create_task(asyncio.to_thread(self.start))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # The thread goes on: what it starts would be left without a stop, and PostgreSQL would have to recover.
+            await asyncio.wait((starting,))
+            if starting.exception() is None:
+                await asyncio.to_thread(self.stop)
+            raise
         return self
 
     async def __aexit__(

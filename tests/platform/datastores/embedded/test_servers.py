@@ -1,5 +1,6 @@
 """The embedded servers: started, shared, killed with their owner, and recovered after it."""
 
+import asyncio
 import os
 import signal
 import stat
@@ -156,6 +157,18 @@ def test_a_killed_owner_leaves_no_process_and_the_next_recovers(
         psycopg.connect(services.database_url).close()
     finally:
         services.stop()
+
+
+async def test_a_start_that_is_cancelled_stops_what_it_started(data_dir: Path) -> None:
+    """As where the engine beside it does not start: a database that is not stopped has to recover at the next start."""
+    postmaster = data_dir / "embedded" / "postgres" / "postmaster.pid"
+    starting = asyncio.create_task(EmbeddedServices(data_dir).__aenter__())
+    while not postmaster.exists():
+        await asyncio.sleep(0.01)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert servers_of(data_dir) == []
 
 
 def test_the_next_owner_does_not_wait_for_the_dead_ones_servers(data_dir: Path) -> None:
