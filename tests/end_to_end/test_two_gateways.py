@@ -43,7 +43,7 @@ def test_what_one_engine_delivers_through_two_gateways_is_what_the_ledger_holds(
     tmp_path: Path, demo_model: Path, external: ServerPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts, address = external.start(transient=False), f"ipc://{tmp_path}/run/shared.sock"
-    settings = SETTINGS | settings_of(facts)
+    settings = SETTINGS | settings_of(facts) | {"secret": "of both gateways".ljust(32, "0")}
 
     def delivered() -> EngineStats:
         return asyncio.run(engine_stats(address))

@@ -139,7 +139,8 @@ def kinds(data_dir: Path) -> tuple[list[str], list[str]]:
 def broken(served: Path, folder: Path, faults: Iterable[tuple[Break, str]]) -> Path:
     """A copy of the data directory with these faults."""
     data_dir = folder / "data"
-    shutil.rmtree(data_dir, ignore_errors=True)
+    if data_dir.exists():
+        shutil.rmtree(data_dir)
     copy(served, data_dir)
     for fault, name in faults:
         if not (data_dir / name).is_socket() or fault in (removed, as_folder):
