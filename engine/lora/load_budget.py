@@ -39,7 +39,7 @@ class Throughput:
 Key = tuple[bytes, str]
 
 LOADS_AT_FIRST = 4
-"""Loads that may be in progress while no size is known yet."""
+"""Loads that fill the budget while no size is known yet."""
 
 MAX_SIZES = 65_536
 """Adapters whose size is remembered."""

@@ -194,8 +194,9 @@ class AdapterPool:
 
     def place(self, adapter: AdapterRef) -> None:
         waiting = self._without_room.pop(adapter.key, None)
-        if waiting is not None:
-            self._without_room = {adapter.key: waiting, **self._without_room}
+        if waiting is None:
+            return
+        self._without_room = {adapter.key: waiting, **self._without_room}
         self._place_all()
         self._install_arrived()
 

@@ -1,6 +1,7 @@
 """`AdapterQueue`: the sequences that wait for one adapter. `RankedQueues`: such queues, and which the policy serves first."""
 
 from collections import UserDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -53,10 +54,9 @@ class RankedQueues(UserDict[AdapterKey, AdapterQueue]):
         super().__delitem__(key)
         self._withdraw(key)
 
-    @property
-    def first(self) -> AdapterQueue | None:
-        """The queue whose head is served first."""
-        head = self._order.peek()
+    def first(self, passed: Collection[bytes] = ()) -> AdapterQueue | None:
+        """The queue whose head is served first, but for those of tenants in `passed`."""
+        head = self._order.peek(passed)
         return None if head is None or head.adapter is None else self[head.adapter.key]
 
     def _withdraw(self, key: AdapterKey) -> None:

@@ -224,8 +224,14 @@ class AdapterScheduler:
         return failed
 
     def _start_loads(self, free_slots: int) -> None:
-        """Start loads in the order of the policy; that of an overdue adapter comes before those of tenants served no less."""
+        """Start loads in the order of the policy; that of an overdue adapter comes before those of tenants served no less.
+
+        Its first tenant starts one if it has none coming, however many of others are ahead.
+        """
         room = min(free_slots + self._ahead - len(self._loading) - len(self._arrived), LOADS_PER_REVIEW)
+        first = self._absent.first()
+        if first is not None and not self._has_coming(first.adapter.namespace):
+            room = max(room, 1)
         started: list[AdapterQueue] = []
         overdue = self._overdue
         if overdue is not None and self._overdue_key() not in self._resident:
@@ -246,13 +252,24 @@ class AdapterScheduler:
         for queue in started:
             self._policy.charge_adapter_load(queue.head, queue.charged_s)
 
+    def _has_coming(self, namespace: bytes) -> bool:
+        """Whether an adapter of a tenant loads, or has arrived."""
+        return any(key[0] == namespace for key in (*self._loading, *self._arrived))
+
     def _load_first(self, room: int, started: list[AdapterQueue], before: float = math.inf) -> None:
-        """Start the first loads of tenants whose counters are below `before`, until `room` are started or one is refused."""
-        while len(started) < room:
-            queue = self._absent.first
-            if queue is None or self._policy.rank(queue.head)[0] >= before or not self._load(queue):
+        """Start the first loads of tenants whose counters are below `before`, until `room` are started.
+
+        A tenant whose load is refused is passed by; after `LOADS_PER_REVIEW` of them the others would be refused as well.
+        """
+        passed: set[bytes] = set()
+        while len(started) < room and len(passed) < LOADS_PER_REVIEW:
+            queue = self._absent.first(passed)
+            if queue is None or self._policy.rank(queue.head)[0] >= before:
                 return
-            started.append(queue)
+            if self._load(queue):
+                started.append(queue)
+            else:
+                passed.add(queue.adapter.namespace)
 
     def _load(self, queue: AdapterQueue) -> bool:
         """Start to load an absent adapter; False when no more loads may start. The caller charges `charged_s`."""
@@ -332,10 +349,14 @@ class AdapterScheduler:
                 yield queue.head
 
     def _overdue_lacks_room(self) -> bool:
-        """Whether pinned adapters leave no room on the device for the overdue adapter."""
+        """Whether pinned adapters leave no room on the device for the overdue adapter, or for one that was read before it: what
+        waits for room can keep it from being read.
+        """
         key = self._overdue_key()
-        loading = self._loading.get(key)
-        return key in self._absent or (loading is not None and self._residency.lacks_room(loading.adapter))
+        loading = self._loading.values()
+        return key in self._absent or (
+            key in self._loading and any(self._residency.lacks_room(queue.adapter) for queue in loading)
+        )
 
     def _pin_if_overdue(self, adapter: AdapterRef) -> None:
         """Pin the overdue adapter until its sequence runs, so that no other load evicts it again."""

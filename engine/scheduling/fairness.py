@@ -5,7 +5,7 @@ queue (preempted, adapter loaded) regains the place its submission gave it.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 from typing import Protocol, TypeAlias
 
@@ -21,8 +21,8 @@ class SequenceOrder(Protocol):
 
     def push(self, sequence: Sequence) -> None: ...
 
-    def peek(self) -> Sequence | None:
-        """The sequence with the smallest rank; it stays."""
+    def peek(self, passed: Collection[bytes] = ()) -> Sequence | None:
+        """The sequence with the smallest rank but for those of tenants in `passed`, as far as others may pass them; it stays."""
         ...
 
     def remove(self, sequence: Sequence) -> None:

@@ -4,7 +4,7 @@ Invariant: nothing is looked at for a sequence that is not next, however many th
 """
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TypeAlias
 
 from loraplex.engine.batch.sequence import Sequence
@@ -28,12 +28,12 @@ class ArrivalQueue:
             self._members.add(sequence.order)
             heapq.heappush(self._heap, (sequence.order, sequence))
 
-    def peek(self) -> Sequence | None:
-        """The oldest sequence, or None."""
+    def peek(self, passed: Collection[bytes] = ()) -> Sequence | None:
+        """The oldest sequence; None, too, where it is of a tenant in `passed`, since no other one comes before it."""
         heap = self._heap
         while heap and heap[0][0] not in self._members:
             heapq.heappop(heap)
-        return heap[0][1] if heap else None
+        return heap[0][1] if heap and heap[0][1].request.namespace not in passed else None
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out; does nothing when it is not queued."""
@@ -70,21 +70,26 @@ class TenantOrder:
         self._queues.setdefault(namespace, ArrivalQueue()).push(sequence)
         self.rise(namespace)
 
-    def peek(self) -> Sequence | None:
-        """The next sequence, or None."""
-        while heap := self._first_heap():
+    def peek(self, passed: Collection[bytes] = ()) -> Sequence | None:
+        """The next sequence of tenants that are not in `passed`, or None."""
+        head: Sequence | None = None
+        held: list[_Place] = []
+        while head is None and (heap := self._first_heap()):
             entry = heap[0]
-            namespace = entry[2]
-            head = self._head(namespace)
-            if head is None or self._entry_of[namespace] is not entry:
+            candidate = self._head(entry[2])
+            place = None if candidate is None else self._place(candidate)
+            if place is None or self._entry_of[entry[2]] is not entry:
                 heapq.heappop(heap)
-                continue
-            place = self._place(head)
-            if place == entry:
-                return head
-            heapq.heappop(heap)
-            self._enter(place)
-        return None
+            elif place != entry:
+                heapq.heappop(heap)
+                self._enter(place)
+            elif entry[2] in passed:
+                held.append(heapq.heappop(heap))
+            else:
+                head = candidate
+        for entry in held:
+            self._enter(entry)
+        return head
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out; does nothing when it is not there."""

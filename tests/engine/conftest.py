@@ -173,13 +173,15 @@ class SimulatedResidency:
     """Holds `budget` adapters of size 1; a load takes `load_s`; digests in `broken` fail.
 
     As in `AdapterPool`, loads that are done are placed once a step, and on `place`; up to 4 are in progress or wait for room,
-    of one tenant 2.
+    of one tenant 2, and a fifth one where its tenant has none. Of a loader that `stops` nothing is read while what was read
+    finds no room.
     """
 
     clock: Callable[[], float]
     budget: int = 2
     load_s: float = 0.0
     broken: set[str] = field(default_factory=set)
+    stops: bool = False
     without_room: dict[tuple[bytes, str], float] = field(default_factory=dict)
     due: OrderedDict[tuple[bytes, str], float] = field(default_factory=OrderedDict)
     pins: Counter[tuple[bytes, str]] = field(default_factory=Counter)
@@ -206,7 +208,7 @@ class SimulatedResidency:
 
     def prefetch(self, adapter: AdapterRef) -> bool:
         own = sum(key[0] == adapter.namespace for key in self.without_room)
-        if own >= 2 or len(self.without_room) >= 4:
+        if own >= 2 or len(self.without_room) > (3 if own else 4):
             return False
         self.without_room[adapter.key] = self.clock() + self.load_s
         self.num_loads += 1
@@ -262,6 +264,9 @@ class SimulatedResidency:
                 del self.due[victim]
             placed[key] = self.without_room.pop(key)
         self.due.update(placed)
+        if self.stops and any(due <= self.clock() for due in self.without_room.values()):
+            for key, due in self.without_room.items():
+                self.without_room[key] = due if due <= self.clock() else self.clock() + self.load_s
 
 
 def next_token(tokens: list[int]) -> int:

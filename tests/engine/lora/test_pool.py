@@ -94,6 +94,8 @@ def test_room_is_lacking_once_it_was_tried_and_goes_to_the_one_that_is_placed(ma
     pool.place(ref("d"))
     assert (pool.state(ref("d")), pool.state(ref("c"))) == (RESIDENT, LOADING)
     assert not pool.lacks_room(ref("d"))
+    pool.place(ref("d"))
+    assert pool.state(ref("d")) is RESIDENT, "what is placed makes no room for the one that waits"
 
 
 def test_nothing_is_evicted_for_what_would_not_fit_yet(make_pool: MakePool) -> None:

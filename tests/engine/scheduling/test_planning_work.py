@@ -1,5 +1,6 @@
 """What planning looks at while hundreds of adapters wait, counted, and that it decides as if it looked at all of them."""
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import pytest
@@ -36,8 +37,9 @@ class SortedOrder:
     def push(self, sequence: Sequence) -> None:
         self._members.add(sequence)
 
-    def peek(self) -> Sequence | None:
-        return min(self._members, key=self._policy.rank, default=None)
+    def peek(self, passed: Collection[bytes] = ()) -> Sequence | None:
+        members = [each for each in self._members if each.request.namespace not in passed]
+        return min(members, key=self._policy.rank, default=None)
 
     def remove(self, sequence: Sequence) -> None:
         self._members.discard(sequence)

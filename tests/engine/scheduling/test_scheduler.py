@@ -343,6 +343,57 @@ def test_an_adapters_wait_is_bounded_although_others_never_pause(
     assert all(s.finish_reason == "length" for s in run.sequences)
 
 
+def test_an_overdue_adapter_is_read_although_one_that_was_read_before_finds_no_room(
+    simulation: "SimulationType",
+) -> None:
+    """Both become late at once, and the policy's first is the one that the stopped loader has not read."""
+    run = simulation(
+        max_adapter_wait_s=2.0, max_num_seqs=8, residency={"budget": 2, "load_s": 1.0, "stops": True}
+    )
+    late = None
+    for step in range(120):
+        if step % 4 == 0:
+            for hot in "xy":
+                run.submit(prompt(5), tenant="busy", adapter=hot, max_tokens=10)
+        if step == 12:
+            run.submit(prompt(5), tenant="busy", adapter="big", max_tokens=3)
+        if step == 13:
+            late = run.submit(prompt(5), tenant="late", adapter="z", max_tokens=3)[0]
+        if step == 30:
+            run.now += 0.6
+        run.step()
+    assert late is not None and run.first_token_at[late] - late.arrival < 2.0 + 0.6 + 2 * 1.2 + 0.5
+
+
+def test_a_tenant_whose_loads_fill_its_half_is_passed_by(simulation: "SimulationType") -> None:
+    run = simulation(residency={"budget": 8, "load_s": 1.0}, max_num_seqs=8)
+    run.submit(prompt(40), tenant="next", max_tokens=30)
+    run.step()
+    for index in range(3):
+        run.submit(prompt(5), tenant="first", adapter=f"a{index}")
+    after = run.submit(prompt(5), tenant="next", adapter="b")[0]
+    run.step()
+    loading = [digest for _, digest in run.residency.without_room]
+    assert loading == ["a0", "a1", "b"], "its third one is refused, although it would come before"
+    run.run()
+    assert run.first_token_at[after] - after.arrival < 1.0 + 0.3
+
+
+def test_a_tenant_reads_although_the_loads_ahead_are_anothers(simulation: "SimulationType") -> None:
+    """Four adapters may be ahead of the free rows: one has come and holds each of them, for lack of a row."""
+    run = simulation(residency={"budget": 16}, max_num_seqs=2, max_adapters_per_step=8, max_slot_wait_s=100.0)
+    for index in range(2):
+        run.submit(prompt(5), tenant="busy", max_tokens=200)
+    run.step()
+    for index in range(6):
+        run.submit(prompt(5), tenant="busy", adapter=f"a{index}")
+        run.step()
+    assert len(run.residency.due) == 4 and not run.residency.without_room
+    run.submit(prompt(5), tenant="other", adapter="b")
+    run.step()
+    assert [digest for _, digest in run.residency.without_room] == ["b"]
+
+
 def test_adapters_whose_requests_are_gone_block_no_load(simulation: "SimulationType") -> None:
     run = simulation(residency={"budget": 1}, max_num_seqs=8)
     run.submit(prompt(5), adapter="running", max_tokens=100)

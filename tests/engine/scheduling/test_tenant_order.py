@@ -58,6 +58,9 @@ def test_the_next_one_outside_the_queue_has_the_smallest_rank(data: st.DataObjec
             case "pass time":
                 serve_another(policy, data.draw(st.integers(1, 4)))
             case _:
+                passed = data.draw(st.sets(st.sampled_from([b"a", b"b", b"c", b"d"])))
+                rest = [each for each in members if each.request.namespace not in passed]
+                assert outside.peek(passed) is min(rest, key=policy.rank, default=None)
                 assert outside.peek() is min(members, key=policy.rank, default=None)
     while members:
         head = outside.peek()
