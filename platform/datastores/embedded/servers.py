@@ -6,6 +6,7 @@ while any process uses them, also when another one starts them.
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -56,6 +57,8 @@ class EmbeddedServices:
         self._facts: ConnectionFacts | None = None
         self._owner: ServerPair | None = None
         self._supervision = Supervision(self._on_keeper(self._ailing), self._on_keeper(self._repair))
+        self._stopping = threading.Lock()
+        self._stopped = False
 
     @property
     def lost(self) -> Future[str]:
@@ -91,19 +94,20 @@ class EmbeddedServices:
             self._supervision.start()
 
     def stop(self) -> None:
+        """Stop what is started, or is being started. A second time does nothing."""
         self._supervision.stop()
-        self._keeper.submit(self._stop).result()
-        self._keeper.shutdown()
+        with self._stopping:
+            if not self._stopped:
+                self._stopped = True
+                self._keeper.submit(self._stop).result()
+                self._keeper.shutdown()
 
     async def __aenter__(self) -> Self:
-        starting = asyncio.create_task(asyncio.to_thread(self.start))
         try:
-            await asyncio.shield(starting)
+            await asyncio.to_thread(self.start)
         except asyncio.CancelledError:
             # The thread goes on: what it starts would be left without a stop, and PostgreSQL would have to recover.
-            await asyncio.wait((starting,))
-            if starting.exception() is None:
-                await asyncio.to_thread(self.stop)
+            await asyncio.to_thread(self.stop)
             raise
         return self
 
