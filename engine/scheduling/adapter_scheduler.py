@@ -226,11 +226,12 @@ class AdapterScheduler:
     def _start_loads(self, free_slots: int) -> None:
         """Start loads in the order of the policy; that of an overdue adapter comes before those of tenants served no less.
 
-        Its first tenant starts one if it has none coming, however many of others are ahead.
+        Where few tenants fill what may be ahead, the policy's first one starts one more if it has none coming.
         """
         room = min(free_slots + self._ahead - len(self._loading) - len(self._arrived), LOADS_PER_REVIEW)
         first = self._absent.first()
-        if first is not None and not self._has_coming(first.adapter.namespace):
+        coming = {namespace for namespace, _ in (*self._loading, *self._arrived)}
+        if first is not None and first.adapter.namespace not in coming and len(coming) < self._ahead:
             room = max(room, 1)
         started: list[AdapterQueue] = []
         overdue = self._overdue
@@ -252,14 +253,10 @@ class AdapterScheduler:
         for queue in started:
             self._policy.charge_adapter_load(queue.head, queue.charged_s)
 
-    def _has_coming(self, namespace: bytes) -> bool:
-        """Whether an adapter of a tenant loads, or has arrived."""
-        return any(key[0] == namespace for key in (*self._loading, *self._arrived))
-
     def _load_first(self, room: int, started: list[AdapterQueue], before: float = math.inf) -> None:
         """Start the first loads of tenants whose counters are below `before`, until `room` are started.
 
-        A tenant whose load is refused is passed by; after `LOADS_PER_REVIEW` of them the others would be refused as well.
+        A tenant whose load is refused is passed by; after `LOADS_PER_REVIEW` of them the others wait for the next review.
         """
         passed: set[bytes] = set()
         while len(started) < room and len(passed) < LOADS_PER_REVIEW:
@@ -269,7 +266,7 @@ class AdapterScheduler:
             if self._load(queue):
                 started.append(queue)
             else:
-                passed.add(queue.adapter.namespace)
+                passed.add(queue.head.request.namespace)
 
     def _load(self, queue: AdapterQueue) -> bool:
         """Start to load an absent adapter; False when no more loads may start. The caller charges `charged_s`."""
@@ -352,11 +349,15 @@ class AdapterScheduler:
         """Whether pinned adapters leave no room on the device for the overdue adapter, or for one that was read before it: what
         waits for room can keep it from being read.
         """
-        key = self._overdue_key()
-        loading = self._loading.values()
-        return key in self._absent or (
-            key in self._loading and any(self._residency.lacks_room(queue.adapter) for queue in loading)
-        )
+        overdue = self._overdue_key()
+        if overdue not in self._loading:
+            return overdue in self._absent
+        for key, queue in self._loading.items():
+            if self._residency.lacks_room(queue.adapter):
+                return True
+            if key == overdue:
+                break
+        return False
 
     def _pin_if_overdue(self, adapter: AdapterRef) -> None:
         """Pin the overdue adapter until its sequence runs, so that no other load evicts it again."""
