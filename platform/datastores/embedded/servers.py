@@ -99,15 +99,17 @@ class EmbeddedServices:
         with self._stopping:
             if not self._stopped:
                 self._stopped = True
-                self._keeper.submit(self._stop).result()
-                self._keeper.shutdown()
+                try:
+                    self._keeper.submit(self._stop).result()
+                finally:
+                    self._keeper.shutdown()
 
     async def __aenter__(self) -> Self:
         try:
             await asyncio.to_thread(self.start)
         except asyncio.CancelledError:
             # The thread goes on: what it starts would be left without a stop, and PostgreSQL would have to recover.
-            await asyncio.to_thread(self.stop)
+            await asyncio.shield(asyncio.to_thread(self.stop))
             raise
         return self
 
