@@ -12,7 +12,11 @@ _PACK_ROWS = 16
 """The row count that the packed layout is chosen for: a decode batch."""
 
 _LONGEST_SINGLE_SUM = 1024
-"""Above this many inputs oneDNN sums a lone row in another order than several rows (tried: 64 to 4096)."""
+"""Above this many inputs oneDNN sums a lone row in another order than several rows (tried: 64 to 4096). Without AVX512-BF16
+it does so for fewer in bfloat16, too."""
+
+_TILED_ROWS = 32
+"""With AMX oneDNN sums alike up to so many rows, and in several orders above (tried: 1 to 512 rows, 64 to 11008 inputs)."""
 
 
 class Linear:
@@ -27,15 +31,22 @@ class Linear:
             if self._packed
             else weight
         )
+        processor = torch.cpu.get_capabilities() if self._packed and weight.dtype is torch.bfloat16 else {}
+        self._most_rows = _TILED_ROWS if processor.get("amx_bf16") else None
+        self._lone_differs = self._most_rows is None and (
+            self.inputs > _LONGEST_SINGLE_SUM or not processor.get("avx512_bf16", True)
+        )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, inputs] -> [rows, outputs], a new tensor."""
-        if self._packed:
-            if x.shape[0] == 1 and self.inputs > _LONGEST_SINGLE_SUM:
-                # Batch invariance: compute a lone row twice, so that it is summed like a row among others.
-                return self._product(x.repeat(2, 1))[:1]
-            return self._product(x)
-        return F.linear(x, self._weight, self._bias)
+        if not self._packed:
+            return F.linear(x, self._weight, self._bias)
+        # Batch invariance: all rows are summed alike.
+        if self._most_rows is not None and x.shape[0] > self._most_rows:
+            return torch.cat([self._product(rows) for rows in torch.split(x, self._most_rows)])
+        if self._lone_differs and x.shape[0] == 1:
+            return self._product(x.repeat(2, 1))[:1]
+        return self._product(x)
 
     @property
     def layout(self) -> Hashable:
