@@ -229,10 +229,9 @@ class AdapterScheduler:
         Where few tenants fill what may be ahead, the policy's first one starts one more if it has none coming.
         """
         room = min(free_slots + self._ahead - len(self._loading) - len(self._arrived), LOADS_PER_REVIEW)
-        first = self._absent.first()
-        coming = {namespace for namespace, _ in (*self._loading, *self._arrived)}
-        if first is not None and first.adapter.namespace not in coming and len(coming) < self._ahead:
-            room = max(room, 1)
+        if room < 1 and (first := self._absent.first()) is not None:
+            coming = {namespace for namespace, _ in (*self._loading, *self._arrived)}
+            room = int(first.adapter.namespace not in coming and len(coming) < self._ahead)
         started: list[AdapterQueue] = []
         overdue = self._overdue
         if overdue is not None and self._overdue_key() not in self._resident:

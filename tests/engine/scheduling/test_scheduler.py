@@ -382,7 +382,7 @@ def test_a_tenant_whose_loads_fill_its_half_is_passed_by(simulation: "Simulation
 def test_a_tenant_reads_although_the_loads_ahead_are_anothers(simulation: "SimulationType") -> None:
     """Four adapters may be ahead of the free rows: one has come and holds each of them, for lack of a row."""
     run = simulation(residency={"budget": 16}, max_num_seqs=2, max_adapters_per_step=8, max_slot_wait_s=100.0)
-    for index in range(2):
+    for _ in range(2):
         run.submit(prompt(5), tenant="busy", max_tokens=200)
     run.step()
     for index in range(6):
