@@ -6,11 +6,11 @@ network that it has signed in from is slowed by a count of its own, which no fai
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import Select, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -24,6 +24,10 @@ FORGOTTEN: Final = timedelta(hours=1)
 """The time without a failure after which those of before count no longer."""
 KNOWN: Final = timedelta(days=30)
 """The time for which an account is known from a network, from its last sign-in there."""
+
+Count = tuple[int, datetime]
+"""Failures, and the time of the last one."""
+COUNTS: Final = select(SignInThrottle.subject, SignInThrottle.failures, SignInThrottle.updated_at)
 
 
 def subject(*parts: str) -> bytes:
@@ -48,12 +52,13 @@ class SignInTries:
         self._network = subject(f"{purpose}network", network)
 
     async def take(self, now: datetime) -> None:
-        """Count one try, until `give_back`. Raises `SignInSlowed`; a slowed try is not counted."""
-        subjects, slowing = await self._subjects(now)
-        counted = dict(zip(subjects, await self._locked(subjects, now), strict=True))
-        wait = max(self._remaining(*counted[each], now) for each in slowing)
-        if wait > 0:
-            raise SignInSlowed(wait)
+        """Count one try, until `give_back`. Raises `SignInSlowed`; a slowed try is not counted, writes nothing and locks nothing."""
+        seen = await self._seen()
+        subjects, slowing = self._subjects(seen, now)
+        self._refuse_slowed(seen, slowing, now)
+        # Others may have counted since.
+        counted = await self._locked(subjects, now)
+        self._refuse_slowed(counted, slowing, now)
         for each, (failures, last) in counted.items():
             present = 0 if now - last > FORGOTTEN else failures
             await self._session.execute(
@@ -64,7 +69,7 @@ class SignInTries:
 
     async def give_back(self, now: datetime) -> None:
         """Undo one `take`: the try was no failure. What was counted elsewhere stays."""
-        counted = SignInThrottle.subject.in_((await self._subjects(now))[0])
+        counted = SignInThrottle.subject.in_(self._subjects(await self._seen(), now)[0])
         # In the order of `take`, so that two sign-ins at once wait for each other and never deadlock.
         query = select(SignInThrottle.subject).where(counted).order_by(SignInThrottle.subject)
         await self._session.execute(query.with_for_update())
@@ -79,28 +84,36 @@ class SignInTries:
         statement = insert(SignInThrottle).values(subject=self._known, **values)
         await self._session.execute(statement.on_conflict_do_update(index_elements=["subject"], set_=values))
 
-    async def _subjects(self, now: datetime) -> tuple[list[bytes], list[bytes]]:
-        """Return what a try is counted under, in the order of locking, and which of these slow it.
+    async def _seen(self) -> dict[bytes, Count]:
+        """Return what is counted so far, of those subjects that have a row."""
+        subjects = (self._account, self._known, self._network)
+        return await self._counts(COUNTS.where(SignInThrottle.subject.in_(subjects)))
+
+    def _subjects(self, seen: Mapping[bytes, Count], now: datetime) -> tuple[list[bytes], list[bytes]]:
+        """Return what a try is counted under, and which of these slow it.
 
         The network's count does not slow a known account there: failures of others must not keep its owner waiting.
         """
-        known = select(SignInThrottle.subject).where(
-            SignInThrottle.subject == self._known, SignInThrottle.updated_at > now - KNOWN
-        )
-        if await self._session.scalar(known) is not None:
-            return sorted((self._known, self._network)), [self._known]
-        both = sorted((self._account, self._network))
+        if self._known in seen and seen[self._known][1] > now - KNOWN:
+            return [self._known, self._network], [self._known]
+        both = [self._account, self._network]
         return both, both
 
-    async def _locked(self, subjects: Sequence[bytes], now: datetime) -> list[tuple[int, datetime]]:
-        """Return failures and time of the last one, in the order of `subjects`, locked until the transaction ends."""
-        rows = [{"subject": each, "failures": 0, "updated_at": now} for each in subjects]
+    async def _locked(self, subjects: Sequence[bytes], now: datetime) -> dict[bytes, Count]:
+        """Return what is counted, locked until the transaction ends in one order for all."""
+        rows = [{"subject": each, "failures": 0, "updated_at": now} for each in sorted(subjects)]
         await self._session.execute(insert(SignInThrottle).values(rows).on_conflict_do_nothing())
-        query = select(SignInThrottle.failures, SignInThrottle.updated_at)
-        query = query.where(SignInThrottle.subject.in_(subjects)).order_by(SignInThrottle.subject)
-        return [
-            (row.failures, row.updated_at) for row in await self._session.execute(query.with_for_update())
-        ]
+        query = COUNTS.where(SignInThrottle.subject.in_(subjects)).order_by(SignInThrottle.subject)
+        return await self._counts(query.with_for_update())
+
+    async def _counts(self, query: Select[bytes, int, datetime]) -> dict[bytes, Count]:
+        return {each: (failures, last) for each, failures, last in await self._session.execute(query)}
+
+    def _refuse_slowed(self, counts: Mapping[bytes, Count], slowing: Sequence[bytes], now: datetime) -> None:
+        """Raise `SignInSlowed` where a subject must wait."""
+        wait = max(self._remaining(*counts.get(each, (0, now)), now) for each in slowing)
+        if wait > 0:
+            raise SignInSlowed(wait)
 
     def _remaining(self, failures: int, last: datetime, now: datetime) -> int:
         """Never more than the whole wait, so that no clock that was ahead delays a sign-in."""

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
+from sqlalchemy import select
 from tests.platform.services.people.people_world import PASSWORD, add_person, cheap_passwords, signed_in
 from tests.tenants.registry_records import make_tenant
 
@@ -12,8 +13,16 @@ from loraplex.platform.services.people.mail import MailServer
 from loraplex.platform.services.people.mailed_links import MailedLinks
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import SignInRefused, SignInSlowed
+from loraplex.tenants.models import SignInThrottle
 from loraplex.tenants.people import passwords
-from loraplex.tenants.people.throttle import FORGOTTEN, FREE_TRIES, MAX_WAIT_S, SignInTries, wait_s
+from loraplex.tenants.people.throttle import (
+    FORGOTTEN,
+    FREE_TRIES,
+    MAX_WAIT_S,
+    SignInTries,
+    subject,
+    wait_s,
+)
 
 __all__ = ["cheap_passwords"]
 pytestmark = pytest.mark.usefixtures("cheap_passwords")
@@ -119,6 +128,16 @@ async def test_a_right_pair_is_no_failure(database: Database) -> None:
 async def test_tries_at_the_same_time_are_all_counted(database: Database) -> None:
     waits = await asyncio.gather(*(guess(database, MARA, ELSEWHERE) for _ in range(FREE_TRIES + 6)))
     assert waits.count(0) == FREE_TRIES
+
+
+async def test_a_slowed_try_waits_for_no_other_one(database: Database) -> None:
+    for number in range(FREE_TRIES):
+        await guess(database, MARA, f"203.0.113.{number}")
+    async with database.as_writer() as session:
+        locked = await session.scalars(select(SignInThrottle.subject).with_for_update())
+        assert subject("account", MARA) in locked.all()
+        async with asyncio.timeout(5):
+            assert await guess(database, MARA, ELSEWHERE) == 2
 
 
 async def test_sign_ins_at_the_same_time_do_not_hinder_each_other(database: Database) -> None:
