@@ -314,8 +314,8 @@ async def _create_app(
         console = create_console(
             dependencies, ConsoleOptions(settings.public_url, settings.is_local, settings.demo)
         )
-        app.router.routes.append(ConsoleRoute(console))
-    # Behind the console, which takes `/` of browsers.
+        # First, so that a page is not compared with every route of the API. It takes `/` of browsers.
+        app.router.routes.insert(0, ConsoleRoute(console))
     app.include_router(index_router(console=settings.console))
     await asyncio.to_thread(lambda: app.rendered_document)
     return app
