@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import Select, delete, func, select, update
+from sqlalchemy import Select, case, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -59,13 +59,9 @@ class SignInTries:
         # Others may have counted since.
         counted = await self._locked(subjects, now)
         self._refuse_slowed(counted, slowing, now)
-        for each, (failures, last) in counted.items():
-            present = 0 if now - last > FORGOTTEN else failures
-            await self._session.execute(
-                update(SignInThrottle)
-                .where(SignInThrottle.subject == each)
-                .values(failures=present + 1, updated_at=now)
-            )
+        present = case((SignInThrottle.updated_at < now - FORGOTTEN, 0), else_=SignInThrottle.failures)
+        one_more = update(SignInThrottle).where(SignInThrottle.subject.in_(counted))
+        await self._session.execute(one_more.values(failures=present + 1, updated_at=now))
 
     async def give_back(self, now: datetime) -> None:
         """Undo one `take`: the try was no failure. What was counted elsewhere stays."""
