@@ -43,6 +43,7 @@ class ScriptedWorld:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capacities: Sequence[float]) -> None:
         self.sent: dict[str, list[tuple[int, ...]]] = {"quiet": [], "loud": []}
         self.rates: list[float] = []
+        self.waits: list[float] = []
         self._capacities = iter(capacities)
         for name in ("run_load", "begin_offer", "end_offer", "_wait_idle", "_capacity"):
             monkeypatch.setattr(fair_share, name, getattr(self, name.removeprefix("_")))
@@ -65,7 +66,10 @@ class ScriptedWorld:
         self, base_url: str, requests: Sequence[CompletionRequest], offsets: Sequence[float]
     ) -> LoadResult:
         self.sent["quiet"] += [tuple(map(int, request.prompt)) for request in requests]
-        answers = [Completion("a", (0.1,), 8, request.output_len, 0, True, None, 0.2) for request in requests]
+        wait = self.waits.pop(0) if self.waits else 0.1
+        answers = [
+            Completion("a", (wait,), 8, request.output_len, 0, True, None, 0.2) for request in requests
+        ]
         return LoadResult(tuple(requests), tuple(answers), 1.0)
 
     async def begin_offer(self, job: OfferJob) -> float:
@@ -93,6 +97,16 @@ async def test_a_round_in_which_the_speed_changed_is_repeated_with_the_new_capac
     assert world.rates[2:] == [2.0, 20.0, 25.0, 2.5, 2.5, 25.0], "the order of the cases alternates"
     assert [case.figure["rounds_repeated"] for case in report.cases] == [1, 1]
     assert [case.figure["offered_per_s"] for case in report.cases] == [2.5, 25.0]
+
+
+async def test_a_burst_of_one_round_does_not_set_the_median_of_the_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The quiet tenant waits 1 s in the first round beside either neighbour, and else 0.1 s and 0.2 s."""
+    world = ScriptedWorld(monkeypatch, [4.0] * 5)
+    world.waits = [0.1, 0.1, 1.0, 1.0, 0.2, 0.1, 0.1, 0.2]
+    report = await world.measure(rounds=3)
+    assert [ratio.value for ratio in report.ratios] == [1.0, 2.0]
 
 
 async def test_a_machine_whose_speed_never_stays_gives_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
