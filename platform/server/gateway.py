@@ -314,7 +314,7 @@ async def _create_app(
         console = create_console(
             dependencies, ConsoleOptions(settings.public_url, settings.is_local, settings.demo)
         )
-        # First, so that a page is not compared with every route of the API. It takes `/` of browsers.
+        # First, so that no page is compared with every route of the API; of `/` it takes what browsers ask.
         app.router.routes.insert(0, ConsoleRoute(console))
     app.include_router(index_router(console=settings.console))
     await asyncio.to_thread(lambda: app.rendered_document)

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from sqlalchemy import Select, case, delete, func, select, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.errors import SignInSlowed
@@ -27,7 +27,6 @@ KNOWN: Final = timedelta(days=30)
 
 Count = tuple[int, datetime]
 """Failures, and the time of the last one."""
-COUNTS: Final = select(SignInThrottle.subject, SignInThrottle.failures, SignInThrottle.updated_at)
 
 
 def subject(*parts: str) -> bytes:
@@ -41,6 +40,12 @@ def wait_s(failures: int) -> int:
     return 0 if excess < 0 else min(MAX_WAIT_S, FIRST_WAIT_S << min(excess, 16))
 
 
+def _counts_of(subjects: Sequence[bytes]) -> Select[bytes, int, datetime]:
+    """Return the query of what is counted, in the one order in which all lock."""
+    query = select(SignInThrottle.subject, SignInThrottle.failures, SignInThrottle.updated_at)
+    return query.where(SignInThrottle.subject.in_(subjects)).order_by(SignInThrottle.subject)
+
+
 class SignInTries:
     """The tries on one account from one network, seen by a session of the gateway's role."""
 
@@ -52,23 +57,27 @@ class SignInTries:
         self._network = subject(f"{purpose}network", network)
 
     async def take(self, now: datetime) -> None:
-        """Count one try, until `give_back`. Raises `SignInSlowed`; a slowed try is not counted, writes nothing and locks nothing."""
+        """Count one try, until `give_back`. Raises `SignInSlowed`; a slowed try is not counted.
+
+        A try that the first read finds slowed locks nothing, so that a flood of them holds nobody up.
+        """
         seen = await self._seen()
         subjects, slowing = self._subjects(seen, now)
         self._refuse_slowed(seen, slowing, now)
-        # Others may have counted since.
-        counted = await self._locked(subjects, now)
-        self._refuse_slowed(counted, slowing, now)
+        # Others may have counted since the read, which took no lock.
+        self._refuse_slowed(await self._locked(subjects, now), slowing, now)
         present = case((SignInThrottle.updated_at < now - FORGOTTEN, 0), else_=SignInThrottle.failures)
-        one_more = update(SignInThrottle).where(SignInThrottle.subject.in_(counted))
-        await self._session.execute(one_more.values(failures=present + 1, updated_at=now))
+        # A row that a sign-in deleted before it was locked is inserted again.
+        one_more = self._inserted(subjects, 1, now).on_conflict_do_update(
+            index_elements=["subject"], set_={"failures": present + 1, "updated_at": now}
+        )
+        await self._session.execute(one_more)
 
     async def give_back(self, now: datetime) -> None:
         """Undo one `take`: the try was no failure. What was counted elsewhere stays."""
-        counted = SignInThrottle.subject.in_(self._subjects(await self._seen(), now)[0])
-        # In the order of `take`, so that two sign-ins at once wait for each other and never deadlock.
-        query = select(SignInThrottle.subject).where(counted).order_by(SignInThrottle.subject)
-        await self._session.execute(query.with_for_update())
+        # All that `succeed` changes, in the order of `take`: two sign-ins at once wait for each other and never deadlock.
+        seen = await self._seen(lock=True)
+        counted = SignInThrottle.subject.in_(self._subjects(seen, now)[0])
         fewer = func.greatest(SignInThrottle.failures - 1, 0)
         await self._session.execute(update(SignInThrottle).where(counted).values(failures=fewer))
 
@@ -80,10 +89,10 @@ class SignInTries:
         statement = insert(SignInThrottle).values(subject=self._known, **values)
         await self._session.execute(statement.on_conflict_do_update(index_elements=["subject"], set_=values))
 
-    async def _seen(self) -> dict[bytes, Count]:
-        """Return what is counted so far, of those subjects that have a row."""
-        subjects = (self._account, self._known, self._network)
-        return await self._counts(COUNTS.where(SignInThrottle.subject.in_(subjects)))
+    async def _seen(self, *, lock: bool = False) -> dict[bytes, Count]:
+        """Return what is counted so far, of those subjects that have a row. `lock`: until the transaction ends."""
+        query = _counts_of((self._account, self._known, self._network))
+        return await self._counts(query.with_for_update() if lock else query)
 
     def _subjects(self, seen: Mapping[bytes, Count], now: datetime) -> tuple[list[bytes], list[bytes]]:
         """Return what a try is counted under, and which of these slow it.
@@ -96,11 +105,13 @@ class SignInTries:
         return both, both
 
     async def _locked(self, subjects: Sequence[bytes], now: datetime) -> dict[bytes, Count]:
-        """Return what is counted, locked until the transaction ends in one order for all."""
-        rows = [{"subject": each, "failures": 0, "updated_at": now} for each in sorted(subjects)]
-        await self._session.execute(insert(SignInThrottle).values(rows).on_conflict_do_nothing())
-        query = COUNTS.where(SignInThrottle.subject.in_(subjects)).order_by(SignInThrottle.subject)
-        return await self._counts(query.with_for_update())
+        """Return what is counted, locked until the transaction ends."""
+        await self._session.execute(self._inserted(subjects, 0, now).on_conflict_do_nothing())
+        return await self._counts(_counts_of(subjects).with_for_update())
+
+    def _inserted(self, subjects: Sequence[bytes], failures: int, now: datetime) -> Insert:
+        rows = [{"subject": each, "failures": failures, "updated_at": now} for each in sorted(subjects)]
+        return insert(SignInThrottle).values(rows)
 
     async def _counts(self, query: Select[bytes, int, datetime]) -> dict[bytes, Count]:
         return {each: (failures, last) for each, failures, last in await self._session.execute(query)}

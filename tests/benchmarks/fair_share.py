@@ -199,7 +199,7 @@ async def _measure_quiet(
     ratio = percentile(times[TENFOLD].first_tokens, 99) / percentile(times[FAIR].first_tokens, 99)
     name = "p99 TTFT: ten times its share / its share" + (", with adapters" if shape.adapters else "")
     report.ratios.append(Ratio(name, ratio, REQUIRED_RATIO, "at most"))
-    # The slowest of all rounds are those of one burst of the tenant's own, which costs as much beside either neighbour.
+    # The slowest of all may be those of one burst of the tenant's own, which costs as much beside either neighbour.
     report.ratios.append(Ratio(f"{name}, median of the rounds", median(by_round)))
 
 

@@ -34,7 +34,7 @@ def test_routes_of_routers_mounts_and_the_console_are_found() -> None:
     router.add_api_route("/router/{key_id}", answer, methods=["GET", "PATCH"])
     app.include_router(router, prefix="/a")
     console.add_route("/console/static/{name:path}", answer)
-    app.router.routes.append(ConsoleRoute(console))
+    app.router.routes.insert(0, ConsoleRoute(console))
     app.mount("/mounted", FastAPI(openapi_url=None, routes=[StarletteRoute("/leaf", answer)]))
     app.router.routes.append(
         Mount("/files", routes=[StarletteRoute("/{number:int}", answer, methods=["PUT"])])

@@ -201,7 +201,7 @@ async def console(
         )
         app = create_app(dependencies)
         console = Console(app, dependencies, engine, database, stack)
-        app.router.routes.append(ConsoleRoute(create_console(dependencies, ConsoleOptions())))
+        app.router.routes.insert(0, ConsoleRoute(create_console(dependencies, ConsoleOptions())))
         yield console
 
 

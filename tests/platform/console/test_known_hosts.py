@@ -57,7 +57,7 @@ NAMED = ("llm.example.com", "LLM.Example.COM:443", "llm.example.com:8443", "llm.
 
 
 def reconfigured(console: Console, options: ConsoleOptions) -> Console:
-    console.app.router.routes[-1] = ConsoleRoute(create_console(console.dependencies, options))
+    console.app.router.routes[0] = ConsoleRoute(create_console(console.dependencies, options))
     return console
 
 

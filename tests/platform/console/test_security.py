@@ -18,7 +18,7 @@ PARAMETERS = ("entry_id", "session_id", "invoice_id", "tenant_id", "request_id",
 
 def routes(app: FastAPI, method: str) -> Iterator[str]:
     """The paths of the console that answer to `method`, with values for their parameters."""
-    console = app.router.routes[-1]._console  # type: ignore[attr-defined]
+    console = app.router.routes[0]._console  # type: ignore[attr-defined]
     for context in iter_route_contexts(console.routes):
         if method in (context.methods or ()) and "/static/" not in str(context.path):
             yield _filled(str(context.path))

@@ -22,7 +22,7 @@ async def away(console: Console) -> Console:
     console.stack.push_async_callback(database.close)
     console.dependencies = replace(console.dependencies, database=database)
     console.app = create_app(console.dependencies)
-    console.app.router.routes.append(ConsoleRoute(create_console(console.dependencies, ConsoleOptions())))
+    console.app.router.routes.insert(0, ConsoleRoute(create_console(console.dependencies, ConsoleOptions())))
     return console
 
 

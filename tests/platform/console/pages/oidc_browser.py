@@ -18,7 +18,7 @@ def with_provider(console: Console, provider: IdentityProvider, origin: str = OR
     console.dependencies = replace(console.dependencies, identity_provider=provider)
     console.app = create_app(console.dependencies)
     pages = create_console(console.dependencies, ConsoleOptions(public_url=origin))
-    console.app.router.routes.append(ConsoleRoute(pages))
+    console.app.router.routes.insert(0, ConsoleRoute(pages))
 
 
 def small_provider(console: Console) -> SmallProvider:

@@ -42,7 +42,7 @@ def outbox(console: Console) -> Outbox:
     links = MailedLinks(console.database, server, ORIGIN)
     console.dependencies = replace(console.dependencies, mailed_links=links)
     console.app = create_app(console.dependencies)
-    console.app.router.routes.append(ConsoleRoute(create_console(console.dependencies, ConsoleOptions())))
+    console.app.router.routes.insert(0, ConsoleRoute(create_console(console.dependencies, ConsoleOptions())))
     return server
 
 

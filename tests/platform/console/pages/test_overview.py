@@ -71,7 +71,7 @@ async def test_the_demo_says_what_is_a_sample(console: Console, database: Databa
     told = f"Usage of the key {SAMPLE_KEY} is a sample that serve --demo wrote"
     assert told not in (await browser.page("/console")).text
     options = ConsoleOptions(is_demo=True)
-    console.app.router.routes[-1] = ConsoleRoute(create_console(console.dependencies, options))
+    console.app.router.routes[0] = ConsoleRoute(create_console(console.dependencies, options))
     assert told in (await browser.page("/console")).text
 
 

@@ -57,7 +57,7 @@ async def test_the_page_offers_what_the_tenant_may_call(console: Console, signed
 async def test_the_demos_first_answers_repeat(console: Console, signed_in: SignedIn) -> None:
     browser = await signed_in()
     assert "value" not in (await browser.page(PLAYGROUND)).find("#p-temperature").attributes
-    console.app.router.routes[-1] = ConsoleRoute(
+    console.app.router.routes[0] = ConsoleRoute(
         create_console(console.dependencies, ConsoleOptions(is_demo=True))
     )
     page = await browser.page(PLAYGROUND)

@@ -161,7 +161,7 @@ async def test_a_flood_of_forms_without_a_session_reaches_no_database(
 ) -> None:
     now = 0.0
     monkeypatch.setattr(FailureBuckets.__init__, "__defaults__", (lambda: now,))
-    console.app.router.routes[-1] = ConsoleRoute(create_console(console.dependencies, ConsoleOptions()))
+    console.app.router.routes[0] = ConsoleRoute(create_console(console.dependencies, ConsoleOptions()))
     http = await console.browser()
     sent: Any = {"data": {"token": "x", "password": PASSWORD}, "headers": POST}
     for _ in range(BURST):
