@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import Select, case, delete, func, select, update
+from sqlalchemy import case, delete, func, select, update
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -40,12 +40,6 @@ def wait_s(failures: int) -> int:
     return 0 if excess < 0 else min(MAX_WAIT_S, FIRST_WAIT_S << min(excess, 16))
 
 
-def _counts_of(subjects: Sequence[bytes]) -> Select[bytes, int, datetime]:
-    """Return the query of what is counted, in the one order in which all lock."""
-    query = select(SignInThrottle.subject, SignInThrottle.failures, SignInThrottle.updated_at)
-    return query.where(SignInThrottle.subject.in_(subjects)).order_by(SignInThrottle.subject)
-
-
 class SignInTries:
     """The tries on one account from one network, seen by a session of the gateway's role."""
 
@@ -55,13 +49,14 @@ class SignInTries:
         self._account = subject(f"{purpose}account", email)
         self._known = subject(f"{purpose}known", email, network)
         self._network = subject(f"{purpose}network", network)
+        self._all = (self._account, self._known, self._network)
 
     async def take(self, now: datetime) -> None:
         """Count one try, until `give_back`. Raises `SignInSlowed`; a slowed try is not counted.
 
         A try that the first read finds slowed locks nothing, so that a flood of them holds nobody up.
         """
-        seen = await self._seen()
+        seen = await self._counts(self._all)
         subjects, slowing = self._subjects(seen, now)
         self._refuse_slowed(seen, slowing, now)
         # Others may have counted since the read, which took no lock.
@@ -76,7 +71,7 @@ class SignInTries:
     async def give_back(self, now: datetime) -> None:
         """Undo one `take`: the try was no failure. What was counted elsewhere stays."""
         # All that `succeed` changes, in the order of `take`: two sign-ins at once wait for each other and never deadlock.
-        seen = await self._seen(lock=True)
+        seen = await self._counts(self._all, lock=True)
         counted = SignInThrottle.subject.in_(self._subjects(seen, now)[0])
         fewer = func.greatest(SignInThrottle.failures - 1, 0)
         await self._session.execute(update(SignInThrottle).where(counted).values(failures=fewer))
@@ -88,11 +83,6 @@ class SignInTries:
         values = {"failures": 0, "updated_at": now}
         statement = insert(SignInThrottle).values(subject=self._known, **values)
         await self._session.execute(statement.on_conflict_do_update(index_elements=["subject"], set_=values))
-
-    async def _seen(self, *, lock: bool = False) -> dict[bytes, Count]:
-        """Return what is counted so far, of those subjects that have a row. `lock`: until the transaction ends."""
-        query = _counts_of((self._account, self._known, self._network))
-        return await self._counts(query.with_for_update() if lock else query)
 
     def _subjects(self, seen: Mapping[bytes, Count], now: datetime) -> tuple[list[bytes], list[bytes]]:
         """Return what a try is counted under, and which of these slow it.
@@ -107,14 +97,18 @@ class SignInTries:
     async def _locked(self, subjects: Sequence[bytes], now: datetime) -> dict[bytes, Count]:
         """Return what is counted, locked until the transaction ends."""
         await self._session.execute(self._inserted(subjects, 0, now).on_conflict_do_nothing())
-        return await self._counts(_counts_of(subjects).with_for_update())
+        return await self._counts(subjects, lock=True)
 
     def _inserted(self, subjects: Sequence[bytes], failures: int, now: datetime) -> Insert:
         rows = [{"subject": each, "failures": failures, "updated_at": now} for each in sorted(subjects)]
         return insert(SignInThrottle).values(rows)
 
-    async def _counts(self, query: Select[bytes, int, datetime]) -> dict[bytes, Count]:
-        return {each: (failures, last) for each, failures, last in await self._session.execute(query)}
+    async def _counts(self, subjects: Sequence[bytes], *, lock: bool = False) -> dict[bytes, Count]:
+        """Return what is counted, of those that have a row. `lock`: until the transaction ends, in one order for all."""
+        query = select(SignInThrottle.subject, SignInThrottle.failures, SignInThrottle.updated_at)
+        query = query.where(SignInThrottle.subject.in_(subjects)).order_by(SignInThrottle.subject)
+        rows = await self._session.execute(query.with_for_update() if lock else query)
+        return {each: (failures, last) for each, failures, last in rows}
 
     def _refuse_slowed(self, counts: Mapping[bytes, Count], slowing: Sequence[bytes], now: datetime) -> None:
         """Raise `SignInSlowed` where a subject must wait."""
