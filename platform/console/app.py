@@ -43,6 +43,14 @@ class ConsoleOptions:
     is_demo: bool = False
 
 
+def add_console(app: FastAPI, dependencies: GatewayDependencies, options: ConsoleOptions) -> None:
+    """Let a console answer before all routes of `app`, so that no page is compared with every route of the API.
+
+    Of `/` it takes what browsers ask for.
+    """
+    app.router.routes.insert(0, ConsoleRoute(create_console(dependencies, options)))
+
+
 def create_console(dependencies: GatewayDependencies, options: ConsoleOptions) -> FastAPI:
     """Build the application of all pages, with absolute paths."""
     static, templates = _assets()

@@ -25,7 +25,7 @@ from loraplex.platform.api.index import index_router
 from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.auth.identity_provider import IdentityProvider, ProviderOptions
 from loraplex.platform.config import Settings
-from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
+from loraplex.platform.console.app import ConsoleOptions, add_console
 from loraplex.platform.datastores.connections import (
     StoreAddresses,
     change_schema,
@@ -311,11 +311,8 @@ async def _create_app(
         routers.append(metrics_router(exposition))
     app = create_app(dependencies, routers, observers)
     if settings.console:
-        console = create_console(
-            dependencies, ConsoleOptions(settings.public_url, settings.is_local, settings.demo)
-        )
-        # First, so that no page is compared with every route of the API; of `/` it takes what browsers ask.
-        app.router.routes.insert(0, ConsoleRoute(console))
+        options = ConsoleOptions(settings.public_url, settings.is_local, settings.demo)
+        add_console(app, dependencies, options)
     app.include_router(index_router(console=settings.console))
     await asyncio.to_thread(lambda: app.rendered_document)
     return app

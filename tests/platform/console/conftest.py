@@ -33,7 +33,7 @@ from tests.platform.services.people.people_world import (
 
 from loraplex.engine.fake_engine import FakeEngine
 from loraplex.platform.api.app import create_app
-from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
+from loraplex.platform.console.app import ConsoleOptions, add_console
 from loraplex.platform.console.cookies import SESSION_COOKIE
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
@@ -201,7 +201,7 @@ async def console(
         )
         app = create_app(dependencies)
         console = Console(app, dependencies, engine, database, stack)
-        app.router.routes.insert(0, ConsoleRoute(create_console(dependencies, ConsoleOptions())))
+        add_console(app, dependencies, ConsoleOptions())
         yield console
 
 

@@ -12,7 +12,7 @@ from tests.platform.console.chromium import opened
 from tests.platform.console.conftest import Console, Page, SignedIn
 from tests.platform.services.people.people_world import PASSWORD, add_person
 
-from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
+from loraplex.platform.console.app import ConsoleOptions, add_console
 
 PUBLIC = "https://llm.example.com"
 HERE: tuple[str, ...] = (
@@ -57,7 +57,7 @@ NAMED = ("llm.example.com", "LLM.Example.COM:443", "llm.example.com:8443", "llm.
 
 
 def reconfigured(console: Console, options: ConsoleOptions) -> Console:
-    console.app.router.routes[0] = ConsoleRoute(create_console(console.dependencies, options))
+    add_console(console.app, console.dependencies, options)
     return console
 
 

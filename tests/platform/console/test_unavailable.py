@@ -8,7 +8,7 @@ from tests.platform.auth.authentication import NOWHERE
 from tests.platform.console.conftest import ORIGIN, Console, Page
 
 from loraplex.platform.api.app import create_app
-from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
+from loraplex.platform.console.app import ConsoleOptions, add_console
 from loraplex.platform.console.cookies import SESSION_COOKIE
 from loraplex.tenants.database import Database
 
@@ -22,7 +22,7 @@ async def away(console: Console) -> Console:
     console.stack.push_async_callback(database.close)
     console.dependencies = replace(console.dependencies, database=database)
     console.app = create_app(console.dependencies)
-    console.app.router.routes.insert(0, ConsoleRoute(create_console(console.dependencies, ConsoleOptions())))
+    add_console(console.app, console.dependencies, ConsoleOptions())
     return console
 
 

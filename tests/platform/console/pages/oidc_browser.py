@@ -8,7 +8,7 @@ from tests.platform.console.conftest import ORIGIN, Console, Page
 
 from loraplex.platform.api.app import create_app
 from loraplex.platform.auth.identity_provider import IdentityProvider, ProviderOptions
-from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
+from loraplex.platform.console.app import ConsoleOptions, add_console
 
 CALLBACK = f"{ORIGIN}/console/oidc/callback"
 
@@ -17,8 +17,7 @@ def with_provider(console: Console, provider: IdentityProvider, origin: str = OR
     """Let people of the console sign in by the provider; `origin`: the address that people use."""
     console.dependencies = replace(console.dependencies, identity_provider=provider)
     console.app = create_app(console.dependencies)
-    pages = create_console(console.dependencies, ConsoleOptions(public_url=origin))
-    console.app.router.routes.insert(0, ConsoleRoute(pages))
+    add_console(console.app, console.dependencies, ConsoleOptions(public_url=origin))
 
 
 def small_provider(console: Console) -> SmallProvider:

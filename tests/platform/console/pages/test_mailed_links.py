@@ -10,7 +10,7 @@ from tests.platform.console.conftest import ORIGIN, Console
 from tests.platform.services.people.people_world import PASSWORD, add_person
 
 from loraplex.platform.api.app import create_app
-from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
+from loraplex.platform.console.app import ConsoleOptions, add_console
 from loraplex.platform.errors import MailNotSent
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.people import sign_up
@@ -42,7 +42,7 @@ def outbox(console: Console) -> Outbox:
     links = MailedLinks(console.database, server, ORIGIN)
     console.dependencies = replace(console.dependencies, mailed_links=links)
     console.app = create_app(console.dependencies)
-    console.app.router.routes.insert(0, ConsoleRoute(create_console(console.dependencies, ConsoleOptions())))
+    add_console(console.app, console.dependencies, ConsoleOptions())
     return server
 
 

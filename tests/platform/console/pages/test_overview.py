@@ -10,7 +10,7 @@ from tests.platform.services.queries.observed_tenant import observed_tenant
 from tests.platform.services.queries.test_limits import CountingAdmissions, SilentAdmissions
 from tests.tenants.ledger.stored_usage import make_tenant
 
-from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
+from loraplex.platform.console.app import ConsoleOptions, add_console
 from loraplex.platform.console.formatting import money_spent
 from loraplex.platform.demo.history import SAMPLE_KEY
 from loraplex.platform.services.queries import overview
@@ -71,7 +71,7 @@ async def test_the_demo_says_what_is_a_sample(console: Console, database: Databa
     told = f"Usage of the key {SAMPLE_KEY} is a sample that serve --demo wrote"
     assert told not in (await browser.page("/console")).text
     options = ConsoleOptions(is_demo=True)
-    console.app.router.routes[0] = ConsoleRoute(create_console(console.dependencies, options))
+    add_console(console.app, console.dependencies, options)
     assert told in (await browser.page("/console")).text
 
 

@@ -6,7 +6,7 @@ import pytest
 from tests.platform.console.conftest import Console, Page, SignedIn
 from tests.platform.services.queries.test_playground import FOR_ALL, tenant_with_pirate
 
-from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
+from loraplex.platform.console.app import ConsoleOptions, add_console
 from loraplex.platform.errors import WorkersUnavailable
 from loraplex.tenants.billing.rate_cards import RateCards
 
@@ -57,9 +57,7 @@ async def test_the_page_offers_what_the_tenant_may_call(console: Console, signed
 async def test_the_demos_first_answers_repeat(console: Console, signed_in: SignedIn) -> None:
     browser = await signed_in()
     assert "value" not in (await browser.page(PLAYGROUND)).find("#p-temperature").attributes
-    console.app.router.routes[0] = ConsoleRoute(
-        create_console(console.dependencies, ConsoleOptions(is_demo=True))
-    )
+    add_console(console.app, console.dependencies, ConsoleOptions(is_demo=True))
     page = await browser.page(PLAYGROUND)
     assert page.find("#p-temperature").attributes["value"] == "0"
     assert "value" not in page.find("#p-top_p").attributes

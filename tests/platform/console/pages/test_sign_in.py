@@ -11,7 +11,7 @@ from tests.platform.sent_statements import sent_statements
 from tests.platform.services.people.people_world import PASSWORD, add_person
 
 from loraplex.platform.auth.failure_buckets import BURST, REFILL_S, FailureBuckets
-from loraplex.platform.console.app import ConsoleOptions, ConsoleRoute, create_console
+from loraplex.platform.console.app import ConsoleOptions, add_console
 from loraplex.platform.services.people.accounts import demo_link, invite_operator, reset_user
 from loraplex.platform.services.people.identity import person_actor
 from loraplex.platform.services.unit_of_work import unit_of_work
@@ -161,7 +161,7 @@ async def test_a_flood_of_forms_without_a_session_reaches_no_database(
 ) -> None:
     now = 0.0
     monkeypatch.setattr(FailureBuckets.__init__, "__defaults__", (lambda: now,))
-    console.app.router.routes[0] = ConsoleRoute(create_console(console.dependencies, ConsoleOptions()))
+    add_console(console.app, console.dependencies, ConsoleOptions())
     http = await console.browser()
     sent: Any = {"data": {"token": "x", "password": PASSWORD}, "headers": POST}
     for _ in range(BURST):
