@@ -16,11 +16,11 @@ PLATFORM = (
     "services",
     "services/billing",
     "services/queries",
-    "console/pages",
-    "console/pages/operator",
-    "api/operator",
-    "api/tenant",
-    "api/schemas",
+    "web/console/pages",
+    "web/console/pages/operator",
+    "web/operator",
+    "web/tenant",
+    "web/schemas",
     "cli/billing",
     "jobs",
 )
@@ -131,8 +131,8 @@ def test_the_walk_finds_the_modules_that_compute_money() -> None:
         "tenants/quotas/reservation.py",
         "platform/services/billing/rate_cards.py",
         "platform/services/billing/tenant_billing.py",
-        "platform/api/operator/rate_cards.py",
-        "platform/api/schemas/rate_cards.py",
+        "platform/web/operator/rate_cards.py",
+        "platform/web/schemas/rate_cards.py",
         "platform/cli/billing/rate_card.py",
     } <= names
 

@@ -34,7 +34,7 @@ class ServingConfig:
 
     `max_completion_tokens` bounds prompts x n x max_tokens. `max_logprobs` bounds that times (1 + top_logprobs): a whole
     response is kept in memory, about 0.5 KB for each log-probability. `max_buffered_body_bytes` is shared by the bodies of all
-    tenants, see `api/body_budget.py`. `allowed_origins`: the pages that may call `/v1`, see `api/cross_origin.py`.
+    tenants, see `web/transport/body_budget.py`. `allowed_origins`: the pages that may call `/v1`, see `web/transport/cross_origin.py`.
     """
 
     body: BodyLimits = field(default_factory=BodyLimits)

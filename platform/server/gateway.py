@@ -20,12 +20,9 @@ from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.garbage_collection import BlobGarbageCollector
 from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.engine.messages import EngineInfo
-from loraplex.platform.api.app import create_app
-from loraplex.platform.api.index import index_router
 from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.auth.identity_provider import IdentityProvider, ProviderOptions
 from loraplex.platform.config import Settings
-from loraplex.platform.console.app import ConsoleOptions, add_console
 from loraplex.platform.datastores.connections import (
     StoreAddresses,
     change_schema,
@@ -79,6 +76,9 @@ from loraplex.platform.services.queries.health import upload_trouble
 from loraplex.platform.services.queries.serving_cost import AcceleratorPrice
 from loraplex.platform.services.webhook_secrets import WebhookSecrets
 from loraplex.platform.startup_errors import SettingsError
+from loraplex.platform.web.app import create_app
+from loraplex.platform.web.console.app import ConsoleOptions, add_console
+from loraplex.platform.web.transport.index import index_router
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.api_keys.last_used import writing_use
 from loraplex.tenants.api_keys.networks import parse_network

@@ -11,8 +11,8 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from loraplex.platform.api.client_presence import CONNECTION
 from loraplex.platform.server.connection_limiter import ConnectionLimiter, Place
+from loraplex.platform.web.transport.client_presence import CONNECTION
 
 MAX_HEAD_BYTES = 64 << 10
 HEAD_S = 30.0

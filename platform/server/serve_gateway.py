@@ -13,7 +13,6 @@ from typing import Final
 import structlog
 from fastapi import FastAPI
 
-from loraplex.platform.api.head_requests import HeadRequests
 from loraplex.platform.config import Settings
 from loraplex.platform.engines.startup import StartingEngines
 from loraplex.platform.observability.exposition import metrics_router
@@ -34,6 +33,7 @@ from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.progress import Progress
 from loraplex.platform.server.uvicorn_server import DrainTimes, HttpListener, serve_until_stopped, serving
 from loraplex.platform.startup_errors import DependencyFailed
+from loraplex.platform.web.transport.head_requests import HeadRequests
 from loraplex.tenants.api_keys.networks import parse_network
 
 LOG = structlog.get_logger("loraplex.serve")

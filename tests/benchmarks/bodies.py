@@ -22,12 +22,12 @@ from tests.benchmarks.checkout import CHECKOUT
 
 from loraplex.engine.messages import Delta, Finished, TokenLogprob, Usage
 from loraplex.grammar.parsing.deltas import ArgumentsDelta
-from loraplex.platform.api.openai.chat_responses import chat_chunks, collect_chat
-from loraplex.platform.api.openai.response_envelope import ResponseHead
-from loraplex.platform.api.openai.routes import json_response
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 from loraplex.platform.parameters.parameter_table import read_parameters
+from loraplex.platform.web.openai.chat_responses import chat_chunks, collect_chat
+from loraplex.platform.web.openai.response_envelope import ResponseHead
+from loraplex.platform.web.openai.routes import json_response
 
 MODULE: Final = "tests.benchmarks.bodies"
 AT_MOST: Final = 1.05

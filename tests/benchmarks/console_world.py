@@ -16,11 +16,11 @@ from tests.benchmarks.ledger_rows import LedgerShape, months_until
 from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched
 
 from loraplex.platform.bench.report import BenchFailed
-from loraplex.platform.console.cookies import SESSION_COOKIE
 from loraplex.platform.observability.request_id import RequestIds
 from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.billing import invoices
 from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.platform.web.console.cookies import SESSION_COOKIE
 from loraplex.tenants.database import Database
 from loraplex.tenants.invoices.invoices import invoice_id
 from loraplex.tenants.invoices.months import Month

@@ -27,11 +27,11 @@ from tests.benchmarks.checkout import CHECKOUT
 
 from loraplex.adapters.limits import UploadConfig
 from loraplex.engine.fake_engine import FakeEngine
-from loraplex.platform.api.app import create_app
 from loraplex.platform.bench.latency_metrics import percentile
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.processes.logs import configure_logs
+from loraplex.platform.web.app import create_app
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.api_keys.keys import KeyRepository

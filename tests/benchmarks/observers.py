@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from tests.benchmarks.checkout import CHECKOUT
 from tests.benchmarks.gateway import BASE, Figures, GatewayShape, measure, serve, served
-from tests.platform.api.otlp_receiver import receiving
 from tests.platform.engines.managed_engine import Managed
+from tests.platform.web.otlp_receiver import receiving
 
 from loraplex.platform.bench.report import Case, Ratio, Report
 from loraplex.platform.engines.pool import EnginePool

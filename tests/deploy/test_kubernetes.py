@@ -20,7 +20,7 @@ from tests.deploy.manifests import (
     written,
 )
 from tests.deploy.settings_named import require_command, require_setting_variable, require_settings
-from tests.platform.api.route_table import SCOPES
+from tests.platform.web.route_table import SCOPES
 
 from loraplex.platform.config import Settings
 

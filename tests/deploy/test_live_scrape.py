@@ -18,9 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.conftest import NEWEST_POSTGRES, Servers
 from tests.deploy.promql import Scrape, filled, selectors
 from tests.deploy.test_rules import DASHBOARDS, queries, rules
-from tests.platform.api.otlp_receiver import Received, receiving
 from tests.platform.conftest import build_tokenizer
 from tests.platform.server.serve_process import make_key, script, serving, until
+from tests.platform.web.otlp_receiver import Received, receiving
 
 MODEL = "tiny"
 METHODS = ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "LINK", "PURGE")

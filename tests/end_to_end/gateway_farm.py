@@ -20,9 +20,9 @@ from tests.tenants.billing.fixed_prices import fixed_prices
 
 from loraplex.adapters.limits import UploadConfig
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
-from loraplex.platform.api.app import create_app
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.processes.parent_death import die_with_parent
+from loraplex.platform.web.app import create_app
 from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
 from loraplex.tenants.admission.recovery import ship_left_behind
 from loraplex.tenants.billing.pricing import Price

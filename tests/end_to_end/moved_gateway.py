@@ -18,11 +18,11 @@ from uuid import uuid4
 
 import pytest
 from tests.end_to_end.gateway_farm import JOURNAL_BYTES, services
-from tests.platform.api.conftest import served
+from tests.platform.web.conftest import served
 
 from loraplex.engine.fake_engine import FakeScript
-from loraplex.platform.api.app import create_app
 from loraplex.platform.cli.billing import usage
+from loraplex.platform.web.app import create_app
 from loraplex.tenants import ids
 from loraplex.tenants.admission import reserve
 from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController

@@ -16,7 +16,6 @@ import psycopg
 import pytest
 import redis
 from psycopg import sql
-from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, declared
 from tests.platform.server.serve_process import (
     Serve,
     make_key,
@@ -27,6 +26,7 @@ from tests.platform.server.serve_process import (
     stores,
     until,
 )
+from tests.platform.web.tenant.upload_server import CONFIG, WEIGHTS, declared
 
 from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key
 

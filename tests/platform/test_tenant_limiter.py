@@ -9,15 +9,15 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
-from tests.platform.api.management.test_endpoint import caller_of
-from tests.platform.api.tenant.upload_program import submit_whole
-from tests.platform.api.tenant.upload_server import CONFIG, UploadHome
+from tests.platform.web.tenant.upload_program import submit_whole
+from tests.platform.web.tenant.upload_server import CONFIG, UploadHome
+from tests.platform.web.test_endpoint import caller_of
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.platform.api.management.endpoint import ManagementEndpoint
-from loraplex.platform.api.management.responses import ApiResponse
 from loraplex.platform.errors import Overloaded, ShareExceeded
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
+from loraplex.platform.web.endpoint import ManagementEndpoint
+from loraplex.platform.web.responses import ApiResponse
 from loraplex.tenants.audit_log import Actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import NotFound

@@ -20,10 +20,10 @@ import psycopg
 import pytest
 import zmq
 from tests.end_to_end.live_server import command_line, descendants
-from tests.platform.api.route_table import SCOPES
-from tests.platform.api.test_route_roles import path_of
 from tests.platform.certificates import certificate_of
 from tests.platform.server.serve_process import Serve, make_key, model_folder, script, serving, until
+from tests.platform.web.route_table import SCOPES
+from tests.platform.web.test_route_roles import path_of
 from tests.security.listening_sockets import Port, listening_paths, listening_ports
 
 from loraplex.platform.server.http_protocol import MAX_HEAD_BYTES

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
-from tests.platform.api.conftest import BASE_MODEL, StartGateway
-from tests.platform.api.route_table import in_process
+from tests.platform.web.conftest import BASE_MODEL, StartGateway
+from tests.platform.web.route_table import in_process
 
 from loraplex.platform.errors import GatewayError
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer

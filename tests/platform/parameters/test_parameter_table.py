@@ -28,7 +28,7 @@ from loraplex.platform.parameters.request_models import GenerationRequest
 from loraplex.platform.parameters.request_object import read_reporting
 from loraplex.platform.parameters.value_types import Kind
 
-README = Path(__file__).parents[3] / "platform" / "api" / "openai" / "README.md"
+README = Path(__file__).parents[3] / "platform" / "web" / "openai" / "README.md"
 OF_MESSAGES = (
     *("model", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
 )

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-from loraplex.platform.api.client_presence import UnlessDisconnected
 from loraplex.platform.errors import ClientGone
 from loraplex.platform.server import http_protocol
 from loraplex.platform.server.connection_limiter import ConnectionLimiter
@@ -24,6 +23,7 @@ from loraplex.platform.server.http_protocol import (
     MAX_PIPELINED,
     BoundedHttpProtocol,
 )
+from loraplex.platform.web.transport.client_presence import UnlessDisconnected
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 StartServer = Callable[..., Awaitable["Served"]]

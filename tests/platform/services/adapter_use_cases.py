@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tests.platform.api.tenant.upload_server import declared
 from tests.platform.services.use_case import UseCase
 from tests.platform.services.walked_world import NO_ID, Outcome, World
+from tests.platform.web.tenant.upload_server import declared
 from tests.tenants.registry_records import digest
 
 from loraplex.platform.services import adapters, aliases, uploads, versions

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 from sqlalchemy import select, text
-from tests.platform.api.tenant.managed_tenant import RESERVE
+from tests.platform.web.tenant.managed_tenant import RESERVE
 from tests.tenants.registry_records import digest
 
 from loraplex.platform.services import adapters, aliases, versions

@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 import pytest
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.platform.api.schemas.keys import to_response
 from loraplex.platform.services import api_keys
 from loraplex.platform.services.actors import command_actor, key_actor
 from loraplex.platform.services.api_keys import OperatorKeys, delegated_keys, snapshot
 from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.platform.web.schemas.keys import to_response
 from loraplex.tenants.api_keys.keys import KeyChange, KeyRepository
 from loraplex.tenants.audit_log import audit_entries
 from loraplex.tenants.database import Database

@@ -9,7 +9,6 @@ from typing import Final, TypeAlias
 import pytest
 from tests.adapters.validation.good_folder import CONFIG, MODEL, WEIGHTS, write_good
 from tests.adapters.versions.lifecycle_server import BAD_PROBE, BASE_DIGEST, QUICK, Server
-from tests.platform.api.conftest import served
 from tests.platform.services.walked_world import (
     Dump,
     Outcome,
@@ -20,6 +19,7 @@ from tests.platform.services.walked_world import (
     entries_since,
     open_world,
 )
+from tests.platform.web.conftest import served
 
 from loraplex.adapters.target_modules import BaseModel, adaptable_modules
 from loraplex.adapters.validation.own_files import OwnFilesValidation

@@ -19,7 +19,6 @@ from structlog.testing import capture_logs
 from tests.platform.certificates import certificate_of
 
 from loraplex.platform.config import load_settings
-from loraplex.platform.console.security_headers import SecurityHeaders
 from loraplex.platform.server import http_protocol, tls_listener
 from loraplex.platform.server.certificate import ServerCertificate, read_certificate, reload_at_hangup
 from loraplex.platform.server.connection_limiter import ConnectionLimiter
@@ -27,6 +26,7 @@ from loraplex.platform.server.listening import bind
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.uvicorn_server import HttpListener, serving
 from loraplex.platform.startup_errors import SettingsError
+from loraplex.platform.web.console.security_headers import SecurityHeaders
 
 LOCAL = "127.0.0.1"
 LARGE = 3 << 20

@@ -1,1 +1,0 @@
-"""HTTP: the app factory and shared request handling."""

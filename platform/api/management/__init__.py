@@ -1,1 +1,0 @@
-"""Shared parts of the tenant and operator routes: bodies, responses, preconditions, pages, one transaction per request."""

@@ -1,0 +1,178 @@
+"""Runs one request of the tenant or operator plane: a query, or a use case in one unit of work, and its response.
+
+Invariant: a route runs in the caller's database role and in one of its tenant's slots.
+"""
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from datetime import timedelta
+from typing import Final, TypeAlias, TypeVar
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.requests import Request
+from starlette.responses import Response
+
+from loraplex.platform.auth.authenticator import Caller, OperatorCaller
+from loraplex.platform.errors import InvalidParameter
+from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.observability.request_id import request_id_of
+from loraplex.platform.services.actors import Actor, key_actor, operator_actor
+from loraplex.platform.services.stored_responses import EncryptedResponses, StoredResponse
+from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
+from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
+from loraplex.platform.web.cursors import Cursors, Page, page_of
+from loraplex.platform.web.request_bodies import body_sha256
+from loraplex.platform.web.responses import (
+    ApiResponse,
+    ResponseModel,
+    from_stored,
+    respond,
+    to_stored,
+)
+from loraplex.platform.web.sorting import KeyT, RowT, SortOrder
+from loraplex.tenants.idempotency import RepeatableRequest
+
+CURSOR_DOMAIN: Final = b"loraplex/cursor/v1"
+_IDEMPOTENCY_KEY: Final = re.compile(r"[!-~]{1,255}")
+
+FoundT = TypeVar("FoundT")
+ManagementCaller: TypeAlias = Caller | OperatorCaller
+Read: TypeAlias = Callable[[AsyncSession], Awaitable[ApiResponse]]
+UseCase: TypeAlias = Callable[[UnitOfWork], Awaitable[ApiResponse]]
+Rows: TypeAlias = Callable[[AsyncSession, Page[RowT, KeyT]], Awaitable[Sequence[RowT]]]
+
+
+class ManagementEndpoint:
+    """Runs the work of routes in the caller's database role: a tenant sees its own rows, an operator sees all."""
+
+    def __init__(self, dependencies: GatewayDependencies) -> None:
+        self._dependencies = dependencies
+        self._cursor_key = dependencies.derive_key(CURSOR_DOMAIN)
+        self._limiter = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
+
+    @property
+    def served_model_name(self) -> str:
+        """The name of the base model in requests."""
+        return self._dependencies.served_model_name
+
+    async def read(self, caller: ManagementCaller, work: Read) -> Response:
+        """Respond with the result of `work`, which changes nothing."""
+        async with self._transaction(caller) as session:
+            return respond(await work(session))
+
+    async def query(
+        self, caller: ManagementCaller, find: Callable[[AsyncSession], Awaitable[FoundT]]
+    ) -> FoundT:
+        """Return what `find` reads, for a response that takes several transactions or no `ApiResponse`."""
+        async with self._transaction(caller) as session:
+            return await find(session)
+
+    async def read_with_other_store(
+        self,
+        caller: ManagementCaller,
+        find: Callable[[AsyncSession], Awaitable[FoundT]],
+        build: Callable[[FoundT], Awaitable[ApiResponse]],
+    ) -> Response:
+        """Like `read`, for data of a second store: `build` runs in the same slot, but holds no database connection."""
+        async with self._slot(caller):
+            async with self._session(caller) as session:
+                found = await find(session)
+            return respond(await build(found))
+
+    async def perform(self, request: Request, caller: ManagementCaller, work: UseCase) -> Response:
+        """Respond with the result of `work`, a use case that runs in one unit of work of the caller. A repeated POST with the
+        Idempotency-Key of a completed one gets the stored response.
+        """
+        repeatable = _repeatable(request, caller)
+        async with self._slot(caller), self._unit_of_work(request, caller) as uow:
+            if repeatable is None:
+                return respond(await work(uow))
+
+            async def stored() -> StoredResponse:
+                return to_stored(respond(await work(uow)))
+
+            lifetime = timedelta(seconds=self._dependencies.config.idempotency_s)
+            responses = EncryptedResponses(self._dependencies.derive_key, lifetime)
+            return from_stored(await uow.once(repeatable, responses, stored))
+
+    async def listing(
+        self,
+        request: Request,
+        caller: ManagementCaller,
+        order: SortOrder[RowT, KeyT],
+        rows: Rows[RowT, KeyT],
+        to_response: Callable[[RowT], ResponseModel],
+        filters: Iterable[str] = (),
+    ) -> Response:
+        """Respond with the requested page. `rows` reads up to `fetch` rows that follow `after` in `order`."""
+        page = self.page(request, caller, order, filters)
+
+        async def work(session: AsyncSession) -> ApiResponse:
+            return ApiResponse(200, page.listing(await rows(session, page), to_response))
+
+        return await self.read(caller, work)
+
+    def page(
+        self,
+        request: Request,
+        caller: ManagementCaller,
+        order: SortOrder[RowT, KeyT],
+        filters: Iterable[str] = (),
+    ) -> Page[RowT, KeyT]:
+        """Parse the query of a listing. Its cursors are valid for this path and this caller only."""
+        scope = f"{tenant_of(caller) or 'operator'} {request.url.path}".encode()
+        return page_of(request, Cursors(self._cursor_key, scope), order, filters)
+
+    def transaction_slot(self, tenant_id: UUID) -> AbstractAsyncContextManager[None]:
+        """Take one of the tenant's slots, for transactions of its requests that do not run here. Raises `Overloaded`."""
+        return self._limiter.slot(tenant_id)
+
+    @asynccontextmanager
+    async def _transaction(self, caller: ManagementCaller) -> AsyncIterator[AsyncSession]:
+        async with self._slot(caller), self._session(caller) as session:
+            yield session
+
+    def _slot(self, caller: ManagementCaller) -> AbstractAsyncContextManager[None]:
+        tenant_id = tenant_of(caller)
+        return nullcontext() if tenant_id is None else self.transaction_slot(tenant_id)
+
+    def _session(self, caller: ManagementCaller) -> AbstractAsyncContextManager[AsyncSession]:
+        tenant_id, database = tenant_of(caller), self._dependencies.database
+        return database.as_operator() if tenant_id is None else database.as_tenant(tenant_id)
+
+    def _unit_of_work(
+        self, request: Request, caller: ManagementCaller
+    ) -> AbstractAsyncContextManager[UnitOfWork]:
+        dependencies = self._dependencies
+        actor, publisher = actor_of(request, caller), dependencies.policy_publisher
+        return unit_of_work(dependencies.database, actor, tenant_of(caller), publisher)
+
+
+def tenant_of(caller: ManagementCaller) -> UUID | None:
+    """Return the caller's tenant; None for an operator."""
+    return caller.tenant_id if isinstance(caller, Caller) else None
+
+
+def actor_of(request: Request, caller: ManagementCaller) -> Actor:
+    """Return the caller as the author of a change."""
+    actor = key_actor if isinstance(caller, Caller) else operator_actor
+    return actor(caller.key_id, caller.address, request_id_of(request.scope))
+
+
+def _repeatable(request: Request, caller: ManagementCaller) -> RepeatableRequest | None:
+    given = request.headers.getlist("idempotency-key")
+    if request.method != "POST" or not given:
+        return None
+    if len(given) != 1 or not _IDEMPOTENCY_KEY.fullmatch(given[0]):
+        raise InvalidParameter(
+            "Idempotency-Key must be one text of 1 to 255 visible ASCII characters.", param="Idempotency-Key"
+        )
+    return RepeatableRequest(
+        caller=f"key:{caller.api_key_id}",
+        key=given[0],
+        route=f"{request.method} {request.url.path}",
+        body_sha256=body_sha256(request),
+        tenant_id=tenant_of(caller),
+    )

@@ -1,0 +1,154 @@
+"""Responses of `/v1/completions`: the whole object, and the chunks of a stream with pre-encoded envelopes."""
+
+import msgspec
+
+from loraplex.engine.messages import Delta, Finished, Scored
+from loraplex.platform.inference.generation import Generation
+from loraplex.platform.inference.prompting.token_text import TextOf
+from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
+from loraplex.platform.observability.request_stats import RequestStats
+from loraplex.platform.web.openai.logprobs import CompletionLogprobs, prompt_logprobs
+from loraplex.platform.web.openai.parsed_output import ended_by, parse_whole
+from loraplex.platform.web.openai.response_envelope import ResponseHead, event_of, frame_of, usage_of
+from loraplex.platform.web.openai.response_models import (
+    Completion,
+    CompletionChoice,
+    Usage,
+    encoded,
+)
+
+_encode = msgspec.json.encode
+
+
+class CompletionChunks:
+    """Encodes one stream: text, the `finish_reason` of each choice, and usage when requested."""
+
+    def __init__(
+        self, head: ResponseHead, generation: Generation, text_of: TextOf, include_usage: bool
+    ) -> None:
+        self._head = head
+        self._generation = generation
+        self._stats = generation.stats
+        self._include_usage = include_usage
+        self._logprobs = [CompletionLogprobs(text_of) for _ in range(generation.choices)]
+        empty = CompletionChoice(index=0, text="", logprobs=None, finish_reason=None)
+        self._frame = frame_of(self._chunk(empty), b'""', generation.choices)
+        self._before, self._running = self._frame.before, self._frame.running
+
+    def opening(self) -> bytes:
+        output = self._generation.prompt_output
+        if output.echo is None or output.echo_logprobs is not None:
+            return b""
+        choices = range(len(self._before))
+        return b"".join(self._frame.event(c, _encode(self._generation.echo(c))) for c in choices)
+
+    def scored(self, choice: int, event: Scored) -> bytes:
+        logprobs, generation = self._logprobs[choice], self._generation
+        if not _add_prompt(logprobs, generation, choice, event):
+            return b""
+        return self._frame.event(choice, _encode(generation.echo(choice)), encoded(logprobs.take()))
+
+    def delta(self, choice: int, event: Delta) -> bytes:
+        if event.logprobs is None:
+            return self._before[choice] + _encode(event.text) + self._running if event.text else b""
+        logprobs = self._logprobs[choice]
+        logprobs.add(event.logprobs)
+        return self._frame.event(choice, _encode(event.text), encoded(logprobs.take()))
+
+    async def finished(self, choice: int, event: Finished) -> bytes:
+        return self._frame.event(choice, b'""', reason=_encode(ended_by(event)))
+
+    def closing(self) -> bytes:
+        return event_of(self._chunk(usage=usage_of(self._stats))) if self._include_usage else b""
+
+    def _chunk(self, *choices: CompletionChoice, usage: Usage | None = None) -> Completion:
+        with_usage = {"usage": usage} if self._include_usage else {}
+        return _completion(self._head, self._stats, list(choices), **with_usage)
+
+
+class ParsedCompletionChunks(CompletionChunks):
+    """Encodes the stream of constrained output. The text is sent unchanged and validated at its end."""
+
+    def __init__(
+        self,
+        output: ConstrainedOutput,
+        head: ResponseHead,
+        generation: Generation,
+        text_of: TextOf,
+        include_usage: bool,
+    ) -> None:
+        super().__init__(head, generation, text_of, include_usage)
+        self._output = output
+        self._parsers = [output.parser() for _ in range(generation.choices)]
+
+    def delta(self, choice: int, event: Delta) -> bytes:
+        self._parsers[choice].feed(event.text)
+        return super().delta(choice, event)
+
+    async def finished(self, choice: int, event: Finished) -> bytes:
+        await self._output.finish(self._parsers[choice], ended_by(event))
+        return await super().finished(choice, event)
+
+
+def completion_chunks(
+    head: ResponseHead, generation: Generation, text_of: TextOf, include_usage: bool
+) -> CompletionChunks:
+    """Return the encoder of one stream; that of plain text has no parsers."""
+    if generation.output is None:
+        return CompletionChunks(head, generation, text_of, include_usage)
+    return ParsedCompletionChunks(generation.output, head, generation, text_of, include_usage)
+
+
+async def collect_completion(head: ResponseHead, generation: Generation, text_of: TextOf) -> Completion:
+    """Collect the whole response, once every choice of every prompt has finished. Raises `SchemaNotSatisfied`."""
+    texts: list[list[str]] = [[] for _ in range(generation.choices)]
+    logprobs = [CompletionLogprobs(text_of) for _ in texts]
+    finished: list[Finished | None] = [None] * generation.choices
+    scored: list[Scored | None] = [None] * generation.choices
+    with_logprobs = False
+    async for choice, event in generation.events():
+        if isinstance(event, Delta):
+            texts[choice].append(event.text)
+            if event.logprobs is not None:
+                with_logprobs = True
+                logprobs[choice].add(event.logprobs)
+        elif isinstance(event, Finished):
+            finished[choice] = event
+        else:
+            scored[choice] = event
+            with_logprobs |= _add_prompt(logprobs[choice], generation, choice, event)
+    choices = [
+        CompletionChoice(
+            index=choice,
+            text=generation.echo(choice) + "".join(texts[choice]),
+            logprobs=logprobs[choice].take() if with_logprobs else None,
+            finish_reason=(await parse_whole(generation.output, texts[choice], finished[choice]))[2],
+            **prompt_logprobs(generation, scored[choice], text_of),
+            **generation.choice_probabilities(choice),
+        )
+        for choice in range(generation.choices)
+    ]
+    return _completion(head, generation.stats, choices, usage=usage_of(generation.stats))
+
+
+def _add_prompt(logprobs: CompletionLogprobs, generation: Generation, choice: int, event: Scored) -> bool:
+    """Begin the log-probabilities of a choice with those of its prompt, if it repeats them."""
+    count = generation.prompt_output.echo_logprobs
+    if count is None or event.prompt is None:
+        return False
+    logprobs.add_prompt(generation.first_token(choice), event.prompt, count)
+    return True
+
+
+def _completion(
+    head: ResponseHead, stats: RequestStats, choices: list[CompletionChoice], **with_usage: Usage | None
+) -> Completion:
+    return Completion(
+        id=head.id,
+        object="text_completion",
+        created=head.created,
+        model=head.model,
+        system_fingerprint=stats.system_fingerprint,
+        choices=choices,
+        **with_usage,
+    )

@@ -1,0 +1,40 @@
+"""OpenAPI schemas of the inference plane: the models of request bodies, responses and stream events, by status."""
+
+from typing import Any, Final
+
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode
+
+from loraplex.platform.parameters.parameter_table import MODELS
+from loraplex.platform.parameters.request_models import ModelRequest
+from loraplex.platform.web.openai.response_models import ChatCompletionChunk
+from loraplex.platform.web.openapi import reference
+from loraplex.platform.web.responses import documented
+
+DOCUMENTED_MODELS: Final[tuple[tuple[type[BaseModel], JsonSchemaMode], ...]] = (
+    *((model, "validation") for model in MODELS.values()),
+    (ChatCompletionChunk, "serialization"),
+)
+"""Models that FastAPI does not find in a route's declaration."""
+
+
+def generation_responses(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """Build the responses of a route that generates text: the whole one, or with `stream` events with a chunk each."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": reference(chunk)}
+    event = {
+        "type": "object",
+        "required": ["data"],
+        "properties": {"data": data, "event": {"enum": ["message", "error"]}},
+    }
+    success = {
+        "description": "The whole response, or with `stream` its events. The last one is `[DONE]`, or `error` with an error object.",
+        "model": whole,
+        "content": {"text/event-stream": {"itemSchema": event}},
+    }
+    return {200: success, **documented(422, 504)}
+
+
+def body_schema(model: type[ModelRequest]) -> dict[str, Any]:
+    """Build the `requestBody` of one operation."""
+    content = {"application/json": {"schema": reference(model)}}
+    return {"requestBody": {"required": True, "content": content}}

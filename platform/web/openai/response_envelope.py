@@ -1,0 +1,66 @@
+"""The fields that all objects and chunks of one response share: id, time and model; token usage; and the frame of a chunk.
+
+A prompt counts once in `usage`, however many choices it has.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import BaseModel
+
+from loraplex.platform.observability.request_stats import RequestStats
+from loraplex.platform.web.openai.response_models import PromptTokensDetails, Usage, encoded
+
+_NULL: Final = b"null"
+
+
+def usage_of(stats: RequestStats) -> Usage:
+    """Return the tokens that a request has used so far."""
+    return Usage(
+        prompt_tokens=stats.prompt_tokens,
+        completion_tokens=stats.completion_tokens,
+        total_tokens=stats.prompt_tokens + stats.completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=stats.cached_tokens),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """`created` in seconds of the Unix epoch."""
+
+    id: str
+    created: int
+    model: str
+
+
+def event_of(chunk: BaseModel) -> bytes:
+    """Encode one whole SSE event."""
+    return b"data: " + encoded(chunk) + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFrame:
+    """The event of a chunk of one choice, cut where its members begin, and at its log-probabilities and `finish_reason`.
+
+    `before` has the beginning of each choice, `running` the end of a chunk that has neither of the two.
+    """
+
+    before: list[bytes]
+    to_logprobs: bytes
+    to_reason: bytes
+    end: bytes
+    running: bytes
+
+    def event(self, choice: int, members: bytes, logprobs: bytes = _NULL, reason: bytes = _NULL) -> bytes:
+        """Build an event of encoded parts."""
+        ending = self.to_logprobs + logprobs + self.to_reason + reason + self.end
+        return self.before[choice] + members + ending
+
+
+def frame_of(chunk: BaseModel, members: bytes, choices: int) -> ChunkFrame:
+    """Cut the event of a chunk of choice 0 without log-probabilities and reason at `members`, where they occur last."""
+    before, _, running = event_of(chunk).rpartition(members)
+    to_logprobs, to_reason, end = running.split(_NULL, 2)
+    start, _, rest = before.rpartition(b"0")
+    befores = [start + b"%d" % choice + rest for choice in range(choices)]
+    return ChunkFrame(befores, to_logprobs, to_reason, end, running)

@@ -1,0 +1,53 @@
+"""The routes of `/tenant/v1`.
+
+Invariant: a resource is looked up within the caller's tenant only, in a database role that sees no other tenant. A resource
+of another tenant is 404.
+"""
+
+from fastapi import APIRouter
+
+from loraplex.platform.auth.authenticator import Authenticator
+from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.services.webhook_secrets import WebhookSecrets
+from loraplex.platform.services.webhooks import WebhookRules
+from loraplex.platform.web.endpoint import ManagementEndpoint
+from loraplex.platform.web.tenant.adapters import adapters_router
+from loraplex.platform.web.tenant.aliases import aliases_router
+from loraplex.platform.web.tenant.audit import audit_router
+from loraplex.platform.web.tenant.invoices import invoices_router
+from loraplex.platform.web.tenant.keys import keys_router
+from loraplex.platform.web.tenant.me import me_router
+from loraplex.platform.web.tenant.quotas import quotas_router
+from loraplex.platform.web.tenant.rate_cards import rate_cards_router
+from loraplex.platform.web.tenant.uploads import uploads_router
+from loraplex.platform.web.tenant.usage import usage_router
+from loraplex.platform.web.tenant.users import users_router
+from loraplex.platform.web.tenant.versions import versions_router
+from loraplex.platform.web.tenant.webhooks import webhooks_router
+
+
+def tenant_router(
+    dependencies: GatewayDependencies, endpoint: ManagementEndpoint, authenticator: Authenticator
+) -> APIRouter:
+    """Build the router of the tenant plane."""
+    router = APIRouter(prefix="/tenant/v1", tags=["tenant"])
+    for build_router in (
+        me_router,
+        keys_router,
+        adapters_router,
+        versions_router,
+        aliases_router,
+        audit_router,
+        invoices_router,
+        rate_cards_router,
+        users_router,
+    ):
+        router.include_router(build_router(endpoint, authenticator))
+    router.include_router(uploads_router(endpoint, authenticator, dependencies.uploads))
+    router.include_router(
+        quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency_of)
+    )
+    router.include_router(usage_router(endpoint, authenticator, dependencies.currency_of))
+    rules = WebhookRules(WebhookSecrets(dependencies.derive_key), dependencies.config.webhook_allow_private)
+    router.include_router(webhooks_router(endpoint, authenticator, rules))
+    return router
