@@ -27,8 +27,8 @@ from loraplex.tenants.billing.pricing import MAX_PRICE, Price
 from loraplex.tenants.default_limits import MAX_DEFAULT_TOKENS, DefaultLimits, UnknownParameters
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.names import TENANT_NAME
-from loraplex.tenants.outbox.receiver_urls import MAX_URL_LENGTH, parse_receiver_url
-from loraplex.tenants.outbox.signature import is_secret
+from loraplex.tenants.webhooks.receiver_urls import MAX_URL_LENGTH, parse_receiver_url
+from loraplex.tenants.webhooks.signature import is_secret
 
 DEFAULT_CONFIG_FILE = Path("loraplex.toml")
 ENGINE_ADDRESS_PREFIX = "ipc://"

@@ -31,9 +31,9 @@ from loraplex.tenants.api_keys.key_format import ParsedKey, parse_key
 from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository, check_key, check_usable
 from loraplex.tenants.api_keys.last_used import LastUsedTracker
 from loraplex.tenants.api_keys.networks import is_within, parse_address, parse_network
-from loraplex.tenants.api_keys.scopes import OPERATOR, effective_scopes
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, MalformedKey, PolicyStale, UnknownKey
+from loraplex.tenants.scopes import OPERATOR, effective_scopes
 from loraplex.tenants.single_flight import SingleFlight
 
 RequirePolicy: TypeAlias = Callable[[UUID, int], Awaitable[None]]

@@ -29,13 +29,13 @@ from loraplex.platform.bench.workload import vocabulary_text
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.server.base_model_file import read_base_model
 from loraplex.platform.services import api_keys, tenants
-from loraplex.platform.services.actors import command_actor
 from loraplex.platform.services.api_keys import OperatorKeys
 from loraplex.platform.services.push import FolderPush, PushRequest
-from loraplex.platform.services.unit_of_work import unit_of_work
-from loraplex.tenants.api_keys.scopes import INFERENCE
+from loraplex.tenants.actors import command_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.default_limits import DefaultLimits
+from loraplex.tenants.scopes import INFERENCE
+from loraplex.tenants.unit_of_work import unit_of_work
 
 ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 B_DEVIATION = 0.02

@@ -20,13 +20,13 @@ from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.datastores.connections import ensure_schema, open_stores
 from loraplex.platform.datastores.embedded.servers import running_redis_url
 from loraplex.platform.datastores.installation import require_installation
-from loraplex.platform.services.actors import command_actor
-from loraplex.platform.services.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work
 from loraplex.platform.startup_errors import StartError
 from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.actors import command_actor
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import CountersNewer, InvalidField, TenantsError, ValkeyUnavailable
+from loraplex.tenants.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work
 from loraplex.tenants.valkey import open_valkey
 
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]

@@ -16,8 +16,8 @@ from loraplex.platform.services import api_keys
 from loraplex.platform.services.api_keys import OperatorKeys
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyChange, KeyRepository
-from loraplex.tenants.api_keys.scopes import INFERENCE, OPERATOR
 from loraplex.tenants.models import ApiKey
+from loraplex.tenants.scopes import INFERENCE, OPERATOR
 
 app = typer.Typer(name="key", help="API keys of tenants and operators.", no_args_is_help=True)
 

@@ -12,13 +12,13 @@ import typer
 from loraplex.platform.cli.command_context import DataDir, command_unit_of_work, open_database, run_command
 from loraplex.platform.cli.output import AsJson, print_document, print_key, print_rows
 from loraplex.platform.services import tenants
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.accounts.tenants import TenantRepository, TierChange
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.models import Tenant
 from loraplex.tenants.quotas.limits import MAXIMA
 from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
 from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 app = typer.Typer(name="tenant", help="Tenants: operator work without HTTP.", no_args_is_help=True)
 

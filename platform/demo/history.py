@@ -13,13 +13,11 @@ from typing import Final
 from uuid import UUID
 
 from loraplex.platform.services import api_keys
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.api_keys import OperatorKeys
 from loraplex.platform.services.billing import invoices, tenant_billing
-from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.api_keys.scopes import INFERENCE
 from loraplex.tenants.billing.pricing import PriceVersion
 from loraplex.tenants.billing.rate_cards import RateCards
 from loraplex.tenants.database import Database
@@ -30,6 +28,8 @@ from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.quotas.reservation import RequestTimings, Reservation, ReservationRequest, SettledUsage
 from loraplex.tenants.registry.resolution import ModelResolver
+from loraplex.tenants.scopes import INFERENCE
+from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
 SAMPLE_KEY: Final = "demo history"
 """The console's overview names it, too."""

@@ -11,17 +11,17 @@ from loraplex.platform.demo.demo_file import DemoAccess, DemoTenantAccess, read_
 from loraplex.platform.demo.errors import TenantIsNotTheDemos
 from loraplex.platform.demo.history import announce_history, write_history
 from loraplex.platform.services import api_keys, tenants
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.api_keys import OperatorKeys
 from loraplex.platform.services.people import accounts
 from loraplex.platform.services.people.link_addresses import link_address
 from loraplex.platform.services.push import FolderPush, PushRequest
-from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.api_keys.scopes import INFERENCE, OPERATOR, TENANT_ADMIN
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidApiKey, NameTaken, TenantSuspended
+from loraplex.tenants.scopes import INFERENCE, OPERATOR, TENANT_ADMIN
+from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
 ADAPTERS_FOLDER = Path(__file__).resolve().parent / "adapters"
 # A tenant with keys of these names was created by the demo.

@@ -9,12 +9,12 @@ from typing import Final
 from uuid import UUID
 
 from loraplex.platform.services import api_keys, tenants
-from loraplex.platform.services.actors import command_actor
 from loraplex.platform.services.api_keys import OperatorKeys
-from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.actors import command_actor
 from loraplex.tenants.api_keys.keys import KeyChange
-from loraplex.tenants.api_keys.scopes import INFERENCE
 from loraplex.tenants.database import Database
+from loraplex.tenants.scopes import INFERENCE
+from loraplex.tenants.unit_of_work import unit_of_work
 
 TENANT_NAME: Final = "loraplex-drill"
 

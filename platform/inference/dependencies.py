@@ -21,10 +21,10 @@ from loraplex.platform.observability.request_stats import RequestRecorder
 from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.services.people.mailed_links import MailedLinks
 from loraplex.platform.services.queries.serving_cost import AcceleratorPrice
-from loraplex.platform.services.unit_of_work import PolicyPublisher
 from loraplex.tenants.admission.controller import AdmissionController
 from loraplex.tenants.api_keys.last_used import LastUsedTracker
 from loraplex.tenants.database import Database
+from loraplex.tenants.unit_of_work import PolicyPublisher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,8 @@ from loraplex.platform.jobs.receiver_client import ReceiverClient
 from loraplex.platform.observability.webhook_metrics import WebhookMetrics
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
-from loraplex.tenants.outbox.meter_events import BATCH, MeterEvent, MeterExports, closed_days, last_closed
-from loraplex.tenants.outbox.signature import signed_headers
+from loraplex.tenants.usage.meter_events import BATCH, MeterEvent, MeterExports, closed_days, last_closed
+from loraplex.tenants.webhooks.signature import signed_headers
 
 POLL_S: Final = 60.0
 MAX_LINE_BYTES: Final = 512

@@ -14,9 +14,8 @@ from uuid import UUID
 import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.billing import invoices
-from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.invoices.content import InvoiceContent, compute_contents
@@ -25,6 +24,7 @@ from loraplex.tenants.invoices.locks import try_lock_tenant
 from loraplex.tenants.invoices.months import Month, passed_everywhere
 from loraplex.tenants.models import Invoice
 from loraplex.tenants.repetition import repeat
+from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
 PASS_S: Final = 60.0
 RECHECK: Final = timedelta(hours=6)

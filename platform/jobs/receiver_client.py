@@ -14,7 +14,7 @@ import httpx
 
 from loraplex.tenants.api_keys.networks import Address
 from loraplex.tenants.errors import InvalidField
-from loraplex.tenants.outbox.receiver_urls import ReceiverUrl, is_public, parse_literal, parse_receiver_url
+from loraplex.tenants.webhooks.receiver_urls import ReceiverUrl, is_public, parse_literal, parse_receiver_url
 
 CONNECT_S: Final = 5.0
 TOTAL_S: Final = 15.0

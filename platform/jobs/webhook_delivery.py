@@ -14,12 +14,12 @@ import structlog
 
 from loraplex.platform.jobs.receiver_client import ReceiverClient, SendResult
 from loraplex.platform.observability.webhook_metrics import WebhookMetrics
-from loraplex.platform.services.webhook_secrets import WebhookSecrets
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError, WebhookSecretUnreadable
-from loraplex.tenants.outbox.deliveries import Attempt, Deliveries
-from loraplex.tenants.outbox.events import event_body
-from loraplex.tenants.outbox.signature import signed_headers
+from loraplex.tenants.webhooks.deliveries import Attempt, Deliveries
+from loraplex.tenants.webhooks.encrypted_secrets import WebhookSecrets
+from loraplex.tenants.webhooks.events import event_body
+from loraplex.tenants.webhooks.signature import signed_headers
 
 AT_ONCE: Final = 32
 PER_TENANT: Final = 4

@@ -4,11 +4,11 @@ Invariant: the server prints a link that makes its bearer an operator only while
 no log collector reads it. The newest link alone works.
 """
 
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.people.accounts import has_operator, invite_operator, was_operator_invited
 from loraplex.platform.services.people.link_addresses import link_address
-from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
+from loraplex.tenants.unit_of_work import unit_of_work
 
 
 async def first_run_notice(database: Database, root: str, *, shows_link: bool) -> str | None:

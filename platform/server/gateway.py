@@ -74,10 +74,9 @@ from loraplex.platform.services.people.mail import MailServer
 from loraplex.platform.services.people.mailed_links import MailedLinks
 from loraplex.platform.services.queries.health import upload_trouble
 from loraplex.platform.services.queries.serving_cost import AcceleratorPrice
-from loraplex.platform.services.webhook_secrets import WebhookSecrets
 from loraplex.platform.startup_errors import SettingsError
 from loraplex.platform.web.app import create_app
-from loraplex.platform.web.console.app import ConsoleOptions, add_console
+from loraplex.platform.web.console_app import ConsoleOptions, add_console
 from loraplex.platform.web.transport.index import index_router
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.api_keys.last_used import writing_use
@@ -87,6 +86,7 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.ledger.partitions import LedgerPartitions, LedgerRetention
 from loraplex.tenants.retention import Retention
+from loraplex.tenants.webhooks.encrypted_secrets import WebhookSecrets
 
 OnStage = Callable[[str], None]
 KNOWN_NAMESPACES: Final = 4096

@@ -10,12 +10,12 @@ from typing import Final
 import structlog
 
 from loraplex.platform.config import Settings
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.billing import rate_cards
-from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.billing.rate_cards import RateCards
 from loraplex.tenants.database import Database
+from loraplex.tenants.unit_of_work import unit_of_work
 
 PRICE_SETTINGS: Final = frozenset({"currency", "price_prompt", "price_cached_prompt", "price_completion"})
 LOG = structlog.get_logger("loraplex.prices")

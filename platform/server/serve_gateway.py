@@ -151,9 +151,9 @@ async def _demo_banner(settings: Settings, gateway: OpenGateway, listener: socke
     from loraplex.platform.demo.announcement import announcement
     from loraplex.platform.demo.demo_file import DEMO_FILE
     from loraplex.platform.demo.tenants import prepare_demo
-    from loraplex.platform.services.actors import system_actor
     from loraplex.platform.services.push import FolderPush
-    from loraplex.platform.services.unit_of_work import unit_of_work
+    from loraplex.tenants.actors import system_actor
+    from loraplex.tenants.unit_of_work import unit_of_work
 
     info = gateway.engines.info()
     modules = adaptable_modules(load_model_config(info.model_path))

@@ -5,12 +5,12 @@ Invariant: a deletion needs an adapter that nothing uses. An operator may force 
 
 from uuid import UUID
 
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.admission import fences
 from loraplex.tenants.models import Adapter
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 
 async def create(

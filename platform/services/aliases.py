@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.registry.aliases import ABSENT, AliasRepository, AliasState
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 __all__ = ["AliasState", "delete", "move", "roll_back"]
 

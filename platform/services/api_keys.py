@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 from uuid import UUID
 
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.admission import fences
 from loraplex.tenants.api_keys.delegation import KeyDelegation, MemberKeys
 from loraplex.tenants.api_keys.keys import IssuedKey, KeyChange, KeyRepository
 from loraplex.tenants.models import ApiKey
 from loraplex.tenants.rfc3339 import utc_text
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 SNAPSHOT: Final = ("name", "environment", "scopes", "allowed_cidrs", "created_by")
 TIMES: Final = ("created_at", "expires_at", "revoked_at")

@@ -2,8 +2,8 @@
 
 from dataclasses import asdict
 
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.installation import InstallationRepository, Voided
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 
 async def accept_secret(uow: UnitOfWork, fingerprint: bytes) -> Voided:

@@ -27,7 +27,6 @@ from loraplex.adapters.versions.lifecycle import register_folder
 from loraplex.adapters.versions.pending_folders import PendingFolder, PendingFolders
 from loraplex.adapters.versions.version_job import LifecycleConfig, Validation, VersionJob
 from loraplex.platform.services import adapters, aliases, versions
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound
 from loraplex.tenants.models import Adapter, AdapterVersion
@@ -43,6 +42,7 @@ from loraplex.tenants.registry.aliases import ABSENT, WHOLE, AliasRepository
 from loraplex.tenants.registry.resolution import PRODUCTION
 from loraplex.tenants.registry.storage_quota import StorageQuota
 from loraplex.tenants.registry.versions import PendingVersion, VersionStates
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 Promotion: TypeAlias = Literal["always", "first", "never"]
 """When `production` moves to a pushed version: always, only where the adapter has none before it, or never."""

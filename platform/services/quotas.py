@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from loraplex.platform.services.api_keys import KeyAuthority
-from loraplex.platform.services.unit_of_work import UnitOfWork, require_revision
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.delegation import KeyDelegation
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository, QuotaState
 from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
+from loraplex.tenants.unit_of_work import UnitOfWork, require_revision
 
 ACTION = "quotas.change"
 

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import msgspec
 
-from loraplex.platform.services.stored_responses import EncryptedResponses, StoredResponse
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.idempotency import RepeatableRequest
+from loraplex.tenants.stored_responses import EncryptedResponses, StoredResponse
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 ResultT = TypeVar("ResultT")
 

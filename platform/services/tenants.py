@@ -10,13 +10,13 @@ from typing import Any, Final
 from uuid import UUID
 
 from loraplex.platform.services import quotas
-from loraplex.platform.services.unit_of_work import UnitOfWork, require_revision
 from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.accounts.tenants import TenantRepository, TierChange
 from loraplex.tenants.admission import fences
 from loraplex.tenants.api_keys.keys import IssuedKey, KeyRepository
-from loraplex.tenants.api_keys.scopes import TENANT_ADMIN
 from loraplex.tenants.models import Tenant
+from loraplex.tenants.scopes import TENANT_ADMIN
+from loraplex.tenants.unit_of_work import UnitOfWork, require_revision
 
 FIRST_KEY_NAME: Final = "admin"
 SNAPSHOT: Final = (

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from loraplex.adapters.uploads.service import Receive, Uploads
-from loraplex.platform.services.actors import Actor
-from loraplex.platform.services.unit_of_work import UnitOfWork
+from loraplex.tenants.actors import Actor
 from loraplex.tenants.models import AdapterVersion, Upload
 from loraplex.tenants.registry.uploads import DeclaredFile, UploadRepository
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 
 async def open_upload(

@@ -7,7 +7,6 @@ again.
 from typing import Any
 from uuid import UUID
 
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.admission import fences
 from loraplex.tenants.errors import InUse
 from loraplex.tenants.models import AdapterVersion
@@ -15,6 +14,7 @@ from loraplex.tenants.registry.adapters import AdapterRepository, ProfileChange,
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion
 from loraplex.tenants.registry.versions import VersionStates, target_of
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 
 async def change_profile(

@@ -18,9 +18,6 @@ from loraplex.platform.auth.authenticator import Caller, OperatorCaller
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.observability.request_id import request_id_of
-from loraplex.platform.services.actors import Actor, key_actor, operator_actor
-from loraplex.platform.services.stored_responses import EncryptedResponses, StoredResponse
-from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 from loraplex.platform.web.cursors import Cursors, Page, page_of
 from loraplex.platform.web.request_bodies import body_sha256
@@ -32,7 +29,10 @@ from loraplex.platform.web.responses import (
     to_stored,
 )
 from loraplex.platform.web.sorting import KeyT, RowT, SortOrder
+from loraplex.tenants.actors import Actor, key_actor, operator_actor
 from loraplex.tenants.idempotency import RepeatableRequest
+from loraplex.tenants.stored_responses import EncryptedResponses, StoredResponse
+from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
 CURSOR_DOMAIN: Final = b"loraplex/cursor/v1"
 _IDEMPOTENCY_KEY: Final = re.compile(r"[!-~]{1,255}")

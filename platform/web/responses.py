@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from starlette.responses import Response
 
-from loraplex.platform.services.stored_responses import StoredResponse
+from loraplex.tenants.stored_responses import StoredResponse
 
 REPLAYED_HEADER: Final = "idempotency-replayed"
 UtcTime = Annotated[datetime, AfterValidator(lambda time: time.astimezone(UTC))]

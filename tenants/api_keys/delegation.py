@@ -21,9 +21,9 @@ from loraplex.tenants.api_keys.keys import (
     is_live,
 )
 from loraplex.tenants.api_keys.networks import are_covered, check_networks
-from loraplex.tenants.api_keys.scopes import KEYS_WRITE, OPERATOR_SCOPES, TENANT_SCOPES, effective_scopes
 from loraplex.tenants.errors import BoundNotHeld, ExpiredKey, RevokedKey, ScopeNotHeld
 from loraplex.tenants.models import ApiKey
+from loraplex.tenants.scopes import KEYS_WRITE, OPERATOR_SCOPES, TENANT_SCOPES, effective_scopes
 
 
 @dataclass(frozen=True, slots=True)

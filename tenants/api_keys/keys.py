@@ -14,7 +14,6 @@ from sqlalchemy.orm import InstrumentedAttribute, aliased, selectinload, with_ex
 
 from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key, is_key_id, parse_key
 from loraplex.tenants.api_keys.networks import check_networks
-from loraplex.tenants.api_keys.scopes import check_scopes
 from loraplex.tenants.database import default_limits
 from loraplex.tenants.errors import (
     CountReached,
@@ -29,6 +28,7 @@ from loraplex.tenants.errors import (
 )
 from loraplex.tenants.models import LIMIT_COLUMNS, ApiKey, Quota
 from loraplex.tenants.names import check_key_name
+from loraplex.tenants.scopes import check_scopes
 
 MAX_GRACE_SECONDS = 30 * 24 * 3600
 LAST_EXPIRY = datetime(3000, 1, 1, tzinfo=UTC)

@@ -13,7 +13,6 @@ from loraplex.tenants.models.adapters import (
     Upload,
     UploadPart,
 )
-from loraplex.tenants.models.base import Base
 from loraplex.tenants.models.billing import PriceEpoch, PriceVersion, RateCard, TenantBilling
 from loraplex.tenants.models.installation import Installation
 from loraplex.tenants.models.invoices import (
@@ -45,8 +44,10 @@ from loraplex.tenants.models.quotas import (
 from loraplex.tenants.models.records import AuditEntry, IdempotencyRecord
 from loraplex.tenants.models.usage import (
     LEVELS,
+    METERS,
     NO_ID,
     OUTCOMES,
+    MeterExport,
     MonthlyRollup,
     RequestPhases,
     RequestRollup,
@@ -54,11 +55,10 @@ from loraplex.tenants.models.usage import (
     UsageRollup,
     UsageTotal,
 )
-from loraplex.tenants.models.webhooks import (
+from loraplex.tenants.tables import Base
+from loraplex.tenants.webhooks.tables import (
     DELIVERY_STATES,
     EVENT_TYPES,
-    METERS,
-    MeterExport,
     OutboxEvent,
     WebhookDelivery,
     WebhookEndpoint,

@@ -6,8 +6,8 @@ from uuid import UUID, uuid4
 from sqlalchemy import CheckConstraint, FetchedValue, ForeignKey, Index, UniqueConstraint, func, text
 from sqlalchemy.orm import Mapped, mapped_column, query_expression, relationship
 
-from loraplex.tenants.models.base import Base, BigInt, Revision, one_of
 from loraplex.tenants.names import TENANT_NAME
+from loraplex.tenants.tables import Base, BigInt, Revision, one_of
 
 ENVIRONMENTS = ("live", "test", "op")
 KEY_KINDS = ("key", "console")

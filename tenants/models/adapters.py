@@ -10,8 +10,8 @@ from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index,
 from sqlalchemy.dialects.postgresql import CHAR
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex.tenants.models.base import Base, BigInt, Revision, one_of
 from loraplex.tenants.names import ADAPTER_NAME, ALIAS_NAME
+from loraplex.tenants.tables import Base, BigInt, Revision, one_of
 
 VERSION_STATES = ("uploading", "validating", "ready", "rejected", "deprecated", "deleting", "quarantined")
 TOOL_STYLES = ("hermes", "llama3", "mistral", "generic")

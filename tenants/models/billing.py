@@ -20,8 +20,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import TSTZRANGE, ExcludeConstraint, Range
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex.tenants.models.base import Base, BigInt, Revision
 from loraplex.tenants.names import ADAPTER_NAME, TENANT_NAME
+from loraplex.tenants.tables import Base, BigInt, Revision
 
 CURRENCY = r"^[A-Z]{3}$"
 MAX_TAX_RATE_PPM = 1_000_000

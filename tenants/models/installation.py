@@ -5,7 +5,7 @@ from datetime import datetime
 from sqlalchemy import CheckConstraint, func, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex.tenants.models.base import Base
+from loraplex.tenants.tables import Base
 
 
 class Installation(Base):

@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import CHAR
 from sqlalchemy.orm import Mapped, mapped_column
 from sqlalchemy.schema import UniqueConstraint
 
-from loraplex.tenants.models.base import Base, BigInt, one_of
+from loraplex.tenants.tables import Base, BigInt, one_of
 
 INVOICE_STATES = ("draft", "final", "paid", "void")
 LINE_KINDS = ("usage", "adjustment", "minimum")

@@ -12,8 +12,8 @@ from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint, fun
 from sqlalchemy.dialects.postgresql import INET
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex.tenants.models.base import Base, BigInt, Revision, one_of
 from loraplex.tenants.names import EMAIL, TENANT_NAME
+from loraplex.tenants.tables import Base, BigInt, Revision, one_of
 
 ROLES = ("admin", "developer", "billing", "viewer")
 INVITATION_PURPOSES = ("member", "operator", "sign_up")

@@ -7,8 +7,8 @@ from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index,
 from sqlalchemy.dialects.postgresql import CHAR
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex.tenants.models.base import Base, BigInt, Revision, one_of
 from loraplex.tenants.models.usage import LEVELS
+from loraplex.tenants.tables import Base, BigInt, Revision, one_of
 
 LIMIT_COLUMNS = (
     "requests_per_minute",

@@ -8,7 +8,7 @@ from sqlalchemy import CheckConstraint, ForeignKey, Index, func
 from sqlalchemy.dialects.postgresql import INET
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex.tenants.models.base import Base, one_of
+from loraplex.tenants.tables import Base, one_of
 
 ACTOR_KINDS = ("key", "operator", "command", "system", "user")
 

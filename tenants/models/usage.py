@@ -7,11 +7,22 @@ from decimal import Decimal
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import CHAR, BigInteger, CheckConstraint, ForeignKey, Index, Numeric, func
+from sqlalchemy import (
+    CHAR,
+    BigInteger,
+    CheckConstraint,
+    ForeignKey,
+    Identity,
+    Index,
+    Numeric,
+    UniqueConstraint,
+    func,
+    text,
+)
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex.tenants.models.base import Base, BigInt, one_of
+from loraplex.tenants.tables import Base, BigInt, one_of
 
 LEVELS = ("tenant", "key", "adapter")
 OUTCOMES = ("completed", "aborted", "failed", "revoked", "unknown")
@@ -176,3 +187,33 @@ class UsageTotal(Base):
     requests: Mapped[BigInt]
     tokens: Mapped[BigInt]
     amount_nano: Mapped[BigInt]
+
+
+METERS = ("prompt", "cached_prompt", "completion")
+"""The classes of tokens, each with a meter of its own."""
+
+
+class MeterExport(Base):
+    """One meter event: what a tenant used of one class of tokens in one UTC hour and was not exported before.
+
+    Rows that reach a closed hour late become another event with the next `sequence`. `value` may be negative, after a
+    correction.
+    """
+
+    __tablename__ = "meter_exports"
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "hour", "meter", "sequence"),
+        Index("ix_meter_exports_unsent", "id", postgresql_where=text("sent_at IS NULL")),
+        Index("ix_meter_exports_hour", "hour"),
+        CheckConstraint(one_of("meter", METERS), name="meter"),
+        CheckConstraint("value <> 0 AND sequence >= 1", name="value"),
+    )
+
+    id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True)
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"))
+    hour: Mapped[datetime]
+    meter: Mapped[str]
+    sequence: Mapped[int]
+    value: Mapped[BigInt]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    sent_at: Mapped[datetime | None]

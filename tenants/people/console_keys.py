@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.api_keys.key_format import generate_key
 from loraplex.tenants.api_keys.keys import LOCK, IssuedKey
-from loraplex.tenants.api_keys.scopes import check_scopes
 from loraplex.tenants.models import ApiKey
+from loraplex.tenants.scopes import check_scopes
 
 KIND: Final = "console"
 MAX_LIVE: Final = 3

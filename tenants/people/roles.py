@@ -2,7 +2,9 @@
 
 from typing import Final
 
-from loraplex.tenants.api_keys.scopes import (
+from loraplex.tenants.errors import InvalidField
+from loraplex.tenants.models import ROLES
+from loraplex.tenants.scopes import (
     ADAPTERS_READ,
     ADAPTERS_WRITE,
     BILLING_READ,
@@ -13,8 +15,6 @@ from loraplex.tenants.api_keys.scopes import (
     USAGE_READ,
     effective_scopes,
 )
-from loraplex.tenants.errors import InvalidField
-from loraplex.tenants.models import ROLES
 
 ADMIN: Final = "admin"
 ROLE_SCOPES: Final = {

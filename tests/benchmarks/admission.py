@@ -38,12 +38,12 @@ from loraplex.platform.processes.gc_tuning import freeze_gc
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController, SettledUsage
 from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository
-from loraplex.tenants.api_keys.scopes import INFERENCE
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
 from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.models import Quota
 from loraplex.tenants.quotas.limits import COUNTED
+from loraplex.tenants.scopes import INFERENCE
 from loraplex.tenants.valkey import open_valkey
 
 WITHOUT, UNLIMITED, LIMITED = "without admission", "no limit set", "every limit, at both levels"

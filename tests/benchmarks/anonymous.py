@@ -40,7 +40,7 @@ from loraplex.platform.bench.latency_metrics import percentile
 from loraplex.platform.bench.local_server import LocalServer
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.bench.workload import arrival_offsets
-from loraplex.platform.web.console.app import ConsoleRoute
+from loraplex.platform.web.console_app import ConsoleRoute
 
 CPU: Final = ("cpu_ms", "cpu_ms_networks", "cpu_ms_first")
 COLUMNS: Final = (*CPU, "statuses", "outbound", "p99_ms", "p99_ms_without")

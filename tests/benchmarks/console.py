@@ -34,8 +34,8 @@ from tests.platform.sent_statements import sent_statements
 
 from loraplex.adapters.limits import UploadConfig
 from loraplex.platform.bench.report import Case, Ratio, Report
-from loraplex.platform.web.console.app import ConsoleOptions, create_console
-from loraplex.platform.web.console.routes import page_routers
+from loraplex.platform.web.console_app import ConsoleOptions, create_console
+from loraplex.platform.web.page_routes import page_routers
 from loraplex.tenants.database import Database
 
 MAX_MS, MAX_BYTES = 200.0, 150_000

@@ -13,14 +13,13 @@ import httpx
 from fastapi import FastAPI
 from sqlalchemy import text
 from tests.benchmarks.ledger_rows import LedgerShape, months_until
-from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched
+from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched
 
 from loraplex.platform.bench.report import BenchFailed
 from loraplex.platform.observability.request_id import RequestIds
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.billing import invoices
-from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.platform.web.console.cookies import SESSION_COOKIE
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.invoices.invoices import invoice_id
 from loraplex.tenants.invoices.months import Month
@@ -29,6 +28,7 @@ from loraplex.tenants.people.sessions import ABSOLUTE, NewSession, SessionReposi
 from loraplex.tenants.people.users import UserRepository
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
+from loraplex.tenants.unit_of_work import unit_of_work
 
 AUDITED: Final = 2000
 """Entries of each tenant in the audit log."""

@@ -35,11 +35,11 @@ from loraplex.platform.web.app import create_app
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.api_keys.scopes import INFERENCE
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Quota
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
+from loraplex.tenants.scopes import INFERENCE
 
 MODULE: Final = "tests.benchmarks.gateway"
 BASE, ADAPTER = "base", "pirate"

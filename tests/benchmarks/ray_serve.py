@@ -21,9 +21,9 @@ from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.datastores.migrations import upgrade
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.api_keys.scopes import INFERENCE
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Quota
+from loraplex.tenants.scopes import INFERENCE
 
 COLUMNS: Final = ("value", "unit")
 LIMIT_S: Final = 1200.0

@@ -13,9 +13,9 @@ import msgspec
 from loraplex.platform.datastores.migrations import newest_revision, upgrade
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.api_keys.scopes import INFERENCE
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Quota
+from loraplex.tenants.scopes import INFERENCE
 
 MODULE: Final = "tests.benchmarks.rolling_tenants"
 

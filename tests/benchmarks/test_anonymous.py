@@ -21,7 +21,7 @@ from tests.benchmarks.anonymous import (
 )
 
 from loraplex.platform.bench.report import BenchFailed, Case
-from loraplex.platform.web.console.app import ConsoleRoute
+from loraplex.platform.web.console_app import ConsoleRoute
 
 
 async def answer(request: Request) -> Response:

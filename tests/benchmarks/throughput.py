@@ -31,9 +31,9 @@ from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.processes.gc_tuning import freeze_gc
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.api_keys.scopes import INFERENCE
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Quota
+from loraplex.tenants.scopes import INFERENCE
 
 COLUMNS: Final = (
     *("rate", "requests", "errors", "own_p50_ms", "own_p99_ms"),

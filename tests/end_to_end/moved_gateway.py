@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import pytest
 from tests.end_to_end.gateway_farm import JOURNAL_BYTES, services
-from tests.platform.web.conftest import served
+from tests.platform.web.gateway import served
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.cli.billing import usage

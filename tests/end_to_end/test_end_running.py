@@ -22,12 +22,12 @@ from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.datastores.embedded.servers import ServerPair
 from loraplex.platform.datastores.migrations import upgrade
 from loraplex.platform.services import adapters, tenants, versions
-from loraplex.platform.services.actors import Actor
-from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.actors import Actor
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Quota
+from loraplex.tenants.unit_of_work import unit_of_work
 
 __all__ = ["external"]
 

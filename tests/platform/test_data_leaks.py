@@ -26,7 +26,7 @@ from tests.platform.server.serve_process import (
     stores,
     until,
 )
-from tests.platform.web.tenant.upload_server import CONFIG, WEIGHTS, declared
+from tests.platform.web.upload_server import CONFIG, WEIGHTS, declared
 
 from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key
 

@@ -10,8 +10,8 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.platform.web.tenant.upload_program import submit_whole
-from tests.platform.web.tenant.upload_server import CONFIG, UploadHome
 from tests.platform.web.test_endpoint import caller_of
+from tests.platform.web.upload_server import CONFIG, UploadHome
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.errors import Overloaded, ShareExceeded

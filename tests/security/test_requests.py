@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
-from tests.platform.web.conftest import BASE_MODEL, StartGateway
+from tests.platform.web.gateway import BASE_MODEL, StartGateway
 from tests.platform.web.route_table import in_process
 
 from loraplex.platform.errors import GatewayError

@@ -9,12 +9,12 @@ from sqlalchemy import select, text, update
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.api_keys.scopes import INFERENCE
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import ApiKey, Quota
-from loraplex.tenants.outbox.meter_events import WINDOW
 from loraplex.tenants.people.console_keys import issue_console_key
 from loraplex.tenants.retention import METER_EVENTS, Retention, RetentionRepository, first_id_at
+from loraplex.tenants.scopes import INFERENCE
+from loraplex.tenants.usage.meter_events import WINDOW
 
 AUDIT = (
     "INSERT INTO audit_entries (id, at, actor_kind, actor, action, target)"

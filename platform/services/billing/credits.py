@@ -4,10 +4,10 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.billing.tenant_billing import TenantBillings
 from loraplex.tenants.invoices.credits import DEFAULT_PRIORITY, CreditRepository, GrantedCredit, NewCredit
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 
 async def grant(

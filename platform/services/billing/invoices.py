@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.errors import InvalidField, MonthNotOver, NothingToBill
 from loraplex.tenants.invoices.content import compute_contents
 from loraplex.tenants.invoices.invoices import InvoiceRepository
@@ -17,8 +16,9 @@ from loraplex.tenants.invoices.locks import lock_tenant
 from loraplex.tenants.invoices.months import Month, passed_everywhere
 from loraplex.tenants.invoices.terms import billing_terms
 from loraplex.tenants.models import Invoice
-from loraplex.tenants.outbox.events import InvoiceFinalized
-from loraplex.tenants.outbox.outbox import Outbox
+from loraplex.tenants.unit_of_work import UnitOfWork
+from loraplex.tenants.webhooks.events import InvoiceFinalized
+from loraplex.tenants.webhooks.outbox import Outbox
 
 MAX_REFERENCE: Final = 200
 SNAPSHOT: Final = ("number", "state", "month", "currency", "total_micro", "paid_reference")

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.billing.preview import RatedUsage, rate
 from loraplex.tenants.billing.price_table import CardKey
@@ -19,6 +18,7 @@ from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.billing.rate_cards import CardVersion, RateCards
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.quotas.periods import period_start, periods_of
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 ACTION = "rate-card.create"
 MONTH: Final = "20[0-9]{2}-(0[1-9]|1[0-2])"

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
 
-from loraplex.platform.services.unit_of_work import UnitOfWork, require_revision
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.billing.tenant_billing import BillingData, TenantBillings
+from loraplex.tenants.unit_of_work import UnitOfWork, require_revision
 
 ACTION = "billing.change"
 

@@ -3,9 +3,9 @@
 from typing import Any, Final
 from uuid import UUID
 
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.ledger.corrections import UsageCorrections
 from loraplex.tenants.models import UsageRecord
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 ACTION: Final = "usage.correct"
 

@@ -15,13 +15,13 @@ from loraplex.platform.auth.client_address import client_network
 from loraplex.platform.services.people.identity import person_actor
 from loraplex.platform.services.people.recovery_codes import recovery_code, use_recovery_code
 from loraplex.platform.services.people.totp import SecondFactorSecrets, matching_step
-from loraplex.platform.services.stored_responses import DeriveKey
-from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.database import Database, writing
 from loraplex.tenants.errors import SecondFactorNeeded, SignInRefused
 from loraplex.tenants.people.passwords import password_matches
 from loraplex.tenants.people.throttle import SignInTries
 from loraplex.tenants.people.users import CredentialRepository, Credentials
+from loraplex.tenants.stored_responses import DeriveKey
+from loraplex.tenants.unit_of_work import unit_of_work
 
 WRONG_PAIR: Final = "Email or password is wrong."
 WRONG_CODE: Final = "The code is wrong, or was used already: enter the newest one."

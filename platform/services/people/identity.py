@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
-from loraplex.platform.services.actors import Actor, operator_actor
+from loraplex.tenants.actors import Actor, operator_actor
 from loraplex.tenants.people.roles import VIEWING_SCOPES, scopes_of
 from loraplex.tenants.people.sessions import ABSOLUTE, FoundSession
 

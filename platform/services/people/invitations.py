@@ -13,8 +13,6 @@ from loraplex.platform.services.people.credentials import Check
 from loraplex.platform.services.people.identity import person_actor
 from loraplex.platform.services.people.sessions import Area
 from loraplex.platform.services.people.sign_in import Client, SignedIn, find_link, open_session
-from loraplex.platform.services.stored_responses import DeriveKey
-from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.tenants.database import Database, writing
 from loraplex.tenants.errors import InvalidField, LinkNotValid, SignUpClosed
 from loraplex.tenants.names import check_email, check_person_name
@@ -24,6 +22,8 @@ from loraplex.tenants.people.passwords import check_password, hash_password
 from loraplex.tenants.people.roles import ADMIN
 from loraplex.tenants.people.sign_up_plans import SignUpPlanRepository
 from loraplex.tenants.people.users import CredentialRepository, Credentials, UserRepository
+from loraplex.tenants.stored_responses import DeriveKey
+from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,13 +16,13 @@ from loraplex.platform.services.people.identity import person_actor
 from loraplex.platform.services.people.link_addresses import SIGN_IN_PATH, link_address
 from loraplex.platform.services.people.mail import MailServer
 from loraplex.platform.services.people.sign_up import is_open
-from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import SignInSlowed, SignUpClosed
 from loraplex.tenants.names import check_email
 from loraplex.tenants.people.links import SIGN_UP_LIFETIME, InvitationRepository
 from loraplex.tenants.people.throttle import SignInTries
 from loraplex.tenants.people.users import CredentialRepository, Credentials
+from loraplex.tenants.unit_of_work import unit_of_work
 
 LOG: Final = structlog.get_logger("loraplex.mail")
 

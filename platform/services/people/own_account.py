@@ -11,12 +11,12 @@ from typing import Final
 
 from loraplex.platform.services.people.credentials import Check
 from loraplex.platform.services.people.identity import ConsoleSession
-from loraplex.platform.services.stored_responses import DeriveKey
-from loraplex.platform.services.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import SignInRefused
 from loraplex.tenants.people.recovery_codes import RecoveryCodeRepository
 from loraplex.tenants.people.users import CredentialRepository
+from loraplex.tenants.stored_responses import DeriveKey
+from loraplex.tenants.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work
 
 FRESH: Final = timedelta(minutes=5)
 """The time after a sign-in for which it stands for the password of an account that has none."""

@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from loraplex.platform.services.people.identity import person_actor
 from loraplex.platform.services.people.own_account import OwnAccount
 from loraplex.platform.services.people.sessions import end_all_sessions, renew_session
-from loraplex.platform.services.unit_of_work import PolicyPublisher, unit_of_work
 from loraplex.tenants.database import Database, writing
 from loraplex.tenants.errors import LinkNotValid
 from loraplex.tenants.people.links import LinkRepository
 from loraplex.tenants.people.passwords import check_password, hash_password
 from loraplex.tenants.people.users import CredentialRepository
+from loraplex.tenants.unit_of_work import PolicyPublisher, unit_of_work
 
 
 async def change_password(own: OwnAccount, new: str) -> str:

@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 from loraplex.platform.services.people.identity import ConsoleSession
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.errors import ScopeNotHeld
 from loraplex.tenants.people.console_keys import issue_console_key
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 LIFETIME: Final = timedelta(minutes=10)
 NAMES: Final = {"inference": "playground", "adapters:write": "uploader"}

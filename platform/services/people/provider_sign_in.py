@@ -12,11 +12,11 @@ from loraplex.platform.services.people.identity import person_actor
 from loraplex.platform.services.people.invitations import grant, new_account
 from loraplex.platform.services.people.sessions import Area, end_all_sessions
 from loraplex.platform.services.people.sign_in import Client, SignedIn, find_link, open_session
-from loraplex.platform.services.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work
 from loraplex.tenants.database import Database, writing
 from loraplex.tenants.errors import LinkNotValid, SignInRefused
 from loraplex.tenants.people.links import Link, LinkRepository
 from loraplex.tenants.people.users import CredentialRepository, Credentials
+from loraplex.tenants.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work
 
 
 async def sign_in_by_provider(

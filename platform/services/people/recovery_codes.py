@@ -9,8 +9,8 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.platform.services.stored_responses import DeriveKey
 from loraplex.tenants.people.recovery_codes import RecoveryCodeRepository
+from loraplex.tenants.stored_responses import DeriveKey
 
 DOMAIN: Final = b"loraplex/recovery-code/v1"
 COUNT: Final = 10

@@ -15,10 +15,10 @@ from loraplex.platform.services.people.own_account import OwnAccount
 from loraplex.platform.services.people.recovery_codes import issue_recovery_codes
 from loraplex.platform.services.people.sessions import renew_session
 from loraplex.platform.services.people.totp import STEP_S, SecondFactorSecrets, matching_step
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.database import writing
 from loraplex.tenants.errors import InvalidField, SecondFactorState
 from loraplex.tenants.people.users import CredentialRepository
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 ISSUER: Final = "loraplex"
 

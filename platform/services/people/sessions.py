@@ -11,7 +11,6 @@ from typing import Final, Literal, TypeAlias
 from uuid import UUID
 
 from loraplex.platform.services.people.identity import ConsoleSession, console_session
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database, writing
 from loraplex.tenants.errors import TenantNotFound, UserNotFound
@@ -20,6 +19,7 @@ from loraplex.tenants.people.console_keys import end_console_keys
 from loraplex.tenants.people.memberships import MembershipRepository
 from loraplex.tenants.people.sessions import SessionOfPerson, SessionRepository
 from loraplex.tenants.people.users import CredentialRepository
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 Area: TypeAlias = Literal["tenant", "operator"]
 SEEN_EVERY: Final = timedelta(minutes=1)

@@ -10,7 +10,6 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.accounts.tenants import check_weight
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField
@@ -18,6 +17,7 @@ from loraplex.tenants.models import SignUpPlan
 from loraplex.tenants.names import check_tier
 from loraplex.tenants.people.sign_up_plans import SignUpPlanRepository
 from loraplex.tenants.quotas.limits import QuotaLimits
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 TARGET = "sign-up-plan"
 

@@ -12,7 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.services.people.invitations import accept_invitation
 from loraplex.platform.services.people.sessions import leave_tenant
-from loraplex.platform.services.unit_of_work import UnitOfWork, require_revision
 from loraplex.tenants.api_keys.delegation import KeyDelegation
 from loraplex.tenants.database import writing
 from loraplex.tenants.errors import AlreadyMember, InvitationPending, ResetForbidden
@@ -27,6 +26,7 @@ from loraplex.tenants.people.memberships import MembershipRepository
 from loraplex.tenants.people.roles import ROLE_SCOPES, check_role
 from loraplex.tenants.people.team import TeamEntry, TeamRepository
 from loraplex.tenants.people.users import CredentialRepository
+from loraplex.tenants.unit_of_work import UnitOfWork, require_revision
 
 __all__ = [
     "Invited",

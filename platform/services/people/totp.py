@@ -10,8 +10,8 @@ from uuid import UUID
 import pyotp
 from cryptography.fernet import Fernet, InvalidToken
 
-from loraplex.platform.services.stored_responses import DeriveKey
 from loraplex.tenants.errors import SecondFactorState
+from loraplex.tenants.stored_responses import DeriveKey
 
 DOMAIN: Final = b"loraplex/totp/v1"
 STEP_S: Final = 30

@@ -9,12 +9,12 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.api_keys.keys import MAX_GRACE_SECONDS, KeyRepository, KeyState, is_live
-from loraplex.tenants.api_keys.scopes import TENANT_SCOPES
 from loraplex.tenants.ids import canonical_uuid
 from loraplex.tenants.ledger.recent_requests import hourly_requests
 from loraplex.tenants.ledger.usage_reports import UsageQuery, UsageSums, usage_rows
 from loraplex.tenants.models import ApiKey
 from loraplex.tenants.rfc3339 import utc_text, zoned_time
+from loraplex.tenants.scopes import TENANT_SCOPES
 
 __all__ = [
     "ALL_SCOPES",

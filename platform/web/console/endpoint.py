@@ -23,9 +23,7 @@ from loraplex.platform.services.people.errors import SignInSlowed
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.people.sessions import Area, find_session
 from loraplex.platform.services.people.sign_in import SignedIn
-from loraplex.platform.services.stored_responses import EncryptedResponses
 from loraplex.platform.services.stored_results import SentForm, run_once
-from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 from loraplex.platform.web.console.cookies import OPERATOR_PATH, TENANT_PATH, Cookies, Undo, area_of
 from loraplex.platform.web.console.csrf import is_token, masked
@@ -33,6 +31,8 @@ from loraplex.platform.web.console.forms import CSRF_HEADER, Form
 from loraplex.platform.web.console.navigation import OPERATOR_AREA, TENANT_AREA, navigation
 from loraplex.platform.web.console.origin import PublicOrigin
 from loraplex.platform.web.console.templating import Templates
+from loraplex.tenants.stored_responses import EncryptedResponses
+from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
 FoundT = TypeVar("FoundT")
 ResultT = TypeVar("ResultT")

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 from cryptography.fernet import Fernet, InvalidToken
 
-from loraplex.platform.services.stored_responses import DeriveKey
+from loraplex.tenants.stored_responses import DeriveKey
 
 DOMAIN: Final = b"loraplex/sign-in-ticket/v1"
 LIFETIME_S: Final = 300

@@ -5,13 +5,14 @@ from pathlib import Path
 from secrets import token_urlsafe
 from typing import Any, Final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PrefixLoader, StrictUndefined
 from markupsafe import Markup
 
 from loraplex.platform.static_files import StaticFiles
 from loraplex.platform.web.console.formatting import FILTERS
 
-FOLDER: Final = Path(__file__).parent
+SHARED: Final = Path(__file__).parent / "templates"
+ROOMS: Final = Path(__file__).parents[1]
 
 
 class Templates:
@@ -19,7 +20,7 @@ class Templates:
 
     def __init__(self, static: StaticFiles) -> None:
         self._environment = Environment(
-            loader=FileSystemLoader(FOLDER / "templates"),
+            loader=ChoiceLoader([FileSystemLoader(SHARED), PrefixLoader(_rooms())]),
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,
@@ -40,6 +41,11 @@ class Templates:
         # The imports at the head of the template run before its parent writes anything.
         next(loaded.root_render_func(scope))
         return "".join(loaded.blocks[block](scope))
+
+
+def _rooms() -> dict[str, FileSystemLoader]:
+    """Return the templates of each room by its name, the first part of their names."""
+    return {folder.parent.name: FileSystemLoader(folder) for folder in ROOMS.glob("*/templates")}
 
 
 def new_idempotency_key() -> str:

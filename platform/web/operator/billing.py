@@ -11,7 +11,6 @@ from starlette.responses import Response
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.services.billing import tenant_billing
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.etags import if_match
 from loraplex.platform.web.openapi import described
@@ -23,6 +22,7 @@ from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.billing.tenant_billing import BillingData, TenantBillings
 from loraplex.tenants.models.billing import MAX_TAX_RATE_PPM
 from loraplex.tenants.quotas.limits import MAX_BUDGET
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 # Line breaks are part of an address; other control characters are not.
 _LINE: Final = r"^[^\x00-\x1f\x7f]*$"

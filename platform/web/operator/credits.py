@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
 from loraplex.platform.services.billing import credits
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.platform.web.cursors import Page
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.openapi import described, listed
@@ -28,6 +27,7 @@ from loraplex.tenants.invoices.credits import (
     GrantedCredit,
 )
 from loraplex.tenants.models.invoices import MAX_CREDIT_MICRO
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 
 class NewCreditBody(RequestModel):

@@ -11,7 +11,6 @@ from starlette.responses import Response
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.services.billing import invoices
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.openapi import described, listed
 from loraplex.platform.web.request_bodies import RequestModel, request_model
@@ -35,6 +34,7 @@ from loraplex.tenants.errors import TenantNotFound
 from loraplex.tenants.invoices.invoices import InvoiceDetails, InvoiceRepository
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.models import Invoice
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 OPERATOR_FILTERS: Final = {"tenant_id": "Only invoices of this tenant.", **FILTERS}
 

@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
 from loraplex.platform.services import quotas
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.etags import if_match
 from loraplex.platform.web.openapi import described
@@ -21,6 +20,7 @@ from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.default_limits import MAX_DEFAULT_TOKENS
 from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 
 class TenantLimitsDocument(ResponseModel):

@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
 from loraplex.platform.services.billing import rate_cards
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.platform.web.cursors import Page, page_parameters
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.openapi import described, listed
@@ -34,6 +33,7 @@ from loraplex.platform.web.schemas.rate_cards import (
 )
 from loraplex.tenants.billing.preview import totals
 from loraplex.tenants.billing.rate_cards import CardVersion, RateCards
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 FILTERS: Final = {
     "id": "Only this version.",

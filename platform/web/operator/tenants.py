@@ -16,7 +16,6 @@ from starlette.responses import Response
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.services import tenants
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.etags import if_match
 from loraplex.platform.web.openapi import described, listed
@@ -33,6 +32,7 @@ from loraplex.platform.web.sorting import SortOrder, by_text
 from loraplex.tenants.accounts.tenants import MAX_WEIGHT, TenantRepository, TierChange
 from loraplex.tenants.models import Tenant
 from loraplex.tenants.names import TENANT_NAME
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 BY_NAME: Final[SortOrder[Tenant, str]] = by_text(lambda tenant: tenant.name)
 Name = Annotated[str, Field(pattern=TENANT_NAME)]

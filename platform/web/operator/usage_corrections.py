@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
 from loraplex.platform.services.billing import usage_corrections
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.openapi import described
 from loraplex.platform.web.request_bodies import RequestModel, request_model
@@ -17,6 +16,7 @@ from loraplex.platform.web.responses import ApiResponse, ResponseModel, document
 from loraplex.tenants.admission.controller import AdmissionController
 from loraplex.tenants.ledger.corrections import MAX_REASON
 from loraplex.tenants.models import UsageRecord
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 
 class UsageCorrection(RequestModel):

@@ -5,12 +5,12 @@ from uuid import UUID
 
 from pydantic import Field, WithJsonSchema
 
-from loraplex.platform.services.webhooks import MAX_GRACE_S, IssuedWebhook
 from loraplex.platform.web.request_bodies import RequestModel
 from loraplex.platform.web.responses import ResponseModel, UtcTime
 from loraplex.tenants.models import DELIVERY_STATES, EVENT_TYPES, WebhookEndpoint
-from loraplex.tenants.outbox.endpoints import Delivery
-from loraplex.tenants.outbox.receiver_urls import MAX_URL_LENGTH
+from loraplex.tenants.webhooks.endpoints import Delivery
+from loraplex.tenants.webhooks.receiver_urls import MAX_URL_LENGTH
+from loraplex.tenants.webhooks.use_cases import MAX_GRACE_S, IssuedWebhook
 
 DEFAULT_GRACE_S = 24 * 3600
 Url = Annotated[str, Field(min_length=1, max_length=MAX_URL_LENGTH)]

@@ -9,17 +9,17 @@ from starlette.responses import Response
 
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.services import adapters
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.etags import if_match, if_match_or_any
 from loraplex.platform.web.openapi import described, listed
 from loraplex.platform.web.request_bodies import RequestModel, request_model
 from loraplex.platform.web.responses import ApiResponse, ResponseModel, UtcTime, documented
 from loraplex.platform.web.sorting import SortOrder, by_text
-from loraplex.tenants.api_keys.scopes import ADAPTERS_READ, ADAPTERS_WRITE
 from loraplex.tenants.models import Adapter
 from loraplex.tenants.names import ADAPTER_NAME
 from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.scopes import ADAPTERS_READ, ADAPTERS_WRITE
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 MAX_DESCRIPTION: Final = 1000
 BY_NAME: Final[SortOrder[Adapter, str]] = by_text(lambda adapter: adapter.name)

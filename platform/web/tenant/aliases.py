@@ -12,16 +12,16 @@ from starlette.responses import Response
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.services import aliases
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.etags import ABSENT, if_match_or_any, if_match_or_new
 from loraplex.platform.web.openapi import described, listed
 from loraplex.platform.web.request_bodies import RequestModel, request_model
 from loraplex.platform.web.responses import ApiResponse, ResponseModel, UtcTime, documented
 from loraplex.platform.web.sorting import SortOrder, by_text
-from loraplex.tenants.api_keys.scopes import ADAPTERS_READ, ADAPTERS_WRITE
 from loraplex.tenants.registry.adapters import MAX_VERSION
 from loraplex.tenants.registry.aliases import MAX_TARGETS, WHOLE, AliasRepository, AliasState
+from loraplex.tenants.scopes import ADAPTERS_READ, ADAPTERS_WRITE
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 BY_NAME: Final[SortOrder[AliasState, str]] = by_text(lambda state: state.alias)
 

@@ -10,8 +10,8 @@ from loraplex.platform.services import audit
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.openapi import listed
 from loraplex.platform.web.schemas.audit import BY_ID, AuditedChange, fields
-from loraplex.tenants.api_keys.scopes import TENANT_ADMIN
 from loraplex.tenants.models import AuditEntry
+from loraplex.tenants.scopes import TENANT_ADMIN
 
 FILTERS: Final = {
     "action": "Only this action, such as `alias.move`.",

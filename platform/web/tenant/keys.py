@@ -11,7 +11,6 @@ from starlette.responses import Response
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.services import api_keys
 from loraplex.platform.services.api_keys import KeyAuthority, delegated_keys
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.platform.web.cursors import flag, flag_parameter
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.etags import if_match
@@ -28,8 +27,9 @@ from loraplex.platform.web.schemas.keys import (
 )
 from loraplex.platform.web.sorting import SortOrder, by_time
 from loraplex.tenants.api_keys.keys import IssuedKey, KeyRepository
-from loraplex.tenants.api_keys.scopes import KEYS_WRITE
 from loraplex.tenants.models import ApiKey
+from loraplex.tenants.scopes import KEYS_WRITE
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 END_RUNNING: Final = (
     "Whether the key's running requests end within 2 s, on every gateway, and are billed by what was delivered; "

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.services import quotas
 from loraplex.platform.services.quotas import ChangedLimits
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.platform.web.cursors import page_parameters
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.etags import if_match
@@ -37,6 +36,7 @@ from loraplex.tenants.errors import RefusalNotFound
 from loraplex.tenants.quotas.delegated_quotas import Place, QuotaRepository, QuotaState, ResourceUse
 from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.quotas.threshold_events import Event, quota_events
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 READ: Final = "usage:read"
 KEYS_WRITE: Final = "keys:write"

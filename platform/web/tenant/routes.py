@@ -8,8 +8,6 @@ from fastapi import APIRouter
 
 from loraplex.platform.auth.authenticator import Authenticator
 from loraplex.platform.inference.dependencies import GatewayDependencies
-from loraplex.platform.services.webhook_secrets import WebhookSecrets
-from loraplex.platform.services.webhooks import WebhookRules
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.tenant.adapters import adapters_router
 from loraplex.platform.web.tenant.aliases import aliases_router
@@ -23,7 +21,9 @@ from loraplex.platform.web.tenant.uploads import uploads_router
 from loraplex.platform.web.tenant.usage import usage_router
 from loraplex.platform.web.tenant.users import users_router
 from loraplex.platform.web.tenant.versions import versions_router
-from loraplex.platform.web.tenant.webhooks import webhooks_router
+from loraplex.platform.web.webhooks.routes import webhooks_router
+from loraplex.tenants.webhooks.encrypted_secrets import WebhookSecrets
+from loraplex.tenants.webhooks.use_cases import WebhookRules
 
 
 def tenant_router(

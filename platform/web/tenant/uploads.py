@@ -17,8 +17,6 @@ from loraplex.adapters.uploads.service import Uploads
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.observability.request_id import request_id_of
 from loraplex.platform.services import uploads as use_cases
-from loraplex.platform.services.actors import Actor, key_actor
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.platform.tenant_limiter import TenantLimiter
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.openapi import described
@@ -39,9 +37,11 @@ from loraplex.platform.web.schemas.uploads import (
 )
 from loraplex.platform.web.tenant.multipart_upload import FRAME_BYTES, receive_folder
 from loraplex.platform.web.transport.body_stream import BodyChunks, declared_size
+from loraplex.tenants.actors import Actor, key_actor
 from loraplex.tenants.errors import UploadNotFound
 from loraplex.tenants.ids import canonical_uuid
 from loraplex.tenants.registry.uploads import DeclaredFile, UploadRepository
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 WRITE: Final = "adapters:write"
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")

@@ -10,7 +10,6 @@ from starlette.responses import Response
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.services.people import team
 from loraplex.platform.services.people.team import TeamEntry
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.etags import if_match
 from loraplex.platform.web.openapi import described, listed
@@ -25,9 +24,10 @@ from loraplex.platform.web.schemas.users import (
     user_document,
 )
 from loraplex.platform.web.sorting import SortOrder, by_time
-from loraplex.tenants.api_keys.scopes import TENANT_ADMIN
 from loraplex.tenants.errors import UserNotFound
 from loraplex.tenants.ids import canonical_uuid
+from loraplex.tenants.scopes import TENANT_ADMIN
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 OLDEST_FIRST: Final[SortOrder[TeamEntry, tuple[datetime, UUID]]] = by_time(
     lambda entry: (entry.created_at, entry.id)

@@ -12,17 +12,17 @@ from starlette.responses import Response
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.parameters.adapter_profile import profile_schema, read_profile_change
 from loraplex.platform.services import versions
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.etags import if_match, if_match_or_any
 from loraplex.platform.web.openapi import described, listed
 from loraplex.platform.web.request_bodies import body_read_by
 from loraplex.platform.web.responses import ApiResponse, ResponseModel, UtcTime, documented
 from loraplex.platform.web.sorting import SortOrder, by_number
-from loraplex.tenants.api_keys.scopes import ADAPTERS_READ, ADAPTERS_WRITE
 from loraplex.tenants.errors import VersionNotFound
 from loraplex.tenants.models import AdapterVersion
 from loraplex.tenants.registry.adapters import AdapterRepository, ProfileChange
+from loraplex.tenants.scopes import ADAPTERS_READ, ADAPTERS_WRITE
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 BY_NUMBER: Final[SortOrder[AdapterVersion, int]] = by_number(lambda record: record.version)
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,9}")

@@ -29,10 +29,10 @@ from loraplex.platform.drills.traffic import (
 )
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.api_keys.scopes import INFERENCE
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Quota, UsageRecord
 from loraplex.tenants.quotas.limits import COUNTED, PERIODIC
+from loraplex.tenants.scopes import INFERENCE
 
 AMPLE: Final = 100_000_000
 TIGHT_TOKENS: Final = 1500

@@ -1,10 +1,10 @@
-"""The gateway of `tests/platform/web/transport`, which the recorded requests are sent to."""
+"""The gateway of `tests/platform/web`, which the recorded requests are sent to."""
 
 from typing import Any
 
 import pytest
 from tests.platform.conftest import CHATML, build_tokenizer
-from tests.platform.web.conftest import start_gateway
+from tests.platform.web.gateway import start_gateway
 
 __all__ = ["start_gateway"]
 

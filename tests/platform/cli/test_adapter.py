@@ -18,7 +18,7 @@ from loraplex.adapters.storage.object_store import ObjectStore, S3Options
 from loraplex.engine.checkpoints.digest import model_digest
 from loraplex.platform.cli.adapter import app
 from loraplex.platform.server.base_model_file import BaseModelFacts, write_base_model
-from loraplex.platform.services.actors import command_actor
+from loraplex.tenants.actors import command_actor
 from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
 
 

@@ -10,10 +10,10 @@ from loraplex.adapters.target_modules import BaseModel, adaptable_modules
 from loraplex.adapters.validation.own_files import OwnFilesValidation
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.platform.demo.model import ensure_demo_model
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.push import FolderPush
-from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
+from loraplex.tenants.unit_of_work import unit_of_work
 
 CACHE = Path(__file__).resolve().parents[3] / ".loraplex-test"
 BASE_DIGEST = "b" * 64

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 from standardwebhooks import Webhook
 from tests.platform.jobs.receiver import LOCAL, OK, FakeResolver, fixed, receiving
 from tests.platform.jobs.test_webhook_delivery import parts, until
-from tests.tenants.outbox.meters import use
 from tests.tenants.registry_records import make_tenant
+from tests.tenants.usage.meters import use
 
 from loraplex.platform.jobs.meter_export import (
     MAX_LINE_BYTES,
@@ -27,8 +27,8 @@ from loraplex.platform.jobs.meter_export import (
 from loraplex.platform.jobs.receiver_client import ReceiverClient
 from loraplex.platform.observability.webhook_metrics import WebhookMetrics
 from loraplex.tenants.database import Database
-from loraplex.tenants.outbox.meter_events import BATCH, EVENT_NAME, MeterEvent, identifier
-from loraplex.tenants.outbox.signature import new_secret
+from loraplex.tenants.usage.meter_events import BATCH, EVENT_NAME, MeterEvent, identifier
+from loraplex.tenants.webhooks.signature import new_secret
 
 TEN = datetime(2026, 11, 23, 10, tzinfo=UTC)
 NOW = TEN + timedelta(hours=1, minutes=10)

@@ -15,8 +15,8 @@ from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from standardwebhooks import Webhook
 from tests.platform.jobs.receiver import LOCAL, OK, FakeResolver, fixed, receiving
-from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched
 from tests.tenants.registry_records import make_tenant
+from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched
 
 from loraplex.platform.jobs.receiver_client import ReceiverClient, SendResult
 from loraplex.platform.jobs.webhook_delivery import (
@@ -29,16 +29,16 @@ from loraplex.platform.jobs.webhook_delivery import (
 )
 from loraplex.platform.observability.webhook_metrics import WebhookMetrics
 from loraplex.platform.server.secret import derive
-from loraplex.platform.services import webhooks
-from loraplex.platform.services.actors import system_actor
-from loraplex.platform.services.unit_of_work import unit_of_work
-from loraplex.platform.services.webhook_secrets import WebhookSecrets
-from loraplex.platform.services.webhooks import IssuedWebhook, WebhookRules
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable
 from loraplex.tenants.models import EVENT_TYPES, OutboxEvent, WebhookDelivery
-from loraplex.tenants.outbox.deliveries import MAX_ATTEMPTS, Deliveries
-from loraplex.tenants.outbox.events import InvoiceFinalized
+from loraplex.tenants.unit_of_work import unit_of_work
+from loraplex.tenants.webhooks import use_cases as webhooks
+from loraplex.tenants.webhooks.deliveries import MAX_ATTEMPTS, Deliveries
+from loraplex.tenants.webhooks.encrypted_secrets import WebhookSecrets
+from loraplex.tenants.webhooks.events import InvoiceFinalized
+from loraplex.tenants.webhooks.use_cases import IssuedWebhook, WebhookRules
 
 SECRETS = WebhookSecrets(partial(derive, b"the secret of a test's server"))
 RULES = WebhookRules(SECRETS, allow_private=True)

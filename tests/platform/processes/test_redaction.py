@@ -10,7 +10,7 @@ import structlog
 
 from loraplex.platform.processes.logs import LibraryLines, configure_logs
 from loraplex.tenants.api_keys.key_format import generate_key
-from loraplex.tenants.outbox.signature import new_secret
+from loraplex.tenants.webhooks.signature import new_secret
 
 KEYS = [generate_key(environment) for environment in ("live", "test", "op")]
 SECRETS = {

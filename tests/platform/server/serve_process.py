@@ -19,8 +19,8 @@ from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
 from loraplex.platform.processes.child_process import python_command
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.api_keys.scopes import INFERENCE, OPERATOR
 from loraplex.tenants.database import Database
+from loraplex.tenants.scopes import INFERENCE, OPERATOR
 
 RUN = "from loraplex.platform.cli.main import main; main()"
 START_S = 180.0

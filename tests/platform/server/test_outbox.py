@@ -21,7 +21,7 @@ from tests.platform.server.serve_process import (
     until,
 )
 
-from loraplex.tenants.api_keys.scopes import TENANT_ADMIN
+from loraplex.tenants.scopes import TENANT_ADMIN
 
 __all__ = ["model_folder", "stores"]
 

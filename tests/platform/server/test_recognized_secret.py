@@ -13,16 +13,16 @@ from tests.tenants.registry_records import make_tenant
 from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.server.recognized_secret import recognized_secret
 from loraplex.platform.server.secret import SECRET_FILE, derive, fingerprint
-from loraplex.platform.services import webhooks
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.people.totp import SecondFactorSecrets
-from loraplex.platform.services.stored_responses import EncryptedResponses, StoredResponse
-from loraplex.platform.services.unit_of_work import unit_of_work
-from loraplex.platform.services.webhook_secrets import WebhookSecrets
 from loraplex.platform.startup_errors import SecretRefused
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import SecondFactorState, StoredResponseUnreadable, WebhookSecretUnreadable
 from loraplex.tenants.idempotency import RepeatableRequest
+from loraplex.tenants.stored_responses import EncryptedResponses, StoredResponse
+from loraplex.tenants.unit_of_work import unit_of_work
+from loraplex.tenants.webhooks import use_cases as webhooks
+from loraplex.tenants.webhooks.encrypted_secrets import WebhookSecrets
 
 OLD: Final = "o" * 32
 NEW: Final = "n" * 32

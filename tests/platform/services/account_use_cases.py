@@ -6,15 +6,16 @@ from typing import Final
 from tests.platform.services.use_case import UseCase, Way
 from tests.platform.services.walked_world import NO_ID, Outcome, World
 from tests.tenants.ledger.settled_rows import AT, reservation, usage
-from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched, end
+from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched, end
 
-from loraplex.platform.services import api_keys, quotas, tenants, webhooks
-from loraplex.platform.services.actors import system_actor
+from loraplex.platform.services import api_keys, quotas, tenants
 from loraplex.platform.services.billing import rate_cards, tenant_billing, usage_corrections
-from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.unit_of_work import unit_of_work
+from loraplex.tenants.webhooks import use_cases as webhooks
 
 NO_KEY: Final = "nonesuchnone"
 USED: Final = uuid7_from(AT)

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from tests.platform.services.use_case import UseCase
 from tests.platform.services.walked_world import NO_ID, Outcome, World
-from tests.platform.web.tenant.upload_server import declared
+from tests.platform.web.upload_server import declared
 from tests.tenants.registry_records import digest
 
 from loraplex.platform.services import adapters, aliases, uploads, versions

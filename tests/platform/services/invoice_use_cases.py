@@ -6,11 +6,11 @@ from tests.platform.services.use_case import UseCase
 from tests.platform.services.walked_world import NO_ID, Outcome, World
 from tests.tenants.invoices.billed_tenant import bill
 
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.billing import credits, invoices
-from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.invoices.invoices import invoice_id
 from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.unit_of_work import unit_of_work
 
 JANUARY: Final = Month(2026, 1)
 CREDIT: Final = {"amount_micro": 5_000_000, "reason": "welcome", "priority": 7}

@@ -23,13 +23,14 @@ from tests.platform.services.walked_world import (
     open_world,
 )
 
+from loraplex import tenants
 from loraplex.adapters.versions.pending_folders import GATEWAYS_LOCK, PENDING_FOLDER, PendingFolders
 from loraplex.platform import services
 from loraplex.platform.services import installation, stored_results, uploads
-from loraplex.platform.services.actors import Actor
 from loraplex.platform.services.billing import invoices, rate_cards
-from loraplex.platform.services.unit_of_work import UnitOfWork
+from loraplex.tenants.actors import Actor
 from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 # Both register a version, which needs a server that validates it: see `test_push_ways.py`.
 WALKED_BY_PUSHES: Final = {uploads.complete_upload, uploads.submit_folder}
@@ -125,7 +126,9 @@ async def assert_published(world: World, before: Dump) -> None:
 def test_every_use_case_is_walked() -> None:
     """A use case is a public coroutine function with an author: an `Actor`, or a unit of work, which has one."""
     found = set()
-    for module in walk_packages(services.__path__, f"{services.__name__}."):
+    rooms = walk_packages(tenants.__path__, f"{tenants.__name__}.")
+    modules = [*walk_packages(services.__path__, f"{services.__name__}.")]
+    for module in (*modules, *(each for each in rooms if each.name.endswith(".use_cases"))):
         members = vars(import_module(module.name))
         for name, each in members.items():
             if iscoroutinefunction(each) and not name.startswith("_"):

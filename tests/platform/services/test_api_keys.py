@@ -6,14 +6,14 @@ import pytest
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.services import api_keys
-from loraplex.platform.services.actors import command_actor, key_actor
 from loraplex.platform.services.api_keys import OperatorKeys, delegated_keys, snapshot
-from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.platform.web.schemas.keys import to_response
+from loraplex.tenants.actors import command_actor, key_actor
 from loraplex.tenants.api_keys.keys import KeyChange, KeyRepository
 from loraplex.tenants.audit_log import audit_entries
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import ScopeNotHeld
+from loraplex.tenants.unit_of_work import unit_of_work
 
 BOUNDS = KeyChange(expires_at=datetime(2100, 1, 1, tzinfo=UTC), allowed_cidrs=["10.0.0.0/8"])
 

@@ -12,13 +12,13 @@ from sqlalchemy import select
 from tests.tenants.registry_records import digest
 
 from loraplex.platform.services import tenants, uploads, versions
-from loraplex.platform.services.actors import Actor
-from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.actors import Actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AuditEntry
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.uploads import DeclaredFile, UploadRepository, UploadTerms
+from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
 Change: TypeAlias = Callable[[UnitOfWork], Awaitable[object]]
 USER = Actor("command", "ada")

@@ -32,10 +32,9 @@ from loraplex.adapters.versions.pending_folders import PENDING_FOLDER, PendingFo
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.engine.messages import ProbeReport
 from loraplex.platform.services import adapters, aliases
-from loraplex.platform.services.actors import Actor
 from loraplex.platform.services.push import FolderPush, PushRequest
-from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.actors import Actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import CountReached, InvalidName
 from loraplex.tenants.models import Adapter, AuditEntry
@@ -43,6 +42,7 @@ from loraplex.tenants.names import check_adapter_name
 from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
 from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository
 from loraplex.tenants.registry.resolution import ModelResolver
+from loraplex.tenants.unit_of_work import unit_of_work
 
 USER = Actor("command", "ada")
 

@@ -19,7 +19,7 @@ from tests.platform.services.walked_world import (
     entries_since,
     open_world,
 )
-from tests.platform.web.conftest import served
+from tests.platform.web.gateway import served
 
 from loraplex.adapters.target_modules import BaseModel, adaptable_modules
 from loraplex.adapters.validation.own_files import OwnFilesValidation

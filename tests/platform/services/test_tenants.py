@@ -7,13 +7,13 @@ from uuid import UUID, uuid4
 import pytest
 
 from loraplex.platform.services import tenants
-from loraplex.platform.services.actors import Actor
-from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.tenants.accounts.tenants import TierChange
+from loraplex.tenants.actors import Actor
 from loraplex.tenants.audit_log import audit_entries
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, NameTaken, RevisionMoved, TenantNotFound
 from loraplex.tenants.models import AuditEntry
+from loraplex.tenants.unit_of_work import unit_of_work
 
 OPERATOR = Actor("operator", "op-key")
 

@@ -23,7 +23,7 @@ from fastapi import FastAPI
 from psycopg import sql
 from psycopg.rows import tuple_row
 from tests.conftest import EMPTY
-from tests.platform.web.tenant.upload_server import UploadHome
+from tests.platform.web.upload_server import UploadHome
 from tests.tenants.admission.memory_journal import MemoryJournal
 from tests.tenants.billing.fixed_prices import fixed_prices
 from typer.testing import CliRunner
@@ -33,14 +33,14 @@ from loraplex.engine.fake_engine import FakeEngine
 from loraplex.platform.cli.main import main
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.services import api_keys, tenants
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.api_keys import OperatorKeys
-from loraplex.platform.services.unit_of_work import unit_of_work
 from loraplex.platform.web.app import create_app
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
+from loraplex.tenants.unit_of_work import unit_of_work
 from loraplex.tenants.valkey import open_valkey
 
 NO_ID: Final = "00000000-0000-4000-8000-000000000000"

@@ -19,7 +19,6 @@ from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.server.secret import derive
-from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.platform.web.cursors import Page
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.request_bodies import RequestModel, request_model
@@ -34,6 +33,7 @@ from loraplex.tenants.errors import (
     ValkeyUnavailable,
 )
 from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 BY_LETTER: SortOrder[str, str] = by_text(lambda letter: letter)
 

@@ -10,17 +10,17 @@ from uuid import uuid4
 import httpx
 from tests.platform.services.billing.drafted_invoice import draft_invoice
 from tests.platform.services.people.people_world import add_person
-from tests.platform.web.conftest import Gateway, start_gateway
+from tests.platform.web.gateway import Gateway, start_gateway
 from tests.platform.web.route_table import OPERATOR, SCOPES, in_process, routes_of
-from tests.platform.web.tenant.upload_server import CONFIG, WEIGHTS, declared
+from tests.platform.web.upload_server import CONFIG, WEIGHTS, declared
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
-from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched
+from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched
 
 from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.api_keys.scopes import TENANT_ADMIN
 from loraplex.tenants.counters.counter_replies import Explanation
 from loraplex.tenants.database import Database
 from loraplex.tenants.registry.uploads import DeclaredFile, UploadRepository, UploadTerms
+from loraplex.tenants.scopes import TENANT_ADMIN
 
 __all__ = ["start_gateway"]
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.platform.web.conftest import Gateway, start_gateway
+from tests.platform.web.gateway import Gateway, start_gateway
 from tests.platform.web.route_table import ANY_KEY, OPERATOR, SCOPES, in_process, routes_of
 
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.api_keys.scopes import TENANT_ADMIN, TENANT_SCOPES, effective_scopes
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import ApiKey
+from loraplex.tenants.scopes import TENANT_ADMIN, TENANT_SCOPES, effective_scopes
 
 __all__ = ["start_gateway"]
 

@@ -25,7 +25,6 @@ from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.admission.recording import AdmissionRecorder
 from loraplex.tenants.api_keys.delegation import KeyDelegation
 from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository
-from loraplex.tenants.api_keys.scopes import INFERENCE, KEYS_WRITE
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.counters.counter_replies import LimitUse
 from loraplex.tenants.counters.snapshot import CounterSnapshot
@@ -39,6 +38,7 @@ from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
 from loraplex.tenants.quotas.limits import QuotaLimits, Subject
 from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.quotas.reservation import Reservation, ReservationRequest, SettledUsage
+from loraplex.tenants.scopes import INFERENCE, KEYS_WRITE
 from loraplex.tenants.valkey import ANSWER_SECONDS, open_valkey
 
 PRICE = Price(prompt=3_000, cached_prompt=1_000, completion=7_001)

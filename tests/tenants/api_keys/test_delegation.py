@@ -13,7 +13,6 @@ from tests.tenants.registry_records import make_tenant
 
 from loraplex.tenants.api_keys.delegation import KeyDelegation
 from loraplex.tenants.api_keys.keys import IssuedKey, KeyChange, KeyRepository
-from loraplex.tenants.api_keys.scopes import INFERENCE, KEYS_WRITE, TENANT_SCOPES, effective_scopes
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
     BoundNotHeld,
@@ -27,6 +26,7 @@ from loraplex.tenants.errors import (
 )
 from loraplex.tenants.models import LIMIT_COLUMNS, ApiKey, Quota
 from loraplex.tenants.quotas.limits import COUNTED
+from loraplex.tenants.scopes import INFERENCE, KEYS_WRITE, TENANT_SCOPES, effective_scopes
 
 SCOPES = st.lists(st.sampled_from([*sorted(TENANT_SCOPES), "operator"]), min_size=1, max_size=3, unique=True)
 NO_LIMITS: dict[str, int | None] = dict.fromkeys(LIMIT_COLUMNS)

@@ -25,15 +25,15 @@ from hypothesis.stateful import (
 from tests.conftest import EMPTY
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.billing import credits, invoices
-from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvoiceStateForbids, NothingToBill
 from loraplex.tenants.invoices.invoices import InvoiceDetails, InvoiceRepository, invoice_id
 from loraplex.tenants.invoices.lines import PICO_PER_MICRO
 from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.unit_of_work import unit_of_work
 
 Answer = TypeVar("Answer")
 MONTHS = tuple(Month(2026, number) for number in (1, 2))

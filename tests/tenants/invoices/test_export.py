@@ -11,15 +11,15 @@ from tests.platform.services.billing.test_invoices import FEBRUARY, JANUARY, MIL
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 from tests.tenants.registry_records import add
 
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.billing import invoices
-from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvoiceStateForbids, UsageIncomplete
 from loraplex.tenants.invoices.export import DIGESTS, INVOICE, USAGE
 from loraplex.tenants.invoices.rows import export_invoice
 from loraplex.tenants.invoices.verification import verify_export
 from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.unit_of_work import unit_of_work
 
 CHANGES = 200
 

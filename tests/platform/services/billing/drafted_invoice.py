@@ -3,12 +3,12 @@
 from datetime import UTC, datetime
 from uuid import UUID
 
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.billing import invoices
-from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.invoices.invoices import invoice_id
 from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.unit_of_work import unit_of_work
 
 
 async def draft_invoice(database: Database, tenant_id: UUID) -> str:

@@ -25,9 +25,8 @@ from tests.platform.services.billing.test_invoices import (
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 from tests.tenants.ledger.settled_rows import read, reservation, usage
 
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.billing import credits, invoices, usage_corrections
-from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.billing.pricing import PriceVersion
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AlreadyCorrected, InvoiceStateForbids, NothingToBill
@@ -38,6 +37,7 @@ from loraplex.tenants.invoices.verification import verify_export
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.models import Invoice, UsageRecord
 from loraplex.tenants.quotas.reservation import Reservation
+from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
 ROUNDS: Final = 8
 SPREAD_S: Final = 0.02

@@ -9,9 +9,8 @@ import pytest
 from sqlalchemy import text
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.billing import credits, invoices
-from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, InvoiceStateForbids, MonthNotOver, NothingToBill
@@ -19,6 +18,7 @@ from loraplex.tenants.invoices.credits import CreditRepository
 from loraplex.tenants.invoices.invoices import InvoiceDetails, InvoiceRepository
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.models import Invoice
+from loraplex.tenants.unit_of_work import unit_of_work
 
 JANUARY, FEBRUARY, MARCH = Month(2026, 1), Month(2026, 2), Month(2026, 3)
 NOW = datetime(2026, 6, 1, tzinfo=UTC)

@@ -15,13 +15,13 @@ from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.people.own_account import OwnAccount
 from loraplex.platform.services.people.sessions import Area
 from loraplex.platform.services.people.sign_in import SignedIn, sign_in
-from loraplex.platform.services.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AuditEntry
 from loraplex.tenants.people import passwords
 from loraplex.tenants.people.memberships import MembershipRepository
 from loraplex.tenants.people.passwords import hash_password
 from loraplex.tenants.people.users import UserRepository
+from loraplex.tenants.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work
 
 PASSWORD = "correct horse battery"
 ADDRESS, AGENT = "192.0.2.7", "Firefox/145"

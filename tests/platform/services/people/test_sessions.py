@@ -12,20 +12,20 @@ from tests.platform.services.people.people_world import (
     cheap_passwords,
     signed_in,
 )
-from tests.platform.services.test_unit_of_work import Publisher
 from tests.tenants.registry_records import make_tenant
+from tests.tenants.test_unit_of_work import Publisher
 
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.people import accounts, sessions
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.people.playground_tokens import issue_console_token
 from loraplex.platform.services.people.sessions import find_session
 from loraplex.platform.services.people.sign_in import SignedIn
-from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RevokedKey, ScopeNotHeld, TenantNotFound, UserNotFound
 from loraplex.tenants.people.roles import VIEWING_SCOPES, scopes_of
+from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
 __all__ = ["cheap_passwords"]
 pytestmark = pytest.mark.usefixtures("cheap_passwords")

@@ -15,10 +15,10 @@ from tests.platform.services.people.people_world import (
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.services.people.sessions import find_session
-from loraplex.tenants.api_keys.scopes import TENANT_SCOPES
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import SignInRefused
 from loraplex.tenants.people.sessions import ABSOLUTE, IDLE
+from loraplex.tenants.scopes import TENANT_SCOPES
 
 __all__ = ["cheap_passwords"]
 pytestmark = pytest.mark.usefixtures("cheap_passwords")

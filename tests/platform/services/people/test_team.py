@@ -19,13 +19,12 @@ from tests.platform.services.people.people_world import (
 )
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.people import accounts, team
 from loraplex.platform.services.people.invitations import Acceptance
 from loraplex.platform.services.people.sessions import find_session
 from loraplex.platform.services.people.sign_in import SignedIn, find_link
 from loraplex.platform.services.people.team import Invited
-from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
     AlreadyMember,
@@ -41,6 +40,7 @@ from loraplex.tenants.errors import (
 )
 from loraplex.tenants.people import links
 from loraplex.tenants.people.memberships import MembershipRepository
+from loraplex.tenants.unit_of_work import unit_of_work
 
 __all__ = ["cheap_passwords"]
 pytestmark = pytest.mark.usefixtures("cheap_passwords")

@@ -11,18 +11,18 @@ from sqlalchemy.event import listen
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.billing import credits as granting
 from loraplex.platform.services.billing import invoices as closing
 from loraplex.platform.services.billing import rate_cards
 from loraplex.platform.services.queries import billing
-from loraplex.platform.services.unit_of_work import UnitOfWork, unit_of_work
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvoiceNotFound
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.models import QuotaEvent
+from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
 ResultT = TypeVar("ResultT")
 NOW = datetime.now(UTC)

@@ -9,13 +9,13 @@ from tests.platform.fake_admissions import FakeAdmissions
 from tests.platform.services.queries.observed_tenant import observed_tenant, set_limits
 
 from loraplex.platform.services import quotas
-from loraplex.platform.services.actors import Actor
 from loraplex.platform.services.queries import limits
-from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.actors import Actor
 from loraplex.tenants.counters.counter_replies import Decision, Explanation, LimitUse, UnknownLimit
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import KeyNotFound, RefusalNotFound, ValkeyUnavailable
 from loraplex.tenants.quotas.limits import COUNTED, QuotaLimits, Subject
+from loraplex.tenants.unit_of_work import unit_of_work
 
 AT = datetime(2026, 12, 1, tzinfo=UTC)
 

@@ -13,10 +13,9 @@ from loraplex.adapters.errors import BlobStoreUnavailable
 from loraplex.adapters.storage.free_space import DiskSpace
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines.pool import EnginePool
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.billing import rate_cards as cards
 from loraplex.platform.services.queries import drift, engine, health, operator_usage, rate_cards, tenants
-from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.admission.counter_drift import CounterDrift
 from loraplex.tenants.admission.drift_log import MAX_KEPT, DriftLog
 from loraplex.tenants.billing.pricing import Price
@@ -25,6 +24,7 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.models import Quota, UsageTotal
 from loraplex.tenants.quotas.periods import periods_of
+from loraplex.tenants.unit_of_work import unit_of_work
 
 NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)

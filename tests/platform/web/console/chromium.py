@@ -9,8 +9,8 @@ from typing import Any, Final
 import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import ConsoleMessage, Page, Request, async_playwright
-from tests.platform.web.conftest import served
-from tests.platform.web.console.conftest import Browser, Console
+from tests.platform.web.browser import Browser, Console
+from tests.platform.web.gateway import served
 
 CHROMIUM: Final = Path("/usr/bin/chromium")
 WIDTHS: Final = (1280, 360)

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 from tests.platform.services.billing.drafted_invoice import draft_invoice
 from tests.platform.services.people.people_world import add_person, signed_in
-from tests.platform.web.console.conftest import Console
+from tests.platform.web.browser import Console
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
-from tests.tenants.outbox.webhooks import add_event, add_webhook, dispatched
+from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched
 
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.registry.adapters import AdapterRepository

@@ -1,7 +1,7 @@
 """Requests to the console have access lines: the path of the page with its placeholders, and the tenant of the session."""
 
 from structlog.testing import capture_logs
-from tests.platform.web.console.conftest import Console, SignedIn
+from tests.platform.web.browser import Console, SignedIn
 
 from loraplex.platform.observability.access_log import log_request
 

@@ -6,7 +6,7 @@ from typing import Final
 from urllib.parse import parse_qsl, urljoin, urlsplit
 
 from selectolax.lexbor import LexborNode
-from tests.platform.web.console.conftest import Browser, Console, Page
+from tests.platform.web.browser import Browser, Console, Page
 from tests.platform.web.console.other_tenant import OWNER, ids_of_another_tenant
 from tests.platform.web.console.test_page_roles import ENDS_THE_SESSION, OPERATOR, Route, guarded, routes_of
 

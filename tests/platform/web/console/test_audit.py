@@ -3,7 +3,7 @@
 import json
 from urllib.parse import urlencode
 
-from tests.platform.web.console.conftest import Console, SignedIn
+from tests.platform.web.browser import Console, SignedIn
 
 from loraplex.tenants.audit_log import Actor, AuditRepository
 

@@ -3,15 +3,15 @@
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from tests.platform.web.console.conftest import Console, SignedIn
+from tests.platform.web.browser import Console, SignedIn
 from tests.tenants.invoices.billed_tenant import BilledTenant, bill
 
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.billing import credits, invoices
-from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.unit_of_work import unit_of_work
 
 NOW = datetime.now(UTC)
 LAST_MONTH = Month.of(NOW).previous

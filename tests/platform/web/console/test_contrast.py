@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from loraplex.platform.web.console.app import STATIC
+from loraplex.platform.web.console_app import STATIC
 
 TEXT: Final = {
     "text": "canvas surface raised sunken accent-soft ok-soft warn-soft bad-soft",

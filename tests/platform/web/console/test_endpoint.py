@@ -1,6 +1,6 @@
 """What every page shares: sessions, scopes, headers, errors, forms."""
 
-from tests.platform.web.console.conftest import Console, SignedIn
+from tests.platform.web.browser import Console, SignedIn
 
 
 async def test_a_page_of_a_session(signed_in: SignedIn) -> None:

@@ -11,17 +11,17 @@ from urllib.parse import urlencode
 
 import httpx
 import psycopg
-from tests.platform.web.console.conftest import Browser, Console, Page
+from tests.platform.web.browser import Browser, Console, Page
 from tests.platform.web.console.other_tenant import ADAPTER, OWNER, ids_of_another_tenant
 from tests.platform.web.console.test_page_roles import OPERATOR, guarded, routes_of, token_of
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
 from tests.tenants.registry_records import digest
 
-from loraplex.platform.services.actors import system_actor
 from loraplex.platform.services.billing import credits
-from loraplex.platform.services.unit_of_work import unit_of_work
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.unit_of_work import unit_of_work
 
 # It ends the attribute, the element or the script that it may stand in, then makes an element and an attribute.
 ATTACK: Final = "\"'></textarea></title></script><x-evil data-evil>{{7*7}}"

@@ -3,14 +3,14 @@
 from xml.etree import ElementTree
 
 import pytest
+from tests.platform.web.browser import Console, Page, SignedIn
 from tests.platform.web.console.chromium import accessible_in_all_looks, watched_page
-from tests.platform.web.console.conftest import Console, Page, SignedIn
 from tests.platform.web.console.test_known_hosts import ELSEWHERE, reconfigured, status
 from tests.platform.web.console.test_page_roles import OPERATOR, routes_of
 from tests.platform.web.route_table import in_process
 
 from loraplex.platform.web.app import create_app
-from loraplex.platform.web.console.app import ConsoleOptions
+from loraplex.platform.web.console_app import ConsoleOptions
 from loraplex.platform.web.transport.index import PLACES, index_router
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"

@@ -8,11 +8,11 @@ import httpx
 import pytest
 from playwright.async_api import expect
 from tests.platform.services.people.people_world import PASSWORD, add_person
-from tests.platform.web.conftest import served
+from tests.platform.web.browser import Console, Page, SignedIn
 from tests.platform.web.console.chromium import opened
-from tests.platform.web.console.conftest import Console, Page, SignedIn
+from tests.platform.web.gateway import served
 
-from loraplex.platform.web.console.app import ConsoleOptions, add_console
+from loraplex.platform.web.console_app import ConsoleOptions, add_console
 
 PUBLIC = "https://llm.example.com"
 HERE: tuple[str, ...] = (

@@ -12,11 +12,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
-from tests.platform.web.console.conftest import ORIGIN, Browser, Console
+from tests.platform.web.browser import ORIGIN, Browser, Console
 from tests.platform.web.console.other_tenant import OWNER, ids_of_another_tenant
 
-from loraplex.platform.web.console.app import ConsoleRoute
 from loraplex.platform.web.console.cookies import SESSION_COOKIE
+from loraplex.platform.web.console_app import ConsoleRoute
 
 ANY: Final = "a session"
 OPERATOR: Final = "an operator"

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
-from tests.platform.web.console.conftest import ORIGIN, Console, Page, SignedIn
+from tests.platform.web.browser import ORIGIN, Console, Page, SignedIn
 
 OPEN = ("sign-in", "accept", "reset-password")
 """Last parts of the paths of forms that are sent without a session."""

@@ -4,9 +4,9 @@ import gzip
 import hashlib
 import re
 
-from tests.platform.web.console.conftest import Console, SignedIn
+from tests.platform.web.browser import Console, SignedIn
 
-from loraplex.platform.web.console.app import STATIC
+from loraplex.platform.web.console_app import STATIC
 
 ROW = re.compile(r"\| `(vendor/[^`]+)` \| [^|]+ \| [^|]+ \| `([0-9a-f]{64})` \|")
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import httpx
 import pytest
 from tests.platform.auth.authentication import NOWHERE
-from tests.platform.web.console.conftest import ORIGIN, Console, Page
+from tests.platform.web.browser import ORIGIN, Console, Page
 
 from loraplex.platform.web.app import create_app
-from loraplex.platform.web.console.app import ConsoleOptions, add_console
 from loraplex.platform.web.console.cookies import SESSION_COOKIE
+from loraplex.platform.web.console_app import ConsoleOptions, add_console
 from loraplex.tenants.database import Database
 
 COOKIES = dict.fromkeys(SESSION_COOKIE.values(), "a-session")

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from tests.platform.auth.authentication import make_key
 from tests.platform.database_proxy import DatabaseProxy, Loss, proxied
-from tests.platform.web.conftest import Gateway
+from tests.platform.web.gateway import Gateway
 from tests.platform.web.openai.test_moved_models import controller
 
 from loraplex.platform.inference.dependencies import ServingConfig

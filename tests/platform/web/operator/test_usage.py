@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from uuid import uuid4
 
-from tests.platform.web.operator.conftest import Operator
+from tests.platform.web.operator_client import Operator
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, make_tenant, settle
 
 AT = datetime(2026, 10, 31, 23, tzinfo=UTC)

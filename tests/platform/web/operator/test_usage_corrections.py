@@ -2,7 +2,7 @@
 
 from uuid import UUID, uuid4
 
-from tests.platform.web.operator.conftest import Operator
+from tests.platform.web.operator_client import Operator
 from tests.tenants.ledger.settled_rows import read, reservation, usage
 
 from loraplex.tenants.ledger.usage_ledger import UsageLedger

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from structlog.testing import capture_logs
-from tests.platform.web.tenant.managed_tenant import ManagedTenant, managed
+from tests.platform.web.managed_tenant import ManagedTenant, managed
 
 from loraplex.platform.server.resources import warn_of_shadowed_adapters
 from loraplex.tenants.database import Database

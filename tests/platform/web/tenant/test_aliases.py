@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.platform.web.tenant.managed_tenant import ManagedTenant
+from tests.platform.web.managed_tenant import ManagedTenant
 
 ALIAS = "adapters/pirate/aliases/production"
 

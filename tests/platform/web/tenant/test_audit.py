@@ -1,6 +1,6 @@
 """The audit log over HTTP: pages that later entries do not shift, and no address of an operator."""
 
-from tests.platform.web.tenant.managed_tenant import ManagedTenant
+from tests.platform.web.managed_tenant import ManagedTenant
 
 from loraplex.tenants.audit_log import Actor, AuditRepository
 

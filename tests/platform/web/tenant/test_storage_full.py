@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.platform.web.tenant.upload_server import CONFIG, WEIGHTS, UploadHome, declared
+from tests.platform.web.upload_server import CONFIG, WEIGHTS, UploadHome, declared
 
 from loraplex.adapters.limits import UploadConfig
 from loraplex.adapters.storage.object_store import S3Options

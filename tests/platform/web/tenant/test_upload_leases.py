@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import select, text, update
 from tests.platform.web.tenant.upload_program import submit_whole
-from tests.platform.web.tenant.upload_server import UploadHome
+from tests.platform.web.upload_server import UploadHome
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.adapters.limits import UploadConfig

@@ -13,7 +13,7 @@ from typing import IO
 
 import httpx
 import pytest
-from tests.platform.web.tenant.upload_server import CONFIG, WEIGHTS
+from tests.platform.web.upload_server import CONFIG, WEIGHTS
 
 from loraplex.adapters.versions.pending_folders import PENDING_FOLDER
 from loraplex.tenants.accounts.tenants import TenantRepository

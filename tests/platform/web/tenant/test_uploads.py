@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import text
-from tests.platform.web.conftest import served
+from tests.platform.web.gateway import served
 from tests.platform.web.tenant.upload_program import upload_app
-from tests.platform.web.tenant.upload_server import CONFIG, WEIGHTS, UploadHome, content_digest, declared
+from tests.platform.web.upload_server import CONFIG, WEIGHTS, UploadHome, content_digest, declared
 
 from loraplex.adapters.errors import BlobStoreUnavailable, ValidationShareExceeded
 from loraplex.adapters.limits import UploadConfig

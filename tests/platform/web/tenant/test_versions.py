@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
-from tests.platform.web.tenant.managed_tenant import ManagedTenant
+from tests.platform.web.managed_tenant import ManagedTenant
 from tests.tenants.registry_records import digest
 
 from loraplex.platform.auth.authenticator import Authenticator

@@ -18,7 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
-from tests.platform.web.tenant.upload_server import CONFIG, WEIGHTS, UploadHome
+from tests.platform.web.upload_server import CONFIG, WEIGHTS, UploadHome
 
 from loraplex.adapters.errors import AdaptersError
 from loraplex.adapters.limits import UploadConfig

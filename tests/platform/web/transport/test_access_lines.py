@@ -4,7 +4,7 @@ from typing import Any
 from uuid import UUID
 
 from structlog.testing import capture_logs
-from tests.platform.web.conftest import BASE_MODEL, StartGateway
+from tests.platform.web.gateway import BASE_MODEL, StartGateway
 
 from loraplex.engine.fake_engine import FakeScript, Fault
 from loraplex.platform.observability.access_log import log_request

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.platform.web.conftest import BASE_MODEL, Gateway, StartGateway
+from tests.platform.web.gateway import BASE_MODEL, Gateway, StartGateway
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.inference.dependencies import ServingConfig

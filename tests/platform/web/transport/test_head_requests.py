@@ -5,7 +5,7 @@ from typing import Final
 from uuid import uuid4
 
 import httpx
-from tests.platform.web.conftest import StartGateway, start_gateway
+from tests.platform.web.gateway import StartGateway, start_gateway
 from tests.platform.web.route_table import DOCUMENTATION, OPERATOR, SCOPES, routes_of
 
 from loraplex.platform.observability.request_record import FinishedRequest

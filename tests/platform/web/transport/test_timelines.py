@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from tests.platform.web.conftest import BASE_MODEL, StartGateway
+from tests.platform.web.gateway import BASE_MODEL, StartGateway
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.engine.messages import WaitCauses

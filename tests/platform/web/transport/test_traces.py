@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.platform.web.conftest import BASE_MODEL, Gateway, StartGateway
+from tests.platform.web.gateway import BASE_MODEL, Gateway, StartGateway
 from tests.platform.web.otlp_receiver import Received, ReceivedSpan, receiving
 
 from loraplex.engine.fake_engine import FakeScript, Fault

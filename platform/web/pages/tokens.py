@@ -1,0 +1,83 @@
+"""`POST /console/token`: the bearer with which the console's scripts call the API.
+
+Invariant: a token has a scope of its session's role, and leaves the server in a response that nothing stores.
+"""
+
+from datetime import UTC, datetime
+from typing import Final, Literal, TypeAlias, get_args
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from loraplex.platform.errors import ClientError, ErrorRow, InsufficientScope, InvalidParameter, describe
+from loraplex.platform.observability.request_record import request_record_of
+from loraplex.platform.services.people.playground_tokens import ConsoleToken, issue_console_token
+from loraplex.platform.web.console.endpoint import ConsoleEndpoint, SignInNeeded
+from loraplex.platform.web.console.forms import read_form
+from loraplex.tenants.unit_of_work import UnitOfWork
+
+TokenScope: TypeAlias = Literal["inference", "adapters:write"]
+SESSION_ENDED: Final = ClientError(
+    ErrorRow(401, "authentication_error", "session_ended"), "Your session ended: sign in, then repeat this."
+)
+
+
+def token_pages(endpoint: ConsoleEndpoint) -> APIRouter:
+    """Build the route of the console's tokens."""
+    router = APIRouter()
+    signed_in = endpoint.requires()
+
+    async def issue(request: Request) -> ConsoleToken:
+        session = await signed_in(request)
+        form = await read_form(request)
+        scope = token_scope(form.text("scope"))
+        if scope not in session.scopes:
+            raise InsufficientScope(f"Your role has not the scope {scope}.", param=scope)
+
+        async def work(uow: UnitOfWork) -> ConsoleToken:
+            return await issue_console_token(uow, session, scope)
+
+        return await endpoint.perform(request, session, form, work, ConsoleToken)
+
+    @router.post("/console/token")
+    async def token(request: Request) -> Response:
+        """Give the console's own scripts a bearer for the API. Errors are JSON, as the API's."""
+        try:
+            issued = await issue(request)
+        except SignInNeeded:
+            return refusal(request, SESSION_ENDED)
+        except Exception as error:
+            described = describe(error)
+            if described.row.is_logged:
+                raise
+            return refusal(request, described)
+        seconds = int((issued.expires_at - datetime.now(UTC)).total_seconds())
+        return JSONResponse(
+            {
+                "api_key": issued.api_key,
+                "expires_at": issued.expires_at.isoformat(),
+                "expires_in": seconds,
+            },
+            headers={"cache-control": "no-store"},
+        )
+
+    return router
+
+
+def token_scope(text: str) -> TokenScope:
+    """Parse the scope of a token. Raises `InvalidParameter`."""
+    match text:
+        case "inference" | "adapters:write":
+            return text
+    allowed = " or ".join(get_args(TokenScope))
+    raise InvalidParameter(f"`scope` must be {allowed}.", param="scope")
+
+
+def refusal(request: Request, error: ClientError) -> Response:
+    """Build the response to a script that is refused: the error object of the API."""
+    request_record_of(request.scope).error_code = error.row.code
+    headers = {"cache-control": "no-store"}
+    if error.row.retry_after_s is not None:
+        headers["retry-after"] = str(error.row.retry_after_s)
+    return JSONResponse(error.body(), error.row.status, headers)

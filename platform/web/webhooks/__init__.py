@@ -1,0 +1,1 @@
+"""Webhooks: routes of the tenant plane and pages of the console."""

@@ -1,0 +1,1 @@
+"""The usage of tenants as billing systems get it."""
