@@ -72,7 +72,7 @@ class InstallationRepository:
 
     async def newest_sealed(self) -> tuple[list[tuple[UUID, UUID, bytes]], list[tuple[UUID, bytes]]]:
         """Return the newest sealed secrets: of webhooks, by tenant and endpoint, and of second factors, by person."""
-        columns = (WebhookEndpoint.tenant_id, WebhookEndpoint.id, WebhookEndpoint.sealed_secret)
+        columns = (WebhookEndpoint.tenant_id, WebhookEndpoint.id, WebhookEndpoint.encrypted_secret)
         endpoints = select(*columns).order_by(WebhookEndpoint.id.desc()).limit(TRIED)
         webhooks = [(tenant, id, sealed) for tenant, id, sealed in await self._session.execute(endpoints)]
         people = select(User.id, User.totp_secret).where(User.totp_secret.is_not(None))
@@ -86,7 +86,7 @@ class InstallationRepository:
         A second factor stays asked for, and no code of it works. A stored response stays, so that its request is not run again.
         """
         endpoints = update(WebhookEndpoint).values(
-            sealed_secret=VOID, previous_secret=None, previous_until=None
+            encrypted_secret=VOID, previous_secret=None, previous_secret_until=None
         )
         responses = update(IdempotencyRecord).where(IdempotencyRecord.sealed_answer.is_not(None))
         webhooks = await self._count(endpoints)

@@ -117,32 +117,42 @@ class Authenticator:
     def requires(
         self, scope: str | None = None, *, cached: bool = False, known: bool = False
     ) -> Callable[[Request], Awaitable[Caller]]:
-        """Return a dependency that accepts a tenant's key with `scope`; with None any key of a tenant.
-
-        It writes the tenant into the request's state, without which no JSON body is read; `requires_operator` writes None.
-        Both write begin and end of the authentication, on the monotonic clock, as `auth_span`.
-        """
+        """Return a dependency that is `authorize` with these arguments."""
 
         async def authorized(request: Request) -> Caller:
-            headers, address = request.headers.getlist("authorization"), self._addresses.of(request)
-            with _Timed(request):
-                caller = await self.authenticate(headers, address, cached=cached, known=known)
-            request.state.tenant_id = caller.tenant_id
-            return check_scope(caller, scope)
+            return await self.authorize(request, scope, cached=cached, known=known)
 
         return authorized
+
+    async def authorize(
+        self, request: Request, scope: str | None = None, *, cached: bool = False, known: bool = False
+    ) -> Caller:
+        """Accept a tenant's key with `scope`; with None any key of a tenant.
+
+        It writes the tenant into the request's state, without which no JSON body is read; `authorize_operator` writes None.
+        Both write begin and end of the authentication, on the monotonic clock, as `auth_span`.
+        """
+        headers, address = request.headers.getlist("authorization"), self._addresses.of(request)
+        with _Timed(request):
+            caller = await self.authenticate(headers, address, cached=cached, known=known)
+        request.state.tenant_id = caller.tenant_id
+        return check_scope(caller, scope)
 
     def requires_operator(self) -> Callable[[Request], Awaitable[OperatorCaller]]:
-        """Return a dependency that accepts an operator's key."""
+        """Return a dependency that is `authorize_operator`."""
 
         async def authorized(request: Request) -> OperatorCaller:
-            headers, address = request.headers.getlist("authorization"), self._addresses.of(request)
-            with _Timed(request):
-                caller = operator_caller(await self._authentic(headers, address, cached=False), address)
-            request.state.tenant_id = None
-            return caller
+            return await self.authorize_operator(request)
 
         return authorized
+
+    async def authorize_operator(self, request: Request) -> OperatorCaller:
+        """Accept an operator's key."""
+        headers, address = request.headers.getlist("authorization"), self._addresses.of(request)
+        with _Timed(request):
+            caller = operator_caller(await self._authentic(headers, address, cached=False), address)
+        request.state.tenant_id = None
+        return caller
 
     async def authenticate(
         self, headers: list[str], address: str | None = None, *, cached: bool = False, known: bool = False

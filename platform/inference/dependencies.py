@@ -25,6 +25,8 @@ from loraplex.tenants.admission.controller import AdmissionController
 from loraplex.tenants.api_keys.last_used import LastUsedTracker
 from loraplex.tenants.database import Database
 from loraplex.tenants.unit_of_work import PolicyPublisher
+from loraplex.tenants.webhooks.encrypted_secrets import WebhookSecrets
+from loraplex.tenants.webhooks.use_cases import WebhookRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,3 +98,8 @@ class GatewayDependencies:
     mailed_links: MailedLinks | None = None
     background_tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
     health: Health | None = None
+
+    @property
+    def webhook_rules(self) -> WebhookRules:
+        """What applies to the webhooks of every tenant."""
+        return WebhookRules(WebhookSecrets(self.derive_key), self.config.webhook_allow_private)

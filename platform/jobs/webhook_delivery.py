@@ -108,10 +108,10 @@ class WebhookDispatcher:
 
     def _headers(self, attempt: Attempt, body: bytes) -> dict[str, str]:
         """Raises `WebhookSecretUnreadable`."""
-        sealed = (attempt.sealed_secret, attempt.previous_secret)
+        encrypted = (attempt.encrypted_secret, attempt.previous_secret)
         signing = [
             self.secrets.decrypt(attempt.tenant_id, attempt.endpoint_id, each)
-            for each in sealed
+            for each in encrypted
             if each is not None
         ]
         now = int(datetime.now(UTC).timestamp())

@@ -31,6 +31,7 @@ from loraplex.platform.web.openai.openapi import DOCUMENTED_MODELS
 from loraplex.platform.web.openai.routes import inference_router
 from loraplex.platform.web.openapi import Application
 from loraplex.platform.web.operator.routes import operator_router
+from loraplex.platform.web.planes import Planes
 from loraplex.platform.web.tenant.routes import tenant_router
 from loraplex.platform.web.transport.body_budget import BodyBudget
 from loraplex.platform.web.transport.cross_origin import CrossOrigin
@@ -66,6 +67,7 @@ def create_app(
     inference, direct = inference_router(dependencies, authenticator)
     app.include_router(inference)
     endpoint = ManagementEndpoint(dependencies)
+    app.state.planes = Planes(dependencies, authenticator, endpoint)
     app.include_router(tenant_router(dependencies, endpoint, authenticator))
     app.include_router(operator_router(dependencies, endpoint, authenticator))
     app.include_router(docs_router())

@@ -19,6 +19,8 @@ from loraplex.platform.errors import InvalidParameter, UnknownParameter
 from loraplex.platform.web.responses import ResponseModel
 from loraplex.platform.web.sorting import KeyT, Position, RowT, SortOrder
 
+CURSOR_DOMAIN: Final = b"loraplex/cursor/v1"
+"""The purpose of the key that signs cursors."""
 MAX_LIMIT: Final = 100
 DEFAULT_LIMIT: Final = 20
 MAX_FILTER_LENGTH: Final = 200
@@ -84,13 +86,32 @@ class Page(Generic[RowT, KeyT]):
 
     def listing(self, rows: Sequence[RowT], to_response: Callable[[RowT], ItemT]) -> Listing[ItemT]:
         """Build the response of `rows`, which were read with `fetch`."""
-        here, more = rows[: self.limit], len(rows) > self.limit
-        cursor = self.cursor(self.order.key(here[-1])) if more else None
+        here, cursor = self.cut(rows)
         return Listing(data=[to_response(row) for row in here], next_cursor=cursor)
+
+    def cut(self, rows: Sequence[RowT]) -> tuple[Sequence[RowT], str | None]:
+        """Return the rows of this page, and the cursor of the next one; None on the last."""
+        here, more = rows[: self.limit], len(rows) > self.limit
+        return here, self.cursor(self.order.key(here[-1])) if more else None
 
     def cursor(self, key: KeyT) -> str:
         """Return the cursor of the page that follows the row with this key."""
         return self.cursors.encode(self.filters, self.order.write(key))
+
+
+def page_from(
+    request: Request, cursors: Cursors, order: SortOrder[RowT, KeyT], parameter: str, limit: int
+) -> Page[RowT, KeyT]:
+    """Read the place of a page of the console, which its address has as `parameter`. Raises `InvalidParameter`."""
+    given = request.query_params.get(parameter)
+    if not given:
+        return Page(limit, None, {}, cursors, order)
+    try:
+        _, position = cursors.decode(given)
+        return Page(limit, order.read(position), {}, cursors, order)
+    except (InvalidParameter, ValueError, IndexError):
+        message = "There is no such page: begin with the first one."
+        raise InvalidParameter(message, param=parameter) from None
 
 
 def page_of(

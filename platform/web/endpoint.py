@@ -4,9 +4,8 @@ Invariant: a route runs in the caller's database role and in one of its tenant's
 """
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Final, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -18,8 +17,7 @@ from loraplex.platform.auth.authenticator import Caller, OperatorCaller
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.observability.request_id import request_id_of
-from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
-from loraplex.platform.web.cursors import Cursors, Page, page_of
+from loraplex.platform.web.cursors import CURSOR_DOMAIN, Cursors, Page, page_of
 from loraplex.platform.web.request_bodies import body_sha256
 from loraplex.platform.web.responses import (
     ApiResponse,
@@ -28,13 +26,13 @@ from loraplex.platform.web.responses import (
     respond,
     to_stored,
 )
+from loraplex.platform.web.runner import Runner
 from loraplex.platform.web.sorting import KeyT, RowT, SortOrder
 from loraplex.tenants.actors import Actor, key_actor, operator_actor
 from loraplex.tenants.idempotency import RepeatableRequest
-from loraplex.tenants.stored_responses import EncryptedResponses, StoredResponse
-from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
+from loraplex.tenants.stored_responses import StoredResponse
+from loraplex.tenants.unit_of_work import UnitOfWork
 
-CURSOR_DOMAIN: Final = b"loraplex/cursor/v1"
 _IDEMPOTENCY_KEY: Final = re.compile(r"[!-~]{1,255}")
 
 FoundT = TypeVar("FoundT")
@@ -50,7 +48,7 @@ class ManagementEndpoint:
     def __init__(self, dependencies: GatewayDependencies) -> None:
         self._dependencies = dependencies
         self._cursor_key = dependencies.derive_key(CURSOR_DOMAIN)
-        self._limiter = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
+        self.runner = Runner(dependencies, "requests")
 
     @property
     def served_model_name(self) -> str:
@@ -59,15 +57,13 @@ class ManagementEndpoint:
 
     async def read(self, caller: ManagementCaller, work: Read) -> Response:
         """Respond with the result of `work`, which changes nothing."""
-        async with self._transaction(caller) as session:
-            return respond(await work(session))
+        return respond(await self.runner.query(tenant_of(caller), work))
 
     async def query(
         self, caller: ManagementCaller, find: Callable[[AsyncSession], Awaitable[FoundT]]
     ) -> FoundT:
         """Return what `find` reads, for a response that takes several transactions or no `ApiResponse`."""
-        async with self._transaction(caller) as session:
-            return await find(session)
+        return await self.runner.query(tenant_of(caller), find)
 
     async def read_with_other_store(
         self,
@@ -76,7 +72,7 @@ class ManagementEndpoint:
         build: Callable[[FoundT], Awaitable[ApiResponse]],
     ) -> Response:
         """Like `read`, for data of a second store: `build` runs in the same slot, but holds no database connection."""
-        async with self._slot(caller):
+        async with self.runner.slot(tenant_of(caller)):
             async with self._session(caller) as session:
                 found = await find(session)
             return respond(await build(found))
@@ -85,17 +81,12 @@ class ManagementEndpoint:
         """Respond with the result of `work`, a use case that runs in one unit of work of the caller. A repeated POST with the
         Idempotency-Key of a completed one gets the stored response.
         """
-        repeatable = _repeatable(request, caller)
-        async with self._slot(caller), self._unit_of_work(request, caller) as uow:
-            if repeatable is None:
-                return respond(await work(uow))
 
-            async def stored() -> StoredResponse:
-                return to_stored(respond(await work(uow)))
+        async def stored(uow: UnitOfWork) -> StoredResponse:
+            return to_stored(respond(await work(uow)))
 
-            lifetime = timedelta(seconds=self._dependencies.config.idempotency_s)
-            responses = EncryptedResponses(self._dependencies.derive_key, lifetime)
-            return from_stored(await uow.once(repeatable, responses, stored))
+        tenant_id, actor = tenant_of(caller), actor_of(request, caller)
+        return from_stored(await self.runner.change(actor, tenant_id, repeatable_of(request, caller), stored))
 
     async def listing(
         self,
@@ -127,27 +118,11 @@ class ManagementEndpoint:
 
     def transaction_slot(self, tenant_id: UUID) -> AbstractAsyncContextManager[None]:
         """Take one of the tenant's slots, for transactions of its requests that do not run here. Raises `Overloaded`."""
-        return self._limiter.slot(tenant_id)
-
-    @asynccontextmanager
-    async def _transaction(self, caller: ManagementCaller) -> AsyncIterator[AsyncSession]:
-        async with self._slot(caller), self._session(caller) as session:
-            yield session
-
-    def _slot(self, caller: ManagementCaller) -> AbstractAsyncContextManager[None]:
-        tenant_id = tenant_of(caller)
-        return nullcontext() if tenant_id is None else self.transaction_slot(tenant_id)
+        return self.runner.slot(tenant_id)
 
     def _session(self, caller: ManagementCaller) -> AbstractAsyncContextManager[AsyncSession]:
         tenant_id, database = tenant_of(caller), self._dependencies.database
         return database.as_operator() if tenant_id is None else database.as_tenant(tenant_id)
-
-    def _unit_of_work(
-        self, request: Request, caller: ManagementCaller
-    ) -> AbstractAsyncContextManager[UnitOfWork]:
-        dependencies = self._dependencies
-        actor, publisher = actor_of(request, caller), dependencies.policy_publisher
-        return unit_of_work(dependencies.database, actor, tenant_of(caller), publisher)
 
 
 def tenant_of(caller: ManagementCaller) -> UUID | None:
@@ -161,7 +136,8 @@ def actor_of(request: Request, caller: ManagementCaller) -> Actor:
     return actor(caller.key_id, caller.address, request_id_of(request.scope))
 
 
-def _repeatable(request: Request, caller: ManagementCaller) -> RepeatableRequest | None:
+def repeatable_of(request: Request, caller: ManagementCaller) -> RepeatableRequest | None:
+    """Return the identity of a POST with an Idempotency-Key; None without one. Raises `InvalidParameter`."""
     given = request.headers.getlist("idempotency-key")
     if request.method != "POST" or not given:
         return None

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from loraplex.platform.web.cursors import Listing, page_parameters
 from loraplex.platform.web.request_bodies import RequestModel, body_schema
-from loraplex.platform.web.responses import ResponseModel, documented
+from loraplex.platform.web.responses import documented
 from loraplex.platform.web.transport.direct_routes import DirectRoutes
 
 SLASHED: Final = "/v1/"
@@ -53,7 +53,7 @@ def described(
     return extra if body is None else {**extra, **body_schema(body, optional=optional_body)}
 
 
-def listed(item: type[ResponseModel], filters: Mapping[str, str] | None = None) -> dict[str, Any]:
+def listed(item: type[BaseModel], filters: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Build the arguments that declare the route of a listing of `item`. `filters`: name -> meaning."""
     return {
         "responses": documented(response=Listing[item]),  # type: ignore[valid-type]

@@ -27,7 +27,7 @@ from loraplex.platform.web.pages.tokens import token_pages
 from loraplex.platform.web.pages.uploads import uploads_pages
 from loraplex.platform.web.pages.usage import usage_pages
 from loraplex.platform.web.pages.versions import versions_pages
-from loraplex.platform.web.webhooks.pages import webhooks_pages
+from loraplex.platform.web.webhooks import pages as webhooks
 
 PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     index_pages,
@@ -50,11 +50,10 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     requests_pages,
     usage_pages,
     team_pages,
-    webhooks_pages,
     *OPERATOR_PAGES,
 )
 
 
 def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
     """Build the routers of all pages, each with absolute paths."""
-    return [build(endpoint) for build in PAGES]
+    return [webhooks.router, *(build(endpoint) for build in PAGES)]

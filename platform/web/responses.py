@@ -2,25 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import BaseModel
 from starlette.responses import Response
 
+from loraplex.tenants.records import OneTimeSecret, Record, UtcTime
 from loraplex.tenants.stored_responses import StoredResponse
 
+__all__ = ["UtcTime"]
+
 REPLAYED_HEADER: Final = "idempotency-replayed"
-UtcTime = Annotated[datetime, AfterValidator(lambda time: time.astimezone(UTC))]
-"""A time, written in UTC as in RFC 3339."""
 EVERYWHERE: Final = (400, 401, 403, 404, 408, 413, 415, 429, 503)
 """Error statuses that any management route may return: see the table in `platform.errors`."""
 
 
-class ResponseModel(BaseModel):
-    """Base of all response schemas."""
-
-    model_config = ConfigDict(frozen=True, protected_namespaces=())
+class ResponseModel(Record):
+    """Base of the response schemas that are no records of a use case."""
 
 
 class ErrorDetails(ResponseModel):
@@ -55,6 +53,12 @@ def respond(response: ApiResponse) -> Response:
         return Response(status_code=response.status, headers=headers)
     content = response.document.model_dump_json()
     return Response(content, response.status, headers, media_type="application/json")
+
+
+def respond_with(record: BaseModel | None, status: int) -> Response:
+    """Build the response of what a use case or query returned. Its `revision` is its ETag; a secret is kept by no cache."""
+    headers = {"cache-control": "no-store"} if isinstance(record, OneTimeSecret) else {}
+    return respond(ApiResponse(status, record, getattr(record, "revision", None), headers))
 
 
 def to_stored(response: Response) -> StoredResponse:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from uuid import UUID
 
 Position = tuple[str | int, ...]
@@ -43,3 +43,6 @@ def by_time(key: Callable[[RowT], tuple[datetime, UUID]]) -> SortOrder[RowT, tup
         lambda moment: (moment[0].astimezone(UTC).isoformat(), str(moment[1])),
         lambda position: (datetime.fromisoformat(str(position[0])), UUID(str(position[1]))),
     )
+
+
+BY_CREATION: Final[SortOrder[Any, tuple[datetime, UUID]]] = by_time(lambda row: (row.created_at, row.id))

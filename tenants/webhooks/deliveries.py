@@ -13,9 +13,10 @@ from sqlalchemy.dialects.postgresql import ARRAY, INTERVAL
 from sqlalchemy.dialects.postgresql import UUID as UuidType
 from sqlalchemy.ext.asyncio import AsyncSession
 
-MAX_ATTEMPTS: Final = 10
+from loraplex.tenants.webhooks.records import MAX_ATTEMPTS
+
 MAX_AGE: Final = timedelta(days=5)
-"""After so many attempts, or so long after its event or replay, a delivery is given up."""
+"""So long after its event or replay, or after `MAX_ATTEMPTS`, a delivery is given up."""
 LEASE: Final = timedelta(seconds=120)
 """The time in which no other gateway attempts a delivery; several times what an attempt takes."""
 BATCH: Final = 500
@@ -66,7 +67,7 @@ SET attempts = d.attempts + 1, attempts_left = d.attempts_left - 1, last_attempt
 FROM due, outbox_events e, webhook_endpoints w
 WHERE d.id = due.id AND e.id = d.event_id AND w.id = d.endpoint_id
 RETURNING d.id AS delivery_id, d.tenant_id, d.attempts, d.attempts_left, d.expires_at, d.event_id, e.type, e.data,
-    e.created_at, d.endpoint_id, w.url, w.sealed_secret,
+    e.created_at, d.endpoint_id, w.url, w.sealed_secret AS encrypted_secret,
     CASE WHEN w.previous_until > now() THEN w.previous_secret END AS previous_secret
 """).bindparams(
     bindparam("tenants", type_=ARRAY(UuidType)),
@@ -107,7 +108,7 @@ class Attempt:
     created_at: datetime
     endpoint_id: UUID
     url: str
-    sealed_secret: bytes = field(repr=False)
+    encrypted_secret: bytes = field(repr=False)
     previous_secret: bytes | None = field(repr=False)
 
 

@@ -1,5 +1,7 @@
-"""The types of events and the data of each, as receivers get them. Invariant: no data contains a secret, and a field of a
-version of a type is never renamed or removed.
+"""The types of events and the data of each, as receivers get them, and how one is written.
+
+Invariant: no data contains a secret, and a field of a version of a type is never renamed or removed. An event is in the
+outbox exactly if the transaction that it reports was committed, and once.
 """
 
 from collections.abc import Mapping
@@ -8,7 +10,15 @@ from typing import Any, ClassVar, Final, TypeAlias
 from uuid import UUID
 
 import msgspec
+from sqlalchemy import bindparam, text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.asyncio import AsyncSession
 
+ADD: Final = text(
+    "INSERT INTO outbox_events (id, tenant_id, type, subject, data)"
+    " VALUES (outbox_event_id(:tenant_id, :type, :subject), :tenant_id, :type, :subject, :data)"
+    " ON CONFLICT DO NOTHING"
+).bindparams(bindparam("data", type_=JSONB))
 VERSION: Final = 1
 """The version of every type's data. A change that a receiver would notice takes the next one."""
 
@@ -79,3 +89,14 @@ def event_body(
         "data": data,
     }
     return msgspec.json.encode(document, order="deterministic")
+
+
+async def add_event(session: AsyncSession, tenant_id: UUID, event: InvoiceFinalized) -> None:
+    """Add an event of a tenant, in the transaction of an operator that it reports. Adding it again changes nothing."""
+    row = {
+        "tenant_id": tenant_id,
+        "type": event.TYPE,
+        "subject": event.subject,
+        "data": msgspec.to_builtins(event),
+    }
+    await session.execute(ADD, row)

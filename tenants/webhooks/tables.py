@@ -13,26 +13,19 @@ from sqlalchemy import (
     Index,
     UniqueConstraint,
     func,
+    select,
     text,
 )
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped, column_property, mapped_column
 
 from loraplex.tenants.tables import Base, Revision, one_of
-
-EVENT_TYPES = (
-    "quota.threshold",
-    "adapter.ready",
-    "adapter.rejected",
-    "adapter.quarantined",
-    "invoice.finalized",
-)
-DELIVERY_STATES = ("pending", "delivered", "dead")
+from loraplex.tenants.webhooks.records import DELIVERY_STATES, EVENT_TYPES
 
 
 class WebhookEndpoint(Base):
     """A tenant's address for events. Secrets are encrypted with a key derived from the server secret.
 
-    `previous_secret` signs too until `previous_until`, so that a receiver can change its own copy in between.
+    `previous_secret` signs too until `previous_secret_until`, so that a receiver can change its own copy in between.
     """
 
     __tablename__ = "webhook_endpoints"
@@ -49,9 +42,9 @@ class WebhookEndpoint(Base):
     tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
     url: Mapped[str]
     events: Mapped[list[str]]
-    sealed_secret: Mapped[bytes]
+    encrypted_secret: Mapped[bytes] = mapped_column("sealed_secret")
     previous_secret: Mapped[bytes | None]
-    previous_until: Mapped[datetime | None]
+    previous_secret_until: Mapped[datetime | None] = mapped_column("previous_until")
     revision: Mapped[Revision]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
@@ -111,7 +104,7 @@ class WebhookDelivery(Base):
 
     id: Mapped[UUID] = mapped_column(primary_key=True, server_default=func.gen_random_uuid())
     tenant_id: Mapped[UUID]
-    event_id: Mapped[UUID]
+    event_id: Mapped[UUID] = mapped_column()
     endpoint_id: Mapped[UUID]
     state: Mapped[str] = mapped_column(server_default="pending")
     attempts: Mapped[int] = mapped_column(server_default="0")
@@ -123,3 +116,16 @@ class WebhookDelivery(Base):
     last_error: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     ended_at: Mapped[datetime | None]
+    type: Mapped[str] = column_property(
+        select(OutboxEvent.type)
+        .where(OutboxEvent.id == event_id)
+        .correlate_except(OutboxEvent)
+        .scalar_subquery(),
+        # It never changes.
+        expire_on_flush=False,
+    )
+
+    @property
+    def next_attempt_at(self) -> datetime | None:
+        """When it is attempted next; None when it has ended."""
+        return self.due_at if self.state == "pending" else None

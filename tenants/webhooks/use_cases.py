@@ -1,29 +1,40 @@
 """Use cases on webhooks: create, change, rotate the secret, delete; repeat or discard a delivery.
 
-Invariant: a secret leaves this module once, in `IssuedWebhook`; it is stored encrypted, and the audit log has none.
+Invariant: a secret leaves this module once, in `NewWebhookDocument`; it is stored encrypted, and the audit log has none.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
 
-from loraplex.tenants.errors import InvalidField
-from loraplex.tenants.models import EVENT_TYPES, WebhookEndpoint
-from loraplex.tenants.unit_of_work import UnitOfWork, require_revision
-from loraplex.tenants.webhooks.encrypted_secrets import WebhookSecrets
-from loraplex.tenants.webhooks.endpoints import Delivery, WebhookRepository
-from loraplex.tenants.webhooks.receiver_urls import parse_receiver_url
-from loraplex.tenants.webhooks.signature import new_secret
+from sqlalchemy import func, select, text
 
-MAX_GRACE_S: Final = 7 * 24 * 3600
-"""The longest time in which the replaced secret of an endpoint signs as well."""
+from loraplex.tenants.errors import CountReached, DeliveryPending, InvalidField
+from loraplex.tenants.unit_of_work import UnitOfWork, require_revision
+from loraplex.tenants.webhooks.deliveries import MAX_AGE
+from loraplex.tenants.webhooks.encrypted_secrets import WebhookSecrets
+from loraplex.tenants.webhooks.queries import delivery_row, webhook_row
+from loraplex.tenants.webhooks.receiver_urls import parse_receiver_url
+from loraplex.tenants.webhooks.records import (
+    EVENT_TYPES,
+    MAX_ATTEMPTS,
+    MAX_WEBHOOKS,
+    DeliveryDocument,
+    NewWebhookDocument,
+    WebhookDocument,
+)
+from loraplex.tenants.webhooks.signature import new_secret
+from loraplex.tenants.webhooks.tables import WebhookDelivery, WebhookEndpoint
+
+# Webhooks of one tenant are added one at a time, so that it never has more than allowed.
+LOCK: Final = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookRules:
-    """What applies to every endpoint. `allow_private`: its URL may lead to a private network, and begin with `http`."""
+    """What applies to every webhook. `allow_private`: its URL may lead to a private network, and begin with `http`."""
 
     secrets: WebhookSecrets
     allow_private: bool
@@ -34,114 +45,113 @@ class WebhookRules:
         return url
 
 
-@dataclass(frozen=True, slots=True)
-class IssuedWebhook:
-    """An endpoint with a new secret, which is returned once."""
-
-    record: WebhookEndpoint
-    secret: str = field(repr=False)
-
-
 async def create(
-    uow: UnitOfWork, rules: WebhookRules, tenant_id: UUID, url: str, events: Sequence[str]
-) -> IssuedWebhook:
-    """Add an endpoint for events of these types. Raises `InvalidField`, `CountReached`."""
-    endpoint_id, secret = uuid4(), new_secret()
-    endpoint = WebhookEndpoint(
-        id=endpoint_id,
+    uow: UnitOfWork, tenant_id: UUID, rules: WebhookRules, url: str, events: Sequence[str]
+) -> NewWebhookDocument:
+    """Add a webhook for events of these types. Raises `InvalidField`, `CountReached`."""
+    webhook_id, secret = uuid4(), new_secret()
+    webhook = WebhookEndpoint(
+        id=webhook_id,
         tenant_id=tenant_id,
         url=rules.check_url(url),
         events=checked_events(events),
-        sealed_secret=rules.secrets.encrypt(tenant_id, endpoint_id, secret),
+        encrypted_secret=rules.secrets.encrypt(tenant_id, webhook_id, secret),
     )
-    await WebhookRepository(uow.session, tenant_id).add(endpoint)
-    await uow.audit.record("webhook.create", target(endpoint), None, snapshot(endpoint), tenant_id=tenant_id)
-    return IssuedWebhook(endpoint, secret)
+    await uow.session.execute(LOCK, {"name": f"webhooks:{tenant_id}"})
+    count = select(func.count()).where(WebhookEndpoint.tenant_id == tenant_id)
+    if (await uow.session.scalars(count)).one() >= MAX_WEBHOOKS:
+        raise CountReached("max_webhooks", f"a tenant has at most {MAX_WEBHOOKS} webhooks: delete one first")
+    uow.session.add(webhook)
+    await uow.session.flush()
+    await uow.audit.record("webhook.create", _target(webhook), None, _snapshot(webhook), tenant_id=tenant_id)
+    return _issued(webhook, secret)
 
 
 async def change(
     uow: UnitOfWork,
-    rules: WebhookRules,
     tenant_id: UUID,
-    endpoint_id: UUID,
+    webhook_id: UUID,
+    rules: WebhookRules,
     *,
     url: str | None = None,
     events: Sequence[str] | None = None,
     seen: int | None = None,
-) -> WebhookEndpoint:
+) -> WebhookDocument:
     """Change URL and events; None leaves one as it is. Deliveries that wait go to the new URL. `seen`: the revision that the
     author has read, None for any.
 
     Raises `WebhookNotFound`, `RevisionMoved`, `InvalidField`.
     """
-    endpoint = await WebhookRepository(uow.session, tenant_id).get(endpoint_id, locked=True)
-    require_revision(seen, endpoint.revision)
-    before = snapshot(endpoint)
+    webhook = await webhook_row(uow.session, tenant_id, webhook_id, locked=True)
+    require_revision(seen, webhook.revision)
+    before = _snapshot(webhook)
     if url is not None:
-        endpoint.url = rules.check_url(url)
+        webhook.url = rules.check_url(url)
     if events is not None:
-        endpoint.events = checked_events(events)
+        webhook.events = checked_events(events)
     await uow.session.flush()
-    after = snapshot(endpoint)
+    after = _snapshot(webhook)
     if before != after:
-        await uow.audit.record("webhook.change", target(endpoint), before, after, tenant_id=tenant_id)
-    return endpoint
+        await uow.audit.record("webhook.change", _target(webhook), before, after, tenant_id=tenant_id)
+    return WebhookDocument.model_validate(webhook)
 
 
 async def rotate(
-    uow: UnitOfWork, rules: WebhookRules, tenant_id: UUID, endpoint_id: UUID, grace_s: int
-) -> IssuedWebhook:
+    uow: UnitOfWork, tenant_id: UUID, webhook_id: UUID, rules: WebhookRules, grace_s: int
+) -> NewWebhookDocument:
     """Replace the secret. For `grace_s` seconds, 0 to `MAX_GRACE_S`, messages are signed with the replaced one too.
 
     Raises `WebhookNotFound`.
     """
-    endpoint = await WebhookRepository(uow.session, tenant_id).get(endpoint_id, locked=True)
+    webhook = await webhook_row(uow.session, tenant_id, webhook_id, locked=True)
     secret = new_secret()
     # A voided secret is empty: it signs nothing, so it has no grace.
-    endpoint.previous_secret = (endpoint.sealed_secret or None) if grace_s else None
-    has_previous = endpoint.previous_secret is not None
-    endpoint.previous_until = datetime.now(UTC) + timedelta(seconds=grace_s) if has_previous else None
-    endpoint.sealed_secret = rules.secrets.encrypt(tenant_id, endpoint_id, secret)
+    webhook.previous_secret = (webhook.encrypted_secret or None) if grace_s else None
+    has_previous = webhook.previous_secret is not None
+    webhook.previous_secret_until = datetime.now(UTC) + timedelta(seconds=grace_s) if has_previous else None
+    webhook.encrypted_secret = rules.secrets.encrypt(tenant_id, webhook_id, secret)
     await uow.session.flush()
-    await uow.audit.record(
-        "webhook.rotate", target(endpoint), None, {"grace_seconds": grace_s}, tenant_id=tenant_id
-    )
-    return IssuedWebhook(endpoint, secret)
+    after = {"grace_seconds": grace_s}
+    await uow.audit.record("webhook.rotate", _target(webhook), None, after, tenant_id=tenant_id)
+    return _issued(webhook, secret)
 
 
-async def delete(uow: UnitOfWork, tenant_id: UUID, endpoint_id: UUID) -> None:
-    """Delete an endpoint and its deliveries. Raises `WebhookNotFound`."""
-    webhooks = WebhookRepository(uow.session, tenant_id)
-    endpoint = await webhooks.get(endpoint_id, locked=True)
-    before = snapshot(endpoint)
-    await webhooks.delete(endpoint)
-    await uow.audit.record("webhook.delete", target(endpoint), before, None, tenant_id=tenant_id)
+async def delete(uow: UnitOfWork, tenant_id: UUID, webhook_id: UUID) -> None:
+    """Delete a webhook and its deliveries. Raises `WebhookNotFound`."""
+    webhook = await webhook_row(uow.session, tenant_id, webhook_id, locked=True)
+    before = _snapshot(webhook)
+    await uow.session.delete(webhook)
+    await uow.session.flush()
+    await uow.audit.record("webhook.delete", _target(webhook), before, None, tenant_id=tenant_id)
 
 
-async def replay(uow: UnitOfWork, tenant_id: UUID, endpoint_id: UUID, delivery_id: UUID) -> Delivery:
+async def replay(uow: UnitOfWork, tenant_id: UUID, webhook_id: UUID, delivery_id: UUID) -> DeliveryDocument:
     """Repeat an ended delivery, from now on and with as many attempts as a new one.
 
     Raises `WebhookNotFound`, `DeliveryNotFound`, `DeliveryPending`.
     """
-    webhooks = WebhookRepository(uow.session, tenant_id)
-    delivery, event_type = await webhooks.delivery(endpoint_id, delivery_id)
-    before = {"state": delivery.state}
-    await webhooks.replay(delivery)
-    path = f"webhooks/{endpoint_id}/deliveries/{delivery_id}"
+    delivery = await delivery_row(uow.session, tenant_id, webhook_id, delivery_id, locked=True)
+    _require_ended(delivery)
+    before, now = {"state": delivery.state}, (await uow.session.scalars(select(func.now()))).one()
+    delivery.state, delivery.ended_at, delivery.due_at = "pending", None, now
+    delivery.attempts_left, delivery.expires_at = MAX_ATTEMPTS, now + MAX_AGE
+    await uow.session.flush()
+    path = f"webhooks/{webhook_id}/deliveries/{delivery_id}"
     await uow.audit.record("webhook.replay", path, before, {"state": delivery.state}, tenant_id=tenant_id)
-    return delivery, event_type
+    return DeliveryDocument.model_validate(delivery)
 
 
-async def discard(uow: UnitOfWork, tenant_id: UUID, endpoint_id: UUID, delivery_id: UUID) -> None:
-    """Delete an ended delivery: it is neither listed nor repeated from then on.
+async def discard(uow: UnitOfWork, tenant_id: UUID, webhook_id: UUID, delivery_id: UUID) -> None:
+    """Delete an ended delivery: it is neither listed nor repeated from then on. Its event and its deliveries elsewhere stay.
 
     Raises `WebhookNotFound`, `DeliveryNotFound`, `DeliveryPending`.
     """
-    webhooks = WebhookRepository(uow.session, tenant_id)
-    delivery, event_type = await webhooks.delivery(endpoint_id, delivery_id)
-    before = {"type": event_type, "state": delivery.state, "attempts": delivery.attempts}
-    await webhooks.discard(delivery)
-    path = f"webhooks/{endpoint_id}/deliveries/{delivery_id}"
+    delivery = await delivery_row(uow.session, tenant_id, webhook_id, delivery_id, locked=True)
+    _require_ended(delivery)
+    before = {"type": delivery.type, "state": delivery.state, "attempts": delivery.attempts}
+    await uow.session.delete(delivery)
+    await uow.session.flush()
+    path = f"webhooks/{webhook_id}/deliveries/{delivery_id}"
     await uow.audit.record("webhook.discard", path, before, None, tenant_id=tenant_id)
 
 
@@ -153,11 +163,18 @@ def checked_events(events: Sequence[str]) -> list[str]:
     return [each for each in EVENT_TYPES if each in events]
 
 
-def snapshot(endpoint: WebhookEndpoint) -> dict[str, Any]:
-    """Return an endpoint's fields for the audit log."""
-    return {"url": endpoint.url, "events": endpoint.events}
+def _issued(webhook: WebhookEndpoint, secret: str) -> NewWebhookDocument:
+    return NewWebhookDocument(**dict(WebhookDocument.model_validate(webhook)), secret=secret)
 
 
-def target(endpoint: WebhookEndpoint) -> str:
-    """Return the endpoint's path in the audit log."""
-    return f"webhooks/{endpoint.id}"
+def _require_ended(delivery: WebhookDelivery) -> None:
+    if delivery.state == "pending":
+        raise DeliveryPending("the delivery has not ended: it is attempted until it is delivered or dead")
+
+
+def _snapshot(webhook: WebhookEndpoint) -> dict[str, Any]:
+    return {"url": webhook.url, "events": webhook.events}
+
+
+def _target(webhook: WebhookEndpoint) -> str:
+    return f"webhooks/{webhook.id}"

@@ -17,8 +17,7 @@ from loraplex.tenants.invoices.months import Month, passed_everywhere
 from loraplex.tenants.invoices.terms import billing_terms
 from loraplex.tenants.models import Invoice
 from loraplex.tenants.unit_of_work import UnitOfWork
-from loraplex.tenants.webhooks.events import InvoiceFinalized
-from loraplex.tenants.webhooks.outbox import Outbox
+from loraplex.tenants.webhooks.events import InvoiceFinalized, add_event
 
 MAX_REFERENCE: Final = 200
 SNAPSHOT: Final = ("number", "state", "month", "currency", "total_micro", "paid_reference")
@@ -78,7 +77,7 @@ async def finalize(
         currency=invoice.currency,
         total_micro=content.totals.total_micro,
     )
-    await Outbox.add(uow.session, tenant_id, event)
+    await add_event(uow.session, tenant_id, event)
     return invoice
 
 

@@ -5,11 +5,12 @@ Invariant: a page runs as the person of its session, in the database role of the
 
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+from functools import cache
 from typing import Any, Final, TypeVar, overload
 from urllib.parse import quote, urlencode
 
+from pydantic import TypeAdapter
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -23,16 +24,18 @@ from loraplex.platform.services.people.errors import SignInSlowed
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.people.sessions import Area, find_session
 from loraplex.platform.services.people.sign_in import SignedIn
-from loraplex.platform.services.stored_results import SentForm, run_once
-from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 from loraplex.platform.web.console.cookies import OPERATOR_PATH, TENANT_PATH, Cookies, Undo, area_of
 from loraplex.platform.web.console.csrf import is_token, masked
 from loraplex.platform.web.console.forms import CSRF_HEADER, Form
 from loraplex.platform.web.console.navigation import OPERATOR_AREA, TENANT_AREA, navigation
 from loraplex.platform.web.console.origin import PublicOrigin
 from loraplex.platform.web.console.templating import Templates
-from loraplex.tenants.stored_responses import EncryptedResponses
-from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
+from loraplex.platform.web.cursors import CURSOR_DOMAIN
+from loraplex.platform.web.runner import Runner
+from loraplex.tenants.actors import Actor
+from loraplex.tenants.idempotency import RepeatableRequest
+from loraplex.tenants.stored_responses import StoredResponse
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 FoundT = TypeVar("FoundT")
 ResultT = TypeVar("ResultT")
@@ -60,7 +63,8 @@ class ConsoleEndpoint:
     ) -> None:
         self._dependencies = dependencies
         self._templates = templates
-        self._limiter = TenantLimiter("pages", per_tenant=AT_ONCE, waiting=MAX_WAITING)
+        self.runner = Runner(dependencies, "pages")
+        self.cursor_key = dependencies.derive_key(CURSOR_DOMAIN)
         self.origin = origin
         self.is_demo = is_demo
         self.cookies = Cookies(origin)
@@ -94,15 +98,16 @@ class ConsoleEndpoint:
     def requires_operator(self) -> Callable[[Request], Awaitable[ConsoleSession]]:
         """Return a dependency of FastAPI that gives a page of the operator area its session. It raises as `requires`."""
 
-        async def required(request: Request) -> ConsoleSession:
-            session = await self.session(request)
-            if session is None:
-                raise SignInNeeded
-            if not session.operator:
-                raise InsufficientScope("Only operators may open this page.", param="operator")
-            return session
+        return self.signed_in_operator
 
-        return required
+    async def signed_in_operator(self, request: Request) -> ConsoleSession:
+        """Return the session of a page of the operator area. It raises as `signed_in`."""
+        session = await self.session(request)
+        if session is None:
+            raise SignInNeeded
+        if not session.operator:
+            raise InsufficientScope("Only operators may open this page.", param="operator")
+        return session
 
     async def session(self, request: Request) -> ConsoleSession | None:
         """Return the session of the request's area, read once per request."""
@@ -141,10 +146,7 @@ class ConsoleEndpoint:
         self, session: ConsoleSession, find: Callable[[AsyncSession], Awaitable[FoundT]]
     ) -> FoundT:
         """Return what `find` reads in the role of the session's tenant, or of operators."""
-        database, tenant_id = self._dependencies.database, session.tenant_id
-        role = database.as_operator() if tenant_id is None else database.as_tenant(tenant_id)
-        async with self._slot(session), role as transaction:
-            return await find(transaction)
+        return await self.runner.query(session.tenant_id, find)
 
     @overload
     async def perform(
@@ -175,26 +177,21 @@ class ConsoleEndpoint:
     ) -> Any:
         """Run `work` in one unit of work of the session's person, once for a form that is sent twice.
 
-        The result is that of the first time, if `returns` names its type: one that msgspec writes as JSON. Raises
+        The result is that of the first time, if `returns` names its type: one that pydantic writes as JSON. Raises
         `InsufficientScope` where an operator looks into a tenant.
         """
         if session.viewing_as_operator:
             raise InsufficientScope("You look into this tenant as an operator: nothing can be changed here.")
-        async with self._slot(session), self._unit_of_work(request, session) as uow:
-            if form.idempotency_key is None:
-                return await work(uow)
-            sent = SentForm(
-                author=f"user:{session.user_id}",
-                key=form.idempotency_key,
-                route=f"{request.method} {request.url.path}",
-                sha256=form.sha256,
-            )
+        kind: Any = type(None) if returns is None else returns
+        result = result_type(kind)
 
-            async def result() -> Any:
-                produced = await work(uow)
-                return produced if returns is not None else None
+        async def stored(uow: UnitOfWork) -> StoredResponse:
+            produced = await work(uow)
+            return StoredResponse(200, [], result.dump_json(produced if returns is not None else None))
 
-            return await run_once(uow, sent, self._stored_results, result, returns or type(None))
+        tenant_id, repeatable = session.tenant_id, repeatable_of(request, session, form)
+        done = await self.runner.change(self._actor(request, session), tenant_id, repeatable, stored)
+        return result.validate_json(done.body)
 
     async def perform_own(
         self, request: Request, session: ConsoleSession, work: Callable[[UnitOfWork], Awaitable[ResultT]]
@@ -203,7 +200,7 @@ class ConsoleEndpoint:
 
         Its result is never stored: it may be the token of a session.
         """
-        async with self._slot(session), self._unit_of_work(request, session) as uow:
+        async with self.runner.unit_of_work(self._actor(request, session), session.tenant_id) as uow:
             return await work(uow)
 
     def page(
@@ -286,21 +283,27 @@ class ConsoleEndpoint:
             "theme": self.cookies.theme(request),
         }
 
-    @property
-    def _stored_results(self) -> EncryptedResponses:
-        lifetime = timedelta(seconds=self._dependencies.config.idempotency_s)
-        return EncryptedResponses(self._dependencies.derive_key, lifetime)
+    def _actor(self, request: Request, session: ConsoleSession) -> Actor:
+        return session.actor(self._dependencies.addresses.of(request), request_id_of(request.scope))
 
-    def _slot(self, session: ConsoleSession) -> AbstractAsyncContextManager[None]:
-        return nullcontext() if session.tenant_id is None else self._limiter.slot(session.tenant_id)
 
-    def _unit_of_work(
-        self, request: Request, session: ConsoleSession
-    ) -> AbstractAsyncContextManager[UnitOfWork]:
-        dependencies = self._dependencies
-        actor = session.actor(dependencies.addresses.of(request), request_id_of(request.scope))
-        publisher = dependencies.policy_publisher
-        return unit_of_work(dependencies.database, actor, session.tenant_id, publisher)
+@cache
+def result_type(returns: Any) -> TypeAdapter[Any]:
+    """Return what writes the result of a form as JSON, and reads it for a form that is sent again."""
+    return TypeAdapter(returns)
+
+
+def repeatable_of(request: Request, session: ConsoleSession, form: Form) -> RepeatableRequest | None:
+    """Return the identity of a form: its author, the key it was rendered with, and what was sent; None without a key."""
+    if form.idempotency_key is None:
+        return None
+    return RepeatableRequest(
+        caller=f"user:{session.user_id}",
+        key=form.idempotency_key,
+        route=f"{request.method} {request.url.path}",
+        body_sha256=form.sha256,
+        tenant_id=session.tenant_id,
+    )
 
 
 def _counts(session: ConsoleSession | None) -> dict[str, int]:

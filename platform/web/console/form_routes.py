@@ -1,136 +1,143 @@
-"""What pages with forms share: one template as a page or as a dialog, shown by GET and sent by POST to the same path.
+"""Forms: one template as a page or as a dialog, shown by GET and sent by POST to the same path.
 
-Invariant: a form that was refused is shown again with its errors and all that was typed.
+Invariant: a form that was refused is shown again with its errors and all that was typed; one that is sent twice runs once.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from inspect import Signature, signature
 from types import MappingProxyType
-from typing import Annotated, Any, Final, TypeAlias, TypeVar, overload
-from uuid import UUID
+from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
 from fastapi import APIRouter, Depends
-from pydantic import Field
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loraplex.platform.services.people.identity import ConsoleSession
-from loraplex.platform.web.console.cookies import Undo
-from loraplex.platform.web.console.endpoint import ConsoleEndpoint, SignInNeeded, is_htmx
-from loraplex.platform.web.console.forms import Entered, Form, FormInvalid, field_errors, read_form
+from loraplex.platform.web.console.endpoint import ConsoleEndpoint, is_htmx
+from loraplex.platform.web.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
+from loraplex.platform.web.console.page import PageRequest
 from loraplex.tenants.unit_of_work import UnitOfWork
 
+P = ParamSpec("P")
+T = TypeVar("T")
+ModelT = TypeVar("ModelT", bound=BaseModel)
 MAX_NUMBER: Final = 2**31 - 1
 """The largest version or revision that is stored."""
 MAX_DIGITS: Final = len(str(MAX_NUMBER))
 VersionNumber: TypeAlias = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 """The number of a version in an address; there is nothing at an address with another one."""
-Find: TypeAlias = Callable[[ConsoleEndpoint, Request, ConsoleSession], Awaitable[Mapping[str, object]]]
-"""What the template of a form is given besides the form: of the thing that the request's path names."""
-ResultT = TypeVar("ResultT")
+FormContext: TypeAlias = Callable[..., Awaitable[Mapping[str, object]]]
+"""(page, ids of the path) -> what a form's template is given besides the form."""
+Send: TypeAlias = Callable[..., Awaitable[Response]]
+"""(submission, ids of the path) -> the response. An error that the author can mend shows the form again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class FormSubmission(PageRequest):
     """A form that was sent by the person of `session`."""
 
-    endpoint: ConsoleEndpoint
-    request: Request
-    session: ConsoleSession
     form: Form
 
     @property
-    def tenant_id(self) -> UUID:
-        """The tenant of the session. Raises `SignInNeeded` for one of the operator area."""
-        return tenant_of(self.session)
+    def revision(self) -> int | None:
+        """The revision that the form was rendered with; None if the form has none, for any."""
+        return revision_of(self.form)
 
-    @overload
-    async def perform(self, work: Callable[[UnitOfWork], Awaitable[object]]) -> None: ...
+    def parse(self, model: type[ModelT]) -> ModelT:
+        """Check the form against `model`. Raises `FormInvalid`."""
+        return parse(self.form, model)
 
-    @overload
-    async def perform(
-        self, work: Callable[[UnitOfWork], Awaitable[ResultT]], returns: type[ResultT]
-    ) -> ResultT: ...
+    async def run(
+        self,
+        use_case: Callable[Concatenate[UnitOfWork, P], Awaitable[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Run `use_case` in one unit of work of the person, and return its result: that of the first time for a form that is
+        sent twice. Its annotated return type is one that pydantic writes as JSON.
 
-    async def perform(
-        self, work: Callable[[UnitOfWork], Awaitable[Any]], returns: type[Any] | None = None
-    ) -> Any:
-        """Run `work` as `ConsoleEndpoint.perform`."""
-        if returns is None:
-            return await self.endpoint.perform(self.request, self.session, self.form, work)
-        return await self.endpoint.perform(self.request, self.session, self.form, work, returns)
+        Raises `InsufficientScope` where an operator looks into a tenant.
+        """
 
-    def back(self, location: str, toast: str, undo: Undo | None = None) -> Response:
-        """Send the browser to `location` as `ConsoleEndpoint.back`."""
-        return self.endpoint.back(self.request, self.session, location, toast, undo)
+        async def work(uow: UnitOfWork) -> T:
+            return await use_case(uow, *args, **kwargs)
 
-    def show_once(self, template: str, made: object) -> Response:
-        """Show a new secret, in a dialog where htmx asked for it: then no reload of the page sends the form again."""
-        layout = layout_of(self.request)
-        return self.endpoint.page(self.request, self.session, template, layout=layout, made=made)
-
-    def named(self, parameter: str) -> str:
-        """Return what the path names: one of its parameters."""
-        return str(self.request.path_params[parameter])
+        returns = signature(use_case).return_annotation
+        return await self.endpoint.perform(self.http, self.session, self.form, work, returns)
 
 
-Send: TypeAlias = Callable[[Sent], Awaitable[Response]]
-"""Does what a form asks for. An error that its author can mend shows the form again."""
+def submits(scope: str | None = None) -> Any:
+    """Return a dependency that gives a form of the tenant area its `FormSubmission`. It raises as `opens` and `read_form`."""
+
+    async def submitted(request: Request) -> FormSubmission:
+        endpoint: ConsoleEndpoint = request.app.state.endpoint
+        session = await endpoint.signed_in(request, scope)
+        return FormSubmission(endpoint, request, session, await read_form(request))
+
+    return Depends(submitted)
 
 
-def layout_of(request: Request) -> str:
-    """Return the template that a question extends: a dialog where htmx asks for it, else a page of its own."""
-    return "dialog.html" if is_htmx(request) else "base.html"
+def submits_operator() -> Any:
+    """Return a dependency that gives a form of the operator area its `FormSubmission`. It raises as `submits`."""
+
+    async def submitted(request: Request) -> FormSubmission:
+        endpoint: ConsoleEndpoint = request.app.state.endpoint
+        session = await endpoint.signed_in_operator(request)
+        return FormSubmission(endpoint, request, session, await read_form(request))
+
+    return Depends(submitted)
 
 
-def add_form(
+def form(
     router: APIRouter,
     path: str,
-    endpoint: ConsoleEndpoint,
-    *,
-    access: Any,
     template: str,
-    find: Find,
-    send: Send,
+    context: FormContext,
+    *,
     fields: Collection[str] = (),
     renamed: Mapping[str, str] = MappingProxyType({}),
     is_page: bool = False,
-    **context: object,
-) -> None:
-    """Add a form at `path`, as a page or as a dialog: GET shows it and POST runs `send`, for sessions that `access` gives.
+) -> Callable[[Send], Send]:
+    """Add a form at `path`, as a page or as a dialog: GET shows it with its `context`, and POST calls the decorated function.
 
-    What `send` raises and the author can mend is shown in the form, with status 422 and all that was typed: at a field of
-    `fields`, else above the form. `renamed` as in `entered_again`. `is_page`: the form is never a dialog, though a script may
-    send it for one.
+    The first parameter of `context` is a `PageRequest`, that of the function a `FormSubmission`; the others of `context` are
+    ids of the path, which the function has, too. An error that the author can mend is shown in the form, with status 422 and
+    all that was typed: at a field of `fields`, else above the form. `renamed` as in `entered_again`. `is_page`: the form is
+    never a dialog, though a script may send it for one.
     """
 
-    async def show(request: Request, session: ConsoleSession, form: Entered, status: int = 200) -> Response:
-        found = await find(endpoint, request, session)
-        return endpoint.page(
-            *(request, session, template),
-            status=status,
-            layout=layout_of(request),
-            form=form,
-            **found,
-            **context,
-        )
+    def add(send: Send) -> Send:
+        page_name, *ids = signature(context).parameters
+        submission_name, *_ = signature(send).parameters
 
-    @router.get(path)
-    async def ask(request: Request, session: Annotated[ConsoleSession, access]) -> Response:
-        return await show(request, session, Entered())
+        async def show(
+            page: PageRequest, given: Mapping[str, Any], entered: Entered, status: int = 200
+        ) -> Response:
+            found = await context(page, **{name: given[name] for name in ids})
+            return page.question(template, status=status, form=entered, **found)
 
-    @router.post(path)
-    async def answer(
-        request: Request,
-        session: Annotated[ConsoleSession, access],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
-        try:
-            with field_errors():
-                return await send(Sent(endpoint, request, session, form))
-        except FormInvalid as error:
-            again = await show(request, session, entered_again(form, error, fields, renamed), 422)
-            return refused_form(request, again) if is_page else again
+        async def ask(**given: Any) -> Response:
+            return await show(given[page_name], given, Entered())
+
+        async def answer(**given: Any) -> Response:
+            submission: FormSubmission = given[submission_name]
+            try:
+                with field_errors():
+                    return await send(**given)
+            except FormInvalid as error:
+                entered = entered_again(submission.form, error, fields, renamed)
+                again = await show(submission, given, entered, 422)
+                return refused_form(submission.http, again) if is_page else again
+
+        for handler, like in ((ask, context), (answer, send)):
+            # FastAPI reads from it what the route is given.
+            handler.__signature__ = Signature([*signature(like).parameters.values()])  # type: ignore[attr-defined]
+        router.get(path)(ask)
+        router.post(path)(answer)
+        return send
+
+    return add
 
 
 def refused_form(request: Request, response: Response) -> Response:
@@ -162,10 +169,3 @@ def whole_number(text: str, beyond: int | None = None) -> int | None:
     if not (text.isascii() and text.isdigit()):
         return None
     return int(text) if len(text) <= MAX_DIGITS and int(text) <= MAX_NUMBER else beyond
-
-
-def tenant_of(session: ConsoleSession) -> UUID:
-    """Return the tenant of a session of the tenant area. Raises `SignInNeeded` for one of the operator area."""
-    if session.tenant_id is None:
-        raise SignInNeeded
-    return session.tenant_id

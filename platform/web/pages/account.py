@@ -28,8 +28,9 @@ from loraplex.platform.services.people.sessions import (
 )
 from loraplex.platform.web.console.cookies import THEMES, area_of, theme_of
 from loraplex.platform.web.console.endpoint import FIRST_PAGE, ConsoleEndpoint, SignInNeeded, redirect
-from loraplex.platform.web.console.form_routes import entered_again, layout_of, refused_form
+from loraplex.platform.web.console.form_routes import entered_again, refused_form
 from loraplex.platform.web.console.forms import Entered, Form, FormInvalid, field_errors, read_form
+from loraplex.platform.web.pages.writing import layout_of
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 FORM = Depends(read_form)

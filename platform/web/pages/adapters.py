@@ -18,8 +18,9 @@ from loraplex.platform.services.queries.adapter import AdapterDetail, VersionDet
 from loraplex.platform.services.queries.residency import Residency, residency
 from loraplex.platform.web.console.addresses import link, path_of
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.console.form_routes import Sent, VersionNumber, add_form, revision_of, tenant_of
+from loraplex.platform.web.console.form_routes import VersionNumber, revision_of
 from loraplex.platform.web.console.forms import Form, FormInvalid, parse
+from loraplex.platform.web.pages.writing import Sent, add_form, tenant_of
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 LIST: Final = "/console/adapters"

@@ -22,9 +22,10 @@ from loraplex.platform.services.queries.adapter import AdapterDetail, Alias
 from loraplex.platform.web.console.addresses import path_of, query_form
 from loraplex.platform.web.console.cookies import Undo
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.console.form_routes import Sent, add_form, revision_of, whole_number
+from loraplex.platform.web.console.form_routes import revision_of, whole_number
 from loraplex.platform.web.console.forms import Form, FormInvalid, field_errors
 from loraplex.platform.web.pages.adapters import ONE, find_adapter
+from loraplex.platform.web.pages.writing import Sent, add_form
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 ALIAS: Final = f"{ONE}/aliases/{{alias}}"

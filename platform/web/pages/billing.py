@@ -18,7 +18,7 @@ from loraplex.platform.services.queries import billing
 from loraplex.platform.services.queries.forecast import SpendForecast
 from loraplex.platform.services.queries.overview import spend
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.console.form_routes import tenant_of
+from loraplex.platform.web.pages.writing import tenant_of
 
 PATH: Final = "/console/billing"
 SCOPE: Final = "billing:read"

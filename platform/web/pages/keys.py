@@ -25,9 +25,10 @@ from loraplex.platform.services.queries.keys import (
 )
 from loraplex.platform.services.queries.limits import Limits, StoredLimits
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.console.form_routes import Sent, add_form, revision_of, tenant_of
+from loraplex.platform.web.console.form_routes import revision_of
 from loraplex.platform.web.console.forms import parse
 from loraplex.platform.web.console.limit_fields import LIMIT_NAMES, Bounds, LimitFields
+from loraplex.platform.web.pages.writing import Sent, add_form, tenant_of
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 LIST: Final = "/console/keys"

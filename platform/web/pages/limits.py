@@ -26,9 +26,10 @@ from loraplex.platform.services.queries.usage import FilterChoices
 from loraplex.platform.tenant_limiter import TenantLimiter
 from loraplex.platform.web.console.addresses import path_of, query_form
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.console.form_routes import MAX_NUMBER, layout_of, tenant_of
+from loraplex.platform.web.console.form_routes import MAX_NUMBER
 from loraplex.platform.web.console.forms import Form, FormInvalid, field_errors, parse, read_form
 from loraplex.platform.web.console.limit_fields import LIMIT_NAMES, LimitFields, typed
+from loraplex.platform.web.pages.writing import layout_of, tenant_of
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 PATH: Final = "/console/limits"

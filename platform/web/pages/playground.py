@@ -18,8 +18,8 @@ from loraplex.platform.services.queries.playground import (
     parameter_fields,
 )
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.console.form_routes import tenant_of
 from loraplex.platform.web.console.forms import Form, read_form
+from loraplex.platform.web.pages.writing import tenant_of
 
 SCOPE: Final = "inference"
 # What the page shows before anything was asked: a schema and a tool that any model understands.

@@ -19,8 +19,8 @@ from loraplex.platform.services.people.sessions import end_member_sessions
 from loraplex.platform.services.people.sign_up import is_open
 from loraplex.platform.services.people.team import TeamEntry
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.console.form_routes import tenant_of
 from loraplex.platform.web.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
+from loraplex.platform.web.pages.writing import tenant_of
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 ROLES: Final = (

@@ -11,8 +11,8 @@ from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.queries import adapter as detail
 from loraplex.platform.services.queries import adapters as listing
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.console.form_routes import tenant_of
 from loraplex.platform.web.pages.adapters import ONE
+from loraplex.platform.web.pages.writing import tenant_of
 
 UPLOAD: Final = f"{ONE}/upload"
 

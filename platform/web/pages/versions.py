@@ -15,16 +15,10 @@ from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.queries import adapter as detail
 from loraplex.platform.web.console.addresses import path_of
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.console.form_routes import (
-    Sent,
-    VersionNumber,
-    add_form,
-    revision_of,
-    tenant_of,
-    whole_number,
-)
+from loraplex.platform.web.console.form_routes import VersionNumber, revision_of, whole_number
 from loraplex.platform.web.console.forms import Form, read_form
 from loraplex.platform.web.pages.adapters import ONE, find_adapter
+from loraplex.platform.web.pages.writing import Sent, add_form, tenant_of
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 VERSION: Final = f"{ONE}/versions/{{version}}"

@@ -21,9 +21,7 @@ from loraplex.platform.web.tenant.uploads import uploads_router
 from loraplex.platform.web.tenant.usage import usage_router
 from loraplex.platform.web.tenant.users import users_router
 from loraplex.platform.web.tenant.versions import versions_router
-from loraplex.platform.web.webhooks.routes import webhooks_router
-from loraplex.tenants.webhooks.encrypted_secrets import WebhookSecrets
-from loraplex.tenants.webhooks.use_cases import WebhookRules
+from loraplex.platform.web.webhooks import routes as webhooks
 
 
 def tenant_router(
@@ -48,6 +46,5 @@ def tenant_router(
         quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency_of)
     )
     router.include_router(usage_router(endpoint, authenticator, dependencies.currency_of))
-    rules = WebhookRules(WebhookSecrets(dependencies.derive_key), dependencies.config.webhook_allow_private)
-    router.include_router(webhooks_router(endpoint, authenticator, rules))
+    router.include_router(webhooks.router)
     return router

@@ -1,224 +1,143 @@
 """`/tenant/v1/webhooks`: where a tenant's events go, and what became of them. A webhook of another tenant is 404."""
 
-from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Request
-from sqlalchemy.ext.asyncio import AsyncSession
+from fastapi import APIRouter
+from pydantic import Field, WithJsonSchema
 from starlette.responses import Response
 
-from loraplex.platform.auth.authenticator import Authenticator, Caller
-from loraplex.platform.web.endpoint import ManagementEndpoint
-from loraplex.platform.web.etags import if_match
 from loraplex.platform.web.openapi import described, listed
-from loraplex.platform.web.request_bodies import request_model
-from loraplex.platform.web.responses import ApiResponse, documented
-from loraplex.platform.web.schemas.webhooks import (
+from loraplex.platform.web.path_ids import PathId
+from loraplex.platform.web.planes import TenantRequest, requires
+from loraplex.platform.web.request_bodies import RequestModel, request_model
+from loraplex.platform.web.responses import documented
+from loraplex.platform.web.sorting import BY_CREATION
+from loraplex.tenants.errors import DeliveryNotFound, WebhookNotFound
+from loraplex.tenants.scopes import BILLING_READ, TENANT_ADMIN
+from loraplex.tenants.webhooks import queries, use_cases
+from loraplex.tenants.webhooks.receiver_urls import MAX_URL_LENGTH
+from loraplex.tenants.webhooks.records import (
+    EVENT_TYPES,
+    MAX_GRACE_S,
     DeliveryDocument,
-    NewWebhookBody,
     NewWebhookDocument,
     WebhookDocument,
-    WebhookPatch,
-    WebhookRotateBody,
-    delivery_document,
-    new_webhook_document,
-    to_response,
 )
-from loraplex.platform.web.sorting import SortOrder, by_time
-from loraplex.tenants.errors import DeliveryNotFound, WebhookNotFound
-from loraplex.tenants.ids import canonical_uuid
-from loraplex.tenants.models import WebhookEndpoint
-from loraplex.tenants.scopes import BILLING_READ, TENANT_ADMIN
-from loraplex.tenants.unit_of_work import UnitOfWork
-from loraplex.tenants.webhooks import use_cases as webhooks
-from loraplex.tenants.webhooks.endpoints import Delivery, WebhookRepository
-from loraplex.tenants.webhooks.use_cases import IssuedWebhook, WebhookRules
 
-OLDEST_FIRST: Final[SortOrder[WebhookEndpoint, tuple[datetime, UUID]]] = by_time(
-    lambda record: (record.created_at, record.id)
-)
-NEWEST_FIRST: Final[SortOrder[Delivery, tuple[datetime, UUID]]] = by_time(
-    lambda delivery: (delivery[0].created_at, delivery[0].id)
-)
+Reader = Annotated[TenantRequest, requires(BILLING_READ)]
+Admin = Annotated[TenantRequest, requires(TENANT_ADMIN)]
+WebhookId = Annotated[UUID, PathId(WebhookNotFound, "no such webhook")]
+DeliveryId = Annotated[UUID, PathId(DeliveryNotFound, "this webhook has no such delivery")]
+Url = Annotated[str, Field(min_length=1, max_length=MAX_URL_LENGTH)]
+EventType = Annotated[str, WithJsonSchema({"type": "string", "enum": list(EVENT_TYPES)})]
+EventTypes = Annotated[list[EventType], Field(min_length=1, max_length=2 * len(EVENT_TYPES))]
+DEFAULT_GRACE_S: Final = 24 * 3600
 FILTERS: Final = {"state": "Only deliveries in this state: `pending`, `delivered` or `dead`."}
+NEW: Final = documented(409, 422, response=NewWebhookDocument, status=201)
+
+router = APIRouter()
 
 
-def webhooks_router(
-    endpoint: ManagementEndpoint, authenticator: Authenticator, rules: WebhookRules
-) -> APIRouter:
-    router = APIRouter()
-    reader = Depends(authenticator.requires(BILLING_READ))
-    admin = Depends(authenticator.requires(TENANT_ADMIN))
-    _add_reads(router, endpoint, reader)
-    _add_issuing(router, endpoint, admin, rules)
-    _add_changes(router, endpoint, admin, rules)
-    _add_deliveries(router, endpoint, reader, admin)
-    return router
+class NewWebhookBody(RequestModel):
+    """`url`: `https`, port 443 or 1024 to 65535, on a public address. `events`: the types of events that it receives."""
+
+    url: Url
+    events: EventTypes
 
 
-def _add_reads(router: APIRouter, endpoint: ManagementEndpoint, reader: Any) -> None:
-    @router.get("/webhooks", **listed(WebhookDocument))
-    async def list_webhooks(request: Request, caller: Annotated[Caller, reader]) -> Response:
-        return await endpoint.listing(
-            request,
-            caller,
-            OLDEST_FIRST,
-            lambda session, page: WebhookRepository(session, caller.tenant_id).page(page.after, page.fetch),
-            to_response,
-        )
+class WebhookPatch(RequestModel):
+    """The fields to change; those that are absent stay unchanged."""
 
-    @router.get("/webhooks/{webhook_id}", responses=documented(response=WebhookDocument))
-    async def get_webhook(webhook_id: str, caller: Annotated[Caller, reader]) -> Response:
-        async def work(session: AsyncSession) -> ApiResponse:
-            repository = WebhookRepository(session, caller.tenant_id)
-            return webhook_response(await repository.get(_webhook_id(webhook_id)))
-
-        return await endpoint.read(caller, work)
+    url: Url = Field(default_factory=str)
+    events: EventTypes = Field(default_factory=list)
 
 
-def _add_issuing(router: APIRouter, endpoint: ManagementEndpoint, admin: Any, rules: WebhookRules) -> None:
-    new = documented(409, 422, response=NewWebhookDocument, status=201)
-    rotation = described(WebhookRotateBody, optional_body=True, repeatable=True)
+class WebhookRotateBody(RequestModel):
+    """`grace_seconds`: how long messages are signed with the replaced secret, too."""
 
-    @router.post(
-        "/webhooks", status_code=201, responses=new, openapi_extra=described(NewWebhookBody, repeatable=True)
-    )
-    async def create_webhook(
-        request: Request,
-        caller: Annotated[Caller, admin],
-        body: Annotated[NewWebhookBody, request_model(NewWebhookBody)],
-    ) -> Response:
-        """Add an address for events: at most 16. Messages are signed as Standard Webhooks says, with the secret."""
-
-        async def work(uow: UnitOfWork) -> ApiResponse:
-            return issued_response(await webhooks.create(uow, rules, caller.tenant_id, body.url, body.events))
-
-        return await endpoint.perform(request, caller, work)
-
-    @router.post("/webhooks/{webhook_id}/rotate", status_code=201, responses=new, openapi_extra=rotation)
-    async def rotate_secret(
-        webhook_id: str,
-        request: Request,
-        caller: Annotated[Caller, admin],
-        body: Annotated[WebhookRotateBody, request_model(WebhookRotateBody, optional=True)],
-    ) -> Response:
-        """Replace the secret. For `grace_seconds`, messages have a signature with each of both."""
-
-        async def work(uow: UnitOfWork) -> ApiResponse:
-            identity = _webhook_id(webhook_id)
-            return issued_response(
-                await webhooks.rotate(uow, rules, caller.tenant_id, identity, body.grace_seconds)
-            )
-
-        return await endpoint.perform(request, caller, work)
+    grace_seconds: int = Field(default=DEFAULT_GRACE_S, ge=0, le=MAX_GRACE_S)
 
 
-def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, admin: Any, rules: WebhookRules) -> None:
-    changed = documented(412, 428, response=WebhookDocument)
-
-    @router.patch(
-        "/webhooks/{webhook_id}", responses=changed, openapi_extra=described(WebhookPatch, if_match=True)
-    )
-    async def change_webhook(
-        webhook_id: str,
-        request: Request,
-        caller: Annotated[Caller, admin],
-        body: Annotated[WebhookPatch, request_model(WebhookPatch)],
-    ) -> Response:
-        """Change URL or events. Deliveries that wait go to the new URL."""
-        seen, given = if_match(request), body.model_dump(exclude_unset=True)
-
-        async def work(uow: UnitOfWork) -> ApiResponse:
-            identity = _webhook_id(webhook_id)
-            return webhook_response(
-                await webhooks.change(uow, rules, caller.tenant_id, identity, **given, seen=seen)
-            )
-
-        return await endpoint.perform(request, caller, work)
-
-    @router.delete("/webhooks/{webhook_id}", status_code=204, responses=documented())
-    async def delete_webhook(webhook_id: str, request: Request, caller: Annotated[Caller, admin]) -> Response:
-        """Delete the webhook and its deliveries, also those that wait."""
-
-        async def work(uow: UnitOfWork) -> ApiResponse:
-            await webhooks.delete(uow, caller.tenant_id, _webhook_id(webhook_id))
-            return ApiResponse(204)
-
-        return await endpoint.perform(request, caller, work)
+@router.get("/webhooks", **listed(WebhookDocument))
+async def list_webhooks(request: Reader) -> Response:
+    page = request.page(BY_CREATION)
+    return await request.listing(page, queries.webhooks, request.tenant_id, page)
 
 
-def _add_deliveries(router: APIRouter, endpoint: ManagementEndpoint, reader: Any, admin: Any) -> None:
-    @router.get("/webhooks/{webhook_id}/deliveries", **listed(DeliveryDocument, FILTERS))
-    async def list_deliveries(
-        webhook_id: str, request: Request, caller: Annotated[Caller, reader]
-    ) -> Response:
-        """Deliveries, newest first; `state=dead` lists those that were given up. They are kept for 30 days."""
-        return await endpoint.listing(
-            request,
-            caller,
-            NEWEST_FIRST,
-            lambda session, page: WebhookRepository(session, caller.tenant_id).deliveries(
-                _webhook_id(webhook_id), page.filters.get("state"), page.after, page.fetch
-            ),
-            delivery_document,
-            FILTERS,
-        )
-
-    @router.post(
-        "/webhooks/{webhook_id}/deliveries/{delivery_id}/replay",
-        status_code=202,
-        responses=documented(409, 422, response=DeliveryDocument, status=202),
-        openapi_extra=described(repeatable=True),
-    )
-    async def replay_delivery(
-        webhook_id: str, delivery_id: str, request: Request, caller: Annotated[Caller, admin]
-    ) -> Response:
-        """Repeat an ended delivery: the same event and id, with as many attempts as a new one."""
-
-        async def work(uow: UnitOfWork) -> ApiResponse:
-            identity, delivery = _webhook_id(webhook_id), canonical_uuid(delivery_id)
-            if delivery is None:
-                raise DeliveryNotFound("this webhook has no such delivery")
-            replayed = await webhooks.replay(uow, caller.tenant_id, identity, delivery)
-            return ApiResponse(202, delivery_document(replayed))
-
-        return await endpoint.perform(request, caller, work)
-
-    @router.delete(
-        "/webhooks/{webhook_id}/deliveries/{delivery_id}", status_code=204, responses=documented(409)
-    )
-    async def discard_delivery(
-        webhook_id: str, delivery_id: str, request: Request, caller: Annotated[Caller, admin]
-    ) -> Response:
-        """Delete an ended delivery, such as one that was given up."""
-
-        async def work(uow: UnitOfWork) -> ApiResponse:
-            identity, delivery = _webhook_id(webhook_id), canonical_uuid(delivery_id)
-            if delivery is None:
-                raise DeliveryNotFound("this webhook has no such delivery")
-            await webhooks.discard(uow, caller.tenant_id, identity, delivery)
-            return ApiResponse(204)
-
-        return await endpoint.perform(request, caller, work)
+@router.get("/webhooks/{webhook_id}", responses=documented(response=WebhookDocument))
+async def get_webhook(request: Reader, webhook_id: WebhookId) -> Response:
+    return await request.read(queries.webhook, request.tenant_id, webhook_id)
 
 
-def webhook_response(record: WebhookEndpoint) -> ApiResponse:
-    return ApiResponse(200, to_response(record), etag=record.revision)
+@router.post(
+    "/webhooks", status_code=201, responses=NEW, openapi_extra=described(NewWebhookBody, repeatable=True)
+)
+async def create_webhook(
+    request: Admin, body: Annotated[NewWebhookBody, request_model(NewWebhookBody)]
+) -> Response:
+    """Add an address for events: at most 16. Messages are signed as Standard Webhooks says, with the secret."""
+    rules = request.dependencies.webhook_rules
+    return await request.run(use_cases.create, request.tenant_id, rules, body.url, body.events)
 
 
-def issued_response(issued: IssuedWebhook) -> ApiResponse:
-    return ApiResponse(
-        201,
-        new_webhook_document(issued),
-        etag=issued.record.revision,
-        headers={"cache-control": "no-store"},
+@router.post(
+    "/webhooks/{webhook_id}/rotate",
+    status_code=201,
+    responses=NEW,
+    openapi_extra=described(WebhookRotateBody, optional_body=True, repeatable=True),
+)
+async def rotate_secret(
+    request: Admin,
+    webhook_id: WebhookId,
+    body: Annotated[WebhookRotateBody, request_model(WebhookRotateBody, optional=True)],
+) -> Response:
+    """Replace the secret. For `grace_seconds`, messages have a signature with each of both."""
+    rules = request.dependencies.webhook_rules
+    return await request.run(use_cases.rotate, request.tenant_id, webhook_id, rules, body.grace_seconds)
+
+
+@router.patch(
+    "/webhooks/{webhook_id}",
+    responses=documented(412, 428, response=WebhookDocument),
+    openapi_extra=described(WebhookPatch, if_match=True),
+)
+async def change_webhook(
+    request: Admin, webhook_id: WebhookId, body: Annotated[WebhookPatch, request_model(WebhookPatch)]
+) -> Response:
+    """Change URL or events. Deliveries that wait go to the new URL."""
+    rules, given = request.dependencies.webhook_rules, body.model_dump(exclude_unset=True)
+    return await request.run(
+        use_cases.change, request.tenant_id, webhook_id, rules, **given, seen=request.if_match
     )
 
 
-def _webhook_id(text: str) -> UUID:
-    """Parse an id. Raises `WebhookNotFound`."""
-    parsed = canonical_uuid(text)
-    if parsed is None:
-        raise WebhookNotFound("no such webhook")
-    return parsed
+@router.delete("/webhooks/{webhook_id}", status_code=204, responses=documented())
+async def delete_webhook(request: Admin, webhook_id: WebhookId) -> Response:
+    """Delete the webhook and its deliveries, also those that wait."""
+    return await request.run(use_cases.delete, request.tenant_id, webhook_id)
+
+
+@router.get("/webhooks/{webhook_id}/deliveries", **listed(DeliveryDocument, FILTERS))
+async def list_deliveries(request: Reader, webhook_id: WebhookId) -> Response:
+    """Deliveries, newest first; `state=dead` lists those that were given up. They are kept for 30 days."""
+    page = request.page(BY_CREATION, FILTERS)
+    state = page.filters.get("state")
+    return await request.listing(page, queries.deliveries, request.tenant_id, webhook_id, state, page)
+
+
+@router.post(
+    "/webhooks/{webhook_id}/deliveries/{delivery_id}/replay",
+    status_code=202,
+    responses=documented(409, 422, response=DeliveryDocument, status=202),
+    openapi_extra=described(repeatable=True),
+)
+async def replay_delivery(request: Admin, webhook_id: WebhookId, delivery_id: DeliveryId) -> Response:
+    """Repeat an ended delivery: the same event and id, with as many attempts as a new one."""
+    return await request.run(use_cases.replay, request.tenant_id, webhook_id, delivery_id)
+
+
+@router.delete("/webhooks/{webhook_id}/deliveries/{delivery_id}", status_code=204, responses=documented(409))
+async def discard_delivery(request: Admin, webhook_id: WebhookId, delivery_id: DeliveryId) -> Response:
+    """Delete an ended delivery, such as one that was given up."""
+    return await request.run(use_cases.discard, request.tenant_id, webhook_id, delivery_id)

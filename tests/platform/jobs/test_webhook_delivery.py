@@ -32,13 +32,14 @@ from loraplex.platform.server.secret import derive
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable
-from loraplex.tenants.models import EVENT_TYPES, OutboxEvent, WebhookDelivery
+from loraplex.tenants.models import EVENT_TYPES, OutboxEvent, WebhookDelivery, WebhookEndpoint
 from loraplex.tenants.unit_of_work import unit_of_work
 from loraplex.tenants.webhooks import use_cases as webhooks
-from loraplex.tenants.webhooks.deliveries import MAX_ATTEMPTS, Deliveries
+from loraplex.tenants.webhooks.deliveries import Deliveries
 from loraplex.tenants.webhooks.encrypted_secrets import WebhookSecrets
 from loraplex.tenants.webhooks.events import InvoiceFinalized
-from loraplex.tenants.webhooks.use_cases import IssuedWebhook, WebhookRules
+from loraplex.tenants.webhooks.records import MAX_ATTEMPTS, NewWebhookDocument
+from loraplex.tenants.webhooks.use_cases import WebhookRules
 
 SECRETS = WebhookSecrets(partial(derive, b"the secret of a test's server"))
 RULES = WebhookRules(SECRETS, allow_private=True)
@@ -80,9 +81,9 @@ async def until(condition: Callable[[], bool] | Callable[[], Awaitable[bool]]) -
             await asyncio.sleep(0.01)
 
 
-async def create(database: Database, tenant_id: UUID, url: str) -> IssuedWebhook:
+async def create(database: Database, tenant_id: UUID, url: str) -> NewWebhookDocument:
     async with unit_of_work(database, system_actor("test"), tenant_id, None) as uow:
-        return await webhooks.create(uow, RULES, tenant_id, url, EVENT_TYPES)
+        return await webhooks.create(uow, tenant_id, RULES, url, EVENT_TYPES)
 
 
 async def rows(database: Database) -> list[WebhookDelivery]:
@@ -158,9 +159,9 @@ async def test_a_rotated_secret_signs_beside_the_new_one_until_its_grace_ends(da
     async with receiving(fixed(OK)) as receiver, Gateway(database).running() as gateway:
         old = await create(database, tenant_id, f"http://hooks.example:{receiver.port}/")
 
-        async def rotated(grace_s: int) -> IssuedWebhook:
+        async def rotated(grace_s: int) -> NewWebhookDocument:
             async with unit_of_work(database, system_actor("test"), tenant_id, None) as uow:
-                new = await webhooks.rotate(uow, RULES, tenant_id, old.record.id, grace_s)
+                new = await webhooks.rotate(uow, tenant_id, old.id, RULES, grace_s)
             await add_event(database, tenant_id)
             count = len(receiver.requests)
             await until(lambda: len(receiver.requests) > count)
@@ -279,12 +280,13 @@ async def test_nothing_is_sent_with_a_secret_that_cannot_be_read(database: Datab
 async def test_a_secret_moved_to_another_endpoint_is_unreadable(database: Database) -> None:
     tenant_id = await make_tenant(database)
     issued = await create(database, tenant_id, "http://hooks.example/")
-    sealed = issued.record.sealed_secret
-    assert issued.secret.encode() not in sealed
-    assert SECRETS.decrypt(tenant_id, issued.record.id, sealed) == issued.secret
+    async with database.as_operator() as session:
+        encrypted = (await session.scalars(select(WebhookEndpoint.encrypted_secret))).one()
+    assert issued.secret.encode() not in encrypted
+    assert SECRETS.decrypt(tenant_id, issued.id, encrypted) == issued.secret
     async with receiving(fixed(OK)) as receiver:
         moved = await add_webhook(
-            database, tenant_id, f"http://hooks.example:{receiver.port}/", sealed_secret=sealed
+            database, tenant_id, f"http://hooks.example:{receiver.port}/", encrypted_secret=encrypted
         )
         await add_event(database, tenant_id)
         await dispatched(database, moved)

@@ -58,7 +58,7 @@ async def seal(database: Database, secret: bytes) -> dict[str, Any]:
         return StoredResponse(200, [], b"made")
 
     async with unit_of_work(database, system_actor("test"), None, None) as uow:
-        issued = await webhooks.create(uow, rules, tenant_id, "https://example.com/x", ["adapter.ready"])
+        issued = await webhooks.create(uow, tenant_id, rules, "https://example.com/x", ["adapter.ready"])
         await uow.once(request, responses, work)
     totp = SecondFactorSecrets(key).encrypt(person, "JBSWY3DPEHPK3PXP")
     with psycopg.connect(database.url, autocommit=True) as connection:
@@ -68,7 +68,7 @@ async def seal(database: Database, secret: bytes) -> dict[str, Any]:
         connection.execute(insert, (person, "a@example.com", totp, datetime.now(UTC)))
         connection.execute(insert, (uuid4(), "begun@example.com", totp, None))
         connection.execute("INSERT INTO recovery_codes VALUES (%s, %s)", (person, b"\0" * 32))
-    return {"tenant": tenant_id, "person": person, "endpoint": issued.record.id, "request": request}
+    return {"tenant": tenant_id, "person": person, "endpoint": issued.id, "request": request}
 
 
 async def test_the_first_start_makes_the_secret_that_later_ones_have(
@@ -186,7 +186,7 @@ async def test_a_voided_webhook_is_rotated_with_grace_and_signs_again(
     secrets = WebhookSecrets(lambda *parts: derive(new, *parts))
     rules = webhooks.WebhookRules(secrets, True)
     async with unit_of_work(database, system_actor("test"), None, None) as uow:
-        issued = await webhooks.rotate(uow, rules, sealed["tenant"], sealed["endpoint"], 3600)
+        issued = await webhooks.rotate(uow, sealed["tenant"], sealed["endpoint"], rules, 3600)
     ((encrypted, previous),) = rows(database, "SELECT sealed_secret, previous_secret FROM webhook_endpoints")
     assert previous is None
     assert secrets.decrypt(sealed["tenant"], sealed["endpoint"], encrypted) == issued.secret

@@ -26,7 +26,7 @@ from tests.platform.services.walked_world import (
 from loraplex import tenants
 from loraplex.adapters.versions.pending_folders import GATEWAYS_LOCK, PENDING_FOLDER, PendingFolders
 from loraplex.platform import services
-from loraplex.platform.services import installation, stored_results, uploads
+from loraplex.platform.services import installation, uploads
 from loraplex.platform.services.billing import invoices, rate_cards
 from loraplex.tenants.actors import Actor
 from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
@@ -37,8 +37,6 @@ WALKED_BY_PUSHES: Final = {uploads.complete_upload, uploads.submit_folder}
 # A gateway's start and its jobs are the only ways: see `test_prices.py` and `test_recognized_secret.py` in `../server`, and
 # `../jobs/test_month_closing.py`.
 RUN_BY_GATEWAYS: Final = {rate_cards.create_first, invoices.draft, installation.accept_secret}
-# What it runs is a use case.
-RUN_ANOTHER: Final = {stored_results.run_once}
 OF_ACCOUNTS = (
     *accounts.TENANTS,
     *accounts.KEYS,
@@ -134,5 +132,5 @@ def test_every_use_case_is_walked() -> None:
             if iscoroutinefunction(each) and not name.startswith("_"):
                 types = each.__annotations__.values()
                 found |= {each} if any(kind in (UnitOfWork, Actor) for kind in types) else set()
-    apart = WALKED_BY_PUSHES | RUN_BY_GATEWAYS | of_people.BY_PEOPLE | RUN_ANOTHER
+    apart = WALKED_BY_PUSHES | RUN_BY_GATEWAYS | of_people.BY_PEOPLE
     assert found == {use_case.function for use_case in ALL} | apart

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 from uuid import UUID, uuid4
 
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +13,7 @@ from tests.tenants.usage.meters import use
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.usage.meter_events import (
+    BATCH,
     CLOSES_AFTER,
     WINDOW,
     MeterEvent,
@@ -21,6 +23,7 @@ from loraplex.tenants.usage.meter_events import (
     last_closed,
 )
 
+README = Path(__file__).parents[3] / "tenants" / "usage" / "README.md"
 HOUR = timedelta(hours=1)
 TEN = datetime(2026, 11, 23, 10, tzinfo=UTC)
 
@@ -150,3 +153,13 @@ async def test_events_always_sum_to_the_rollups(
             if value
         }
     assert sums == wanted
+
+
+def test_every_limit_is_documented_with_its_number() -> None:
+    text = README.read_text()
+    for phrase in (
+        f"closes {CLOSES_AFTER.seconds // 60} minutes after its end",
+        f"the last {WINDOW.days} days",
+        f"at most {BATCH} events",
+    ):
+        assert phrase in text, phrase

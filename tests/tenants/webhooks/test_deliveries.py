@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
@@ -11,12 +12,27 @@ from tests.tenants.registry_records import make_tenant
 from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched, end
 
 from loraplex.tenants.accounts.deletion import TenantDeletions
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import CountReached, DeliveryNotFound, DeliveryPending, WebhookNotFound
-from loraplex.tenants.models import WebhookDelivery
-from loraplex.tenants.webhooks.deliveries import MAX_ATTEMPTS, Attempt, Deliveries
-from loraplex.tenants.webhooks.endpoints import MAX_ENDPOINTS, WebhookRepository
+from loraplex.tenants.unit_of_work import unit_of_work
+from loraplex.tenants.webhooks import queries, use_cases
+from loraplex.tenants.webhooks.deliveries import Attempt, Deliveries
+from loraplex.tenants.webhooks.encrypted_secrets import WebhookSecrets
+from loraplex.tenants.webhooks.records import MAX_ATTEMPTS, MAX_WEBHOOKS
+from loraplex.tenants.webhooks.tables import WebhookDelivery
+from loraplex.tenants.webhooks.use_cases import WebhookRules
 
+
+@dataclass(frozen=True)
+class First:
+    """The first ten rows of a listing."""
+
+    after: None = None
+    fetch: int = 10
+
+
+FIRST = First()
 NOW = timedelta()
 LATER = timedelta(hours=1)
 END_LEASES = text("UPDATE webhook_deliveries SET due_at = now() WHERE state = 'pending'")
@@ -54,8 +70,8 @@ async def row(database: Database) -> WebhookDelivery:
 async def test_an_event_reaches_each_endpoint_that_wants_its_type_once(database: Database) -> None:
     mine, other = await make_tenant(database, "acme"), await make_tenant(database, "rival")
     first = await add_webhook(database, mine)
-    second = await add_webhook(database, mine, events=["invoice.finalized", "adapter.ready"])
-    await add_webhook(database, mine, events=["quota.threshold"])
+    second = await add_webhook(database, mine, types=["invoice.finalized", "adapter.ready"])
+    await add_webhook(database, mine, types=["quota.threshold"])
     await add_webhook(database, other)
     await add_event(database, mine)
     counts = await asyncio.gather(*(dispatch(database) for _ in range(4)))
@@ -112,13 +128,12 @@ async def test_it_is_dead_after_its_last_attempt_and_a_replay_gives_it_as_many_a
     assert await claim(database) == []
     dead = await row(database)
     assert (dead.attempts, dead.last_status, dead.last_error) == (MAX_ATTEMPTS, 500, "refused")
-    async with database.as_tenant(tenant_id) as session:
-        webhooks = WebhookRepository(session, tenant_id)
-        assert [each for each, _ in await webhooks.deliveries(endpoint_id, "dead", None, 10)] != []
-        delivery, _ = await webhooks.delivery(endpoint_id, dead.id)
-        await webhooks.replay(delivery)
+    async with unit_of_work(database, system_actor("test"), tenant_id, None) as uow:
+        listed = await queries.deliveries(uow.session, tenant_id, endpoint_id, "dead", FIRST)
+        assert [each.id for each in listed] == [dead.id]
+        await use_cases.replay(uow, tenant_id, endpoint_id, dead.id)
         with pytest.raises(DeliveryPending):
-            await webhooks.replay(delivery)
+            await use_cases.replay(uow, tenant_id, endpoint_id, dead.id)
     (again,) = await claim(database)
     assert (again.attempts, again.attempts_left) == (MAX_ATTEMPTS + 1, MAX_ATTEMPTS - 1)
     assert again.event_id == dead.event_id
@@ -180,9 +195,8 @@ async def test_an_endpoint_takes_its_deliveries_along(database: Database) -> Non
     await add_event(database, tenant_id)
     await dispatch(database)
     (attempt,) = await claim(database)
-    async with database.as_tenant(tenant_id) as session:
-        webhooks = WebhookRepository(session, tenant_id)
-        await webhooks.delete(await webhooks.get(endpoint_id))
+    async with unit_of_work(database, system_actor("test"), tenant_id, None) as uow:
+        await use_cases.delete(uow, tenant_id, endpoint_id)
     assert await finish(database, attempt, 204, None) is None
     async with database.as_operator() as session:
         assert await session.scalar(select(func.count()).select_from(WebhookDelivery)) == 0
@@ -190,11 +204,15 @@ async def test_an_endpoint_takes_its_deliveries_along(database: Database) -> Non
 
 async def test_endpoints_are_bounded_also_when_added_at_once(database: Database) -> None:
     tenant_id, other = await make_tenant(database, "acme"), await make_tenant(database, "rival")
-    for _ in range(MAX_ENDPOINTS - 1):
+    rules = WebhookRules(WebhookSecrets(lambda *_: bytes(32)), allow_private=False)
+
+    async def create() -> None:
+        async with unit_of_work(database, system_actor("test"), tenant_id, None) as uow:
+            await use_cases.create(uow, tenant_id, rules, "https://example.com/", ["adapter.ready"])
+
+    for _ in range(MAX_WEBHOOKS - 1):
         await add_webhook(database, tenant_id)
-    added = await asyncio.gather(
-        *(add_webhook(database, tenant_id) for _ in range(3)), return_exceptions=True
-    )
+    added = await asyncio.gather(*(create() for _ in range(3)), return_exceptions=True)
     assert sum(isinstance(each, CountReached) for each in added) == 2
     await add_webhook(database, other)
 
@@ -206,8 +224,7 @@ async def test_deliveries_of_another_tenant_do_not_exist(database: Database) -> 
     delivery_id = await dispatched(database, theirs)
     await end(database, delivery_id, "dead")
     async with database.as_tenant(mine) as session:
-        webhooks = WebhookRepository(session, mine)
         with pytest.raises(WebhookNotFound):
-            await webhooks.deliveries(theirs, None, None, 10)
+            await queries.deliveries(session, mine, theirs, None, FIRST)
         with pytest.raises(DeliveryNotFound):
-            await webhooks.delivery(own, delivery_id)
+            await queries.sent_event(session, mine, own, delivery_id)

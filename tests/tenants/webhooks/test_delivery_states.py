@@ -10,11 +10,14 @@ from sqlalchemy import select, text
 from tests.tenants.registry_records import make_tenant
 from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched
 
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DeliveryPending
-from loraplex.tenants.models import WebhookDelivery
-from loraplex.tenants.webhooks.deliveries import MAX_ATTEMPTS, Attempt, Deliveries
-from loraplex.tenants.webhooks.endpoints import WebhookRepository
+from loraplex.tenants.unit_of_work import unit_of_work
+from loraplex.tenants.webhooks import use_cases
+from loraplex.tenants.webhooks.deliveries import Attempt, Deliveries
+from loraplex.tenants.webhooks.records import MAX_ATTEMPTS
+from loraplex.tenants.webhooks.tables import WebhookDelivery
 
 ATTEMPTS_LEFT = 2
 """So few that sequences of some steps reach the last one."""
@@ -63,8 +66,8 @@ class Model:
 
 
 async def step(database: Database, model: Model, row: WebhookDelivery, action: str, number: int) -> None:
-    async with database.as_operator() as session:
-        deliveries = Deliveries(session)
+    async with unit_of_work(database, system_actor("test"), None, None) as uow:
+        session, deliveries = uow.session, Deliveries(uow.session)
         if action == "claim":
             found = await deliveries.claim(1, 1, {})
             assert len(found) == model.claim()
@@ -82,10 +85,8 @@ async def step(database: Database, model: Model, row: WebhookDelivery, action: s
         elif action == "give_up":
             assert await deliveries.give_up() == model.give_up()
         elif action == "replay":
-            webhooks = WebhookRepository(session, row.tenant_id)
-            delivery, _ = await webhooks.delivery(row.endpoint_id, row.id)
             try:
-                await webhooks.replay(delivery)
+                await use_cases.replay(uow, row.tenant_id, row.endpoint_id, row.id)
                 replayed = True
             except DeliveryPending:
                 replayed = False

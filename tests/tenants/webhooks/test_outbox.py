@@ -14,8 +14,13 @@ from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Adapter, OutboxEvent
 from loraplex.tenants.registry.adapters import AdapterRepository
-from loraplex.tenants.webhooks.events import DATA_TYPES, AdapterState, InvoiceFinalized, QuotaThreshold
-from loraplex.tenants.webhooks.outbox import Outbox
+from loraplex.tenants.webhooks.events import (
+    DATA_TYPES,
+    AdapterState,
+    InvoiceFinalized,
+    QuotaThreshold,
+    add_event,
+)
 
 CROSSED = """
     INSERT INTO quota_events (id, tenant_id, level, subject_id, limit_name, period, threshold, used, limit_value)
@@ -44,11 +49,11 @@ async def test_an_event_is_added_once_and_its_id_follows_from_what_it_reports(da
     finalized = invoice(uuid4())
     for _ in range(2):
         async with database.as_operator() as session:
-            await Outbox.add(session, tenant_id, finalized)
+            await add_event(session, tenant_id, finalized)
     async with database.as_operator() as session:
-        await Outbox.add(session, tenant_id, finalized)
-        await Outbox.add(session, tenant_id, invoice(uuid4(), "2026-0002"))
-        await Outbox.add(session, other, finalized)
+        await add_event(session, tenant_id, finalized)
+        await add_event(session, tenant_id, invoice(uuid4(), "2026-0002"))
+        await add_event(session, other, finalized)
     found = await events(database)
     assert len(found) == 3 and len({event.id for event in found}) == 3
     first = next(event for event in found if event.tenant_id == tenant_id and decoded(event) == finalized)
@@ -73,7 +78,7 @@ async def test_an_event_of_a_rolled_back_transaction_is_none(database: Database)
 
     async def interrupted() -> None:
         async with database.as_operator() as session:
-            await Outbox.add(session, tenant_id, invoice(uuid4()))
+            await add_event(session, tenant_id, invoice(uuid4()))
             raise Interrupted
 
     with pytest.raises(Interrupted):
@@ -139,16 +144,16 @@ async def test_who_settles_requests_writes_events_by_triggers_only(database: Dat
     tenant_id = await make_tenant(database)
     with pytest.raises(ProgrammingError, match="permission denied"):
         async with database.as_writer() as session:
-            await Outbox.add(session, tenant_id, invoice(uuid4()))
+            await add_event(session, tenant_id, invoice(uuid4()))
 
 
 async def test_a_tenant_reads_its_own_events_and_writes_none(database: Database) -> None:
     mine, other = await make_tenant(database, "acme"), await make_tenant(database, "rival")
     async with database.as_operator() as session:
         for tenant_id in (mine, other):
-            await Outbox.add(session, tenant_id, invoice(uuid4()))
+            await add_event(session, tenant_id, invoice(uuid4()))
     async with database.as_tenant(mine) as session:
         assert [each.tenant_id for each in await session.scalars(select(OutboxEvent))] == [mine]
     with pytest.raises(ProgrammingError, match="permission denied"):
         async with database.as_tenant(mine) as session:
-            await Outbox.add(session, mine, invoice(uuid4()))
+            await add_event(session, mine, invoice(uuid4()))

@@ -6,11 +6,11 @@ from uuid import UUID, uuid4
 from sqlalchemy import select, text
 
 from loraplex.tenants.database import Database
-from loraplex.tenants.models import EVENT_TYPES, WebhookDelivery, WebhookEndpoint
+from loraplex.tenants.webhooks import events
 from loraplex.tenants.webhooks.deliveries import Deliveries
-from loraplex.tenants.webhooks.endpoints import WebhookRepository
 from loraplex.tenants.webhooks.events import InvoiceFinalized
-from loraplex.tenants.webhooks.outbox import Outbox
+from loraplex.tenants.webhooks.records import EVENT_TYPES
+from loraplex.tenants.webhooks.tables import WebhookDelivery, WebhookEndpoint
 
 END = "UPDATE webhook_deliveries SET state = :state, ended_at = now(), attempts_left = 0 WHERE id = :id"
 
@@ -19,15 +19,19 @@ async def add_webhook(
     database: Database,
     tenant_id: UUID,
     url: str = "https://example.com/hooks",
-    events: Sequence[str] = EVENT_TYPES,
-    sealed_secret: bytes = b"",
+    types: Sequence[str] = EVENT_TYPES,
+    encrypted_secret: bytes = b"",
     endpoint_id: UUID | None = None,
 ) -> UUID:
     endpoint = WebhookEndpoint(
-        id=endpoint_id or uuid4(), tenant_id=tenant_id, url=url, events=[*events], sealed_secret=sealed_secret
+        id=endpoint_id or uuid4(),
+        tenant_id=tenant_id,
+        url=url,
+        events=[*types],
+        encrypted_secret=encrypted_secret,
     )
     async with database.as_tenant(tenant_id) as session:
-        await WebhookRepository(session, tenant_id).add(endpoint)
+        session.add(endpoint)
     return endpoint.id
 
 
@@ -37,7 +41,7 @@ async def add_event(database: Database, tenant_id: UUID) -> UUID:
         invoice_id=uuid4(), number="2026-0001", month="2026-10", currency="USD", total_micro=1_250_000
     )
     async with database.as_operator() as session:
-        await Outbox.add(session, tenant_id, invoice)
+        await events.add_event(session, tenant_id, invoice)
     return invoice.invoice_id
 
 

@@ -12,8 +12,7 @@ from tests.tenants.webhooks.webhooks import add_event, dispatched, end
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import WebhookEndpoint
-from loraplex.tenants.webhooks.endpoints import MAX_ENDPOINTS
-from loraplex.tenants.webhooks.use_cases import MAX_GRACE_S
+from loraplex.tenants.webhooks.records import MAX_GRACE_S, MAX_WEBHOOKS
 
 WEBHOOKS = "/tenant/v1/webhooks"
 BODY = {"url": "https://example.com/hooks", "events": ["invoice.finalized", "adapter.ready", "adapter.ready"]}
@@ -109,7 +108,7 @@ async def test_what_is_refused_is_named(start_gateway: Any) -> None:
 async def test_a_tenant_has_a_bounded_number(start_gateway: Any) -> None:
     gateway = await start_gateway()
     admin = await gateway.tenant("many", ("tenant:admin",))
-    for _ in range(MAX_ENDPOINTS):
+    for _ in range(MAX_WEBHOOKS):
         made = await call(gateway, admin, "POST", WEBHOOKS, BODY)
         assert made.status_code == 201
     assert refusal(await call(gateway, admin, "POST", WEBHOOKS, BODY))[:2] == (409, "limit_reached")

@@ -1,0 +1,110 @@
+"""What a page is given: the request of a signed-in person, which reads, shows and sends the browser on.
+
+A page asks for it by `opens(SCOPE)`, first among its parameters:
+
+    @router.get("/console/webhooks")
+    async def list_webhooks(page: Reader) -> Response:
+        return page.show("webhooks/list.html", webhooks=await page.query(queries.webhooks, page.tenant_id))
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeVar
+from uuid import UUID
+
+from fastapi import Depends
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.requests import Request
+from starlette.responses import Response
+
+from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.services.people.identity import ConsoleSession
+from loraplex.platform.web.console.cookies import Undo
+from loraplex.platform.web.console.endpoint import ConsoleEndpoint, SignInNeeded, is_htmx
+from loraplex.platform.web.cursors import Cursors, Page, page_from
+from loraplex.platform.web.sorting import KeyT, RowT, SortOrder
+
+P = ParamSpec("P")
+T = TypeVar("T")
+ROWS = 50
+"""The rows of a page's listing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """The request of a person for a page, in the database role of the session."""
+
+    endpoint: ConsoleEndpoint
+    http: Request
+    session: ConsoleSession
+
+    @property
+    def dependencies(self) -> GatewayDependencies:
+        """What the gateway's routes use."""
+        return self.endpoint.dependencies
+
+    @property
+    def tenant_id(self) -> UUID:
+        """The tenant of the session. Raises `SignInNeeded` for one of the operator area."""
+        if self.session.tenant_id is None:
+            raise SignInNeeded
+        return self.session.tenant_id
+
+    def lacks(self, scope: str) -> str:
+        """Return why the person may not do what needs `scope`; "" where the person may."""
+        return "" if scope in self.session.scopes else f"Needs the scope {scope}, which your role has not."
+
+    def reading(self) -> AbstractAsyncContextManager[AsyncSession]:
+        """Open a transaction for several queries, in the role of the session's tenant, or of operators."""
+        return self.endpoint.runner.reading(self.session.tenant_id)
+
+    async def query(
+        self, find: Callable[Concatenate[AsyncSession, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Return what `find` reads in a transaction of its own."""
+        return await self.endpoint.runner.query(self.session.tenant_id, find, *args, **kwargs)
+
+    def part(self, order: SortOrder[RowT, KeyT], parameter: str) -> Page[RowT, KeyT]:
+        """Return the part of a listing that the page's address asks for by `parameter`, of `ROWS` rows.
+
+        Raises `InvalidParameter` for a place that no page of this person's tenant has named.
+        """
+        scope = f"{self.session.tenant_id or 'operator'} {self.http.url.path}".encode()
+        return page_from(self.http, Cursors(self.endpoint.cursor_key, scope), order, parameter, ROWS)
+
+    def show(self, template: str, /, *, status: int = 200, **context: Any) -> Response:
+        """Respond with a whole page. `context` is what its template reads besides the variables of every page."""
+        return self.endpoint.page(self.http, self.session, template, status=status, **context)
+
+    def question(self, template: str, /, *, status: int = 200, **context: Any) -> Response:
+        """Respond with a page that is a dialog where htmx asks for it."""
+        layout = "dialog.html" if is_htmx(self.http) else "base.html"
+        return self.show(template, status=status, layout=layout, **context)
+
+    def back(self, location: str, toast: str, undo: Undo | None = None) -> Response:
+        """Send the browser to `location`, a path of this server, after a change; the page there shows `toast` once."""
+        return self.endpoint.back(self.http, self.session, location, toast, undo)
+
+
+def opens(scope: str | None = None) -> Any:
+    """Return a dependency that gives a page of the tenant area its `PageRequest`. The session must have `scope`.
+
+    It raises `SignInNeeded`, `InsufficientScope` and `StoreUnavailable` of tenants.
+    """
+
+    async def opened(request: Request) -> PageRequest:
+        endpoint: ConsoleEndpoint = request.app.state.endpoint
+        return PageRequest(endpoint, request, await endpoint.signed_in(request, scope))
+
+    return Depends(opened)
+
+
+def opens_operator() -> Any:
+    """Return a dependency that gives a page of the operator area its `PageRequest`. It raises as `opens`."""
+
+    async def opened(request: Request) -> PageRequest:
+        endpoint: ConsoleEndpoint = request.app.state.endpoint
+        return PageRequest(endpoint, request, await endpoint.signed_in_operator(request))
+
+    return Depends(opened)

@@ -1,0 +1,151 @@
+"""What a route of the tenant or operator plane is given: the request of an authorized key, which reads, lists and changes.
+
+A route asks for it by `requires(SCOPE)` or `requires_operator()`, first among its parameters, and returns what it returns:
+
+    @router.get("/webhooks/{webhook_id}", responses=documented(response=WebhookDocument))
+    async def get_webhook(request: Reader, webhook_id: WebhookId) -> Response:
+        return await request.read(queries.webhook, request.tenant_id, webhook_id)
+
+Invariant: a route runs in the caller's database role and in one of its tenant's slots.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from uuid import UUID
+
+from fastapi import Depends
+from pydantic import BaseModel
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.requests import Request
+from starlette.responses import Response
+
+from loraplex.platform.auth.authenticator import Authenticator, Caller, OperatorCaller
+from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.web.cursors import Page
+from loraplex.platform.web.endpoint import ManagementEndpoint, actor_of, repeatable_of
+from loraplex.platform.web.etags import if_match
+from loraplex.platform.web.responses import from_stored, respond_with, to_stored
+from loraplex.platform.web.sorting import KeyT, RowT, SortOrder
+from loraplex.tenants.stored_responses import StoredResponse
+from loraplex.tenants.unit_of_work import UnitOfWork
+
+P = ParamSpec("P")
+T = TypeVar("T")
+CallerT = TypeVar("CallerT", Caller, OperatorCaller)
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """What the routes of both planes share, as `app.state.planes`."""
+
+    dependencies: GatewayDependencies
+    authenticator: Authenticator
+    endpoint: ManagementEndpoint
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneRequest(Generic[CallerT]):
+    """An authorized request. Responses have the status of their route, the `revision` of their record as ETag."""
+
+    planes: Planes
+    http: Request
+    caller: CallerT
+
+    @property
+    def dependencies(self) -> GatewayDependencies:
+        """What the gateway's routes use."""
+        return self.planes.dependencies
+
+    @property
+    def if_match(self) -> int:
+        """The revision that the author of a change has read. Raises `PreconditionRequired`, `InvalidParameter`."""
+        return if_match(self.http)
+
+    @property
+    def _tenant_id(self) -> UUID | None:
+        return self.caller.tenant_id if isinstance(self.caller, Caller) else None
+
+    @property
+    def _status(self) -> int:
+        return self.http.scope["route"].status_code or 200
+
+    async def query(
+        self, find: Callable[Concatenate[AsyncSession, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Return what `find` reads."""
+        return await self.planes.endpoint.runner.query(self._tenant_id, find, *args, **kwargs)
+
+    async def read(
+        self,
+        find: Callable[Concatenate[AsyncSession, P], Awaitable[BaseModel]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Response:
+        """Respond with the record that `find` reads."""
+        return respond_with(await self.query(find, *args, **kwargs), self._status)
+
+    def page(self, order: SortOrder[RowT, KeyT], filters: Iterable[str] = ()) -> Page[RowT, KeyT]:
+        """Parse the query of a listing. Its cursors are valid for this path and this caller only."""
+        return self.planes.endpoint.page(self.http, self.caller, order, filters)
+
+    async def listing(
+        self,
+        page: Page[ModelT, KeyT],
+        find: Callable[Concatenate[AsyncSession, P], Awaitable[list[ModelT]]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Response:
+        """Respond with a page of the records that `find` reads: one of its arguments is `page`."""
+        listing = page.listing(await self.query(find, *args, **kwargs), lambda record: record)
+        return respond_with(listing, self._status)
+
+    async def run(
+        self,
+        use_case: Callable[Concatenate[UnitOfWork, P], Awaitable[BaseModel | None]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Response:
+        """Respond with the record that `use_case` returns, after its commit. A repeated POST with the Idempotency-Key of a
+        completed one gets the stored response.
+        """
+
+        async def work(uow: UnitOfWork) -> StoredResponse:
+            return to_stored(respond_with(await use_case(uow, *args, **kwargs), self._status))
+
+        actor, repeatable = actor_of(self.http, self.caller), repeatable_of(self.http, self.caller)
+        return from_stored(await self.planes.endpoint.runner.change(actor, self._tenant_id, repeatable, work))
+
+
+class TenantRequest(PlaneRequest[Caller]):
+    """The request of a tenant's key."""
+
+    @property
+    def tenant_id(self) -> UUID:
+        """The caller's tenant."""
+        return self.caller.tenant_id
+
+
+class OperatorRequest(PlaneRequest[OperatorCaller]):
+    """The request of an operator's key."""
+
+
+def requires(scope: str | None = None) -> Any:
+    """Return a dependency that gives a route the `TenantRequest` of a key with `scope`; with None of any key of a tenant."""
+
+    async def authorized(request: Request) -> TenantRequest:
+        planes: Planes = request.app.state.planes
+        return TenantRequest(planes, request, await planes.authenticator.authorize(request, scope))
+
+    return Depends(authorized)
+
+
+def requires_operator() -> Any:
+    """Return a dependency that gives a route the `OperatorRequest` of an operator's key."""
+
+    async def authorized(request: Request) -> OperatorRequest:
+        planes: Planes = request.app.state.planes
+        return OperatorRequest(planes, request, await planes.authenticator.authorize_operator(request))
+
+    return Depends(authorized)

@@ -1,0 +1,19 @@
+"""Records: what use cases and queries return, and what the API sends, the console shows and commands print."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+UtcTime = Annotated[datetime, AfterValidator(lambda time: time.astimezone(UTC))]
+"""A time, written in UTC as in RFC 3339."""
+
+
+class Record(BaseModel):
+    """Base of all records. `model_validate` reads a table's row, or anything else with attributes of these names."""
+
+    model_config = ConfigDict(frozen=True, from_attributes=True, protected_namespaces=())
+
+
+class OneTimeSecret(Record):
+    """A record with a secret that is returned this once: no cache may keep it."""
