@@ -10,7 +10,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from loraplex.platform.services.queries.serving_cost import cost_per_million
+from loraplex.platform.services.serving_cost import cost_per_million
 from loraplex.platform.startup_errors import SettingsError
 
 MAX_PRICE_MICRO = 10**12

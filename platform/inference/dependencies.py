@@ -20,7 +20,7 @@ from loraplex.platform.observability.health import Health
 from loraplex.platform.observability.request_stats import RequestRecorder
 from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.services.people.mailed_links import MailedLinks
-from loraplex.platform.services.queries.serving_cost import AcceleratorPrice
+from loraplex.platform.services.serving_cost import AcceleratorPrice
 from loraplex.tenants.admission.controller import AdmissionController
 from loraplex.tenants.api_keys.last_used import LastUsedTracker
 from loraplex.tenants.database import Database

@@ -72,11 +72,11 @@ from loraplex.platform.server.secret import derive, tenant_namespace
 from loraplex.platform.server.validated_adapters import report_other_fingerprints
 from loraplex.platform.services.people.mail import MailServer
 from loraplex.platform.services.people.mailed_links import MailedLinks
-from loraplex.platform.services.queries.health import upload_trouble
-from loraplex.platform.services.queries.serving_cost import AcceleratorPrice
+from loraplex.platform.services.serving_cost import AcceleratorPrice
 from loraplex.platform.startup_errors import SettingsError
 from loraplex.platform.web.app import create_app
 from loraplex.platform.web.console_app import ConsoleOptions, add_console
+from loraplex.platform.web.engine.health import upload_trouble
 from loraplex.platform.web.transport.index import index_router
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.api_keys.last_used import writing_use

@@ -30,9 +30,9 @@ from loraplex.platform.web.openai.missing_endpoints import instead_of
 from loraplex.platform.web.openai.openapi import DOCUMENTED_MODELS
 from loraplex.platform.web.openai.routes import inference_router
 from loraplex.platform.web.openapi import Application
-from loraplex.platform.web.operator.routes import operator_router
+from loraplex.platform.web.operator_plane import operator_router
 from loraplex.platform.web.planes import Planes
-from loraplex.platform.web.tenant.routes import tenant_router
+from loraplex.platform.web.tenant_plane import tenant_router
 from loraplex.platform.web.transport.body_budget import BodyBudget
 from loraplex.platform.web.transport.cross_origin import CrossOrigin
 from loraplex.platform.web.transport.direct_routes import DirectRoutes

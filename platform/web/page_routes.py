@@ -5,28 +5,28 @@ from typing import Final
 
 from fastapi import APIRouter
 
+from loraplex.platform.web.account.link_pages import links_pages
+from loraplex.platform.web.account.mailed_link_pages import mailed_links_pages
+from loraplex.platform.web.account.oidc_pages import oidc_pages
+from loraplex.platform.web.account.pages import account_pages
+from loraplex.platform.web.account.sign_in_pages import sign_in_pages
+from loraplex.platform.web.adapters.alias_pages import aliases_pages
+from loraplex.platform.web.adapters.pages import adapters_pages
+from loraplex.platform.web.adapters.upload_pages import uploads_pages
+from loraplex.platform.web.adapters.version_pages import versions_pages
+from loraplex.platform.web.audit.pages import audit_pages
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.pages.account import account_pages
-from loraplex.platform.web.pages.adapters import adapters_pages
-from loraplex.platform.web.pages.aliases import aliases_pages
-from loraplex.platform.web.pages.audit import audit_pages
-from loraplex.platform.web.pages.billing import billing_pages
-from loraplex.platform.web.pages.index import index_pages
-from loraplex.platform.web.pages.keys import keys_pages
-from loraplex.platform.web.pages.limits import limits_pages
-from loraplex.platform.web.pages.links import links_pages
-from loraplex.platform.web.pages.mailed_links import mailed_links_pages
-from loraplex.platform.web.pages.oidc import oidc_pages
-from loraplex.platform.web.pages.operator.routes import OPERATOR_PAGES
-from loraplex.platform.web.pages.overview import overview_pages
-from loraplex.platform.web.pages.playground import playground_pages
-from loraplex.platform.web.pages.requests import requests_pages
-from loraplex.platform.web.pages.sign_in import sign_in_pages
-from loraplex.platform.web.pages.team import team_pages
-from loraplex.platform.web.pages.tokens import token_pages
-from loraplex.platform.web.pages.uploads import uploads_pages
-from loraplex.platform.web.pages.usage import usage_pages
-from loraplex.platform.web.pages.versions import versions_pages
+from loraplex.platform.web.invoices.pages import billing_pages
+from loraplex.platform.web.keys.pages import keys_pages
+from loraplex.platform.web.limits.pages import limits_pages
+from loraplex.platform.web.operator_page_routes import OPERATOR_PAGES
+from loraplex.platform.web.overview.index_pages import index_pages
+from loraplex.platform.web.overview.pages import overview_pages
+from loraplex.platform.web.playground.pages import playground_pages
+from loraplex.platform.web.playground.token_pages import token_pages
+from loraplex.platform.web.team.pages import team_pages
+from loraplex.platform.web.usage.pages import usage_pages
+from loraplex.platform.web.usage.request_pages import requests_pages
 from loraplex.platform.web.webhooks import pages as webhooks
 
 PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (

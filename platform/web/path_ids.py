@@ -8,6 +8,8 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from loraplex.platform.errors import InvalidParameter
+from loraplex.tenants.errors import TenantNotFound
 from loraplex.tenants.ids import canonical_uuid
 
 
@@ -32,3 +34,19 @@ class PathId:
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         return {"type": "string"}
+
+
+def tenant_id_of(text: str) -> UUID:
+    """Parse a tenant id. Raises `TenantNotFound` for a text that is no UUID in canonical form."""
+    tenant_id = canonical_uuid(text)
+    if tenant_id is None:
+        raise TenantNotFound(f"no tenant {text[:40]}")
+    return tenant_id
+
+
+def filtered_tenant(text: str) -> UUID:
+    """Parse the tenant id of the filter. Raises `InvalidParameter`."""
+    try:
+        return tenant_id_of(text)
+    except TenantNotFound:
+        raise InvalidParameter("`tenant_id` must be a UUID.", param="tenant_id") from None

@@ -9,12 +9,13 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
-from tests.platform.web.tenant.upload_program import submit_whole
+from tests.platform.web.adapters.upload_program import submit_whole
 from tests.platform.web.test_endpoint import caller_of
 from tests.platform.web.upload_server import CONFIG, UploadHome
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.errors import Overloaded, ShareExceeded
+from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.responses import ApiResponse
@@ -104,7 +105,9 @@ async def test_a_slot_handed_to_a_cancelled_request_goes_to_the_next() -> None:
 async def test_a_slow_tenant_leaves_connections_to_the_others(database: Database) -> None:
     slow, quick = [await caller_of(database, await make_tenant(database, name)) for name in ("slow", "quick")]
     small = Database(database.url, pool_size=AT_ONCE + 1)
-    dependencies: Any = SimpleNamespace(database=small, derive_key=lambda *parts: bytes(32))
+    dependencies: Any = SimpleNamespace(
+        database=small, derive_key=lambda *parts: bytes(32), policy_publisher=None, config=ServingConfig()
+    )
     endpoint, end, running = ManagementEndpoint(dependencies), asyncio.Event(), 0
 
     async def wait(session: AsyncSession) -> ApiResponse:

@@ -9,7 +9,8 @@ from sqlalchemy.exc import IntegrityError, ProgrammingError
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.tenants.api_keys.key_format import generate_key
-from loraplex.tenants.audit_log import REMOVED, SECRET_FIELDS, Actor, AuditRepository, audit_entries, changed
+from loraplex.tenants.audit_log import REMOVED, SECRET_FIELDS, Actor, AuditRepository, changed
+from loraplex.tenants.audit_queries import audit_entries
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AuditEntry
 

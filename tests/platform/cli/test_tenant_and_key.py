@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from loraplex.platform.cli import key, tenant
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.audit_log import audit_entries
+from loraplex.tenants.audit_queries import audit_entries
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
 from loraplex.tenants.scopes import effective_scopes

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from loraplex.platform.config import load_settings
 from loraplex.platform.server.prices import ensure_first_card, open_prices
-from loraplex.tenants.audit_log import audit_entries
+from loraplex.tenants.audit_queries import audit_entries
 from loraplex.tenants.billing.rate_cards import RateCards
 from loraplex.tenants.database import Database
 

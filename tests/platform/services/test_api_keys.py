@@ -7,10 +7,10 @@ from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.services import api_keys
 from loraplex.platform.services.api_keys import OperatorKeys, delegated_keys, snapshot
-from loraplex.platform.web.schemas.keys import to_response
+from loraplex.platform.web.keys.documents import to_response
 from loraplex.tenants.actors import command_actor, key_actor
 from loraplex.tenants.api_keys.keys import KeyChange, KeyRepository
-from loraplex.tenants.audit_log import audit_entries
+from loraplex.tenants.audit_queries import audit_entries
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import ScopeNotHeld
 from loraplex.tenants.unit_of_work import unit_of_work

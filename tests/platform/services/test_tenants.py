@@ -9,7 +9,7 @@ import pytest
 from loraplex.platform.services import tenants
 from loraplex.tenants.accounts.tenants import TierChange
 from loraplex.tenants.actors import Actor
-from loraplex.tenants.audit_log import audit_entries
+from loraplex.tenants.audit_queries import audit_entries
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, NameTaken, RevisionMoved, TenantNotFound
 from loraplex.tenants.models import AuditEntry

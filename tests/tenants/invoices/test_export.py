@@ -7,7 +7,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from tests.platform.services.billing.test_invoices import FEBRUARY, JANUARY, MILLION, finalize, grant, void
+from tests.platform.web.invoices.test_invoices import FEBRUARY, JANUARY, MILLION, finalize, grant, void
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 from tests.tenants.registry_records import add
 

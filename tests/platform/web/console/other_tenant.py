@@ -2,9 +2,9 @@
 
 from datetime import UTC, datetime
 
-from tests.platform.services.billing.drafted_invoice import draft_invoice
 from tests.platform.services.people.people_world import add_person, signed_in
 from tests.platform.web.browser import Console
+from tests.platform.web.invoices.drafted_invoice import draft_invoice
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
 from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched
 

@@ -8,9 +8,9 @@ from uuid import UUID
 
 from sqlalchemy import text
 from tests.platform.sent_statements import sent_statements
-from tests.platform.services.billing.drafted_invoice import draft_invoice
 from tests.platform.web.browser import Browser, Console
 from tests.platform.web.console.test_page_roles import Route, guarded
+from tests.platform.web.invoices.drafted_invoice import draft_invoice
 from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched
 
 from loraplex.tenants.database import Database

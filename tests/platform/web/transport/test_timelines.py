@@ -6,7 +6,7 @@ from tests.platform.web.gateway import BASE_MODEL, StartGateway
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.engine.messages import WaitCauses
-from loraplex.platform.services.queries.phase_reasons import WAITS
+from loraplex.platform.web.usage.phase_reasons import WAITS
 
 PHASES = (
     "auth",

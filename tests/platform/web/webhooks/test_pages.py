@@ -6,7 +6,7 @@ from sqlalchemy import text
 from tests.platform.web.browser import Browser, Console, Page, SignedIn
 from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched, end
 
-from loraplex.tenants.audit_log import audit_entries
+from loraplex.tenants.audit_queries import audit_entries
 
 WEBHOOKS = "/console/webhooks"
 NEW = f"{WEBHOOKS}/new"

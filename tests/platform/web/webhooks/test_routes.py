@@ -6,7 +6,7 @@ from uuid import UUID
 
 from sqlalchemy import select, text
 from standardwebhooks import Webhook
-from tests.platform.web.tenant.test_keys import call, refusal
+from tests.platform.web.keys.test_routes import call, refusal
 from tests.tenants.webhooks.webhooks import add_event, dispatched, end
 
 from loraplex.platform.inference.dependencies import ServingConfig

@@ -1,0 +1,1 @@
+"""One's own account, and signing in: routes, pages and queries."""

@@ -1,0 +1,1 @@
+"""Adapters, versions, aliases and uploads: routes, pages and queries."""

@@ -1,0 +1,1 @@
+"""The audit log: routes, pages and queries."""

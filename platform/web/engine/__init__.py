@@ -1,0 +1,1 @@
+"""Engines, counters and health, for operators: routes, pages and queries."""

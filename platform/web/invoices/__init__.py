@@ -1,0 +1,1 @@
+"""Invoices and credits: routes, pages and queries."""

@@ -1,1 +1,0 @@
-"""The pages of the tenant area, one module of routes for each group."""

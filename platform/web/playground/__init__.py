@@ -1,0 +1,1 @@
+"""The playground, and the tokens it sends with: routes, pages and queries."""

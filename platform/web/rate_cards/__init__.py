@@ -1,0 +1,1 @@
+"""Rate cards: routes, pages and queries."""

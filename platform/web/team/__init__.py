@@ -1,0 +1,1 @@
+"""The people of a tenant: routes, pages and queries."""

@@ -1,1 +1,0 @@
-"""The tenant plane `/tenant/v1`: the resources that a tenant manages with its own keys."""

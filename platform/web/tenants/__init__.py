@@ -1,0 +1,1 @@
+"""Tenants, their tier and billing, and sign-up: routes, pages and queries."""

@@ -1,0 +1,1 @@
+"""Usage, requests and corrections: routes, pages and queries."""

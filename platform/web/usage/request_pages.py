@@ -1,0 +1,173 @@
+"""`/console/requests`: the request log, and one request with where its time went. No content of messages is stored or shown."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, time, timedelta
+from typing import Annotated, Any, Final, cast
+from uuid import UUID
+
+from fastapi import APIRouter, Depends
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.requests import Request
+from starlette.responses import Response
+
+from loraplex.platform.services.people.identity import ConsoleSession
+from loraplex.platform.web.console.addresses import day_of, link, query_form
+from loraplex.platform.web.console.endpoint import ConsoleEndpoint
+from loraplex.platform.web.console.forms import Form, FormInvalid
+from loraplex.platform.web.console.limit_units import unit_of
+from loraplex.platform.web.usage import queries as usage
+from loraplex.platform.web.usage import request_queries as requests
+from loraplex.platform.web.usage.queries import FilterChoices
+from loraplex.platform.web.usage.request_queries import Phase, RequestDetail, RequestPage
+
+PATH: Final = "/console/requests"
+USAGE_READ: Final = "usage:read"
+FIELDS: Final = ("outcome", "adapter", "key", "slower", "from", "to")
+MAX_SLOWER_MS: Final = 2**31 - 1
+DAY: Final = timedelta(days=1)
+PHASE_NAMES: Final = {
+    "auth": "Authentication",
+    "admission": "Admission",
+    "schema_check": "Schema check",
+    "queue": "Queue",
+    "adapter_load": "Adapter load",
+    "grammar_compile": "Grammar compile",
+    "prefill": "Prefill",
+    "decode": "Decode",
+}
+WAIT_SENTENCES: Final = {
+    "queue": "Most of the wait was the queue, {duration}: {reason}.",
+    "adapter_load": "Most of the wait was the adapter, {duration}: {reason}.",
+    "grammar_compile": "Most of the wait was the grammar, {duration}: {reason}.",
+}
+TOKEN_CLASSES: Final = {
+    "uncached_prompt": "Prompt, not cached",
+    "cached_prompt": "Prompt, cached",
+    "completion": "Completion",
+}
+
+
+def requests_pages(endpoint: ConsoleEndpoint) -> APIRouter:
+    """Build the routes of the request log."""
+    router = APIRouter()
+    reader = Depends(endpoint.requires(USAGE_READ))
+
+    @router.get(PATH)
+    async def show(request: Request, session: Annotated[ConsoleSession, reader]) -> Response:
+        tenant_id, form = cast("UUID", session.tenant_id), query_form(request)
+        after, before = _uuid(form.text("after")), _uuid(form.text("before"))
+        errors: Mapping[str, str] = {}
+        try:
+            filters = _filters(form, endpoint.dependencies.served_model_name)
+        except FormInvalid as invalid:
+            filters, errors = requests.Filters(), invalid.errors
+
+        async def read(transaction: AsyncSession) -> tuple[FilterChoices, RequestPage]:
+            choices = await usage.filter_choices(transaction, tenant_id)
+            if before is not None:
+                return choices, await requests.page_before(transaction, tenant_id, filters, before)
+            return choices, await requests.page(transaction, tenant_id, filters, after)
+
+        choices, page = await endpoint.query(session, read)
+        kept = {name: form.text(name) for name in FIELDS}
+        return endpoint.page(
+            request,
+            session,
+            "usage/requests.html",
+            status=422 if errors else 200,
+            form=form.entered(errors),
+            choices=choices,
+            page=page,
+            outcomes=requests.OUTCOME_NAMES,
+            filtered=any(kept.values()),
+            older=None if page.older is None else link(PATH, {**kept, "after": str(page.older)}),
+            newer=None if page.newer is None else link(PATH, {**kept, "before": str(page.newer)}),
+        )
+
+    @router.get(f"{PATH}/{{request_id}}")
+    async def detail(
+        request: Request, request_id: str, session: Annotated[ConsoleSession, reader]
+    ) -> Response:
+        tenant_id = cast("UUID", session.tenant_id)
+
+        async def read(transaction: AsyncSession) -> RequestDetail:
+            return await requests.find(transaction, tenant_id, request_id)
+
+        found = await endpoint.query(session, read)
+        return endpoint.page(request, session, "usage/request.html", **_shown(found))
+
+    return router
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    """A phase on the request's clock; `left` and `width` in thousandths of its whole length."""
+
+    name: str
+    phase: Phase
+    left: int
+    width: int
+
+
+def _shown(found: RequestDetail) -> dict[str, Any]:
+    end = max([found.request.duration_ms or 0, *(phase.end_ms for phase in found.phases), 1])
+    bars = [
+        _Bar(
+            PHASE_NAMES.get(phase.name, phase.name),
+            phase,
+            phase.start_ms * 1000 // end,
+            max(4, phase.duration_ms * 1000 // end),
+        )
+        for phase in found.phases
+    ]
+    return {
+        "found": found,
+        "met_limits": () if found.met is None else found.met.nearest_first,
+        "limit_unit": unit_of,
+        "bars": bars,
+        "end_ms": end,
+        "ticks": _ticks(end),
+        "wait": found.largest_wait,
+        "wait_sentences": WAIT_SENTENCES,
+        "phase_names": PHASE_NAMES,
+        "token_classes": TOKEN_CLASSES,
+        "decode_ms": next((phase.duration_ms for phase in found.phases if phase.name == "decode"), None),
+    }
+
+
+def _ticks(end_ms: int) -> list[tuple[int, int]]:
+    """Round times within the length, at most five, each with its place in thousandths."""
+    step = next(
+        size
+        for power in range(10)
+        for size in (10**power, 2 * 10**power, 5 * 10**power)
+        if end_ms // size < 5
+    )
+    return [(at, at * 1000 // end_ms) for at in range(step, end_ms - step // 2, step)]
+
+
+def _filters(form: Form, base_model: str) -> requests.Filters:
+    """Read the filters. Raises `FormInvalid`."""
+    slower = form.text("slower")
+    if slower and not (slower.isascii() and slower.isdecimal() and int(slower[:11]) <= MAX_SLOWER_MS):
+        raise FormInvalid({"slower": f"“{slower[:40]}” is no number of milliseconds."})
+    outcome, adapter = form.text("outcome"), form.text("adapter")
+    start = datetime.combine(day_of(form, "from", datetime.now(UTC).date()), time(), UTC)
+    end = datetime.combine(day_of(form, "to", datetime.now(UTC).date()), time(), UTC) + DAY
+    return requests.Filters(
+        adapter=adapter if adapter and adapter != base_model else None,
+        base_model=adapter == base_model,
+        key_id=form.text("key") or None,
+        outcome=outcome if outcome in requests.OUTCOME_NAMES else None,
+        start=start if form.text("from") else None,
+        end=end if form.text("to") else None,
+        slower_than_ms=int(slower) if slower else None,
+    )
+
+
+def _uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None

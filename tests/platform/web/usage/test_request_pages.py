@@ -1,0 +1,77 @@
+"""The request log and one request: its numbers are those of the ledger, and no other tenant's are found."""
+
+import pytest
+from tests.platform.web.browser import Console
+from tests.platform.web.observed_tenant import observed_tenant
+
+from loraplex.tenants.database import Database
+from loraplex.tenants.ledger import request_log
+
+
+async def test_the_log_its_filters_and_its_pages(console: Console, database: Database) -> None:
+    seen = observed_tenant(database.url)
+    browser = await console.signed_in("viewer", seen.tenant.name)
+    page = await browser.page("/console/requests")
+    assert len(page.all("tbody tr")) == 5 and "mine-1" in page.texts("tbody tr")[0]
+    for query, rows in (
+        ("outcome=failed", 1),
+        ("adapter=support", 3),
+        ("adapter=demo%2Fbase", 1),
+        ("slower=1000", 1),
+        (f"key={seen.key_id}", 5),
+        ("from=2020-01-01&to=2020-01-02", 0),
+    ):
+        page = await browser.page(f"/console/requests?{query}")
+        assert len(page.all("tbody tr")) == rows, query
+    assert "No request matches." in page.text
+    older = await browser.page(f"/console/requests?after={seen.requests[2]}&adapter=support")
+    assert len(older.all("tbody tr")) == 2
+    newer = older.find("nav[aria-label=Pages] a").attributes["href"] or ""
+    assert newer == f"/console/requests?adapter=support&before={seen.requests[1]}"
+    back = await browser.page(newer)
+    assert len(back.all("tbody tr")) == 1 and back.texts("nav[aria-label=Pages] a") == ["Older"]
+    refused = await browser.get("/console/requests?slower=soon")
+    assert refused.status_code == 422 and "“soon” is no number of milliseconds." in refused.text
+
+
+async def test_a_page_is_followed_by_older_requests(
+    console: Console, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = observed_tenant(database.url)
+    monkeypatch.setattr(request_log, "SCANNED", 2)
+    browser, path, rows = (
+        await console.signed_in("viewer", seen.tenant.name),
+        "/console/requests?adapter=support",
+        0,
+    )
+    while path:
+        page = await browser.page(path)
+        rows += len(page.all("tbody tr"))
+        older = [
+            node.attributes["href"] for node in page.all("nav[aria-label=Pages] a") if node.text() == "Older"
+        ]
+        path = (older or [""])[0] or ""
+    assert rows == 3
+
+
+async def test_one_request(console: Console, database: Database) -> None:
+    seen, other = observed_tenant(database.url), observed_tenant(database.url)
+    browser = await console.signed_in("developer", seen.tenant.name)
+    page = await browser.page("/console/requests/mine-1")
+    assert page.find("h1").text() == "2.41\u00a0s on coral@1"
+    assert page.texts(".timeline b") == ["Adapter load", "Queue", "Prefill", "Decode"]
+    assert (
+        "Most of the wait was the queue, 211 ms: 2 requests stood before it; every row of the batch was taken."
+        in page.text
+    )
+    amount = 1000 * 3_000_001 + 384 + 66 * 7_000_003
+    assert page.texts("tfoot td")[-1] == f"$0.{amount:012}" and "$0.003000001" in page.text
+    assert page.find(f"a[href='/console/keys/{seen.key_id}']").text() == "k"
+    limits = "[aria-label='Limits it met'] tbody"
+    assert page.texts(f"{limits} th") == ["Budget per daykey", "Tokens per minutetenant"]
+    assert page.texts(f"{limits} td")[4:] == ["$0.401877", "5,000", "1,000", "500", "1,450", "2,050"]
+    plain = await browser.page(f"/console/requests/{seen.requests[0]}")
+    assert "Not stored, or not any more." in plain.text
+    assert "The phases of this request are not stored" in plain.text
+    for unknown in (str(other.slow), "none", "%00"):
+        assert (await browser.get(f"/console/requests/{unknown}")).status_code == 404
