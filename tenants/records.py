@@ -12,7 +12,10 @@ UtcTime = Annotated[datetime, AfterValidator(lambda time: time.astimezone(UTC))]
 class Record(BaseModel):
     """Base of all records. `model_validate` reads a table's row, or anything else with attributes of these names."""
 
-    model_config = ConfigDict(frozen=True, from_attributes=True, protected_namespaces=())
+    # An error that quotes its input would write a secret into the log.
+    model_config = ConfigDict(
+        frozen=True, from_attributes=True, hide_input_in_errors=True, protected_namespaces=()
+    )
 
 
 class OneTimeSecret(Record):

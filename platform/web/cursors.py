@@ -84,15 +84,19 @@ class Page(Generic[RowT, KeyT]):
         """How many rows to read: one more than the page has, to know whether there is a next page."""
         return self.limit + 1
 
-    def listing(self, rows: Sequence[RowT], to_response: Callable[[RowT], ItemT]) -> Listing[ItemT]:
+    def listing(
+        self, rows: Sequence[Any], to_response: Callable[[Any], Any] = lambda row: row
+    ) -> Listing[Any]:
         """Build the response of `rows`, which were read with `fetch`."""
-        here, cursor = self.cut(rows)
-        return Listing(data=[to_response(row) for row in here], next_cursor=cursor)
+        return Listing(data=[to_response(row) for row in self.cut(rows)], next_cursor=self.next(rows))
 
-    def cut(self, rows: Sequence[RowT]) -> tuple[Sequence[RowT], str | None]:
-        """Return the rows of this page, and the cursor of the next one; None on the last."""
-        here, more = rows[: self.limit], len(rows) > self.limit
-        return here, self.cursor(self.order.key(here[-1])) if more else None
+    def cut(self, rows: Sequence[ItemT]) -> Sequence[ItemT]:
+        """Return the rows of this page."""
+        return rows[: self.limit]
+
+    def next(self, rows: Sequence[Any]) -> str | None:
+        """Return the cursor of the next page; None on the last."""
+        return self.cursor(self.order.key(rows[self.limit - 1])) if len(rows) > self.limit else None
 
     def cursor(self, key: KeyT) -> str:
         """Return the cursor of the page that follows the row with this key."""

@@ -9,9 +9,10 @@ A route asks for it by `requires(SCOPE)` or `requires_operator()`, first among i
 Invariant: a route runs in the caller's database role and in one of its tenant's slots.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from uuid import UUID
 
 from fastapi import Depends
@@ -23,17 +24,17 @@ from starlette.responses import Response
 from loraplex.platform.auth.authenticator import Authenticator, Caller, OperatorCaller
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.web.cursors import Page
-from loraplex.platform.web.endpoint import ManagementEndpoint, actor_of, repeatable_of
+from loraplex.platform.web.endpoint import ManagementEndpoint, actor_of, repeatable_of, tenant_of
 from loraplex.platform.web.etags import if_match
-from loraplex.platform.web.responses import from_stored, respond_with, to_stored
+from loraplex.platform.web.responses import ApiResponse, from_stored, reply_with, respond, to_stored
 from loraplex.platform.web.sorting import KeyT, RowT, SortOrder
+from loraplex.tenants.actors import Actor
 from loraplex.tenants.stored_responses import StoredResponse
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 P = ParamSpec("P")
 T = TypeVar("T")
 CallerT = TypeVar("CallerT", Caller, OperatorCaller)
-ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,14 @@ class Planes:
 
 @dataclass(frozen=True, slots=True)
 class PlaneRequest(Generic[CallerT]):
-    """An authorized request. Responses have the status of their route, the `revision` of their record as ETag."""
+    """An authorized request. What a use case or query returns is sent with the status of the route, as `responses.reply` says,
+    or as the function says that `replying` was given.
+    """
 
     planes: Planes
     http: Request
     caller: CallerT
+    reply: Callable[[Any], ApiResponse] | None = None
 
     @property
     def dependencies(self) -> GatewayDependencies:
@@ -64,27 +68,36 @@ class PlaneRequest(Generic[CallerT]):
         return if_match(self.http)
 
     @property
-    def _tenant_id(self) -> UUID | None:
-        return self.caller.tenant_id if isinstance(self.caller, Caller) else None
+    def actor(self) -> Actor:
+        """The author of a change."""
+        return actor_of(self.http, self.caller)
 
-    @property
-    def _status(self) -> int:
-        return self.http.scope["route"].status_code or 200
+    def replying(self, reply: Callable[[Any], ApiResponse]) -> Self:
+        """Return the same request, whose results are sent as `reply` says: with another status, ETag or header."""
+        return replace(self, reply=reply)
+
+    def slot(self) -> AbstractAsyncContextManager[None]:
+        """Take one of the caller's slots, for work that is no query and no change."""
+        return self.planes.endpoint.runner.slot(tenant_of(self.caller))
+
+    def reading(self) -> AbstractAsyncContextManager[AsyncSession]:
+        """Open a transaction for several queries."""
+        return self.planes.endpoint.runner.reading(tenant_of(self.caller))
 
     async def query(
         self, find: Callable[Concatenate[AsyncSession, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Return what `find` reads."""
-        return await self.planes.endpoint.runner.query(self._tenant_id, find, *args, **kwargs)
+        return await self.planes.endpoint.runner.query(tenant_of(self.caller), find, *args, **kwargs)
 
     async def read(
         self,
-        find: Callable[Concatenate[AsyncSession, P], Awaitable[BaseModel]],
+        find: Callable[Concatenate[AsyncSession, P], Awaitable[object]],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Response:
-        """Respond with the record that `find` reads."""
-        return respond_with(await self.query(find, *args, **kwargs), self._status)
+        """Respond with what `find` reads."""
+        return self._respond(await self.query(find, *args, **kwargs))
 
     def page(self, order: SortOrder[RowT, KeyT], filters: Iterable[str] = ()) -> Page[RowT, KeyT]:
         """Parse the query of a listing. Its cursors are valid for this path and this caller only."""
@@ -92,30 +105,35 @@ class PlaneRequest(Generic[CallerT]):
 
     async def listing(
         self,
-        page: Page[ModelT, KeyT],
-        find: Callable[Concatenate[AsyncSession, P], Awaitable[list[ModelT]]],
+        page: Page[Any, KeyT],
+        find: Callable[Concatenate[AsyncSession, P], Awaitable[Sequence[BaseModel]]],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Response:
         """Respond with a page of the records that `find` reads: one of its arguments is `page`."""
-        listing = page.listing(await self.query(find, *args, **kwargs), lambda record: record)
-        return respond_with(listing, self._status)
+        found: Sequence[BaseModel] = await self.query(find, *args, **kwargs)
+        return self._respond(page.listing(found))
 
     async def run(
         self,
-        use_case: Callable[Concatenate[UnitOfWork, P], Awaitable[BaseModel | None]],
+        use_case: Callable[Concatenate[UnitOfWork, P], Awaitable[object]],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Response:
-        """Respond with the record that `use_case` returns, after its commit. A repeated POST with the Idempotency-Key of a
+        """Respond with what `use_case` returns, after its commit. A repeated POST with the Idempotency-Key of a
         completed one gets the stored response.
         """
 
         async def work(uow: UnitOfWork) -> StoredResponse:
-            return to_stored(respond_with(await use_case(uow, *args, **kwargs), self._status))
+            return to_stored(self._respond(await use_case(uow, *args, **kwargs)))
 
-        actor, repeatable = actor_of(self.http, self.caller), repeatable_of(self.http, self.caller)
-        return from_stored(await self.planes.endpoint.runner.change(actor, self._tenant_id, repeatable, work))
+        runner, repeatable = self.planes.endpoint.runner, repeatable_of(self.http, self.caller)
+        return from_stored(await runner.change(self.actor, tenant_of(self.caller), repeatable, work))
+
+    def _respond(self, result: Any) -> Response:
+        if self.reply is not None:
+            return respond(self.reply(result))
+        return respond(reply_with(result, self.http.scope["route"].status_code or 200))
 
 
 class TenantRequest(PlaneRequest[Caller]):
@@ -131,7 +149,7 @@ class OperatorRequest(PlaneRequest[OperatorCaller]):
     """The request of an operator's key."""
 
 
-def requires(scope: str | None = None) -> Any:
+def requires(scope: str | None) -> Any:
     """Return a dependency that gives a route the `TenantRequest` of a key with `scope`; with None of any key of a tenant."""
 
     async def authorized(request: Request) -> TenantRequest:

@@ -7,10 +7,8 @@ from typing import Any, Final
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from loraplex.tenants.records import OneTimeSecret, Record, UtcTime
+from loraplex.tenants.records import OneTimeSecret, Record
 from loraplex.tenants.stored_responses import StoredResponse
-
-__all__ = ["UtcTime"]
 
 REPLAYED_HEADER: Final = "idempotency-replayed"
 EVERYWHERE: Final = (400, 401, 403, 404, 408, 413, 415, 429, 503)
@@ -55,10 +53,10 @@ def respond(response: ApiResponse) -> Response:
     return Response(content, response.status, headers, media_type="application/json")
 
 
-def respond_with(record: BaseModel | None, status: int) -> Response:
-    """Build the response of what a use case or query returned. Its `revision` is its ETag; a secret is kept by no cache."""
+def reply_with(record: BaseModel | None, status: int) -> ApiResponse:
+    """Reply with what a use case or query returned. Its `revision` is its ETag; a secret is kept by no cache."""
     headers = {"cache-control": "no-store"} if isinstance(record, OneTimeSecret) else {}
-    return respond(ApiResponse(status, record, getattr(record, "revision", None), headers))
+    return ApiResponse(status, record, getattr(record, "revision", None), headers)
 
 
 def to_stored(response: Response) -> StoredResponse:

@@ -56,13 +56,10 @@ from loraplex.tenants.models.usage import (
     UsageTotal,
 )
 from loraplex.tenants.tables import Base
-from loraplex.tenants.webhooks.records import DELIVERY_STATES, EVENT_TYPES
 from loraplex.tenants.webhooks.tables import OutboxEvent, WebhookDelivery, WebhookEndpoint
 
 __all__ = [
-    "DELIVERY_STATES",
     "ENVIRONMENTS",
-    "EVENT_TYPES",
     "LEVELS",
     "LIMIT_COLUMNS",
     "METERS",

@@ -1,1 +1,1 @@
-"""The outbox: events of tenants, written with what they report, and how they reach webhooks and a meter."""
+"""The outbox: events of tenants, written with what they report, and how they reach webhooks."""

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.errors import DeliveryNotFound, InvalidField, WebhookNotFound
+from loraplex.tenants.errors import DeliveryNotFound, InvalidField
 from loraplex.tenants.pages import Slice, sliced
 from loraplex.tenants.webhooks.events import event_body
 from loraplex.tenants.webhooks.records import (
@@ -19,6 +19,7 @@ from loraplex.tenants.webhooks.records import (
     SentEvent,
     WebhookDocument,
 )
+from loraplex.tenants.webhooks.rows import webhook_row
 from loraplex.tenants.webhooks.tables import OutboxEvent, WebhookDelivery, WebhookEndpoint
 
 Position = tuple[datetime, UUID]
@@ -73,37 +74,18 @@ async def sent_event(
     session: AsyncSession, tenant_id: UUID, webhook_id: UUID, delivery_id: UUID
 ) -> SentEvent:
     """Return a delivery with its message. Raises `WebhookNotFound`, `DeliveryNotFound`."""
-    delivery = await delivery_row(session, tenant_id, webhook_id, delivery_id)
-    event = (await session.scalars(select(OutboxEvent).where(OutboxEvent.id == delivery.event_id))).one()
+    await webhook_row(session, tenant_id, webhook_id)
+    query = (
+        select(WebhookDelivery, OutboxEvent)
+        .join(OutboxEvent, OutboxEvent.id == WebhookDelivery.event_id)
+        .where(WebhookDelivery.id == delivery_id, WebhookDelivery.endpoint_id == webhook_id)
+    )
+    found = (await session.execute(query)).one_or_none()
+    if found is None:
+        raise DeliveryNotFound("this webhook has no such delivery")
+    delivery, event = found
     body = event_body(event.id, event.type, event.created_at, tenant_id, event.data)
     return SentEvent(
         delivery=DeliveryDocument.model_validate(delivery),
         body=msgspec.json.format(body, indent=2).decode(),
     )
-
-
-async def webhook_row(
-    session: AsyncSession, tenant_id: UUID, webhook_id: UUID, *, locked: bool = False
-) -> WebhookEndpoint:
-    """Return the row of a webhook; `locked`: until the transaction ends. Raises `WebhookNotFound`."""
-    query = select(WebhookEndpoint).where(
-        WebhookEndpoint.tenant_id == tenant_id, WebhookEndpoint.id == webhook_id
-    )
-    found = (await session.scalars(query.with_for_update() if locked else query)).one_or_none()
-    if found is None:
-        raise WebhookNotFound("no such webhook")
-    return found
-
-
-async def delivery_row(
-    session: AsyncSession, tenant_id: UUID, webhook_id: UUID, delivery_id: UUID, *, locked: bool = False
-) -> WebhookDelivery:
-    """Return the row of a delivery; `locked` as in `webhook_row`. Raises `WebhookNotFound`, `DeliveryNotFound`."""
-    await webhook_row(session, tenant_id, webhook_id)
-    query = select(WebhookDelivery).where(
-        WebhookDelivery.id == delivery_id, WebhookDelivery.endpoint_id == webhook_id
-    )
-    found = (await session.scalars(query.with_for_update() if locked else query)).one_or_none()
-    if found is None:
-        raise DeliveryNotFound("this webhook has no such delivery")
-    return found

@@ -15,7 +15,6 @@ from loraplex.tenants.errors import CountReached, DeliveryPending, InvalidField
 from loraplex.tenants.unit_of_work import UnitOfWork, require_revision
 from loraplex.tenants.webhooks.deliveries import MAX_AGE
 from loraplex.tenants.webhooks.encrypted_secrets import WebhookSecrets
-from loraplex.tenants.webhooks.queries import delivery_row, webhook_row
 from loraplex.tenants.webhooks.receiver_urls import parse_receiver_url
 from loraplex.tenants.webhooks.records import (
     EVENT_TYPES,
@@ -25,6 +24,7 @@ from loraplex.tenants.webhooks.records import (
     NewWebhookDocument,
     WebhookDocument,
 )
+from loraplex.tenants.webhooks.rows import delivery_row, webhook_row
 from loraplex.tenants.webhooks.signature import new_secret
 from loraplex.tenants.webhooks.tables import WebhookDelivery, WebhookEndpoint
 

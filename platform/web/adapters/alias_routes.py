@@ -16,8 +16,9 @@ from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.etags import ABSENT, if_match_or_any, if_match_or_new
 from loraplex.platform.web.openapi import described, listed
 from loraplex.platform.web.request_bodies import RequestModel, request_model
-from loraplex.platform.web.responses import ApiResponse, ResponseModel, UtcTime, documented
+from loraplex.platform.web.responses import ApiResponse, ResponseModel, documented
 from loraplex.platform.web.sorting import SortOrder, by_text
+from loraplex.tenants.records import UtcTime
 from loraplex.tenants.registry.adapters import MAX_VERSION
 from loraplex.tenants.registry.aliases import MAX_TARGETS, WHOLE, AliasRepository, AliasState
 from loraplex.tenants.scopes import ADAPTERS_READ, ADAPTERS_WRITE

@@ -13,10 +13,11 @@ from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.etags import if_match, if_match_or_any
 from loraplex.platform.web.openapi import described, listed
 from loraplex.platform.web.request_bodies import RequestModel, request_model
-from loraplex.platform.web.responses import ApiResponse, ResponseModel, UtcTime, documented
+from loraplex.platform.web.responses import ApiResponse, ResponseModel, documented
 from loraplex.platform.web.sorting import SortOrder, by_text
 from loraplex.tenants.models import Adapter
 from loraplex.tenants.names import ADAPTER_NAME
+from loraplex.tenants.records import UtcTime
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.scopes import ADAPTERS_READ, ADAPTERS_WRITE
 from loraplex.tenants.unit_of_work import UnitOfWork

@@ -15,8 +15,9 @@ from loraplex.adapters.uploads.parts import part_count
 from loraplex.adapters.validation.upload_files import PICKLE_FILE, PICKLE_REASON
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.web.request_bodies import RequestModel
-from loraplex.platform.web.responses import ResponseModel, UtcTime
+from loraplex.platform.web.responses import ResponseModel
 from loraplex.tenants.models import AdapterVersion, Upload, UploadPart
+from loraplex.tenants.records import UtcTime
 from loraplex.tenants.registry.uploads import DeclaredFile
 
 FileName = Literal["adapter_config.json", "adapter_model.safetensors"]

@@ -16,10 +16,11 @@ from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.etags import if_match, if_match_or_any
 from loraplex.platform.web.openapi import described, listed
 from loraplex.platform.web.request_bodies import body_read_by
-from loraplex.platform.web.responses import ApiResponse, ResponseModel, UtcTime, documented
+from loraplex.platform.web.responses import ApiResponse, ResponseModel, documented
 from loraplex.platform.web.sorting import SortOrder, by_number
 from loraplex.tenants.errors import VersionNotFound
 from loraplex.tenants.models import AdapterVersion
+from loraplex.tenants.records import UtcTime
 from loraplex.tenants.registry.adapters import AdapterRepository, ProfileChange
 from loraplex.tenants.scopes import ADAPTERS_READ, ADAPTERS_WRITE
 from loraplex.tenants.unit_of_work import UnitOfWork

@@ -4,9 +4,10 @@ from typing import Any, Final
 from uuid import UUID
 
 from loraplex.platform.services.audit import address
-from loraplex.platform.web.responses import ResponseModel, UtcTime
+from loraplex.platform.web.responses import ResponseModel
 from loraplex.platform.web.sorting import SortOrder, by_id
 from loraplex.tenants.models import AuditEntry
+from loraplex.tenants.records import UtcTime
 
 BY_ID: Final[SortOrder[AuditEntry, UUID]] = by_id(lambda entry: entry.id)
 

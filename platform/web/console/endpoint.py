@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, Final, TypeVar, overload
 from urllib.parse import quote, urlencode
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -33,6 +33,7 @@ from loraplex.platform.web.console.templating import Templates
 from loraplex.platform.web.cursors import CURSOR_DOMAIN
 from loraplex.platform.web.runner import Runner
 from loraplex.tenants.actors import Actor
+from loraplex.tenants.errors import StoredResponseUnreadable
 from loraplex.tenants.idempotency import RepeatableRequest
 from loraplex.tenants.stored_responses import StoredResponse
 from loraplex.tenants.unit_of_work import UnitOfWork
@@ -183,15 +184,24 @@ class ConsoleEndpoint:
         if session.viewing_as_operator:
             raise InsufficientScope("You look into this tenant as an operator: nothing can be changed here.")
         kind: Any = type(None) if returns is None else returns
-        result = result_type(kind)
+        result, fresh = result_type(kind), []
 
         async def stored(uow: UnitOfWork) -> StoredResponse:
             produced = await work(uow)
-            return StoredResponse(200, [], result.dump_json(produced if returns is not None else None))
+            fresh.append(produced if returns is not None else None)
+            return StoredResponse(200, [], result.dump_json(fresh[0]))
 
         tenant_id, repeatable = session.tenant_id, repeatable_of(request, session, form)
         done = await self.runner.change(self._actor(request, session), tenant_id, repeatable, stored)
-        return result.validate_json(done.body)
+        if fresh:
+            return fresh[0]
+        try:
+            return result.validate_json(done.body)
+        except ValidationError:
+            # Not chained: another release may have stored a secret in it.
+            raise StoredResponseUnreadable(
+                "the result of this form was stored by another release: open its page again"
+            ) from None
 
     async def perform_own(
         self, request: Request, session: ConsoleSession, work: Callable[[UnitOfWork], Awaitable[ResultT]]

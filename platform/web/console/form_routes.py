@@ -50,24 +50,48 @@ class FormSubmission(PageRequest):
 
     async def run(
         self,
+        use_case: Callable[Concatenate[UnitOfWork, P], Awaitable[object]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        """Run `use_case` in one unit of work of the person, once for a form that is sent twice.
+
+        Raises `InsufficientScope` where an operator looks into a tenant.
+        """
+
+        async def work(uow: UnitOfWork) -> object:
+            return await use_case(uow, *args, **kwargs)
+
+        self._take_key()
+        await self.endpoint.perform(self.http, self.session, self.form, work)
+
+    async def result(
+        self,
         use_case: Callable[Concatenate[UnitOfWork, P], Awaitable[T]],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Run `use_case` in one unit of work of the person, and return its result: that of the first time for a form that is
-        sent twice. Its annotated return type is one that pydantic writes as JSON.
-
-        Raises `InsufficientScope` where an operator looks into a tenant.
+        """Run `use_case` as `run` does, and return its result: that of the first time for a form that is sent twice. pydantic
+        writes its annotated return type as JSON.
         """
 
         async def work(uow: UnitOfWork) -> T:
             return await use_case(uow, *args, **kwargs)
 
         returns = signature(use_case).return_annotation
+        if returns is Signature.empty:
+            raise TypeError(f"{use_case} says not what it returns")
+        self._take_key()
         return await self.endpoint.perform(self.http, self.session, self.form, work, returns)
 
+    def _take_key(self) -> None:
+        """A second change with the form's key would be taken for a repetition of the first one."""
+        if getattr(self.http.state, "form_ran", False):
+            raise RuntimeError("a form runs one use case")
+        self.http.state.form_ran = True
 
-def submits(scope: str | None = None) -> Any:
+
+def submits(scope: str | None) -> Any:
     """Return a dependency that gives a form of the tenant area its `FormSubmission`. It raises as `opens` and `read_form`."""
 
     async def submitted(request: Request) -> FormSubmission:
@@ -89,7 +113,7 @@ def submits_operator() -> Any:
     return Depends(submitted)
 
 
-def form(
+def form_page(
     router: APIRouter,
     path: str,
     template: str,
@@ -109,13 +133,15 @@ def form(
 
     def add(send: Send) -> Send:
         page_name, *ids = signature(context).parameters
-        submission_name, *_ = signature(send).parameters
+        submission_name, *given_ids = signature(send).parameters
+        if not set(ids) <= set(given_ids):
+            raise TypeError(f"{path}: {send.__name__} lacks an id of its context: {ids}")
 
         async def show(
             page: PageRequest, given: Mapping[str, Any], entered: Entered, status: int = 200
         ) -> Response:
             found = await context(page, **{name: given[name] for name in ids})
-            return page.question(template, status=status, form=entered, **found)
+            return page.dialog(template, status=status, form=entered, **found)
 
         async def ask(**given: Any) -> Response:
             return await show(given[page_name], given, Entered())

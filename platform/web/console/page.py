@@ -7,10 +7,11 @@ A page asks for it by `opens(SCOPE)`, first among its parameters:
         return page.show("webhooks/list.html", webhooks=await page.query(queries.webhooks, page.tenant_id))
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
+from urllib.parse import urlencode
 from uuid import UUID
 
 from fastapi import Depends
@@ -27,22 +28,43 @@ from loraplex.platform.web.sorting import KeyT, RowT, SortOrder
 
 P = ParamSpec("P")
 T = TypeVar("T")
-ROWS = 50
+ROWS: Final = 50
 """The rows of a page's listing."""
+BEFORE: Final = "before"
+"""The parameter of an address that names the last row of the page before."""
 
 
 @dataclass(frozen=True, slots=True)
-class PageRequest:
-    """The request of a person for a page, in the database role of the session."""
+class OpenPage:
+    """The request of anybody for a page, such as that of signing in."""
 
     endpoint: ConsoleEndpoint
     http: Request
-    session: ConsoleSession
 
     @property
     def dependencies(self) -> GatewayDependencies:
         """What the gateway's routes use."""
         return self.endpoint.dependencies
+
+    def show(self, template: str, /, *, status: int = 200, **context: Any) -> Response:
+        """Respond with a whole page. `context` is what its template reads besides the variables of every page."""
+        return self.endpoint.page(self.http, None, template, status=status, **context)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Generic[RowT]):
+    """The rows of one page of a listing, and the addresses of the next older and of the newest ones; None where there is none."""
+
+    rows: Sequence[RowT]
+    older: str | None
+    newest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest(OpenPage):
+    """The request of a person for a page, in the database role of the session."""
+
+    session: ConsoleSession
 
     @property
     def tenant_id(self) -> UUID:
@@ -65,19 +87,27 @@ class PageRequest:
         """Return what `find` reads in a transaction of its own."""
         return await self.endpoint.runner.query(self.session.tenant_id, find, *args, **kwargs)
 
-    def part(self, order: SortOrder[RowT, KeyT], parameter: str) -> Page[RowT, KeyT]:
-        """Return the part of a listing that the page's address asks for by `parameter`, of `ROWS` rows.
+    def part(self, order: SortOrder[RowT, KeyT], size: int = ROWS) -> Page[RowT, KeyT]:
+        """Return the part of a listing, of `size` rows, that the page's address asks for by its parameter `before`.
 
         Raises `InvalidParameter` for a place that no page of this person's tenant has named.
         """
         scope = f"{self.session.tenant_id or 'operator'} {self.http.url.path}".encode()
-        return page_from(self.http, Cursors(self.endpoint.cursor_key, scope), order, parameter, ROWS)
+        return page_from(self.http, Cursors(self.endpoint.cursor_key, scope), order, BEFORE, size)
+
+    def rows(self, part: Page[Any, Any], found: Sequence[RowT]) -> Rows[RowT]:
+        """Return the rows of `part`, which were read with one more, and the links that keep the other filters of the address."""
+        cursor, path = part.next(found), self.http.url.path
+        kept = [(name, value) for name, value in self.http.query_params.multi_items() if name != BEFORE]
+        older = None if cursor is None else f"{path}?{urlencode([*kept, (BEFORE, cursor)])}"
+        newest = f"{path}?{urlencode(kept)}" if kept else path
+        return Rows(part.cut(found), older, None if part.after is None else newest)
 
     def show(self, template: str, /, *, status: int = 200, **context: Any) -> Response:
-        """Respond with a whole page. `context` is what its template reads besides the variables of every page."""
+        """Respond as `OpenPage`, with the person's navigation."""
         return self.endpoint.page(self.http, self.session, template, status=status, **context)
 
-    def question(self, template: str, /, *, status: int = 200, **context: Any) -> Response:
+    def dialog(self, template: str, /, *, status: int = 200, **context: Any) -> Response:
         """Respond with a page that is a dialog where htmx asks for it."""
         layout = "dialog.html" if is_htmx(self.http) else "base.html"
         return self.show(template, status=status, layout=layout, **context)
@@ -87,7 +117,7 @@ class PageRequest:
         return self.endpoint.back(self.http, self.session, location, toast, undo)
 
 
-def opens(scope: str | None = None) -> Any:
+def opens(scope: str | None) -> Any:
     """Return a dependency that gives a page of the tenant area its `PageRequest`. The session must have `scope`.
 
     It raises `SignInNeeded`, `InsufficientScope` and `StoreUnavailable` of tenants.

@@ -13,13 +13,7 @@ from loraplex.platform.services.billing.invoice_formats import (
     invoice_csv,
     invoice_html,
 )
-from loraplex.platform.web.responses import (
-    ApiResponse,
-    ResponseModel,
-    UtcTime,
-    documented,
-    respond,
-)
+from loraplex.platform.web.responses import ApiResponse, ResponseModel, documented, respond
 from loraplex.platform.web.sorting import SortOrder, by_id, by_time
 from loraplex.tenants.errors import InvoiceNotFound
 from loraplex.tenants.ids import canonical_uuid
@@ -30,6 +24,7 @@ from loraplex.tenants.invoices.invoices import InvoiceDetails
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.models import Invoice
 from loraplex.tenants.models.invoices import INVOICE_STATES
+from loraplex.tenants.records import UtcTime
 
 BY_TIME: Final[SortOrder[Invoice, Any]] = by_time(lambda invoice: (invoice.created_at, invoice.id))
 BY_GRANT: Final[SortOrder[GrantedCredit, UUID]] = by_id(lambda credit: credit.grant.id)

@@ -8,11 +8,12 @@ from typing import Annotated
 from pydantic import Field, WithJsonSchema
 
 from loraplex.platform.web.request_bodies import RequestModel, Time
-from loraplex.platform.web.responses import ResponseModel, UtcTime
+from loraplex.platform.web.responses import ResponseModel
 from loraplex.tenants.api_keys.keys import MAX_GRACE_SECONDS, KeyChange
 from loraplex.tenants.api_keys.networks import MAX_NETWORKS
 from loraplex.tenants.models import ApiKey
 from loraplex.tenants.names import KEY_NAME_MAX_LENGTH
+from loraplex.tenants.records import UtcTime
 from loraplex.tenants.scopes import INFERENCE, TENANT_SCOPES
 
 Name = Annotated[str, Field(min_length=1, max_length=KEY_NAME_MAX_LENGTH)]

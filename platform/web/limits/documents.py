@@ -9,7 +9,7 @@ from pydantic import Field
 
 from loraplex.platform.web.cursors import Listing
 from loraplex.platform.web.request_bodies import RequestModel
-from loraplex.platform.web.responses import ResponseModel, UtcTime
+from loraplex.platform.web.responses import ResponseModel
 from loraplex.tenants.counters.counter_replies import RETRY_S, Decision, Explanation, LimitUse, UnknownLimit
 from loraplex.tenants.quotas.delegated_quotas import QuotaState, ResourceUse
 from loraplex.tenants.quotas.limits import (
@@ -22,6 +22,7 @@ from loraplex.tenants.quotas.limits import (
     QuotaLimits,
 )
 from loraplex.tenants.quotas.threshold_events import Event
+from loraplex.tenants.records import UtcTime
 
 Rate = Annotated[int | None, Field(ge=0, le=MAX_RATE)]
 Count = Annotated[int | None, Field(ge=0, le=MAX_INTEGER)]

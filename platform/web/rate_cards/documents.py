@@ -9,7 +9,7 @@ from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.services.billing.rate_cards import MONTH
 from loraplex.platform.web.cursors import Listing
 from loraplex.platform.web.request_bodies import RequestModel, Time
-from loraplex.platform.web.responses import ResponseModel, UtcTime
+from loraplex.platform.web.responses import ResponseModel
 from loraplex.platform.web.sorting import SortOrder, by_id
 from loraplex.tenants.billing.preview import RatedTotal, RatedUsage
 from loraplex.tenants.billing.price_table import CardKey
@@ -17,6 +17,7 @@ from loraplex.tenants.billing.pricing import MAX_PRICE, Price
 from loraplex.tenants.billing.rate_cards import CardVersion
 from loraplex.tenants.models.billing import CURRENCY
 from loraplex.tenants.names import ADAPTER_NAME, TENANT_NAME
+from loraplex.tenants.records import UtcTime
 
 BY_ID: Final[SortOrder[CardVersion, UUID]] = by_id(lambda version: version.id)
 BY_TENANT: Final[SortOrder[RatedUsage, tuple[UUID, str]]] = SortOrder(

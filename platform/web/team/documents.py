@@ -8,10 +8,11 @@ from pydantic import Field, WithJsonSchema
 from loraplex.platform.services.people.link_addresses import link_address
 from loraplex.platform.services.people.team import Invited, TeamEntry
 from loraplex.platform.web.request_bodies import RequestModel
-from loraplex.platform.web.responses import ResponseModel, UtcTime
+from loraplex.platform.web.responses import ResponseModel
 from loraplex.tenants.models import ROLES
 from loraplex.tenants.names import EMAIL_MAX_LENGTH
 from loraplex.tenants.people.team import STATES
+from loraplex.tenants.records import UtcTime
 
 Email = Annotated[str, Field(min_length=3, max_length=EMAIL_MAX_LENGTH)]
 Role = Annotated[str, Field(max_length=40), WithJsonSchema({"type": "string", "enum": list(ROLES)})]

@@ -4,8 +4,9 @@ from typing import Any
 from uuid import UUID
 
 from loraplex.platform.services.tenants import CreatedTenant
-from loraplex.platform.web.responses import ResponseModel, UtcTime
+from loraplex.platform.web.responses import ResponseModel
 from loraplex.tenants.models import Tenant
+from loraplex.tenants.records import UtcTime
 
 
 class TenantAccountDocument(ResponseModel):

@@ -12,12 +12,13 @@ from uuid import UUID
 from pydantic import Field
 
 from loraplex.platform.web.cursors import Listing
-from loraplex.platform.web.responses import ResponseModel, UtcTime
+from loraplex.platform.web.responses import ResponseModel
 from loraplex.platform.web.sorting import Position, SortOrder
 from loraplex.platform.web.usage.request_queries import MetLimits, Phase
 from loraplex.tenants.ledger.request_log import LoggedRequest
 from loraplex.tenants.ledger.usage_reports import UsageKey, UsageRow, UsageSums
 from loraplex.tenants.quotas.limits import Level, LimitName
+from loraplex.tenants.records import UtcTime
 
 RowT = TypeVar("RowT", bound="UsageDocument")
 

@@ -3,14 +3,13 @@
 Invariant: a secret is in the one response to the form that made it, which no cache keeps.
 """
 
-from typing import Annotated, Any, Final
-from urllib.parse import urlencode
+from typing import Annotated, Final
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from loraplex.platform.web.console.form_routes import FormSubmission, entered_again, form, submits
+from loraplex.platform.web.console.form_routes import FormSubmission, entered_again, form_page, submits
 from loraplex.platform.web.console.forms import Entered, FormInvalid, field_errors
 from loraplex.platform.web.console.page import PageRequest, opens
 from loraplex.platform.web.sorting import BY_CREATION
@@ -67,71 +66,77 @@ async def webhook_form(page: Writer, webhook_id: WebhookId) -> dict[str, object]
     """Return what the forms about a webhook show. Raises `WebhookNotFound`."""
     async with page.reading() as session:
         webhook = await queries.webhook(session, page.tenant_id, webhook_id)
-        open = (await queries.open_deliveries(session, page.tenant_id))[webhook_id]
-    return {"webhook": webhook, "open": open, "events": EVENTS, "graces": GRACES}
+        counts = await queries.open_deliveries(session, page.tenant_id)
+    return {"webhook": webhook, "open_count": counts[webhook_id], "events": EVENTS, "graces": GRACES}
 
 
 # `new` is no id of a webhook.
-@form(router, f"{LIST}/new", "webhooks/new.html", new_form, fields=FIELDS, is_page=True)
-async def create_webhook(sent: Submission) -> Response:
-    asked, rules = sent.parse(WebhookForm), sent.dependencies.webhook_rules
-    made = await sent.run(use_cases.create, sent.tenant_id, rules, asked.url, asked.events)
-    return _show_once(sent, made)
+@form_page(router, f"{LIST}/new", "webhooks/new.html", new_form, fields=FIELDS, is_page=True)
+async def create_webhook(submission: Submission) -> Response:
+    values, rules = submission.parse(WebhookForm), submission.dependencies.webhook_rules
+    made = await submission.result(use_cases.create, submission.tenant_id, rules, values.url, values.events)
+    return _show_once(submission, made)
 
 
 @router.get(LIST)
 async def list_webhooks(page: Reader) -> Response:
     async with page.reading() as session:
         webhooks = await queries.webhooks(session, page.tenant_id)
-        open = await queries.open_deliveries(session, page.tenant_id)
+        counts = await queries.open_deliveries(session, page.tenant_id)
     return page.show(
         "webhooks/list.html",
         webhooks=webhooks,
-        open=open,
+        open_counts=counts,
         most=MAX_WEBHOOKS,
         reason=page.lacks(TENANT_ADMIN),
     )
 
 
 @router.get(ONE)
-async def show_webhook(page: Reader, webhook_id: WebhookId, state: str = "", before: str = "") -> Response:
-    wanted, path = (state if state in DELIVERY_STATES else None), page.http.url.path
-    part, query = page.part(BY_CREATION, "before"), {"state": wanted} if wanted else {}
+async def show_webhook(page: Reader, webhook_id: WebhookId, state: str = "") -> Response:
+    wanted, part = (state if state in DELIVERY_STATES else None), page.part(BY_CREATION)
     async with page.reading() as session:
         webhook = await queries.webhook(session, page.tenant_id, webhook_id)
         found = await queries.deliveries(session, page.tenant_id, webhook_id, wanted, part)
-    rows, older = part.cut(found)
     return page.show(
         "webhooks/webhook.html",
         webhook=webhook,
-        deliveries=rows,
+        deliveries=page.rows(part, found),
         state=wanted,
         states=DELIVERY_STATES,
-        older=None if older is None else f"{path}?{urlencode({**query, 'before': older})}",
-        newest=f"{path}?{urlencode(query)}" if before else None,
         attempts=MAX_ATTEMPTS,
         reason=page.lacks(TENANT_ADMIN),
     )
 
 
-@form(router, f"{ONE}/edit", "webhooks/edit.html", webhook_form, fields=FIELDS)
-async def change_webhook(sent: Submission, webhook_id: WebhookId) -> Response:
-    asked, rules = sent.parse(WebhookForm), sent.dependencies.webhook_rules
-    given: dict[str, Any] = {"url": asked.url, "events": asked.events, "seen": sent.revision}
-    await sent.run(use_cases.change, sent.tenant_id, webhook_id, rules, **given)
-    return sent.back(f"{LIST}/{webhook_id}", "The webhook is changed. What waits goes to the new URL.")
+@form_page(router, f"{ONE}/edit", "webhooks/edit.html", webhook_form, fields=FIELDS)
+async def change_webhook(submission: Submission, webhook_id: WebhookId) -> Response:
+    values, rules = submission.parse(WebhookForm), submission.dependencies.webhook_rules
+    await submission.run(
+        use_cases.change,
+        submission.tenant_id,
+        webhook_id,
+        rules,
+        url=values.url,
+        events=values.events,
+        seen=submission.revision,
+    )
+    return submission.back(f"{LIST}/{webhook_id}", "The webhook is changed. What waits goes to the new URL.")
 
 
-@form(router, f"{ONE}/rotate", "webhooks/rotate.html", webhook_form, fields=("grace",))
-async def rotate_secret(sent: Submission, webhook_id: WebhookId) -> Response:
-    asked, rules = sent.parse(RotateForm), sent.dependencies.webhook_rules
-    return _show_once(sent, await sent.run(use_cases.rotate, sent.tenant_id, webhook_id, rules, asked.grace))
+@form_page(router, f"{ONE}/rotate", "webhooks/rotate.html", webhook_form, fields=("grace",))
+async def rotate_secret(submission: Submission, webhook_id: WebhookId) -> Response:
+    values, rules = submission.parse(RotateForm), submission.dependencies.webhook_rules
+    return _show_once(
+        submission,
+        await submission.result(use_cases.rotate, submission.tenant_id, webhook_id, rules, values.grace),
+    )
 
 
-@form(router, f"{ONE}/delete", "webhooks/delete.html", webhook_form)
-async def delete_webhook(sent: Submission, webhook_id: WebhookId) -> Response:
-    await sent.run(use_cases.delete, sent.tenant_id, webhook_id)
-    return sent.back(LIST, "The webhook is deleted: it gets no further event.")
+@form_page(router, f"{ONE}/delete", "webhooks/delete.html", webhook_form)
+async def delete_webhook(submission: Submission, webhook_id: WebhookId) -> Response:
+    await submission.run(use_cases.delete, submission.tenant_id, webhook_id)
+    return submission.back(LIST, "The webhook is deleted: it gets no further event.")
 
 
 @router.get(DELIVERY)
@@ -140,23 +145,29 @@ async def show_delivery(page: Reader, webhook_id: WebhookId, delivery_id: Delive
 
 
 @router.post(f"{DELIVERY}/replay")
-async def replay_delivery(sent: Submission, webhook_id: WebhookId, delivery_id: DeliveryId) -> Response:
+async def replay_delivery(submission: Submission, webhook_id: WebhookId, delivery_id: DeliveryId) -> Response:
     try:
         with field_errors():
-            await sent.run(use_cases.replay, sent.tenant_id, webhook_id, delivery_id)
+            await submission.run(use_cases.replay, submission.tenant_id, webhook_id, delivery_id)
     except FormInvalid as error:
-        return await _show_delivery(sent, webhook_id, delivery_id, entered_again(sent.form, error, ()))
-    return sent.back(f"{LIST}/{webhook_id}", "The event is sent again, with the same id.")
+        return await _show_delivery(
+            submission, webhook_id, delivery_id, entered_again(submission.form, error, ())
+        )
+    return submission.back(f"{LIST}/{webhook_id}", "The event is sent again, with the same id.")
 
 
 @router.post(f"{DELIVERY}/discard")
-async def discard_delivery(sent: Submission, webhook_id: WebhookId, delivery_id: DeliveryId) -> Response:
+async def discard_delivery(
+    submission: Submission, webhook_id: WebhookId, delivery_id: DeliveryId
+) -> Response:
     try:
         with field_errors():
-            await sent.run(use_cases.discard, sent.tenant_id, webhook_id, delivery_id)
+            await submission.run(use_cases.discard, submission.tenant_id, webhook_id, delivery_id)
     except FormInvalid as error:
-        return await _show_delivery(sent, webhook_id, delivery_id, entered_again(sent.form, error, ()))
-    return sent.back(f"{LIST}/{webhook_id}", "The delivery is discarded. Its event is not sent again.")
+        return await _show_delivery(
+            submission, webhook_id, delivery_id, entered_again(submission.form, error, ())
+        )
+    return submission.back(f"{LIST}/{webhook_id}", "The delivery is discarded. Its event is not sent again.")
 
 
 async def _show_delivery(
@@ -177,6 +188,6 @@ async def _show_delivery(
     )
 
 
-def _show_once(sent: FormSubmission, made: NewWebhookDocument) -> Response:
+def _show_once(submission: FormSubmission, made: NewWebhookDocument) -> Response:
     """Show a new secret, in a dialog where htmx asked for it: then no reload of the page sends the form again."""
-    return sent.question("webhooks/secret.html", made=made)
+    return submission.dialog("webhooks/secret.html", made=made)

@@ -32,7 +32,6 @@ DeliveryId = Annotated[UUID, PathId(DeliveryNotFound, "this webhook has no such 
 Url = Annotated[str, Field(min_length=1, max_length=MAX_URL_LENGTH)]
 EventType = Annotated[str, WithJsonSchema({"type": "string", "enum": list(EVENT_TYPES)})]
 EventTypes = Annotated[list[EventType], Field(min_length=1, max_length=2 * len(EVENT_TYPES))]
-DEFAULT_GRACE_S: Final = 24 * 3600
 FILTERS: Final = {"state": "Only deliveries in this state: `pending`, `delivered` or `dead`."}
 NEW: Final = documented(409, 422, response=NewWebhookDocument, status=201)
 
@@ -56,7 +55,7 @@ class WebhookPatch(RequestModel):
 class WebhookRotateBody(RequestModel):
     """`grace_seconds`: how long messages are signed with the replaced secret, too."""
 
-    grace_seconds: int = Field(default=DEFAULT_GRACE_S, ge=0, le=MAX_GRACE_S)
+    grace_seconds: int = Field(default=24 * 3600, ge=0, le=MAX_GRACE_S)
 
 
 @router.get("/webhooks", **listed(WebhookDocument))
@@ -108,7 +107,13 @@ async def change_webhook(
     """Change URL or events. Deliveries that wait go to the new URL."""
     rules, given = request.dependencies.webhook_rules, body.model_dump(exclude_unset=True)
     return await request.run(
-        use_cases.change, request.tenant_id, webhook_id, rules, **given, seen=request.if_match
+        use_cases.change,
+        request.tenant_id,
+        webhook_id,
+        rules,
+        url=given.get("url"),
+        events=given.get("events"),
+        seen=request.if_match,
     )
 
 

@@ -32,13 +32,13 @@ from loraplex.platform.server.secret import derive
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable
-from loraplex.tenants.models import EVENT_TYPES, OutboxEvent, WebhookDelivery, WebhookEndpoint
+from loraplex.tenants.models import OutboxEvent, WebhookDelivery, WebhookEndpoint
 from loraplex.tenants.unit_of_work import unit_of_work
 from loraplex.tenants.webhooks import use_cases as webhooks
 from loraplex.tenants.webhooks.deliveries import Deliveries
 from loraplex.tenants.webhooks.encrypted_secrets import WebhookSecrets
 from loraplex.tenants.webhooks.events import InvoiceFinalized
-from loraplex.tenants.webhooks.records import MAX_ATTEMPTS, NewWebhookDocument
+from loraplex.tenants.webhooks.records import EVENT_TYPES, MAX_ATTEMPTS, NewWebhookDocument
 from loraplex.tenants.webhooks.use_cases import WebhookRules
 
 SECRETS = WebhookSecrets(partial(derive, b"the secret of a test's server"))

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import msgspec
 
-from loraplex.tenants.models import EVENT_TYPES
 from loraplex.tenants.retention import WEBHOOK_EVENTS
 from loraplex.tenants.webhooks.deliveries import LEASE, MAX_AGE
 from loraplex.tenants.webhooks.events import DATA_TYPES
 from loraplex.tenants.webhooks.receiver_urls import MAX_URL_LENGTH, MIN_PORT
-from loraplex.tenants.webhooks.records import MAX_ATTEMPTS, MAX_WEBHOOKS
+from loraplex.tenants.webhooks.records import EVENT_TYPES, MAX_ATTEMPTS, MAX_WEBHOOKS
 
 README = Path(__file__).parents[3] / "tenants" / "webhooks" / "README.md"
 
