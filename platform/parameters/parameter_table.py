@@ -20,8 +20,7 @@ from loraplex.platform.parameters.request_models import (
 from loraplex.platform.parameters.request_object import default_of, default_text, kind_of, read_object
 from loraplex.platform.parameters.value_types import Kind
 
-GenerationEndpoint: TypeAlias = Literal["chat", "completions"]
-Endpoint: TypeAlias = GenerationEndpoint | Literal["tokenize", "detokenize"]
+Endpoint: TypeAlias = Literal["chat", "completions", "tokenize", "detokenize"]
 
 MODELS: Final[Mapping[Endpoint, type[ModelRequest]]] = {
     "chat": ChatRequest,

@@ -26,9 +26,10 @@ from loraplex.platform.observability.request_record import (
     request_record_of,
 )
 from loraplex.platform.web.endpoint import ManagementEndpoint
+from loraplex.platform.web.inference_plane import InferencePlane
+from loraplex.platform.web.openai import routes as openai
 from loraplex.platform.web.openai.missing_endpoints import instead_of
 from loraplex.platform.web.openai.openapi import DOCUMENTED_MODELS
-from loraplex.platform.web.openai.routes import inference_router
 from loraplex.platform.web.openapi import Application
 from loraplex.platform.web.operator_plane import operator_router
 from loraplex.platform.web.planes import Planes
@@ -64,8 +65,8 @@ def create_app(
     )
     dependencies.admission_controller.on_policy_outdated = authenticator.forget
     app.state.body_budget = BodyBudget(dependencies.config.max_buffered_body_bytes)
-    inference, direct = inference_router(dependencies, authenticator)
-    app.include_router(inference)
+    app.state.inference = InferencePlane(dependencies, authenticator)
+    app.include_router(openai.router)
     endpoint = ManagementEndpoint(dependencies)
     app.state.planes = Planes(dependencies, authenticator, endpoint)
     app.include_router(tenant_router(dependencies, endpoint, authenticator))
@@ -79,7 +80,7 @@ def create_app(
     app.add_middleware(HeadRequests)
     around = partial(_around, observers=observers, origins=dependencies.config.allowed_origins)
     app.add_middleware(around)
-    app.direct = DirectRoutes(direct, around)
+    app.direct = DirectRoutes(openai.DIRECT, around)
     return app
 
 

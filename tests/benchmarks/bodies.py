@@ -25,9 +25,10 @@ from loraplex.grammar.parsing.deltas import ArgumentsDelta
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 from loraplex.platform.parameters.parameter_table import read_parameters
+from loraplex.platform.web.inference_plane import json_response
 from loraplex.platform.web.openai.chat_responses import chat_chunks, collect_chat
 from loraplex.platform.web.openai.response_envelope import ResponseHead
-from loraplex.platform.web.openai.routes import json_response
+from loraplex.platform.web.openai.response_models import encoded
 
 MODULE: Final = "tests.benchmarks.bodies"
 AT_MOST: Final = 1.05
@@ -182,7 +183,7 @@ def _whole(deltas: Sequence[Delta]) -> None:
     async def respond() -> None:
         # `asyncio.run` writes out what its task returns, so it returns nothing.
         generation: Any = SimpleNamespace(choices=1, stats=STATS, output=None, events=events, **UNSCORED)
-        json_response(await collect_chat(HEAD, generation, TEXT_OF))
+        json_response(encoded(await collect_chat(HEAD, generation, TEXT_OF)))
 
     asyncio.run(respond())
 

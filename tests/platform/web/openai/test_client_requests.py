@@ -222,7 +222,7 @@ async def test_more_choices_than_may_run_at_once(
 async def test_models_say_when_they_were_created_and_what_they_hold(
     start_gateway: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loraplex.platform.web.openai.routes.time", SimpleNamespace(time=lambda: 12.5))
+    monkeypatch.setattr("loraplex.platform.web.inference_plane.time", SimpleNamespace(time=lambda: 12.5))
     gateway = await start_gateway(FakeScript(info=replace(DEFAULT_INFO, num_blocks=100)))
     await gateway.adapter("acme", "pirate", "a" * 64)
     async with gateway.database.as_operator() as session:

@@ -364,7 +364,7 @@ async def test_a_large_body_is_checked_and_counted_off_the_event_loop(
 
         monkeypatch.setattr(name, watching)
 
-    watched("loraplex.platform.web.openai.routes.read_reporting", read_reporting, lambda *_: "checked")
+    watched("loraplex.platform.web.inference_plane.read_reporting", read_reporting, lambda *_: "checked")
     watched("loraplex.platform.inference.pipeline.size_of", size_of, lambda value, most: most)
     gateway = await start_gateway(FakeScript(answers=(ONE,)))
     values = {"type": "object", "properties": {"a": {"enum": list(range(30_000))}}}

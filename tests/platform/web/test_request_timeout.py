@@ -8,7 +8,7 @@ import pytest
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.inference.dependencies import ServingConfig
-from loraplex.platform.web.openai.request_timeout import TIMEOUT_HEADER
+from loraplex.platform.web.request_timeout import TIMEOUT_HEADER
 
 BAD = ("", "soon", "0", "-1", "nan", "inf", "1e999", "1,5")
 BODY: dict[str, Any] = {"model": "demo/base", "prompt": "hello", "max_tokens": 2}

@@ -1,0 +1,236 @@
+"""Generates for a route of `/v1`: reads its body, starts the generation, and sends what the route's dialect makes of it.
+
+A dialect is an API that clients speak, such as chat completions of OpenAI. Its `Dialect` reads a body, and writes streams and whole
+responses; all else is the same for every dialect.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from fastapi import Depends
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from loraplex.engine.errors import ServerShuttingDown
+from loraplex.platform.auth.authenticator import Authenticator, Caller
+from loraplex.platform.errors import ClientGone, EngineFailed, describe
+from loraplex.platform.inference.admission import RequestContext
+from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.inference.generation import Generation
+from loraplex.platform.inference.model_resolution import ResolvedModel
+from loraplex.platform.inference.pipeline import InferencePipeline
+from loraplex.platform.inference.prompting.token_text import TokenText
+from loraplex.platform.observability.request_id import request_id_of, response_headers_of
+from loraplex.platform.observability.request_record import (
+    InferenceCall,
+    note_authentication,
+    request_record_of,
+)
+from loraplex.platform.parameters.request_models import GenerationBody
+from loraplex.platform.parameters.request_object import read_reporting
+from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
+from loraplex.platform.web.request_timeout import deadline_of
+from loraplex.platform.web.transport.body_budget import BodyLease, body_lease
+from loraplex.platform.web.transport.client_presence import UnlessDisconnected, unless_disconnected
+from loraplex.platform.web.transport.request_body import read_object
+from loraplex.platform.web.transport.sse import ChunkEncoder, EventStream
+from loraplex.tenants.ledger.refusal_counts import Refused
+from loraplex.tenants.scopes import INFERENCE
+
+T = TypeVar("T")
+BodyT = TypeVar("BodyT", bound=GenerationBody)
+# Statuses of errors that may be found before the request is admitted.
+UNADMITTED: Final = frozenset({400, 404, 408, 413, 415})
+
+
+class DialectResponse(Protocol):
+    """What a response needs of its body, whose values are no longer in memory once it is sent.
+
+    `id`: its id, which clients see. `stream`: it is sent as events.
+    """
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def stream(self) -> bool: ...
+
+    def chunks(self, generation: Generation) -> ChunkEncoder:
+        """Return what writes the events of a stream."""
+        ...
+
+    async def collect(self, generation: Generation) -> BaseModel:
+        """Wait for the end of the generation, and return the whole response."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect(Generic[BodyT]):
+    """One endpoint that generates. `operation`: its name in OpenTelemetry's conventions for generative AI. `respond`: (body,
+    text of tokens) -> its response.
+    """
+
+    operation: str
+    body: type[BodyT]
+    respond: Callable[[BodyT, TokenText], DialectResponse]
+    encode: Callable[[BaseModel], bytes]
+
+
+class InferencePlane:
+    """What the routes of `/v1` share, as `app.state.inference`."""
+
+    def __init__(self, dependencies: GatewayDependencies, authenticator: Authenticator) -> None:
+        limits = dependencies.config
+        self.dependencies = dependencies
+        self.pipeline = InferencePipeline(dependencies)
+        self.started = int(time.time())
+        self.transactions = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
+        self.tokenizing = TenantLimiter(
+            "calls of /v1/tokenize and /v1/detokenize",
+            total=limits.max_tokenizing,
+            per_tenant=limits.max_tokenizing_per_tenant,
+        )
+        self._authenticator = authenticator
+        self._renew = partial(authenticator.renew, scope=INFERENCE)
+        self._confirm = partial(authenticator.confirm, scope=INFERENCE)
+
+    async def authorize(self, request: Request, *, cached: bool) -> Caller:
+        """Return the caller. With `cached`, admission refuses a request whose key is outdated; without, the key is looked up."""
+        return await self._authenticator.authorize(request, INFERENCE, cached=cached, known=True)
+
+    async def read_model(self, request: Request, caller: Caller, name: str) -> ResolvedModel:
+        """Return the model of this name, which the response's headers tell. Raises `ModelNotFound`."""
+        async with self.transactions.slot(caller.tenant_id):
+            found = await self.pipeline.models.read(caller, name)
+        response_headers_of(request.scope).update(found.headers())
+        return found
+
+    async def read_body(
+        self, request: Request, caller: Caller, read: Callable[[dict[str, Any]], T], lease: BodyLease
+    ) -> T:
+        """Read the body as `read_object`; one of many values is checked in a worker process."""
+        namespace = self.dependencies.namespace_of(caller.tenant_id)
+
+        async def check_in_worker(body: bytes) -> None:
+            checking = self.dependencies.request_analysis.check_body(namespace, body)
+            await unless_disconnected(request.scope, request.receive, checking)
+
+        return await read_object(request, self.dependencies.config.body, read, check_in_worker, lease)
+
+    async def generate(self, request: Request, caller: Caller, dialect: Dialect[BodyT]) -> Response:
+        """Generate what the request's body asks for, and count what refuses it."""
+        note_authentication(request.scope)
+        context = RequestContext(
+            caller=caller,
+            request_id=request_id_of(request.scope),
+            renew_caller=self._renew,
+            confirm_caller=self._confirm,
+            headers=response_headers_of(request.scope),
+            record=request_record_of(request.scope),
+        )
+        health = self.dependencies.health
+        try:
+            if health is not None and health.refusing:
+                raise ServerShuttingDown("the server is shutting down")
+            context.deadline = deadline_of(request.headers)
+            self.pipeline.repeat_refusal(context)
+            return await self._generate(request, context, dialect)
+        except Exception as error:
+            row = describe(error).row
+            if row.status in UNADMITTED:
+                # The key was not yet checked against the current policy.
+                async with self.transactions.slot(caller.tenant_id):
+                    await context.confirm()
+            self._count_refusal(context, error, row.code)
+            raise
+
+    async def _generate(self, request: Request, context: RequestContext, dialect: Dialect[BodyT]) -> Response:
+        with body_lease(request) as lease:
+            read = partial(read_reporting, dialect.body)
+            values, context.unknown = await self.read_body(request, context.caller, read, lease)
+            response = dialect.respond(values, self.dependencies.token_text)
+            context.record.call = _call(dialect.operation, response.id, values)
+            async with UnlessDisconnected(request.scope, request.receive):
+                generation = await self.pipeline.begin(context, values)
+                del values
+                lease.release()
+                if not response.stream:
+                    document = await _collect(response, generation)
+                    return json_response(dialect.encode(document), generation.headers())
+        stall_s = self.dependencies.config.reader_stall_s
+        return EventStream(generation, response.chunks(generation), generation.headers(), stall_s)
+
+    def _count_refusal(self, context: RequestContext, error: Exception, code: str) -> None:
+        """Count a request that ended without a record in the ledger, unless its client left."""
+        if context.is_recorded or isinstance(error, ClientGone):
+            return
+        refused = Refused(
+            tenant_id=context.caller.tenant_id,
+            api_key_id=context.caller.api_key_id,
+            adapter_id=context.record.adapter_id,
+            code=code,
+        )
+        self.dependencies.admission_controller.count_refusal(refused)
+
+
+async def _collect(response: DialectResponse, generation: Generation) -> BaseModel:
+    """Collect the non-streaming response. A generation that loses its engine starts once more, because nothing was sent."""
+    failure: Exception | None = None
+    try:
+        async with generation.delivering():
+            try:
+                return await response.collect(generation)
+            except EngineFailed as lost:
+                await generation.restart(lost)
+                return await response.collect(generation)
+    except Exception as error:
+        failure = error
+        raise
+    finally:
+        await generation.close(failure, streams=False)
+
+
+def _call(operation: str, response_id: str, values: GenerationBody) -> InferenceCall:
+    return InferenceCall(
+        operation=operation,
+        model=values.model,
+        response_id=response_id,
+        choices=values.n,
+        max_tokens=values.requested_tokens,
+        temperature=values.temperature,
+        top_p=values.top_p,
+    )
+
+
+def plane_of(request: Request) -> InferencePlane:
+    """Return what the routes of `/v1` share."""
+    plane: InferencePlane = request.app.state.inference
+    return plane
+
+
+def requires_inference(*, cached: bool = False) -> Any:
+    """Return a dependency that gives a route of `/v1` its caller, as `InferencePlane.authorize`."""
+
+    async def authorized(request: Request) -> Caller:
+        return await plane_of(request).authorize(request, cached=cached)
+
+    return Depends(authorized)
+
+
+def generating(dialect: Dialect[BodyT]) -> Callable[[Request], Awaitable[Response]]:
+    """Return what answers a request for `dialect` without the framework."""
+
+    async def handle(request: Request) -> Response:
+        plane = plane_of(request)
+        return await plane.generate(request, await plane.authorize(request, cached=True), dialect)
+
+    return handle
+
+
+def json_response(content: bytes, headers: dict[str, str] | None = None) -> Response:
+    """Build the response of an encoded document."""
+    return Response(content, media_type="application/json", headers=headers)
