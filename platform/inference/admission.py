@@ -104,6 +104,7 @@ class PendingAdmission:
         self.record = context.record
         self._context = context
         self._admitting = admitting
+        self._reservation: Reservation | None = None
 
     async def reservation(self) -> Reservation:
         """Wait for the journal and add the rate-limit headers. Await it before any byte of the response is sent.
@@ -111,6 +112,8 @@ class PendingAdmission:
         Raises as `InferenceAdmission.admit`: the request may still be refused. Raises `InvalidParameter` for more sequences than
         may ever run at once.
         """
+        if self._reservation is not None:
+            return self._reservation
         try:
             reservation = await self._admitted()
         except LimitExceeded as error:
@@ -128,6 +131,7 @@ class PendingAdmission:
             raise
         self._context.headers.update(rate_headers(reservation.rate, degraded=reservation.degraded))
         self.record.causes["admission"] = _causes(reservation, self._context.renewals)
+        self._reservation = reservation
         return reservation
 
     @property

@@ -260,7 +260,10 @@ class QuotaAdmissionController:
         """
         began = time.perf_counter()
         cost = usage.cost_pico(reservation.price.price)
-        await self._end(reservation, replace(usage, amount_pico=cost, limits=reservation.limits))
+        usage = replace(usage, amount_pico=cost, limits=reservation.limits)
+        if self._ended(reservation, usage):
+            await self._settlements.settle(PendingSettlement(reservation, usage))
+            self._shipping.begin()
         self._recorder.settled(reservation.request.tokens, usage.tokens, time.perf_counter() - began)
 
     async def cancel(self, reservation: Reservation, *, refused: bool = False) -> None:
@@ -268,7 +271,9 @@ class QuotaAdmissionController:
 
         `refused`: by this server, not given up by its client; then the request is given back as well.
         """
-        await self._end(reservation, REFUSED if refused else NOTHING_USED)
+        usage = REFUSED if refused else NOTHING_USED
+        if self._ended(reservation, usage):
+            await self._withdraw(reservation, usage)
 
     async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> list[LimitUse]:
         """The use of every limit of these subjects of the tenant.
@@ -355,13 +360,15 @@ class QuotaAdmissionController:
         except (StoreUnavailable, TimeoutError) as error:
             LOG.warning("other gateways bring the counters up to date", reason=str(error))
 
-    async def _end(self, reservation: Reservation, usage: SettledUsage) -> None:
+    def _ended(self, reservation: Reservation, usage: SettledUsage) -> bool:
+        """Return whether the request was running until now."""
         if self._requests.running.pop(reservation.id, None) is None:
-            return
+            return False
+        self._requests.active[reservation.tenant_id] = None
         self._local_limiter.settle(reservation.id, usage.tokens, refused=usage.refused)
         if usage.refused:
             self._recent_refusals.forget(reservation.request)
-        await self._withdraw(reservation, usage)
+        return True
 
     async def _withdraw(self, reservation: Reservation, usage: SettledUsage = NOTHING_USED) -> None:
         self._requests.active[reservation.tenant_id] = None

@@ -39,7 +39,6 @@ from loraplex.tenants.counters.counter_replies import (
     PolicyOutdated,
 )
 from loraplex.tenants.counters.counters import Counters
-from loraplex.tenants.counters.deadline import Deadline
 from loraplex.tenants.errors import (
     CountersNewer,
     DatabaseUnavailable,
@@ -117,16 +116,27 @@ class Reserver:
         request = await self._bounded(request)
         if self.breaker.is_open:
             return await self._by_local_limiter(request)
-        try:
-            while (admitted := await self._by_counters(request, on_provisional)) is not None:
-                await self._in_journal(admitted)
-                if not self._is_outdated(admitted):
-                    return admitted
-                await self.withdraw(admitted)
-                request = replace(request, id=uuid7())
-        except CountersNewer:
-            return await self._by_local_limiter(request)
-        return await self._without_counters(request)
+        while True:
+            try:
+                admitted = await self._by_counters(request, on_provisional)
+            except ValkeyUnavailable as error:
+                LOG.warning("Valkey did not answer; admitting without the counters", reason=str(error))
+                return await self._without_counters(request)
+            except CountersNewer:
+                return await self._by_local_limiter(request)
+            except LimitExceeded:
+                raise
+            except asyncio.CancelledError:
+                self.cancel_later(request.tenant_id, request.id)
+                raise
+            except Exception:
+                await self._cancel(request)
+                raise
+            await self._in_journal(admitted)
+            if not self._is_outdated(admitted):
+                return admitted
+            await self.withdraw(admitted)
+            request = replace(request, id=uuid7())
 
     @property
     def journal_stalls(self) -> bool:
@@ -151,43 +161,24 @@ class Reserver:
 
     async def _by_counters(
         self, request: ReservationRequest, on_provisional: OnProvisional | None
-    ) -> Reservation | None:
-        """Reserve in counters that no fence has outdated; None if Valkey does not answer.
+    ) -> Reservation:
+        """Ask until counters that no fence has outdated admit the request. Raises `ValkeyUnavailable` and what refuses it.
 
-        What the counters may have of a request that fails is cancelled; a denial took nothing, nor did counters that this
+        What the counters may have of a request that fails is to be cancelled; a denial took nothing, nor did counters that this
         gateway may not touch.
         """
-        try:
-            return await self._ask_counters(request, on_provisional)
-        except ValkeyUnavailable as error:
-            LOG.warning("Valkey did not answer; admitting without the counters", reason=str(error))
-            return None
-        except (LimitExceeded, CountersNewer):
-            raise
-        except asyncio.CancelledError:
-            self.cancel_later(request.tenant_id, request.id)
-            raise
-        except Exception:
-            await self._cancel(request)
-            raise
-
-    async def _ask_counters(
-        self, request: ReservationRequest, on_provisional: OnProvisional | None
-    ) -> Reservation:
-        """Ask until counters that no fence has outdated admit the request. Raises `ValkeyUnavailable` and what refuses it."""
         first_wait_s = self.settings.valkey_s
         wait_s, is_second = first_wait_s, False
         for attempt in range(TRIES):
             asked_at, began = self.recent_refusals.now(), self.breaker.clock()
             try:
-                async with Deadline(wait_s, self.counters.replies):
-                    reply = await self.counters.reserve(request, wait_s)
-            except (TimeoutError, ValkeyUnavailable) as error:
+                reply = await self.counters.reserve(request, wait_s)
+            except ValkeyUnavailable:
                 self.breaker.failed(began)
                 if not is_second and not self.breaker.is_open:
                     wait_s, is_second = self._second_wait_s(request), True
                     continue
-                raise ValkeyUnavailable(str(error) or "Valkey did not answer in time") from error
+                raise
             wait_s, is_second = first_wait_s, False
             self.breaker.succeeded()
             if isinstance(reply, Admitted):

@@ -57,13 +57,44 @@ class SettlementQueue:
         self._updating: set[UUID] = set()
         self._sending: set[asyncio.Task[None]] = set()
 
-    async def settle(self, pending: PendingSettlement) -> None:
-        """Return once the end is durable in the journal, and the counters know it if they could be reached.
+    async def settle(self, pending: PendingSettlement, *, repeated: bool = False) -> None:
+        """Return once the end is durable in the journal, and the counters know it if they could be reached: before the ledger has
+        the usage, if they have the reservation.
 
         Raises `JournalUnavailable`; then `retry` repeats it.
         """
-        self._requests.unsettled[pending.reservation.id] = pending
-        await self._settle(pending)
+        requests, reservation = self._requests, pending.reservation
+        if not repeated:
+            requests.unsettled[reservation.id] = pending
+        try:
+            is_in_journal = await self._journal.end(reservation.id, pending.usage)
+        except BaseException:
+            self._not_in_journal[reservation.id] = pending
+            raise
+        if not is_in_journal and pending.usage.outcome is None:
+            # Its admission was cancelled before the journal had it.
+            requests.unsettled.pop(reservation.id, None)
+            self.cancel_later(reservation.tenant_id, reservation.id)
+            return
+        # Usage that the journal did not write now is in it since a call that failed, and perhaps shipped.
+        if reservation.id not in requests.unsettled or self._breaker.is_open:
+            return
+        pending.updated_at, began = self._clock(), self._breaker.clock()
+        try:
+            settled = await self._counters.settle_early(reservation, pending.usage)
+        except CountersNewer:
+            return
+        except ValkeyUnavailable as error:
+            self._breaker.failed(began)
+            LOG.warning("the counters wait for usage", admission=str(reservation.id), reason=str(error))
+            return
+        if requests.unsettled.get(reservation.id) is not pending:
+            return
+        # They replied, so the update that follows shipping is the first that could charge.
+        pending.updated_at = None
+        if settled.found:
+            del requests.unsettled[reservation.id]
+            requests.early[reservation.id] = settled.epoch
 
     def settle_later(self, pending: PendingSettlement) -> None:
         """Settle with the next `retry`: the journal does not answer now."""
@@ -93,7 +124,7 @@ class SettlementQueue:
     async def write_ends(self) -> None:
         """Write the ends that the journal could not write. Raises `JournalUnavailable`."""
         for request_id in [*self._not_in_journal]:
-            await self._settle(self._not_in_journal.pop(request_id))
+            await self.settle(self._not_in_journal.pop(request_id), repeated=True)
 
     async def retry(self) -> None:
         """Repeat every step that is not done, until a store fails again."""
@@ -105,41 +136,6 @@ class SettlementQueue:
             with suppress(CountersNewer):
                 await self._counter_rebuild.rebuild(tenant_id)
             self._requests.to_rebuild.discard(tenant_id)
-
-    async def _settle(self, pending: PendingSettlement) -> None:
-        reservation = pending.reservation
-        try:
-            is_in_journal = await self._journal.end(reservation.id, pending.usage)
-        except BaseException:
-            self._not_in_journal[reservation.id] = pending
-            raise
-        if not is_in_journal and pending.usage.outcome is None:
-            # Its admission was cancelled before the journal had it.
-            self._requests.unsettled.pop(reservation.id, None)
-            self.cancel_later(reservation.tenant_id, reservation.id)
-        elif reservation.id in self._requests.unsettled and not self._breaker.is_open:
-            # Usage that the journal did not write now is in it since a call that failed, and perhaps shipped.
-            await self._settle_early(pending)
-
-    async def _settle_early(self, pending: PendingSettlement) -> None:
-        """Settle in the counters before the ledger has the usage, if they have the reservation."""
-        requests, request_id = self._requests, pending.reservation.id
-        pending.updated_at, began = self._clock(), self._breaker.clock()
-        try:
-            settled = await self._counters.settle_early(pending.reservation, pending.usage)
-        except CountersNewer:
-            return
-        except ValkeyUnavailable as error:
-            self._breaker.failed(began)
-            LOG.warning("the counters wait for usage", admission=str(request_id), reason=str(error))
-            return
-        if requests.unsettled.get(request_id) is not pending:
-            return
-        # They replied, so the update that follows shipping is the first that could charge.
-        pending.updated_at = None
-        if settled.found:
-            del requests.unsettled[request_id]
-            requests.early[request_id] = settled.epoch
 
     def _update_after(self, shipped: Shipped) -> PendingCounterUpdate | None:
         """The update of the counters that follows an end in the ledger; None if they were updated under the same epoch."""

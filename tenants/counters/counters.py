@@ -27,7 +27,7 @@ from loraplex.tenants.counters.reply_decoding import (
 )
 from loraplex.tenants.counters.script_runner import ScriptName, ScriptRunner, load_script
 from loraplex.tenants.counters.snapshot import CounterSnapshot
-from loraplex.tenants.errors import CountersNewer, ValkeyUnavailable
+from loraplex.tenants.errors import ValkeyUnavailable
 from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, NANO_PER_MICRO, Subject
 from loraplex.tenants.quotas.reservation import NOTHING_USED, Reservation, ReservationRequest, SettledUsage
 from loraplex.tenants.valkey import ANSWER_SECONDS, COMMAND_SECONDS, Valkey, tenant_key
@@ -61,13 +61,11 @@ class Counters:
         bulk_s: float = ANSWER_SECONDS,
     ) -> None:
         """`redis` serves what requests wait for, within `command_s`; `bulk_redis` what may be large, within `bulk_s`."""
-        self._redis = ScriptRunner(redis, command_s)
-        self._bulk = ScriptRunner(bulk_redis or redis, bulk_s, bulk=True)
-        self._lease_us = round(lease_s * 1e6)
         self._met_newer = False
+        self._redis = ScriptRunner(redis, command_s, on_newer=self._warn_of_newer)
+        self._bulk = ScriptRunner(bulk_redis or redis, bulk_s, bulk=True, on_newer=self._warn_of_newer)
+        self._lease_us = round(lease_s * 1e6)
         self._scripts = {name: load_script(name) for name in get_args(ScriptName)}
-        self.replies = self._redis.replies
-        """When Valkey last replied to a call that requests wait for."""
 
     @property
     def takes_turns(self) -> bool:
@@ -90,11 +88,9 @@ class Counters:
             request.sequences,
         )
         subjects = [part for subject in request.subjects for part in subject_arguments(subject)]
-        return decode_admission(
-            await self._run(
-                self._redis, "admit", request.tenant_id, *head, self._lease_us, *subjects, deadline_s=wait_s
-            )
-        )
+        script, key = self._scripts["admit"], tenant_key(request.tenant_id, "state")
+        arguments = (*head, self._lease_us, *subjects)
+        return decode_admission(await self._redis.run(script, key, arguments, deadline_s=wait_s))
 
     async def settle(
         self,
@@ -109,12 +105,14 @@ class Counters:
         `charge` names the subjects and periods to count the use in, once; with an epoch, only under that epoch.
         """
         to_charge = () if charge is None else charge_arguments(charge)
-        return await self._end(self._redis, tenant_id, reservation_id, usage, "settle", *to_charge)
+        arguments = (*end_arguments(reservation_id, usage), "settle", *to_charge)
+        return settled_by(await self._run(self._redis, "settle", tenant_id, *arguments))
 
     async def settle_early(self, reservation: Reservation, usage: SettledUsage) -> Settled:
         """As `settle`, before the ledger has the use: an id without a reservation changes nothing and is not remembered."""
-        arguments = "early", *charge_arguments(reservation)
-        return await self._end(self._redis, reservation.tenant_id, reservation.id, usage, *arguments)
+        script, key = self._scripts["settle"], tenant_key(reservation.tenant_id, "state")
+        arguments = (*end_arguments(reservation.id, usage), "early", *charge_arguments(reservation))
+        return settled_by(await self._redis.run(script, key, arguments))
 
     async def cancel(self, tenant_id: UUID, reservation_id: UUID) -> Settled:
         """End a reservation unused. A later admission of this id gets `AlreadyEnded`."""
@@ -122,7 +120,8 @@ class Counters:
 
     async def reap(self, tenant_id: UUID, reservation_id: UUID, usage: SettledUsage) -> Settled:
         """As `settle`, but only if the lease has expired; a heartbeat that arrived meanwhile keeps it."""
-        return await self._end(self._bulk, tenant_id, reservation_id, usage, "reap")
+        arguments = (*end_arguments(reservation_id, usage), "reap")
+        return settled_by(await self._run(self._bulk, "settle", tenant_id, *arguments))
 
     async def heartbeat(self, tenant_id: UUID, reservations: Sequence[Reservation]) -> Heartbeat:
         """Extend the leases. A reservation that Valkey lost is recreated, under its own epoch only (None: any)."""
@@ -210,33 +209,19 @@ class Counters:
         ]
         return decode_use(await self._run(self._bulk, "read", tenant_id, *rows), subjects)
 
-    async def _end(
-        self, runner: ScriptRunner, tenant_id: UUID, reservation_id: UUID, usage: SettledUsage, *more: str
-    ) -> Settled:
-        amounts = (str(reservation_id), usage.tokens, usage.amount_nano, int(usage.refused))
-        found, charged, epoch = await self._run(runner, "settle", tenant_id, *amounts, *more)
-        return Settled(bool(found), bool(charged), epoch)
+    def _warn_of_newer(self, state_key: str) -> None:
+        if not self._met_newer:
+            self._met_newer = True
+            LOG.warning(
+                "gateways of a newer release count for some tenants; this one serves them by its shares, without budgets, "
+                "until it is upgraded",
+                first_tenant=state_key.partition("{")[2].partition("}")[0],
+            )
 
     async def _run(
-        self,
-        runner: ScriptRunner,
-        name: ScriptName,
-        tenant_id: UUID,
-        *arguments: str | int,
-        deadline_s: float | None = None,
+        self, runner: ScriptRunner, name: ScriptName, tenant_id: UUID, *arguments: str | int
     ) -> Any:
-        script, key = self._scripts[name], tenant_key(tenant_id, "state")
-        try:
-            return await runner.run(script, key, arguments, deadline_s=deadline_s)
-        except CountersNewer:
-            if not self._met_newer:
-                self._met_newer = True
-                LOG.warning(
-                    "gateways of a newer release count for some tenants; this one serves them by its shares, without budgets, "
-                    "until it is upgraded",
-                    first_tenant=str(tenant_id),
-                )
-            raise
+        return await runner.run(self._scripts[name], tenant_key(tenant_id, "state"), arguments)
 
 
 def parts_of(subjects: Sequence[Subject]) -> list[Sequence[Subject]]:
@@ -259,6 +244,15 @@ def limit_arguments(subject: Subject) -> tuple[str | int, ...]:
     """The limits in the order of `COUNTED`; budgets in nano-units, as the counters have them."""
     limits = zip(_counted_limits(subject.limits), UNITS, strict=True)
     return tuple(["" if limit is None else limit * unit for limit, unit in limits])
+
+
+def end_arguments(reservation_id: UUID, usage: SettledUsage) -> tuple[str | int, ...]:
+    return str(reservation_id), usage.tokens, usage.amount_nano, int(usage.refused)
+
+
+def settled_by(reply: Any) -> Settled:
+    found, charged, epoch = reply
+    return Settled(bool(found), bool(charged), epoch)
 
 
 def reservation_arguments(reservation: Reservation) -> tuple[str | int, ...]:

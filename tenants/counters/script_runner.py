@@ -5,8 +5,7 @@ the server has replied that it did not run.
 """
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha1
 from pathlib import Path
@@ -61,17 +60,25 @@ class ScriptRunner:
     Calls that are `bulk` take turns; those that requests wait for do not, except in a cluster.
     """
 
-    def __init__(self, client: Valkey, deadline_s: float, *, bulk: bool = False) -> None:
+    def __init__(
+        self,
+        client: Valkey,
+        deadline_s: float,
+        *,
+        bulk: bool = False,
+        on_newer: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`on_newer` gets the key of counters whose layout is of a newer release."""
         self._client = client
+        self._on_newer = on_newer
         self.replies = ReplyClock()
         """Stays unset for a cluster: replies of one node say nothing of another."""
         # A cluster's client finds the node of each command.
         self._pipelined = PipelinedCommands(client, self.replies) if isinstance(client, Redis) else None
         self._deadline_s = deadline_s
         self.takes_turns = bulk or self._pipelined is None
-        self._turns: AbstractAsyncContextManager[None] = (
-            asyncio.Semaphore(MAX_COMMANDS) if self.takes_turns else nullcontext()
-        )
+        self._turns = asyncio.Semaphore(MAX_COMMANDS)
+        self._send = self._in_turn if self._pipelined is None or bulk else self._pipelined.run
         self.fallbacks = 0
         """Scripts that had to be sent with their text."""
 
@@ -88,26 +95,22 @@ class ScriptRunner:
         """
         deadline_s = deadline_s or self._deadline_s
         try:
-            return await self._send(deadline_s, script, state_key, arguments)
+            try:
+                return await self._send(deadline_s, ("EVALSHA", script.sha1, 1, state_key, *arguments))
+            except NoScriptError:
+                self.fallbacks += 1
+                return await self._send(deadline_s, ("EVAL", script.text, 1, state_key, *arguments))
         except TimeoutError as error:
             raise ValkeyUnavailable(f"Valkey did not answer within {deadline_s:g} s") from error
         except ResponseError as error:
             if str(error).startswith(NEWER):
+                self._on_newer(state_key)
                 raise CountersNewer(NEWER_MESSAGE) from error
             raise ValkeyUnavailable(f"Valkey did not answer: {error}") from error
         except FAILURES as error:
             raise ValkeyUnavailable(f"Valkey did not answer: {error}") from error
 
-    async def _send(
-        self, deadline_s: float, script: Script, state_key: str, arguments: Sequence[str | int]
-    ) -> Any:
-        try:
-            return await self._command(deadline_s, ("EVALSHA", script.sha1, 1, state_key, *arguments))
-        except NoScriptError:
-            self.fallbacks += 1
-            return await self._command(deadline_s, ("EVAL", script.text, 1, state_key, *arguments))
-
-    async def _command(self, deadline_s: float, arguments: Sequence[str | int]) -> Any:
+    async def _in_turn(self, deadline_s: float, arguments: Sequence[str | int]) -> Any:
         async with self._turns:
             if self._pipelined is not None:
                 return await self._pipelined.run(deadline_s, arguments)

@@ -12,7 +12,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 from tests.platform.parameters.request_parts import CALL, USER, tool
 
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.parameters.parameter_table import PARAMETERS, GenerationEndpoint, read_parameters
+from loraplex.platform.parameters.parameter_table import PARAMETERS, read_parameters
 
 Decision: TypeAlias = Literal["used", "dropped", "refused"]
 
@@ -42,6 +42,7 @@ REFUSED: Final[dict[str, Any]] = {
     "suffix": "a",
     "web_search_options": {},
 }
+GenerationEndpoint: TypeAlias = Literal["chat", "completions"]
 USED: Final[dict[GenerationEndpoint, frozenset[str]]] = {
     "chat": frozenset(
         ("frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens", "messages")

@@ -23,7 +23,7 @@ from loraplex.tenants.billing.price_table import CardKey, CardVersions, PriceTab
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.circuit_breaker import FAILURES, CircuitBreaker
 from loraplex.tenants.counters.counter_replies import Admitted
-from loraplex.tenants.counters.deadline import BUSY_SECONDS, ReplyClock
+from loraplex.tenants.counters.deadline import BUSY_SECONDS, Deadline, ReplyClock
 from loraplex.tenants.errors import PriceMissing, QuotaUnavailable, ValkeyUnavailable
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.quotas.limits import QuotaLimits
@@ -64,9 +64,13 @@ class StubStores:
     async def cancel(self, tenant_id: UUID, request_id: UUID) -> None:
         self.cancelled.append(request_id)
 
-    async def reserve(self, request: ReservationRequest, _: float | None = None) -> Any:
+    async def reserve(self, request: ReservationRequest, wait_s: float) -> Any:
         self.calls += 1
-        return await self.respond(request)
+        try:
+            async with Deadline(wait_s, self.replies):
+                return await self.respond(request)
+        except TimeoutError as error:
+            raise ValkeyUnavailable("no answer in time") from error
 
     async def store(self, *_: Any) -> int:
         return 1
@@ -82,7 +86,6 @@ class StubStores:
             reserve=self.reserve,
             of=self.of,
             cancel=self.cancel,
-            replies=self.replies,
             takes_turns=self.takes_turns,
         )
         ledger: Any = SimpleNamespace(reserve_without_counters=self.store)
