@@ -22,7 +22,6 @@ class SchedulerConfig:
     max_waiting: int = 1024
     max_adapter_wait_s: float = 10.0
     max_slot_wait_s: float = 1.0
-    chunked_prefill: bool = True
     overlap: str = "auto"
 
     def max_tokens(self, *, is_cuda: bool) -> int:

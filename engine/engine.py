@@ -29,7 +29,7 @@ from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, Fin
 from loraplex.engine.model_loading import LoadedModel
 from loraplex.engine.runner.step_isolation import IsolatedStep, StepIsolation
 from loraplex.engine.runner_loading import load_runner, max_tokens
-from loraplex.engine.scheduling.fairness import FairShare, Policy
+from loraplex.engine.scheduling.fairness import FairShare
 from loraplex.engine.scheduling.scheduler import Scheduler
 from loraplex.engine.scheduling.step_statistics import StepStatistics
 from loraplex.engine.step_watch import StepWatch
@@ -57,7 +57,7 @@ class Engine:
         source: AdapterSource,
         *,
         mask_factory: TokenMaskFactory | None = None,
-        policy: Policy | None = None,
+        policy: FairShare | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`mask_factory` None: requests with a grammar are refused. Side threads may run on the caller's cores."""

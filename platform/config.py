@@ -52,6 +52,9 @@ BODIES_BUFFERED = 4
 MIN_GRACE_S = 30.0
 GIVEN_WITH = {"tls_key": "tls_certificate", "smtp_from": "smtp_url", "oidc_client_id": "oidc_issuer"}
 
+REMOVED = {"chunked_prefill": "long prompts are always computed in parts beside what decodes"}
+"""Settings of earlier releases, and what holds without them."""
+
 
 def _url(name: str) -> AliasChoices:
     return AliasChoices(name, f"loraplex_{name}")
@@ -134,7 +137,6 @@ class Settings(BaseSettings):
     max_num_batched_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
     max_adapters_per_step: int = Field(default=64, ge=1, le=4096)
     max_waiting: int = Field(default=1024, ge=0, le=1 << 20)
-    chunked_prefill: bool = True
     overlap: Literal["auto", "on", "off"] = "auto"
     cuda_graphs: Literal["auto", "off"] = "auto"
     deterministic: bool = False
@@ -418,6 +420,8 @@ def load_settings(flags: Mapping[str, Any] | None = None, config_file: Path | No
 
 def _explain(detail: ErrorDetails) -> str:
     name = str(detail["loc"][0]).lower().removeprefix("loraplex_")
+    if name in REMOVED:
+        return f"setting `{name}` is gone: {REMOVED[name]}. Remove it."
     if detail["type"] == "extra_forbidden":
         return f"unknown setting `{name}`; allowed: {', '.join(sorted(Settings.model_fields))}"
     field = Settings.model_fields.get(name)

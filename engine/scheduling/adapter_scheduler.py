@@ -15,7 +15,7 @@ from loraplex.engine.errors import AdapterError
 from loraplex.engine.lora.residency import AdapterResidency, AdapterState
 from loraplex.engine.messages import AdapterRef
 from loraplex.engine.scheduling.adapter_queues import AdapterKey, AdapterQueue, RankedQueues, waiting_since
-from loraplex.engine.scheduling.fairness import Policy
+from loraplex.engine.scheduling.fairness import FairShare
 
 MIN_AHEAD = 4
 AHEAD_SHARE = 8
@@ -35,7 +35,7 @@ class AdapterScheduler:
         self,
         config: SchedulerConfig,
         residency: AdapterResidency,
-        policy: Policy,
+        policy: FairShare,
         clock: Callable[[], float],
     ) -> None:
         self._config = config

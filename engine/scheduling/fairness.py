@@ -1,4 +1,4 @@
-"""Order of waiting sequences: first come first served, or fair shares by Virtual Token Counters (Sheng et al., OSDI 2024).
+"""Order of waiting sequences: fair shares by Virtual Token Counters (Sheng et al., OSDI 2024).
 
 Invariant: a policy orders sequences and counts service; it never decides whether one fits. A sequence that returns to the
 queue (preempted, adapter loaded) regains the place its submission gave it.
@@ -30,100 +30,6 @@ class SequenceOrder(Protocol):
         ...
 
 
-class Policy(Protocol):
-    """Orders the sequences that could join the batch now, and counts their service."""
-
-    @property
-    def shares_rows(self) -> bool:
-        """Whether its next sequence may take a row of a tenant that has more of a full batch."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Sequence]:
-        """The queued sequences, in no order."""
-        ...
-
-    def push(self, sequence: Sequence) -> None:
-        """Queue a sequence, or put one back in the place of its submission."""
-        ...
-
-    def peek(self) -> Sequence | None:
-        """The sequence to serve next; it stays queued."""
-        ...
-
-    def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out; does nothing when it is not queued."""
-        ...
-
-    def rank(self, sequence: Sequence) -> tuple[float, int]:
-        """Sort key: smaller is served earlier; also valid for sequences outside the queue."""
-        ...
-
-    def is_owed(self, sequence: Sequence, other: Sequence) -> bool:
-        """Whether a sequence may take the row of another tenant's `other` although its tenant has as many."""
-        ...
-
-    def new_order(self) -> SequenceOrder:
-        """Return an empty order, which follows every later charge."""
-        ...
-
-    def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:
-        """Charge prompt tokens before they are computed; cached ones are free."""
-        ...
-
-    def charge_output(self, sequence: Sequence, num_tokens: int) -> None:
-        """Charge sampled tokens."""
-        ...
-
-    def charge_adapter_load(self, sequence: Sequence, seconds: float) -> None:
-        """Charge the loading of an adapter for this sequence; a negative value gives an overcharge back."""
-        ...
-
-
-class FirstComeFirstServed:
-    """By submission, across all tenants. A tenant with many requests delays all later ones."""
-
-    shares_rows = False
-
-    def __init__(self) -> None:
-        self._queue = ArrivalQueue()
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._queue)
-
-    def push(self, sequence: Sequence) -> None:
-        self._queue.push(sequence)
-
-    def peek(self) -> Sequence | None:
-        return self._queue.peek()
-
-    def remove(self, sequence: Sequence) -> None:
-        self._queue.remove(sequence)
-
-    def rank(self, sequence: Sequence) -> tuple[float, int]:
-        return (0.0, sequence.order)
-
-    def is_owed(self, sequence: Sequence, other: Sequence) -> bool:
-        """Service is not counted."""
-        return False
-
-    def new_order(self) -> SequenceOrder:
-        return ArrivalQueue()
-
-    def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:
-        """Service is not counted."""
-
-    def charge_output(self, sequence: Sequence, num_tokens: int) -> None:
-        """Service is not counted."""
-
-    def charge_adapter_load(self, sequence: Sequence, seconds: float) -> None:
-        """Service is not counted."""
-
-
 class FairShare:
     """One counter of weighted service per tenant; the queued tenant with the smallest counter is next.
 
@@ -134,8 +40,6 @@ class FairShare:
     are in prompt tokens, divided by `EngineRequest.weight`; a second of loading costs by default what a mid-sized model
     prefills in it.
     """
-
-    shares_rows = True
 
     def __init__(
         self,

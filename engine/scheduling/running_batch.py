@@ -37,7 +37,7 @@ class RunningBatch:
         max_model_len: int,
         is_owed: Callable[[Sequence, Sequence], bool],
     ) -> None:
-        """`is_owed`: whether a sequence may take a row although its tenant then has more than that row's (`Policy`)."""
+        """`is_owed`: whether a sequence may take a row although its tenant then has more than that row's (`FairShare`)."""
         self._max_sequences = config.max_num_seqs
         self._blocks = blocks
         self._adapters = adapters

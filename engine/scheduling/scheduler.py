@@ -32,7 +32,7 @@ from loraplex.engine.kv_cache.prefix_cache import PrefixCache
 from loraplex.engine.lora.residency import AdapterResidency
 from loraplex.engine.messages import BatchLimit, DeadlineKind, EngineRequest, FinishReason, TokenLogprob
 from loraplex.engine.scheduling.adapter_scheduler import AdapterScheduler
-from loraplex.engine.scheduling.fairness import Policy
+from loraplex.engine.scheduling.fairness import FairShare
 from loraplex.engine.scheduling.grammar_advance import advance_grammar
 from loraplex.engine.scheduling.in_flight_steps import InFlightStep, InFlightSteps
 from loraplex.engine.scheduling.request_limits import Deadlines, RequestValidator, new_sequences
@@ -53,7 +53,7 @@ class Scheduler:
         config: SchedulerConfig,
         cache: PrefixCache,
         residency: AdapterResidency,
-        policy: Policy,
+        policy: FairShare,
         clock: Callable[[], float],
         max_model_len: int,
         eos_token_ids: Collection[int],
@@ -285,7 +285,7 @@ class Scheduler:
 
         Otherwise a tenant with more adapters than places keeps all of them in use, and others wait `max_adapter_wait_s`.
         """
-        sequence = self._adapters.take_without_room() if self._policy.shares_rows else None
+        sequence = self._adapters.take_without_room()
         if sequence is None:
             return
         if self._batch.displace_adapter(sequence, self._adapters.num_coming(sequence.request.namespace)):
@@ -309,9 +309,9 @@ class Scheduler:
         Otherwise a tenant below its share would wait for a row of another to end, and those end in waves, or for the long
         prompt of another that has begun.
         """
-        begun = self._batch.begun_prompts if self._policy.shares_rows and len(self._policy) else []
+        begun = self._batch.begun_prompts if len(self._policy) else []
         tokens = self.max_tokens - len(self._batch) + len(begun)
-        while self._policy.shares_rows:
+        while True:
             sequence = self._queue.next()
             if sequence is None or not sequence.writes or self._tokens_before(sequence, begun) >= tokens:
                 return
@@ -327,32 +327,17 @@ class Scheduler:
         return sum(row.num_uncomputed_tokens for row in begun if self._policy.rank(row) < rank)
 
     def _fill(self, step: StepRows, started: list[Sequence], room: bool) -> StepPlan | None:
-        """Complete the step with what fits besides its single tokens. After a preemption no sequence is admitted, so that
-        the preempted one does not return at once.
+        """Complete the step, up to its token budget, with what fits besides its single tokens: first started sequences, then new
+        prompts. After a preemption no sequence is admitted, so that the preempted one does not return at once.
         """
-        if self.config.chunked_prefill:
-            self._plan_chunks(step, started, room)
-            return step.plan()
-        step.add_chunks(s for s in started if s.is_past_prompt)
-        return self._plan_whole_prompt([s for s in started if not s.is_past_prompt], room) or step.plan()
-
-    def _plan_chunks(self, step: StepRows, started: list[Sequence], room: bool) -> None:
-        """Fill the step up to its token budget: first started sequences, then new prompts."""
         step.add_chunks(by_urgency(started, self._batch.oldest, self._policy.rank) if started else ())
         while room and not step.is_full:
             admitted = self._admit_next()
             if admitted is None:
-                return
+                return step.plan()
             step.add_chunks((admitted,))
         self._limit = "tokens"
-
-    def _plan_whole_prompt(self, started: list[Sequence], room: bool) -> StepPlan | None:
-        if started:
-            self._limit = "tokens"
-        sequence = started[0] if started else self._admit_next() if room else None
-        if sequence is None:
-            return None
-        return StepPlan((PlannedRow.of(sequence),))
+        return step.plan()
 
     def _admit_next(self) -> Sequence | None:
         """Move the policy's next sequence into the batch; None, and `_limit` set, when no slot or too few blocks are free.

@@ -10,7 +10,7 @@ from loraplex.engine.batch.sequence import Sequence, SequenceStatus
 from loraplex.engine.errors import AdapterError
 from loraplex.engine.messages import BatchLimit
 from loraplex.engine.scheduling.adapter_scheduler import AdapterScheduler
-from loraplex.engine.scheduling.fairness import Policy
+from loraplex.engine.scheduling.fairness import FairShare
 from loraplex.engine.scheduling.queue_causes import QueueCauses
 
 REVIEW_INTERVAL_S = 0.05
@@ -21,7 +21,11 @@ class WaitingQueue:
     """The queue of a `Scheduler`, which decides what joins the batch; `policy` orders sequences that could run now."""
 
     def __init__(
-        self, policy: Policy, adapters: AdapterScheduler, max_slot_wait_s: float, clock: Callable[[], float]
+        self,
+        policy: FairShare,
+        adapters: AdapterScheduler,
+        max_slot_wait_s: float,
+        clock: Callable[[], float],
     ) -> None:
         self._policy = policy
         self._scoring = policy.new_order()

@@ -21,7 +21,6 @@ def engine_config(settings: Settings, model: str) -> EngineConfig:
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_adapters_per_step=settings.max_adapters_per_step,
             max_waiting=settings.max_waiting,
-            chunked_prefill=settings.chunked_prefill,
             overlap=settings.overlap,
         ),
         cache=CacheConfig(

@@ -21,7 +21,6 @@ COMMANDS = (
     engine.grammar_masks,
     engine.steps,
     serving.peft,
-    serving.chunked_prefill,
     serving.scoring,
     serving.noisy_neighbours,
     serving.fair_share,

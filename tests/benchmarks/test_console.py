@@ -26,7 +26,7 @@ async def test_a_small_console(database: Database, monkeypatch: pytest.MonkeyPat
     assert {"/console", "/console/usage", "/console/requests/{request_id}", "/console/limits"} <= names
     assert {
         "/console/billing/invoices/{invoice_id}",
-        "/console/webhooks/{identity}/deliveries/{delivery}",
+        "/console/webhooks/{webhook_id}/deliveries/{delivery_id}",
     } <= names
     assert {"/operator/console", "/operator/console/tenants/{tenant_id}", "/operator/console/health"} <= names
     for case in report.cases:

@@ -34,7 +34,7 @@ def test_the_tables_list_every_command() -> None:
         (["attention", "--kv-dtype", "int8"], "--kv-dtype"),
         (["attention", "--shape", "gpt-2"], "--shape"),
         (["lora-kernels", "--rows", "2/4"], "--rows"),
-        (["chunked-prefill", "--setting", "dtype"], "--setting"),
+        (["scoring", "--setting", "dtype"], "--setting"),
         (["chaos", "--fault", "flood"], "--fault"),
         (["chaos", "--component", "router"], "--component"),
         (["fair-share", "--adapters", "47"], "--adapters"),

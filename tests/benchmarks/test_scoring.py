@@ -2,9 +2,17 @@
 
 import pytest
 from tests.benchmarks.scoring import BesideLoad, compare, figures_of, gaps_beside
-from tests.benchmarks.test_chunked_prefill import streamed
+from tests.platform.bench.test_client import REQUEST, USAGE, event, text
 
+from loraplex.platform.bench.client import StreamRecord
 from loraplex.platform.bench.report import BenchFailed
+
+
+def streamed(times: list[float], sent_at: float = 0.0) -> StreamRecord:
+    """A whole stream with one piece of text at each time."""
+    end = event(choices=[], usage=USAGE) + b"data: [DONE]\n\n"
+    chunks = [*((at, text("x")) for at in times), (times[-1], end)]
+    return StreamRecord(REQUEST, sent_at=sent_at, ended_at=times[-1], chunks=chunks)
 
 
 def test_gaps_are_those_beside_the_load() -> None:

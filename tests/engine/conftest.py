@@ -21,7 +21,7 @@ from loraplex.engine.lora.residency import AdapterState
 from loraplex.engine.messages import AdapterRef, AdapterTier, EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.scheduling import grammar_advance
-from loraplex.engine.scheduling.fairness import FairShare, Policy
+from loraplex.engine.scheduling.fairness import FairShare
 from loraplex.engine.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ class Simulation:
         self,
         *,
         num_blocks: int = 64,
-        policy: Policy | None = None,
+        policy: FairShare | None = None,
         prefix_caching: bool = True,
         residency: dict[str, Any] | None = None,
         max_model_len: int = 256,
@@ -434,7 +434,7 @@ class Simulation:
         assert [row.decodes for row in rows] == sorted((row.decodes for row in rows), reverse=True)
         assert len({row.adapter.key for row in rows if row.adapter}) <= config.max_adapters_per_step
         assert all(self.residency.pins[row.adapter.key] > 0 for row in rows if row.adapter)
-        if plan is not None and config.chunked_prefill:
+        if plan is not None:
             assert plan.num_tokens <= self.scheduler.max_tokens
             running = [s for s in self.sequences if s.status is SequenceStatus.RUNNING]
             oldest = min(running, key=lambda s: s.order)

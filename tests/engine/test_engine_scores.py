@@ -217,10 +217,10 @@ def test_rows_that_score_are_cancelled_and_charged_like_others(engine: Callable[
     (ended,) = harness.engine.abort("gone")
     assert ended.num_prefilled_tokens > 0 and ended.num_output_tokens == 0
     policy = harness.engine.scheduler._policy
-    before = policy.counter(NAMESPACE)  # type: ignore[attr-defined]
+    before = policy.counter(NAMESPACE)
     add(harness, "c", [6] * 20, n=2, continuations=[[7, 8], [9]])
     harness.run()
-    assert policy.counter(NAMESPACE) - before == 22 + (21 - 16)  # type: ignore[attr-defined]
+    assert policy.counter(NAMESPACE) - before == 22 + (21 - 16)
 
 
 @pytest.mark.parametrize(

@@ -243,3 +243,12 @@ def test_the_engines_are_sockets_or_one_application_of_ray() -> None:
     assert load_settings({"engine": ("ray://loraplex",)}).ray_application == "loraplex"
     assert load_settings({"engine": ("ipc:///a", "ipc:///b")}).ray_application is None
     assert load_settings().ray_application is None
+
+
+def test_a_setting_of_an_earlier_release_says_what_holds_without_it(tmp_path: Path) -> None:
+    file = tmp_path / "loraplex.toml"
+    file.write_text("chunked_prefill = false")
+    with pytest.raises(
+        SettingsError, match="`chunked_prefill` is gone: long prompts are always computed in parts"
+    ):
+        load_settings(config_file=file)

@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 from tests.benchmarks.attackers.registry import ATTACKERS
 from tests.benchmarks.attacks import AttackShape, measure_attacks
-from tests.benchmarks.chunked_prefill import ChunkedPrefillShape, measure_chunked_prefill
 from tests.benchmarks.fair_share import MIN_ADAPTERS, FairShareShape, measure_fair_share
 from tests.benchmarks.noisy_neighbours import NoisyNeighboursShape, measure_noisy_neighbours
 from tests.benchmarks.peft_comparison import PeftComparisonShape, compare_with_peft
@@ -55,28 +54,6 @@ def peft(
     )
     run_bench(
         lambda: compare_with_peft(resolve_model(model), shape, parse_settings(setting), print_progress),
-        out,
-        as_json,
-    )
-
-
-def chunked_prefill(
-    model: Model = None,
-    dtype: Dtype = "bfloat16",
-    rows: Annotated[int, typer.Option(min=1, help="Streaming rows.")] = 8,
-    long_len: Annotated[int, typer.Option(min=1, help="Tokens of the long prompt.")] = 2000,
-    output_len: Annotated[int, typer.Option(min=32, help="Of the streaming rows.")] = 256,
-    repeats: Repeats = 3,
-    setting: Setting = None,
-    out: Out = None,
-    as_json: AsJson = False,
-) -> None:
-    """Inter-token latency of streaming rows while a long prompt arrives, with chunked prefill and without."""
-    shape = ChunkedPrefillShape(
-        rows=rows, long_len=long_len, output_len=output_len, repeats=repeats, dtype=dtype
-    )
-    run_bench(
-        lambda: measure_chunked_prefill(resolve_model(model), shape, parse_settings(setting), print_progress),
         out,
         as_json,
     )

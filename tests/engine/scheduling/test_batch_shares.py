@@ -10,7 +10,7 @@ import pytest
 from loraplex.engine.batch.sequence import Sequence, SequenceStatus
 from loraplex.engine.batch.step_plan import SampledToken
 from loraplex.engine.errors import EngineOverloaded
-from loraplex.engine.scheduling.fairness import FairShare, FirstComeFirstServed
+from loraplex.engine.scheduling.fairness import FairShare
 from loraplex.platform.bench.latency_metrics import percentile
 from loraplex.platform.bench.workload import arrival_offsets
 
@@ -185,16 +185,6 @@ def test_a_preemption_for_blocks_does_not_keep_a_row_from_giving_way(simulation:
         row.num_preemptions = 1
     quiet = fill(run, "b", 1)
     assert quiet[0].status is SequenceStatus.RUNNING
-    run.run()
-    run.check_idle()
-
-
-def test_first_come_first_served_takes_no_row_for_shares(simulation: "type[Simulation]") -> None:
-    run = simulation(max_num_seqs=4, num_blocks=600, policy=FirstComeFirstServed(), max_slot_wait_s=1000.0)
-    fill(run, "a", 4)
-    quiet = fill(run, "b", 1)
-    assert quiet[0].status is SequenceStatus.WAITING
-    assert run.scheduler.num_preemptions == 0
     run.run()
     run.check_idle()
 

@@ -3,14 +3,13 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.scheduling.fairness import FairShare, FirstComeFirstServed, Policy
+from loraplex.engine.scheduling.fairness import FairShare
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Simulation
@@ -27,25 +26,13 @@ def sequence(tenant: str, order: int, weight: float = 1.0) -> Sequence:
     return Sequence(request=request, choice=0, arrival=0.0, seed=0, token_ids=[1], order=order)
 
 
-def drain(policy: Policy, cost: int = 10) -> list[str]:
+def drain(policy: FairShare, cost: int = 10) -> list[str]:
     served = []
     while (head := policy.peek()) is not None:
         policy.remove(head)
         policy.charge_prompt(head, cost)
         served.append(head.request_id)
     return served
-
-
-def test_first_come_first_served_keeps_the_order_of_submission_even_for_returned_sequences() -> None:
-    policy = FirstComeFirstServed()
-    first, second, third = (sequence("t", order) for order in range(3))
-    for item in (second, third, first, first):
-        policy.push(item)
-    policy.remove(second)
-    policy.remove(second)
-    assert len(policy) == 2
-    assert drain(policy) == ["t0", "t2"]
-    assert len(policy) == 0
 
 
 def test_tenants_take_turns_whatever_their_backlog() -> None:
@@ -204,14 +191,13 @@ def test_backlogged_tenants_differ_by_a_bounded_amount_of_service(simulation: "t
     assert largest <= 2 * max(20, 2 * 4 * 20)
 
 
-@pytest.mark.parametrize(("policy", "starves"), [(FairShare(), False), (FirstComeFirstServed(), True)])
 def test_a_heavy_tenant_does_not_starve_a_light_one(
-    simulation: "type[Simulation]", policy: Policy, starves: bool
+    simulation: "type[Simulation]",
 ) -> None:
-    run = simulation(policy=policy, max_num_seqs=2, max_num_batched_tokens=32, max_slot_wait_s=1000.0)
+    run = simulation(max_num_seqs=2, max_num_batched_tokens=32, max_slot_wait_s=1000.0)
     for index in range(50):
         run.submit([index + 2] * 8, tenant="heavy", max_tokens=16)
     light = run.submit([3] * 8, tenant="light", max_tokens=4)[0]
     run.run()
     run.check_idle()
-    assert (run.first_token_at[light] > 10.0) is starves
+    assert run.first_token_at[light] <= 10.0

@@ -64,7 +64,6 @@ def reported_tokens(run: "Simulation", sequence: Sequence) -> list[int]:
     seed=st.integers(0, 1 << 32),
     blocks=st.sampled_from([12, 20, 80]),
     caching=st.booleans(),
-    chunked=st.booleans(),
     seqs=st.sampled_from([1, 5]),
 )
 def test_running_ahead_changes_no_stream(
@@ -73,7 +72,6 @@ def test_running_ahead_changes_no_stream(
     seed: int,
     blocks: int,
     caching: bool,
-    chunked: bool,
     seqs: int,
 ) -> None:
     runs = [
@@ -82,7 +80,6 @@ def test_running_ahead_changes_no_stream(
             prefix_caching=caching,
             max_num_seqs=seqs,
             max_num_batched_tokens=16,
-            chunked_prefill=chunked,
             max_model_len=48,
             overlap=overlap,
         )

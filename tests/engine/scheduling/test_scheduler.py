@@ -41,17 +41,6 @@ def test_decodes_come_first_and_chunks_fill_the_budget(simulation: "SimulationTy
     run.check_idle()
 
 
-def test_without_chunking_a_prompt_is_computed_in_one_step_by_itself(simulation: "SimulationType") -> None:
-    run = simulation(max_num_batched_tokens=8, max_num_seqs=4, chunked_prefill=False)
-    run.submit(prompt(5), max_tokens=10)
-    run.step()
-    run.submit(prompt(20, 50), max_tokens=2)
-    plan = run.step()
-    assert plan is not None and [len(row.token_ids) for row in plan.rows] == [20]
-    run.run()
-    run.check_idle()
-
-
 @pytest.mark.parametrize(
     ("tokens", "fields", "error", "field"),
     [

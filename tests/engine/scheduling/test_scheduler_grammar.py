@@ -45,17 +45,14 @@ def test_forced_tokens_are_computed_in_one_step(
     run.check_idle()
 
 
-@pytest.mark.parametrize("chunked", [True, False])
 @pytest.mark.parametrize("num_blocks", [9, 64])
 def test_forced_tokens_change_no_answer(
-    simulation: "SimulationType", scripted_mask: "type[ScriptedMask]", chunked: bool, num_blocks: int
+    simulation: "SimulationType", scripted_mask: "type[ScriptedMask]", num_blocks: int
 ) -> None:
     documents = [(*[5] * 9, last, *[6] * 7) for last in (7, 8)]
     runs = []
     for fast_forward in (True, False):
-        run = simulation(
-            num_blocks=num_blocks, max_num_batched_tokens=8, max_num_seqs=4, chunked_prefill=chunked
-        )
+        run = simulation(num_blocks=num_blocks, max_num_batched_tokens=8, max_num_seqs=4)
         for index in range(6):
             masked(
                 run, scripted_mask(documents, fast_forward=fast_forward), prompt=prompt(6 + index, 20 + index)

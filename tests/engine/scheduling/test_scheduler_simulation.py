@@ -16,7 +16,6 @@ from loraplex.engine.errors import (
     NonFiniteLogits,
     RequestTimeout,
 )
-from loraplex.engine.scheduling.fairness import FairShare, FirstComeFirstServed
 
 if TYPE_CHECKING:
     from tests.engine.conftest import ScriptedMask, Simulation
@@ -96,8 +95,6 @@ def random_interruption(run: "Simulation", random_: random.Random) -> None:
     seed=st.integers(0, 1 << 32),
     blocks=st.sampled_from([15, 24, 60]),
     caching=st.booleans(),
-    chunked=st.booleans(),
-    fair=st.booleans(),
     budget=st.integers(1, 3),
     cap=st.integers(1, 3),
     overlap=st.booleans(),
@@ -108,8 +105,6 @@ def test_everything_ends_and_is_given_back(
     seed: int,
     blocks: int,
     caching: bool,
-    chunked: bool,
-    fair: bool,
     budget: int,
     cap: int,
     overlap: bool,
@@ -117,14 +112,12 @@ def test_everything_ends_and_is_given_back(
     random_ = random.Random(seed)
     run = simulation(
         num_blocks=blocks,
-        policy=FairShare() if fair else FirstComeFirstServed(),
         prefix_caching=caching,
         residency={"budget": budget, "load_s": 0.3, "broken": {"bad"}},
         max_num_seqs=6,
         max_num_batched_tokens=16,
         max_adapters_per_step=cap,
         max_adapter_wait_s=1.0,
-        chunked_prefill=chunked,
         overlap=overlap,
     )
     uncompiled: list[Uncompiled] = []

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loraplex.engine.batch.sequence import Sequence, SequenceStatus
-from loraplex.engine.scheduling.fairness import FairShare, FirstComeFirstServed
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Simulation
@@ -88,18 +87,17 @@ def test_adapters_evicted_while_the_batch_is_full_are_loaded_again(simulation: "
     run.check_idle()
 
 
-@pytest.mark.parametrize(("policy", "for_shares"), [(FairShare, 1), (FirstComeFirstServed, 0)])
 def test_a_tenant_with_a_row_is_not_in_the_way_of_one_without(
-    simulation: "SimulationType", policy: type[FairShare | FirstComeFirstServed], for_shares: int
+    simulation: "SimulationType",
 ) -> None:
-    run = simulation(max_num_seqs=4, num_blocks=400, policy=policy(), residency={"load_s": 5.0})
+    run = simulation(max_num_seqs=4, num_blocks=400, residency={"load_s": 5.0})
     run.submit(prompt(5, 70), tenant="c", max_tokens=200)
     fill(run, "a", 8, max_tokens=200)
     for start in range(4):
         run.submit(prompt(5, 80 + start), tenant="c", max_tokens=200)
     other = run.submit(prompt(3), tenant="b", adapter="slow", max_tokens=3)[0]
     assert first_token_s(run, other) < 7.0, "seconds: five of loading, one of waiting and a few steps"
-    assert run.scheduler.num_preemptions == 1 + for_shares
+    assert run.scheduler.num_preemptions == 2
     run.run()
     run.check_idle()
 

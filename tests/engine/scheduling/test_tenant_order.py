@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.scheduling.fairness import FairShare, FirstComeFirstServed
+from loraplex.engine.scheduling.fairness import FairShare
 
 
 def sequence(tenant: str, order: int) -> Sequence:
@@ -82,16 +82,6 @@ def test_an_older_sequence_counts_once_the_virtual_time_reaches_its_tenant() -> 
     serve_another(policy, 10 + 100)
     assert policy.rank(oldest) < policy.rank(other)
     assert outside.peek() is oldest
-
-
-def test_first_come_first_served_orders_those_outside_the_queue_by_submission() -> None:
-    outside = FirstComeFirstServed().new_order()
-    first, second = sequence("b", 0), sequence("a", 1)
-    for each in (second, first):
-        outside.push(each)
-    assert outside.peek() is first
-    outside.remove(first)
-    assert outside.peek() is second
 
 
 def test_a_tenant_that_is_forgotten_comes_forward_outside_the_queue() -> None:
