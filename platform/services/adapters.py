@@ -6,7 +6,7 @@ Invariant: a deletion needs an adapter that nothing uses. An operator may force 
 from uuid import UUID
 
 from loraplex.tenants.admission import fences
-from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.adapters import AdapterRepository, require_revision
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion
 from loraplex.tenants.registry.records import AdapterDocument
@@ -33,10 +33,11 @@ async def describe(
 
     Raises `AdapterNotFound`, `RevisionMoved`.
     """
-    adapters = AdapterRepository(uow.session, tenant_id)
-    before = {"description": (await adapters.locked(name)).description}
-    adapter = await adapters.describe(name, description, seen)
-    after = {"description": description}
+    adapter = await AdapterRepository(uow.session, tenant_id).locked(name)
+    require_revision(adapter, seen)
+    before, after = {"description": adapter.description}, {"description": description}
+    adapter.description = description
+    await uow.session.flush()
     await uow.audit.record("adapter.change", target(name), before, after, tenant_id=tenant_id)
     return AdapterDocument.model_validate(adapter)
 

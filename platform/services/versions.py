@@ -9,7 +9,7 @@ from uuid import UUID
 
 from loraplex.tenants.admission import fences
 from loraplex.tenants.errors import InUse
-from loraplex.tenants.models import AdapterVersion
+from loraplex.tenants.models import Adapter, AdapterVersion
 from loraplex.tenants.registry.adapters import AdapterRepository, ProfileChange, require_revision
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion
@@ -31,9 +31,8 @@ async def change_profile(
 
     Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, and `ProfileFixed` after the version's first alias.
     """
-    adapters = AdapterRepository(uow.session, tenant_id)
-    before = _profile(await adapters.version_of(await adapters.locked(name), version))
-    record = await adapters.change_profile(name, version, change, seen)
+    before = _profile((await _locked(uow, tenant_id, name, version))[1])
+    record = await AdapterRepository(uow.session, tenant_id).change_profile(name, version, change, seen)
     target = target_of(name, version)
     await uow.audit.record("version.change", target, before, _profile(record), tenant_id=tenant_id)
     return VersionDocument.of(name, record)
@@ -48,11 +47,8 @@ async def deprecate(
     Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, `VersionStateChanged` for a version that is not ready, and
     `InUse` while an alias points to it.
     """
-    adapters = AdapterRepository(uow.session, tenant_id)
-    adapter = await adapters.locked(name)
-    record = await adapters.version_of(adapter, version)
-    if seen is not None:
-        require_revision(record, seen)
+    adapter, record = await _locked(uow, tenant_id, name, version)
+    require_revision(record, seen)
     if names := await AliasRepository(uow.session, tenant_id).pointing_to(adapter, version):
         raise InUse(f"these aliases point to version {version}: {', '.join(names)}; move them first")
     states = VersionStates(uow.session, tenant_id, uow.audit)
@@ -67,10 +63,8 @@ async def restore(
 
     Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, and `VersionStateChanged` for a version that is not deprecated.
     """
-    adapters = AdapterRepository(uow.session, tenant_id)
-    record = await adapters.version_of(await adapters.locked(name), version)
-    if seen is not None:
-        require_revision(record, seen)
+    _, record = await _locked(uow, tenant_id, name, version)
+    require_revision(record, seen)
     states = VersionStates(uow.session, tenant_id, uow.audit)
     moved = await states.move(record.id, "ready", expected=("deprecated",))
     return VersionDocument.of(name, moved)
@@ -87,9 +81,8 @@ async def delete(
     until then.
     """
     await fences.ship_everywhere(uow.database, tenant_id)
-    adapters = AdapterRepository(uow.session, tenant_id)
     # Under the lock: of two deletions at once only one changes the state.
-    state = (await adapters.version_of(await adapters.locked(name), version)).state
+    state = (await _locked(uow, tenant_id, name, version))[1].state
     record = await AdapterDeletion(uow.session, tenant_id).delete_version(name, version, seen)
     if state != record.state:
         before, after = {"state": state, "digest": record.digest}, {"state": record.state}
@@ -124,6 +117,15 @@ async def lift_quarantine(uow: UnitOfWork, tenant_id: UUID, name: str, version: 
     states = VersionStates(uow.session, tenant_id, uow.audit)
     moved = await states.move(record.id, "ready", expected=("quarantined",))
     return VersionDocument.of(name, moved)
+
+
+async def _locked(
+    uow: UnitOfWork, tenant_id: UUID, name: str, version: int
+) -> tuple[Adapter, AdapterVersion]:
+    """Return a version and its adapter, which is locked until the transaction ends."""
+    adapters = AdapterRepository(uow.session, tenant_id)
+    adapter = await adapters.locked(name)
+    return adapter, await adapters.version_of(adapter, version)
 
 
 def _profile(record: AdapterVersion) -> dict[str, Any]:
