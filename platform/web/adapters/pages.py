@@ -141,13 +141,18 @@ async def show_report(page: Reader, name: str, version: VersionNumber) -> Respon
     return page.show("adapters/report.html", name=name, chosen=chosen, refused_by=refusing)
 
 
-async def adapter_form(page: Writer, name: str) -> dict[str, object]:
-    """Return what forms about an adapter show. Raises `AdapterNotFound`."""
+async def description_form(page: Writer, name: str) -> dict[str, object]:
+    """Return what the form of a description shows. Raises `AdapterNotFound`."""
+    return {"adapter": await page.query(queries.adapter, page.tenant_id, name)}
+
+
+async def deletion_form(page: Writer, name: str) -> dict[str, object]:
+    """Return what the question about an adapter shows. Raises `AdapterNotFound`."""
     shown = await page.query(detail.adapter, page.tenant_id, name)
     return {"adapter": shown.record, "detail": shown}
 
 
-@form_page(router, f"{ONE}/edit", "adapters/edit.html", adapter_form, fields=("description",))
+@form_page(router, f"{ONE}/edit", "adapters/edit.html", description_form, fields=("description",))
 async def describe_adapter(submission: Submission, name: str) -> Response:
     values = submission.parse(DescriptionForm)
     await submission.run(
@@ -156,7 +161,7 @@ async def describe_adapter(submission: Submission, name: str) -> Response:
     return submission.back(path_of("adapters", name), "The description was changed.")
 
 
-@form_page(router, f"{ONE}/delete", "adapters/delete.html", adapter_form, fields=("typed",))
+@form_page(router, f"{ONE}/delete", "adapters/delete.html", deletion_form, fields=("typed",))
 async def delete_adapter(submission: Submission, name: str) -> Response:
     if submission.form.text("typed") != name:
         raise FormInvalid({"typed": f"Type {name}."})
