@@ -20,6 +20,7 @@ from loraplex.platform.web.console.addresses import path_of, query_form
 from loraplex.platform.web.console.cookies import Undo
 from loraplex.platform.web.console.form_routes import FormSubmission, form_page, revision_of, whole_number
 from loraplex.platform.web.console.forms import Form, FormInvalid
+from loraplex.platform.web.etags import ABSENT
 from loraplex.tenants.errors import AliasMoved, AliasNotFound
 from loraplex.tenants.registry import queries
 from loraplex.tenants.registry.records import AliasDocument
@@ -27,7 +28,6 @@ from loraplex.tenants.registry.records import AliasDocument
 ALIAS: Final = f"{ONE}/aliases/{{alias}}"
 NEW: Final = f"{ONE}/aliases/new"
 WHOLE: Final = 100
-ABSENT: Final = 0
 MOVED: Final = "moved"
 """Where a form shows that the alias was moved meanwhile."""
 
@@ -165,11 +165,11 @@ def leads(alias: AliasDocument) -> str:
     return f"{name} leads to {', '.join(parts)} of its requests."
 
 
-def _shares(detail: AdapterDetail, alias: AliasDocument | None, version: str) -> list[tuple[int, int]]:
+def _shares(shown: AdapterDetail, alias: AliasDocument | None, version: str) -> list[tuple[int, int]]:
     """Return the versions that an alias may lead to, newest first, with their shares as the form begins: all requests at
     `version`, if that is one of them.
     """
-    ready = [each.record.version for each in detail.versions if each.record.state == "ready"]
+    ready = [each.record.version for each in shown.versions if each.record.state == "ready"]
     present = {} if alias is None else alias.targets
     asked = next((each for each in ready if str(each) == version), None)
     if asked is not None or (not present and ready):
