@@ -16,6 +16,7 @@ from loraplex.adapters.storage.free_space import require_free
 from loraplex.adapters.storage.hashing_writer import WrittenFile, write_chunks
 from loraplex.adapters.storage.object_store import ObjectStore
 from loraplex.adapters.storage.threads import on_thread
+from loraplex.tenants.registry.records import part_count
 from loraplex.tenants.registry.uploads import DeclaredFile
 
 _UPLOADS: Final = "uploads"
@@ -32,11 +33,6 @@ class StoredPart:
     object_id: UUID
     size: int
     sha256: str
-
-
-def part_count(size: int, part_bytes: int) -> int:
-    """Return into how many parts a file of `size` >= 1 bytes is split."""
-    return -(-size // part_bytes)
 
 
 def part_size(file: DeclaredFile, number: int, part_bytes: int) -> int:

@@ -32,8 +32,10 @@ from loraplex.platform.services.push import VALIDATING, Promotion, PushedVersion
 from loraplex.platform.startup_errors import StartError
 from loraplex.tenants.errors import InvalidField, TenantsError
 from loraplex.tenants.models import TOOL_STYLES, AdapterVersion
+from loraplex.tenants.registry import queries
 from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository, ProfileChange
-from loraplex.tenants.registry.aliases import WHOLE, AliasRepository, AliasState
+from loraplex.tenants.registry.aliases import WHOLE, AliasRepository
+from loraplex.tenants.registry.records import AliasDocument
 
 NO_STYLE = "none"
 BODY_LIMITS = BodyLimits(max_bytes=4096, max_depth=2, max_values=100)
@@ -197,7 +199,7 @@ def profile(
                 record = await versions.change_profile(uow, command.tenant_id, name, version, change)
         else:
             async with command.query() as session:
-                record = await AdapterRepository(session, command.tenant_id).version(name, version)
+                record = await queries.version(session, command.tenant_id, name, version)
         document = {"tool_style": record.tool_style, "defaults": record.defaults}
         text = f"{escape(name)}@{version}: tool style {record.tool_style or '-'}, defaults {json.dumps(record.defaults)}"
         _print({"name": name, "version": version} | document, as_json, text)
@@ -232,7 +234,7 @@ def alias(
             document = {"name": name, "alias": record.alias, "version": None}
             _print(document, as_json, f"deleted {escape(name)}:{escape(record.alias)}")
         else:
-            _print_alias(name, record, as_json)
+            _print_alias(record, as_json)
 
     _run_on(tenant, data_dir, run, as_json)
 
@@ -250,7 +252,7 @@ def rollback(
     async def run(command: TenantCommand) -> None:
         async with command.unit_of_work() as uow:
             record = await aliases.roll_back(uow, command.tenant_id, name, alias_name)
-        _print_alias(name, record, as_json)
+        _print_alias(record, as_json)
 
     _run_on(tenant, data_dir, run, as_json)
 
@@ -306,14 +308,13 @@ def delete(
         async with command.unit_of_work() as uow:
             target = command.tenant_id, name
             if version is not None and force:
-                record = await versions.force_delete(uow, *target, version, end_running=end_running)
-                adapter_id = record.adapter_id
+                adapter_id = await versions.force_delete(uow, *target, version, end_running=end_running)
             elif version is not None:
-                adapter_id = (await versions.delete(uow, *target, version)).adapter_id
+                adapter_id = await versions.delete(uow, *target, version)
             elif force:
-                adapter_id = (await adapters.force_delete(uow, *target, end_running=end_running)).id
+                adapter_id = await adapters.force_delete(uow, *target, end_running=end_running)
             else:
-                adapter_id = (await adapters.delete(uow, *target)).id
+                adapter_id = await adapters.delete(uow, *target)
         if not is_served:
             await remove_files_of(command.database, blobs.adapters.delete, adapter_id)
         deleted = name if version is None else f"{name}@{version}"
@@ -402,9 +403,10 @@ def _report_table(report: ValidationReport) -> Table:
     return table
 
 
-def _print_alias(name: str, record: AliasState, as_json: bool) -> None:
-    document = {"name": name, "alias": record.alias, "version": record.version}
-    _print(document, as_json, f"{escape(name)}:{escape(record.alias)} is version {record.version}")
+def _print_alias(record: AliasDocument, as_json: bool) -> None:
+    version = record.main_version
+    document = {"name": record.name, "alias": record.alias, "version": version}
+    _print(document, as_json, f"{escape(record.name)}:{escape(record.alias)} is version {version}")
 
 
 def _print(document: object, as_json: bool, table: Table | str) -> None:

@@ -6,16 +6,16 @@ Invariant: a deletion needs an adapter that nothing uses. An operator may force 
 from uuid import UUID
 
 from loraplex.tenants.admission import fences
-from loraplex.tenants.models import Adapter
-from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.adapters import AdapterRepository, require_revision
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion
+from loraplex.tenants.registry.records import AdapterDocument
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 
 async def create(
     uow: UnitOfWork, tenant_id: UUID, name: str, description: str = "", *, base_model: str | None
-) -> Adapter:
+) -> AdapterDocument:
     """Create an adapter without versions. `base_model`: the name under which the base model is served, if it is known.
 
     Raises `InvalidName`, `NameTaken`, `CountReached`.
@@ -23,26 +23,28 @@ async def create(
     adapter = await AdapterRepository(uow.session, tenant_id).create(name, description, base_model)
     after = {"name": name, "description": description}
     await uow.audit.record("adapter.create", target(name), None, after, tenant_id=tenant_id)
-    return adapter
+    return AdapterDocument.model_validate(adapter)
 
 
 async def describe(
     uow: UnitOfWork, tenant_id: UUID, name: str, description: str, *, seen: int | None = None
-) -> Adapter:
+) -> AdapterDocument:
     """Change the description. `seen`: the revision that the author has read, None for any.
 
     Raises `AdapterNotFound`, `RevisionMoved`.
     """
-    adapters = AdapterRepository(uow.session, tenant_id)
-    before = {"description": (await adapters.locked(name)).description}
-    adapter = await adapters.describe(name, description, seen)
-    after = {"description": description}
+    adapter = await AdapterRepository(uow.session, tenant_id).locked(name)
+    require_revision(adapter, seen)
+    before, after = {"description": adapter.description}, {"description": description}
+    adapter.description = description
+    await uow.session.flush()
     await uow.audit.record("adapter.change", target(name), before, after, tenant_id=tenant_id)
-    return adapter
+    return AdapterDocument.model_validate(adapter)
 
 
-async def delete(uow: UnitOfWork, tenant_id: UUID, name: str, *, seen: int | None = None) -> Adapter:
-    """Delete an adapter and all its versions; a gateway removes the files later. `seen` as in `describe`.
+async def delete(uow: UnitOfWork, tenant_id: UUID, name: str, *, seen: int | None = None) -> UUID:
+    """Delete an adapter and all its versions; a gateway removes the files later. Return the adapter's id. `seen` as in
+    `describe`.
 
     Raises `AdapterNotFound`, `RevisionMoved`, and `InUse` while it has an alias, a version is being validated, or requests
     run on one. Requests are known once every gateway has shipped its journal: `QuotaUnavailable` until then.
@@ -51,12 +53,12 @@ async def delete(uow: UnitOfWork, tenant_id: UUID, name: str, *, seen: int | Non
     adapter = await AdapterDeletion(uow.session, tenant_id).delete_adapter(name, seen)
     before = {"description": adapter.description}
     await uow.audit.record("adapter.delete", target(name), before, tenant_id=tenant_id)
-    return adapter
+    return adapter.id
 
 
-async def force_delete(uow: UnitOfWork, tenant_id: UUID, name: str, *, end_running: bool = True) -> Adapter:
-    """Delete an adapter as an operator, with its aliases and even while requests run on it. `end_running`: these end, on every
-    gateway; else they run on to their end. Raises `AdapterNotFound`.
+async def force_delete(uow: UnitOfWork, tenant_id: UUID, name: str, *, end_running: bool = True) -> UUID:
+    """Delete an adapter as an operator, with its aliases and even while requests run on it. Return the adapter's id.
+    `end_running`: these requests end, on every gateway; else they run on to their end. Raises `AdapterNotFound`.
     """
     aliases = await AliasRepository(uow.session, tenant_id).list(name)
     adapter = await AdapterDeletion(uow.session, tenant_id).remove_adapter(name)
@@ -65,7 +67,7 @@ async def force_delete(uow: UnitOfWork, tenant_id: UUID, name: str, *, end_runni
     await uow.audit.record("adapter.delete", target(name), before, after, tenant_id=tenant_id)
     if end_running:
         await fences.end_running(uow.session, tenant_id, adapter_id=adapter.id)
-    return adapter
+    return adapter.id
 
 
 def target(name: str) -> str:

@@ -8,9 +8,8 @@ from typing import Any
 from uuid import UUID
 
 from loraplex.tenants.registry.aliases import ABSENT, AliasRepository, AliasState
+from loraplex.tenants.registry.records import AliasDocument
 from loraplex.tenants.unit_of_work import UnitOfWork
-
-__all__ = ["AliasState", "delete", "move", "roll_back"]
 
 
 async def move(
@@ -21,7 +20,7 @@ async def move(
     targets: Mapping[int, int],
     *,
     seen: int | None = None,
-) -> AliasState:
+) -> AliasDocument:
     """Point an alias to ready versions (version -> weight in percent), and create it if there is none.
 
     `seen`: the generation that the author has read, `ABSENT` for no alias, None for any. Raises `InvalidField`,
@@ -33,24 +32,24 @@ async def move(
     if state.generation != before:
         action = "alias.create" if before == ABSENT else "alias.move"
         await uow.audit.record(action, target(name, state), *_moved(state), tenant_id=tenant_id)
-    return state
+    return AliasDocument.of(name, state)
 
 
 async def roll_back(
     uow: UnitOfWork, tenant_id: UUID, name: str, alias: str, *, seen: int | None = None
-) -> AliasState:
+) -> AliasDocument:
     """Point an alias back to its previous targets; two rollbacks in a row change nothing. `seen` as in `move`.
 
     Raises `AdapterNotFound`, `AliasNotFound`, `AliasMoved`, `NoPreviousVersion`, `VersionNotReady`.
     """
     state = await AliasRepository(uow.session, tenant_id).rollback(name, alias, seen)
     await uow.audit.record("alias.rollback", target(name, state), *_moved(state), tenant_id=tenant_id)
-    return state
+    return AliasDocument.of(name, state)
 
 
 async def delete(
     uow: UnitOfWork, tenant_id: UUID, name: str, alias: str, *, seen: int | None = None
-) -> AliasState:
+) -> AliasDocument:
     """Delete an alias and return its last state. `seen` as in `move`.
 
     Raises `AdapterNotFound`, `AliasNotFound`, `AliasMoved`.
@@ -58,7 +57,7 @@ async def delete(
     last = await AliasRepository(uow.session, tenant_id).delete(name, alias, seen)
     before = {"targets": last.targets}
     await uow.audit.record("alias.delete", target(name, last), before, tenant_id=tenant_id)
-    return last
+    return AliasDocument.of(name, last)
 
 
 def _moved(state: AliasState) -> tuple[dict[str, Any] | None, dict[str, Any]]:

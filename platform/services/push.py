@@ -251,9 +251,11 @@ class FolderPush:
             raise
 
     async def _ensure_adapter(self, uow: UnitOfWork, tenant_id: UUID, name: str) -> Adapter:
+        repository = AdapterRepository(uow.session, tenant_id)
         with suppress(AdapterNotFound):
-            return await AdapterRepository(uow.session, tenant_id).get(name)
-        return await adapters.create(uow, tenant_id, name, base_model=self._base_model)
+            return await repository.get(name)
+        await adapters.create(uow, tenant_id, name, base_model=self._base_model)
+        return await repository.get(name)
 
     async def _result(self, tenant_id: UUID, name: str, registered: AdapterVersion) -> AdapterVersion:
         """Wait until a server has ended the validation, or no server runs any more.
@@ -319,7 +321,8 @@ async def _with_profile(
     if request.profile is None or request.profile == profile_of(record):
         return record
     change = request.profile_change()
-    return await versions.change_profile(uow, tenant_id, request.name, record.version, change)
+    await versions.change_profile(uow, tenant_id, request.name, record.version, change)
+    return record
 
 
 def _pushed(

@@ -9,13 +9,14 @@ from uuid import UUID
 from loraplex.adapters.uploads.service import Receive, Uploads
 from loraplex.tenants.actors import Actor
 from loraplex.tenants.models import AdapterVersion, Upload
+from loraplex.tenants.registry.records import AcceptedVersion, UploadDocument
 from loraplex.tenants.registry.uploads import DeclaredFile, UploadRepository
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 
 async def open_upload(
     uow: UnitOfWork, uploads: Uploads, tenant_id: UUID, name: str, files: Sequence[DeclaredFile]
-) -> Upload:
+) -> UploadDocument:
     """Open an upload of these files and reserve their bytes.
 
     Raises `AdapterNotFound`, `CountReached`, `UploadTooLarge`, `StorageFull`.
@@ -26,10 +27,10 @@ async def open_upload(
     upload = await repository.open(name, files, uploads.terms, uow.actor.name)
     after = {"files": upload.files, "expires_at": upload.expires_at.isoformat()}
     await uow.audit.record("upload.open", _target(name, upload), None, after, tenant_id=tenant_id)
-    return upload
+    return UploadDocument.of(upload, name)
 
 
-async def abort_upload(uow: UnitOfWork, tenant_id: UUID, upload_id: UUID) -> Upload:
+async def abort_upload(uow: UnitOfWork, tenant_id: UUID, upload_id: UUID) -> None:
     """Abort an upload; repeating it changes nothing. Delete its parts with `Uploads.discard` after the commit.
 
     Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed`.
@@ -41,14 +42,14 @@ async def abort_upload(uow: UnitOfWork, tenant_id: UUID, upload_id: UUID) -> Upl
         target = _target(await repository.adapter_name(upload), upload)
         states = {"state": before}, {"state": upload.state}
         await uow.audit.record("upload.abort", target, *states, tenant_id=tenant_id)
-    return upload
 
 
 async def complete_upload(
     uploads: Uploads, actor: Actor, tenant_id: UUID, upload_id: UUID
-) -> tuple[str, AdapterVersion]:
-    """Assemble the parts and register the version; return the adapter's name and the version. Raises as `Uploads.complete`."""
-    return await uploads.complete(tenant_id, upload_id, actor)
+) -> AcceptedVersion:
+    """Assemble the parts and register the version. Raises as `Uploads.complete`."""
+    name, version = await uploads.complete(tenant_id, upload_id, actor)
+    return _accepted(name, version)
 
 
 async def submit_folder(
@@ -60,11 +61,16 @@ async def submit_folder(
     *,
     size_bytes: int,
     upload_id: UUID,
-) -> AdapterVersion:
+) -> AcceptedVersion:
     """Receive a whole adapter and register the version. Raises as `Uploads.submit`."""
-    return await uploads.submit(
+    version = await uploads.submit(
         tenant_id, name, receive, size_bytes=size_bytes, actor=actor, upload_id=upload_id
     )
+    return _accepted(name, version)
+
+
+def _accepted(name: str, version: AdapterVersion) -> AcceptedVersion:
+    return AcceptedVersion(name=name, version=version.version, digest=version.digest, state=version.state)
 
 
 def _target(name: str, upload: Upload) -> str:

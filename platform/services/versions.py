@@ -9,10 +9,11 @@ from uuid import UUID
 
 from loraplex.tenants.admission import fences
 from loraplex.tenants.errors import InUse
-from loraplex.tenants.models import AdapterVersion
+from loraplex.tenants.models import Adapter, AdapterVersion
 from loraplex.tenants.registry.adapters import AdapterRepository, ProfileChange, require_revision
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion
+from loraplex.tenants.registry.records import VersionDocument
 from loraplex.tenants.registry.versions import VersionStates, target_of
 from loraplex.tenants.unit_of_work import UnitOfWork
 
@@ -25,79 +26,76 @@ async def change_profile(
     change: ProfileChange,
     *,
     seen: int | None = None,
-) -> AdapterVersion:
+) -> VersionDocument:
     """Change the tool style or the sampling defaults. `seen`: the revision that the author has read, None for any.
 
     Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, and `ProfileFixed` after the version's first alias.
     """
-    adapters = AdapterRepository(uow.session, tenant_id)
-    before = _profile(await adapters.version_of(await adapters.locked(name), version))
-    record = await adapters.change_profile(name, version, change, seen)
+    before = _profile((await _locked(uow, tenant_id, name, version))[1])
+    record = await AdapterRepository(uow.session, tenant_id).change_profile(name, version, change, seen)
     target = target_of(name, version)
     await uow.audit.record("version.change", target, before, _profile(record), tenant_id=tenant_id)
-    return record
+    return VersionDocument.of(name, record)
 
 
 async def deprecate(
     uow: UnitOfWork, tenant_id: UUID, name: str, version: int, *, seen: int | None = None
-) -> AdapterVersion:
+) -> VersionDocument:
     """Take a ready version out of service: no alias may point to it, and `name@version` is refused from now on. Requests that
     run on it end on it. `seen` as in `change_profile`.
 
     Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, `VersionStateChanged` for a version that is not ready, and
     `InUse` while an alias points to it.
     """
-    adapters = AdapterRepository(uow.session, tenant_id)
-    adapter = await adapters.locked(name)
-    record = await adapters.version_of(adapter, version)
-    if seen is not None:
-        require_revision(record, seen)
+    adapter, record = await _locked(uow, tenant_id, name, version)
+    require_revision(record, seen)
     if names := await AliasRepository(uow.session, tenant_id).pointing_to(adapter, version):
         raise InUse(f"these aliases point to version {version}: {', '.join(names)}; move them first")
     states = VersionStates(uow.session, tenant_id, uow.audit)
-    return await states.move(record.id, "deprecated", expected=("ready",))
+    moved = await states.move(record.id, "deprecated", expected=("ready",))
+    return VersionDocument.of(name, moved)
 
 
 async def restore(
     uow: UnitOfWork, tenant_id: UUID, name: str, version: int, *, seen: int | None = None
-) -> AdapterVersion:
+) -> VersionDocument:
     """Make a deprecated version ready again. `seen` as in `change_profile`.
 
     Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, and `VersionStateChanged` for a version that is not deprecated.
     """
-    adapters = AdapterRepository(uow.session, tenant_id)
-    record = await adapters.version_of(await adapters.locked(name), version)
-    if seen is not None:
-        require_revision(record, seen)
+    _, record = await _locked(uow, tenant_id, name, version)
+    require_revision(record, seen)
     states = VersionStates(uow.session, tenant_id, uow.audit)
-    return await states.move(record.id, "ready", expected=("deprecated",))
+    moved = await states.move(record.id, "ready", expected=("deprecated",))
+    return VersionDocument.of(name, moved)
 
 
 async def delete(
     uow: UnitOfWork, tenant_id: UUID, name: str, version: int, *, seen: int | None = None
-) -> AdapterVersion:
-    """Delete a version; repeating it changes nothing. A gateway removes the files later. `seen` as in `change_profile`.
+) -> UUID:
+    """Delete a version; repeating it changes nothing. A gateway removes the files later. Return the adapter's id. `seen` as in
+    `change_profile`.
 
     Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, and `InUse` while an alias points to it, it is being
     validated, or requests run on it. Requests are known once every gateway has shipped its journal: `QuotaUnavailable`
     until then.
     """
     await fences.ship_everywhere(uow.database, tenant_id)
-    adapters = AdapterRepository(uow.session, tenant_id)
     # Under the lock: of two deletions at once only one changes the state.
-    state = (await adapters.version_of(await adapters.locked(name), version)).state
+    state = (await _locked(uow, tenant_id, name, version))[1].state
     record = await AdapterDeletion(uow.session, tenant_id).delete_version(name, version, seen)
     if state != record.state:
         before, after = {"state": state, "digest": record.digest}, {"state": record.state}
         target = target_of(name, version)
         await uow.audit.record("version.delete", target, before, after, tenant_id=tenant_id)
-    return record
+    return record.adapter_id
 
 
 async def force_delete(
     uow: UnitOfWork, tenant_id: UUID, name: str, version: int, *, end_running: bool = True
-) -> AdapterVersion:
-    """Delete a version as an operator, even while requests run on it; `end_running` as in `adapters.force_delete`.
+) -> UUID:
+    """Delete a version as an operator, even while requests run on it. Return the adapter's id. `end_running` as in
+    `adapters.force_delete`.
 
     Raises `AdapterNotFound`, `VersionNotFound`, and `InUse` while an alias points to it or it is being validated.
     """
@@ -107,17 +105,27 @@ async def force_delete(
     await uow.audit.record("version.delete", target_of(name, version), before, after, tenant_id=tenant_id)
     if end_running:
         await fences.end_running(uow.session, tenant_id, adapter_id=record.adapter_id, version=version)
-    return record
+    return record.adapter_id
 
 
-async def lift_quarantine(uow: UnitOfWork, tenant_id: UUID, name: str, version: int) -> AdapterVersion:
+async def lift_quarantine(uow: UnitOfWork, tenant_id: UUID, name: str, version: int) -> VersionDocument:
     """Make a quarantined version ready again, as an operator.
 
     Raises `AdapterNotFound`, `VersionNotFound`, and `VersionStateChanged` for a version that is not quarantined.
     """
     record = await AdapterRepository(uow.session, tenant_id).version(name, version)
     states = VersionStates(uow.session, tenant_id, uow.audit)
-    return await states.move(record.id, "ready", expected=("quarantined",))
+    moved = await states.move(record.id, "ready", expected=("quarantined",))
+    return VersionDocument.of(name, moved)
+
+
+async def _locked(
+    uow: UnitOfWork, tenant_id: UUID, name: str, version: int
+) -> tuple[Adapter, AdapterVersion]:
+    """Return a version and its adapter, which is locked until the transaction ends."""
+    adapters = AdapterRepository(uow.session, tenant_id)
+    adapter = await adapters.locked(name)
+    return adapter, await adapters.version_of(adapter, version)
 
 
 def _profile(record: AdapterVersion) -> dict[str, Any]:

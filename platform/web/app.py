@@ -25,6 +25,7 @@ from loraplex.platform.observability.request_record import (
     RequestObserver,
     request_record_of,
 )
+from loraplex.platform.web.adapters.upload_receiver import UploadReceiver
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.inference_plane import InferencePlane
 from loraplex.platform.web.openai import routes as openai
@@ -69,6 +70,7 @@ def create_app(
     app.include_router(openai.router)
     endpoint = ManagementEndpoint(dependencies)
     app.state.planes = Planes(dependencies, authenticator, endpoint)
+    app.state.upload_receiver = UploadReceiver(dependencies.uploads.in_turns(endpoint.transaction_slot))
     app.include_router(tenant_router(dependencies, endpoint, authenticator))
     app.include_router(operator_router(dependencies, endpoint, authenticator))
     app.include_router(docs_router())

@@ -138,17 +138,23 @@ def actor_of(request: Request, caller: ManagementCaller) -> Actor:
 
 def repeatable_of(request: Request, caller: ManagementCaller) -> RepeatableRequest | None:
     """Return the identity of a POST with an Idempotency-Key; None without one. Raises `InvalidParameter`."""
-    given = request.headers.getlist("idempotency-key")
-    if request.method != "POST" or not given:
+    key = idempotency_key(request) if request.method == "POST" else None
+    if key is None:
         return None
-    if len(given) != 1 or not _IDEMPOTENCY_KEY.fullmatch(given[0]):
-        raise InvalidParameter(
-            "Idempotency-Key must be one text of 1 to 255 visible ASCII characters.", param="Idempotency-Key"
-        )
     return RepeatableRequest(
         caller=f"key:{caller.api_key_id}",
-        key=given[0],
+        key=key,
         route=f"{request.method} {request.url.path}",
         body_sha256=body_sha256(request),
         tenant_id=tenant_of(caller),
     )
+
+
+def idempotency_key(request: Request) -> str | None:
+    """Return the Idempotency-Key; None without one. Raises `InvalidParameter`."""
+    given = request.headers.getlist("idempotency-key")
+    if given and (len(given) != 1 or not _IDEMPOTENCY_KEY.fullmatch(given[0])):
+        raise InvalidParameter(
+            "Idempotency-Key must be one text of 1 to 255 visible ASCII characters.", param="Idempotency-Key"
+        )
+    return given[0] if given else None

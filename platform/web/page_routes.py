@@ -10,10 +10,8 @@ from loraplex.platform.web.account.mailed_link_pages import mailed_links_pages
 from loraplex.platform.web.account.oidc_pages import oidc_pages
 from loraplex.platform.web.account.pages import account_pages
 from loraplex.platform.web.account.sign_in_pages import sign_in_pages
-from loraplex.platform.web.adapters.alias_pages import aliases_pages
-from loraplex.platform.web.adapters.pages import adapters_pages
-from loraplex.platform.web.adapters.upload_pages import uploads_pages
-from loraplex.platform.web.adapters.version_pages import versions_pages
+from loraplex.platform.web.adapters import alias_pages, upload_pages, version_pages
+from loraplex.platform.web.adapters import pages as adapters
 from loraplex.platform.web.audit.pages import audit_pages
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
 from loraplex.platform.web.invoices.pages import billing_pages
@@ -29,6 +27,13 @@ from loraplex.platform.web.usage.pages import usage_pages
 from loraplex.platform.web.usage.request_pages import requests_pages
 from loraplex.platform.web.webhooks import pages as webhooks
 
+ROUTERS: Final = (
+    adapters.router,
+    alias_pages.router,
+    version_pages.router,
+    upload_pages.router,
+    webhooks.router,
+)
 PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     index_pages,
     sign_in_pages,
@@ -39,10 +44,6 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     audit_pages,
     billing_pages,
     keys_pages,
-    adapters_pages,
-    aliases_pages,
-    versions_pages,
-    uploads_pages,
     playground_pages,
     token_pages,
     limits_pages,
@@ -56,4 +57,4 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
 
 def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
     """Build the routers of all pages, each with absolute paths."""
-    return [webhooks.router, *(build(endpoint) for build in PAGES)]
+    return [*ROUTERS, *(build(endpoint) for build in PAGES)]

@@ -25,7 +25,7 @@ from loraplex.platform.auth.authenticator import Authenticator, Caller, Operator
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.web.cursors import Page
 from loraplex.platform.web.endpoint import ManagementEndpoint, actor_of, repeatable_of, tenant_of
-from loraplex.platform.web.etags import if_match
+from loraplex.platform.web.etags import if_match, if_match_or_any
 from loraplex.platform.web.responses import ApiResponse, from_stored, reply_with, respond, to_stored
 from loraplex.platform.web.sorting import KeyT, RowT, SortOrder
 from loraplex.tenants.actors import Actor
@@ -66,6 +66,11 @@ class PlaneRequest(Generic[CallerT]):
     def if_match(self) -> int:
         """The revision that the author of a change has read. Raises `PreconditionRequired`, `InvalidParameter`."""
         return if_match(self.http)
+
+    @property
+    def if_match_or_any(self) -> int | None:
+        """The same where the header may be absent: None for any revision. Raises `InvalidParameter`."""
+        return if_match_or_any(self.http)
 
     @property
     def actor(self) -> Actor:

@@ -54,7 +54,11 @@ def respond(response: ApiResponse) -> Response:
 
 
 def reply_with(record: BaseModel | None, status: int) -> ApiResponse:
-    """Reply with what a use case or query returned. Its `revision` is its ETag; a secret is kept by no cache."""
+    """Reply with what a use case or query returned; nothing of it is sent with 204. Its `revision` is its ETag; a secret is
+    kept by no cache.
+    """
+    if status == 204:
+        return ApiResponse(status)
     headers = {"cache-control": "no-store"} if isinstance(record, OneTimeSecret) else {}
     return ApiResponse(status, record, getattr(record, "revision", None), headers)
 

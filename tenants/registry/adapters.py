@@ -84,15 +84,6 @@ class AdapterRepository:
             raise NameTaken(f"an adapter named {name} exists already")
         return adapter
 
-    async def describe(self, name: str, description: str, seen: int | None) -> Adapter:
-        """Raises `AdapterNotFound`, or `RevisionMoved` unless `seen` is its revision, or None."""
-        adapter = await self.locked(name)
-        if seen is not None:
-            require_revision(adapter, seen)
-        adapter.description = description
-        await self._session.flush()
-        return adapter
-
     async def get(self, name: str) -> Adapter:
         """Raises `AdapterNotFound`."""
         return await self._one(self._live().where(Adapter.name == name), name)
@@ -177,8 +168,7 @@ class AdapterRepository:
         """
         adapter = await self.locked(name)
         record = await self.version_of(adapter, version)
-        if seen is not None:
-            require_revision(record, seen)
+        require_revision(record, seen)
         if record.aliased_at is not None:
             raise ProfileFixed(
                 f"version {version} of adapter {name} has had an alias: its profile is fixed; push the files again with another"
@@ -310,9 +300,9 @@ def present(adapter: Adapter) -> Select[AdapterVersion]:
     )
 
 
-def require_revision(record: Adapter | AdapterVersion, seen: int) -> None:
-    """Raises `RevisionMoved`. The caller has locked the record until the transaction ends."""
-    if record.revision != seen:
+def require_revision(record: Adapter | AdapterVersion, seen: int | None) -> None:
+    """Raises `RevisionMoved` unless `seen` is the record's revision, or None. The caller has locked it until the transaction ends."""
+    if seen is not None and record.revision != seen:
         raise RevisionMoved("it has changed since it was read: read it again, then repeat the change")
 
 

@@ -10,6 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.database import default_limits
+from loraplex.tenants.registry.storage_quota import StorageQuota
 
 _PAGE: Final = text("""
 SELECT a.id, a.name, a.description, p.targets, n.version, n.state, s.versions, s.size_bytes,
@@ -48,14 +49,14 @@ SELECT (SELECT count(*) FROM adapters WHERE tenant_id = :tenant_id AND deleted_a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSummary:
-    """`production`: version -> weight in percent, None without that alias. `version` and `state`: the newest version, None
+    """`production`: version -> weight in percent, empty without that alias. `version` and `state`: the newest version, None
     without one. `size_bytes` counts the versions with files.
     """
 
     id: UUID
     name: str
     description: str
-    production: Mapping[int, int] | None
+    production: Mapping[int, int]
     version: int | None
     state: str | None
     versions: int
@@ -64,11 +65,12 @@ class AdapterSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterRoom:
-    """The number of adapters, and the limits in force of their number and bytes."""
+class AdapterSpace:
+    """What a tenant's adapters use, open uploads included, and the limits in force."""
 
     adapters: int
     max_adapters: int
+    used_bytes: int
     max_bytes: int
 
 
@@ -90,7 +92,7 @@ class AdapterCatalog:
                 id=row.id,
                 name=row.name,
                 description=row.description,
-                production=None if row.targets is None else {int(key): n for key, n in row.targets.items()},
+                production={int(version): weight for version, weight in (row.targets or {}).items()},
                 version=row.version,
                 state=row.state,
                 versions=row.versions,
@@ -105,12 +107,13 @@ class AdapterCatalog:
         rows = await self._session.execute(_DIGESTS, {"tenant_id": self._tenant_id, "ids": [*ids]})
         return {adapter_id: digests for adapter_id, digests in rows}
 
-    async def room(self) -> AdapterRoom:
-        """The number of adapters, and the limits of the tenant: its own, else the installation's."""
+    async def space(self) -> AdapterSpace:
+        """What the adapters use of the tenant's limits: its own, else the installation's."""
         row = (await self._session.execute(_ROOM, {"tenant_id": self._tenant_id})).one()
         limits = default_limits(self._session)
-        return AdapterRoom(
+        return AdapterSpace(
             row[0],
             limits.in_force("max_adapters", row[1]),
+            await StorageQuota(self._session, self._tenant_id).used(),
             limits.in_force("max_adapter_bytes", row[2]),
         )

@@ -51,8 +51,7 @@ class AdapterDeletion:
         """
         adapter = await self._adapters.locked(name)
         record = await self._adapters.version_of(adapter, version)
-        if seen is not None:
-            require_revision(record, seen)
+        require_revision(record, seen)
         if record.state == DELETING:
             return record
         if aliases := await AliasRepository(self._session, self._tenant_id).pointing_to(adapter, version):
@@ -70,8 +69,7 @@ class AdapterDeletion:
         requests run on one.
         """
         adapter = await self._adapters.locked(name)
-        if seen is not None:
-            require_revision(adapter, seen)
+        require_revision(adapter, seen)
         aliases = await AliasRepository(self._session, self._tenant_id).list(name)
         if aliases:
             names = ", ".join(state.alias for state in aliases)

@@ -17,10 +17,10 @@ from loraplex.platform.web.adapters.validation_report import Report, report_of
 from loraplex.platform.web.keys.queries import hours_until
 from loraplex.tenants.audit_queries import audit_entries
 from loraplex.tenants.ledger.recent_requests import VersionUse, hourly_requests, version_uses
-from loraplex.tenants.models import AdapterVersion
+from loraplex.tenants.registry import queries
 from loraplex.tenants.registry.adapters import SERVING_STATES, AdapterRepository
-from loraplex.tenants.registry.aliases import AliasRepository, AliasState
-from loraplex.tenants.registry.uploads import UploadRepository
+from loraplex.tenants.registry.aliases import AliasRepository
+from loraplex.tenants.registry.records import AdapterDocument, AliasDocument, VersionDocument
 from loraplex.tenants.registry.versions import target_of
 
 PAGE: Final = 50
@@ -42,39 +42,23 @@ class Target:
     observed_permille: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alias:
-    """`generation` is its revision. `previous`: version -> weight of a rollback, None where there is nothing to go back to."""
+@dataclass(frozen=True, slots=True)
+class AliasUse:
+    """An alias, and its targets with what they answered."""
 
-    alias: str
-    generation: int
+    record: AliasDocument
     targets: Sequence[Target]
-    previous: Mapping[int, int] | None
-    updated_at: datetime
-
-    @property
-    def weights(self) -> dict[int, int]:
-        """The weights of its versions in percent."""
-        return {target.version: target.weight for target in self.targets}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
-    """`digest` and `rank` are None until the files were validated; `tier` is None unless its files are stored and known.
+class ListedVersion:
+    """A version, the aliases that lead to it, and its use. `tier` is None unless its files are stored and known.
 
     `load_ms`: by how much its next request waits longer because it is not on the device; None where that is not known.
     """
 
-    version: int
-    state: str
+    record: VersionDocument
     aliases: Sequence[str]
-    digest: str | None
-    rank: int | None
-    size_bytes: int
-    tool_style: str | None
-    created_at: datetime
-    created_by: str | None
-    revision: int
     use: VersionUse | None
     tier: Tier | None
     load_ms: float | None
@@ -86,13 +70,9 @@ class AdapterDetail:
     versions counts the tenant's newest requests only.
     """
 
-    id: UUID
-    name: str
-    description: str
-    revision: int
-    created_at: datetime
-    aliases: Sequence[Alias]
-    versions: Sequence[Version]
+    record: AdapterDocument
+    aliases: Sequence[AliasUse]
+    versions: Sequence[ListedVersion]
     older: int | None
     requests_24h: int
     is_sample: bool
@@ -101,19 +81,11 @@ class AdapterDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionDetail:
-    """One version with its report. `config` is None until the files were validated.
-
-    `quarantined_at` and `quarantine_reason` are those of the audit log; None unless the version is quarantined now.
+    """A version with its report. `quarantined_at` and `quarantine_reason` are those of the audit log; None unless the version is
+    quarantined now.
     """
 
-    name: str
-    version: int
-    state: str
-    digest: str | None
-    revision: int
-    created_by: str | None
-    created_at: datetime
-    config: Mapping[str, Any] | None
+    record: VersionDocument
     report: Report
     quarantined_at: datetime | None
     quarantine_reason: str | None
@@ -127,18 +99,6 @@ class DiffLine:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenUpload:
-    """An upload that waits for parts. `files`: name, size in bytes, SHA-256 in hexadecimal digits. `received` in bytes."""
-
-    id: UUID
-    created_by: str | None
-    expires_at: datetime
-    files: Sequence[tuple[str, int, str]]
-    size_bytes: int
-    received_bytes: int
-
-
 async def adapter(
     session: AsyncSession,
     tenant_id: UUID,
@@ -148,23 +108,20 @@ async def adapter(
 ) -> AdapterDetail:
     """Return an adapter with all its aliases and at most 50 versions older than `before`. Raises `AdapterNotFound`."""
     repository = AdapterRepository(session, tenant_id)
-    record = await repository.get(name)
-    states = await AliasRepository(session, tenant_id).page_of(record, None, None)
+    row = await repository.get(name)
+    states = await AliasRepository(session, tenant_id).page_of(row, None, None)
+    aliases = [AliasDocument.of(name, state) for state in states]
     found = await repository.version_page(name, before, PAGE + 1)
-    shown = found[:PAGE]
+    shown = [VersionDocument.of(name, each) for each in found[:PAGE]]
     now = datetime.now(UTC)
-    uses = await version_uses(session, tenant_id, record.id, now - DAY)
-    counts = await hourly_requests(session, tenant_id, "adapter", [record.id], hours_until(now)[0])
+    uses = await version_uses(session, tenant_id, row.id, now - DAY)
+    counts = await hourly_requests(session, tenant_id, "adapter", [row.id], hours_until(now)[0])
     return AdapterDetail(
-        id=record.id,
-        name=record.name,
-        description=record.description,
-        revision=record.revision,
-        created_at=record.created_at,
-        aliases=[_alias(state, uses.by_version) for state in _production_first(states)],
-        versions=[_version(each, states, uses.by_version, residency) for each in shown],
+        record=AdapterDocument.model_validate(row),
+        aliases=[_alias(each, uses.by_version) for each in _production_first(aliases)],
+        versions=[_version(each, aliases, uses.by_version, residency) for each in shown],
         older=shown[-1].version if len(found) > PAGE else None,
-        requests_24h=sum(counts[record.id].values()),
+        requests_24h=sum(counts[row.id].values()),
         is_sample=uses.is_partial,
         is_residency_known=residency is not None and residency.is_known,
     )
@@ -172,21 +129,13 @@ async def adapter(
 
 async def version(session: AsyncSession, tenant_id: UUID, name: str, number: int) -> VersionDetail:
     """Return one version with its report. Raises `AdapterNotFound`, `VersionNotFound`."""
-    repository = AdapterRepository(session, tenant_id)
-    record = await repository.version(name, number)
+    record = await queries.version(session, tenant_id, name, number)
     entry = None
     if record.state == "quarantined":
         filters = {"target": target_of(name, number), "action": "version.quarantine"}
         entry = next(iter(await audit_entries(session, tenant_id, filters, None, limit=1)), None)
     return VersionDetail(
-        name=name,
-        version=record.version,
-        state=record.state,
-        digest=record.digest,
-        revision=record.revision,
-        created_by=record.created_by,
-        created_at=record.created_at,
-        config=record.config,
+        record=record,
         report=report_of(record.report, record.state),
         quarantined_at=None if entry is None else entry.at,
         quarantine_reason=None if entry is None else (entry.after or {}).get("reason"),
@@ -205,30 +154,6 @@ async def alias_author(session: AsyncSession, tenant_id: UUID, name: str, alias:
         session, tenant_id, {"target": f"adapters/{name}/aliases/{alias}"}, None, limit=1
     )
     return found[0].actor if found else None
-
-
-async def names(session: AsyncSession, tenant_id: UUID) -> list[str]:
-    """Return the names of the tenant's adapters, sorted."""
-    return [record.name for record in await AdapterRepository(session, tenant_id).list()]
-
-
-async def open_uploads(session: AsyncSession, tenant_id: UUID, name: str) -> list[OpenUpload]:
-    """Return the adapter's uploads that wait for parts, newest first. Raises `AdapterNotFound`."""
-    record = await AdapterRepository(session, tenant_id).get(name)
-    repository = UploadRepository(session, tenant_id)
-    uploads = await repository.open_of(record.id)
-    received = await repository.received([upload.id for upload in uploads])
-    return [
-        OpenUpload(
-            id=upload.id,
-            created_by=upload.created_by,
-            expires_at=upload.expires_at,
-            files=[(file["name"], file["size"], file["sha256"]) for file in upload.files],
-            size_bytes=upload.size_bytes,
-            received_bytes=received.get(upload.id, 0),
-        )
-        for upload in uploads
-    ]
 
 
 def config_diff(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[DiffLine]:
@@ -250,26 +175,23 @@ def _lines(config: Mapping[str, Any] | None) -> list[str]:
     return ["{", *inner[:-1], *(line.removesuffix(",") for line in inner[-1:]), "}"]
 
 
-def _production_first(states: Sequence[AliasState]) -> list[AliasState]:
-    return sorted(states, key=lambda state: (state.alias != "production", state.alias))
+def _production_first(aliases: Sequence[AliasDocument]) -> list[AliasDocument]:
+    return sorted(aliases, key=lambda each: (each.alias != "production", each.alias))
 
 
-def _alias(state: AliasState, uses: Mapping[int, VersionUse]) -> Alias:
-    answered = sum(uses[version].requests for version in state.targets if version in uses)
-    return Alias(
-        alias=state.alias,
-        generation=state.generation,
-        targets=[
+def _alias(record: AliasDocument, uses: Mapping[int, VersionUse]) -> AliasUse:
+    answered = sum(uses[version].requests for version in record.targets if version in uses)
+    return AliasUse(
+        record,
+        [
             Target(
-                version=version,
-                weight=state.targets[version],
-                use=uses.get(version),
-                observed_permille=_permille(uses.get(version), answered),
+                version=share.version,
+                weight=share.weight,
+                use=uses.get(share.version),
+                observed_permille=_permille(uses.get(share.version), answered),
             )
-            for version in sorted(state.targets)
+            for share in record.split
         ],
-        previous=state.previous,
-        updated_at=state.updated_at,
     )
 
 
@@ -281,32 +203,24 @@ def _permille(use: VersionUse | None, answered: int) -> int | None:
 
 
 def _version(
-    record: AdapterVersion,
-    states: Sequence[AliasState],
+    record: VersionDocument,
+    aliases: Sequence[AliasDocument],
     uses: Mapping[int, VersionUse],
     residency: Residency | None,
-) -> Version:
+) -> ListedVersion:
     tier: Tier | None = None
     load_ms: float | None = None
     if residency is not None and record.digest is not None and record.state in SERVING_STATES:
         tier = residency.tier([record.digest])
         load_ms = None if tier is None else residency.load_ms(tier, record.size_bytes)
-    return Version(
-        version=record.version,
-        state=record.state,
-        aliases=[_share(state, record.version) for state in states if record.version in state.targets],
-        digest=record.digest,
-        rank=record.rank,
-        size_bytes=record.size_bytes,
-        tool_style=record.tool_style,
-        created_at=record.created_at,
-        created_by=record.created_by,
-        revision=record.revision,
+    return ListedVersion(
+        record=record,
+        aliases=[_share(alias, record.version) for alias in aliases if record.version in alias.targets],
         use=uses.get(record.version),
         tier=tier,
         load_ms=load_ms,
     )
 
 
-def _share(state: AliasState, version: int) -> str:
-    return state.alias if len(state.targets) == 1 else f"{state.alias} {state.targets[version]} %"
+def _share(alias: AliasDocument, version: int) -> str:
+    return alias.alias if alias.version is not None else f"{alias.alias} {alias.targets[version]} %"

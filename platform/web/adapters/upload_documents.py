@@ -1,30 +1,23 @@
-"""Request and response schemas of the upload routes, and the parsers of their headers."""
+"""What the upload routes are sent: the declared files, bodies and their digest."""
 
 import base64
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
-from uuid import UUID
 
 from pydantic import Field, field_validator, model_validator
 from starlette.requests import Request
 
 from loraplex.adapters.limits import DEFAULT_LIMITS
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, max_file_bytes
-from loraplex.adapters.uploads.parts import part_count
 from loraplex.adapters.validation.upload_files import PICKLE_FILE, PICKLE_REASON
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.web.request_bodies import RequestModel
-from loraplex.platform.web.responses import ResponseModel
-from loraplex.tenants.models import AdapterVersion, Upload, UploadPart
-from loraplex.tenants.records import UtcTime
 from loraplex.tenants.registry.uploads import DeclaredFile
 
 FileName = Literal["adapter_config.json", "adapter_model.safetensors"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MAX_BYTES: Final = max_file_bytes(DEFAULT_LIMITS)
 _CONTENT_DIGEST: Final = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):\s*(?:,|$)")
-_IDEMPOTENCY_KEY: Final = re.compile(r"[!-~]{1,255}")
 
 
 class FileBody(RequestModel):
@@ -62,67 +55,6 @@ class UploadBody(RequestModel):
         ]
 
 
-class FileDocument(ResponseModel):
-    """`parts`: the number of parts, numbered from 1. All but the last have the upload's `part_size` bytes."""
-
-    name: str
-    size: int
-    sha256: str
-    parts: int
-
-
-class PartDocument(ResponseModel):
-    file: str
-    number: int
-    size: int
-    sha256: str
-
-
-class UploadDocument(ResponseModel):
-    """`received` lists the stored parts. `version`: the version that the completed upload created."""
-
-    id: UUID
-    adapter: str
-    state: str
-    part_size: int
-    expires_at: UtcTime
-    files: list[FileDocument]
-    received: list[PartDocument]
-    version: int | None
-
-
-class AcceptedVersion(ResponseModel):
-    """`digest` is null until validation has computed it."""
-
-    name: str
-    version: int
-    digest: str | None
-    state: str
-
-
-def upload_response(upload: Upload, adapter: str, parts: Sequence[UploadPart]) -> UploadDocument:
-    return UploadDocument(
-        id=upload.id,
-        adapter=adapter,
-        state=upload.state,
-        part_size=upload.part_size,
-        expires_at=upload.expires_at,
-        files=[
-            FileDocument(**file, parts=part_count(file["size"], upload.part_size)) for file in upload.files
-        ],
-        received=[part_response(part.file, part.number, part.size_bytes, part.sha256) for part in parts],
-        version=upload.version,
-    )
-
-
-def part_response(file: str, number: int, size: int, sha256: str) -> PartDocument:
-    return PartDocument(file=file, number=number, size=size, sha256=sha256)
-
-
-def accepted_version(name: str, version: AdapterVersion) -> AcceptedVersion:
-    return AcceptedVersion(name=name, version=version.version, digest=version.digest, state=version.state)
-
-
 def content_digest(request: Request) -> str | None:
     """Return the SHA-256 of Content-Digest (RFC 9530) in hexadecimal digits; None without the header.
 
@@ -137,16 +69,6 @@ def content_digest(request: Request) -> str | None:
             "Content-Digest must hold `sha-256=:<the hash in base64>:`.", param="Content-Digest"
         )
     return base64.b64decode(match[1]).hex()
-
-
-def idempotency_key(request: Request) -> str | None:
-    """Return the Idempotency-Key; None without one. Raises `InvalidParameter`."""
-    given = request.headers.getlist("idempotency-key")
-    if given and (len(given) != 1 or not _IDEMPOTENCY_KEY.fullmatch(given[0])):
-        raise InvalidParameter(
-            "Idempotency-Key must be one text of 1 to 255 visible ASCII characters.", param="Idempotency-Key"
-        )
-    return given[0] if given else None
 
 
 def binary_body() -> dict[str, Any]:

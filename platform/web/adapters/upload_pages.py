@@ -1,44 +1,19 @@
 """The upload page: `/console/adapters/{name}/upload`. Its script sends the files to the API, with a bearer of ten minutes."""
 
-from typing import Annotated, Final
-
-from fastapi import APIRouter, Depends
-from sqlalchemy.ext.asyncio import AsyncSession
-from starlette.requests import Request
+from fastapi import APIRouter
 from starlette.responses import Response
 
-from loraplex.platform.services.people.identity import ConsoleSession
-from loraplex.platform.web.adapters import adapter_queries as detail
-from loraplex.platform.web.adapters import queries as listing
-from loraplex.platform.web.adapters.pages import ONE
-from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.console.legacy_forms import tenant_of
+from loraplex.platform.web.adapters.adapter_queries import MAX_FILE_BYTES
+from loraplex.platform.web.adapters.pages import ONE, Writer
+from loraplex.platform.web.adapters.queries import space
+from loraplex.tenants.registry import queries
 
-UPLOAD: Final = f"{ONE}/upload"
+router = APIRouter()
 
 
-def uploads_pages(endpoint: ConsoleEndpoint) -> APIRouter:
-    """Build the route of the upload page."""
-    router = APIRouter()
-    writer = Depends(endpoint.requires("adapters:write"))
-
-    @router.get(UPLOAD)
-    async def upload(name: str, request: Request, session: Annotated[ConsoleSession, writer]) -> Response:
-        tenant_id = tenant_of(session)
-
-        async def find(found: AsyncSession) -> tuple[list[detail.OpenUpload], listing.Space]:
-            return (
-                await detail.open_uploads(found, tenant_id, name),
-                await listing.space(found, tenant_id),
-            )
-
-        uploads, space = await endpoint.query(session, find)
-        return endpoint.page(
-            *(request, session, "adapters/upload.html"),
-            name=name,
-            uploads=uploads,
-            space=space,
-            max_bytes=detail.MAX_FILE_BYTES,
-        )
-
-    return router
+@router.get(f"{ONE}/upload")
+async def upload(page: Writer, name: str) -> Response:
+    async with page.reading() as session:
+        uploads = await queries.open_uploads(session, page.tenant_id, name)
+        used = await space(session, page.tenant_id)
+    return page.show("adapters/upload.html", name=name, uploads=uploads, space=used, max_bytes=MAX_FILE_BYTES)

@@ -1,19 +1,21 @@
 """The validation of a version, check by check, in the order in which the checks run.
 
-Invariant: every check that the validation can fail has a text on how to mend it. Findings quote a tenant's files: they are text,
+Invariant: every check that the validation can fail has a remediation. Findings quote a tenant's files: they are text,
 never markup.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
+
+from loraplex.tenants.registry.records import CheckDocument, ReportDocument
 
 CheckState: TypeAlias = Literal["passed", "warning", "failed", "open"]
 CHECKS: Final = (
     *("files", "manifest", "header", "tensor_names", "target_modules", "patterns", "pairs"),
     *("shapes", "ranks", "base_copies", "finite", "effect", "probe"),
 )
-HOW_TO_MEND: Final[Mapping[str, str]] = {
+REMEDIATIONS: Final[Mapping[str, str]] = {
     "files": "Upload exactly adapter_config.json and adapter_model.safetensors, as PEFT's save_pretrained writes them. Leave out"
     " checkpoints, tokenizer files and pickled weights.",
     "manifest": "Change the named field of adapter_config.json. Only plain LoRA is served: convert DoRA, PiSSA or LoftQ adapters"
@@ -47,12 +49,12 @@ _OTHER: Final = "Save the adapter again with PEFT, and upload it again."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRow:
-    """`finding` is empty while the check is open; `mend` is empty unless it failed."""
+    """`finding` is empty while the check is open; `remediation` is empty unless it failed."""
 
     name: str
     state: CheckState
     finding: str = ""
-    mend: str = ""
+    remediation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +78,20 @@ class Report:
         return next((check for check in self.checks if check.state == "failed"), None)
 
 
-def report_of(stored: Mapping[str, Any], state: str) -> Report:
+def report_of(stored: ReportDocument, state: str) -> Report:
     """Return the report of a version in this state from what is stored. Checks that did not run yet are open while the version is
     being validated, and absent afterwards. A check that is stored twice counts once, as its last entry says.
     """
-    found = {str(each["name"]): _row(each) for each in stored.get("checks", ())}
+    found = {check.name: _row(check) for check in stored.checks}
     running = state == "validating"
     names = [name for name in CHECKS if name in found or running]
     names += [name for name in found if name not in CHECKS]
     return Report([found.get(name) or CheckRow(name=name, state="open") for name in names], running)
 
 
-def _row(check: Mapping[str, Any]) -> CheckRow:
-    name, finding = str(check["name"]), str(check["detail"])
-    if not check["passed"]:
-        return CheckRow(name=name, state="failed", finding=finding, mend=HOW_TO_MEND.get(name, _OTHER))
-    return CheckRow(name=name, state="warning" if check.get("warning") else "passed", finding=finding)
+def _row(check: CheckDocument) -> CheckRow:
+    if not check.passed:
+        remediation = REMEDIATIONS.get(check.name, _OTHER)
+        return CheckRow(name=check.name, state="failed", finding=check.detail, remediation=remediation)
+    state: CheckState = "warning" if check.warning else "passed"
+    return CheckRow(name=check.name, state=state, finding=check.detail)

@@ -108,8 +108,8 @@ class Home:
     async def delete(self, name: str, tenant_id: UUID | None = None) -> None:
         owner = tenant_id or self.tenant_id
         async with unit_of_work(self.database, USER, owner, None) as uow:
-            adapter = await adapters.force_delete(uow, owner, name)
-        await remove_files_of(self.database, remove_from(self.storage), adapter.id)
+            adapter_id = await adapters.force_delete(uow, owner, name)
+        await remove_files_of(self.database, remove_from(self.storage), adapter_id)
 
     async def names(self) -> list[str]:
         async with self.database.as_tenant(self.tenant_id) as session:

@@ -139,6 +139,19 @@ async def test_the_list_says_what_serves_and_where(console: Console, signed_in: 
     assert "No adapter matches the filter." in nothing.text
 
 
+async def test_the_list_continues_behind_its_fiftieth_adapter(console: Console, signed_in: SignedIn) -> None:
+    browser = await signed_in()
+    for number in range(51):
+        await add(console, browser.session.tenant_id, name=f"line-{number:02}")
+    page = await browser.page("/console/adapters?search=line")
+    assert len(page.all("tbody tr")) == 50 and page.texts("nav[aria-label=Pages] a") == ["Older"]
+    rest = await browser.page(str(page.find("nav[aria-label=Pages] a").attributes["href"]))
+    assert rest.texts("tbody th a") == ["line-50"]
+    newer = rest.find("nav[aria-label=Pages] a").attributes
+    assert newer["href"] == "/console/adapters?search=line"
+    assert (await browser.get("/console/adapters?after=line-10")).status_code == 400
+
+
 async def test_residency_says_what_the_first_request_waits(console: Console, signed_in: SignedIn) -> None:
     browser = await signed_in()
     tenant_id = browser.session.tenant_id

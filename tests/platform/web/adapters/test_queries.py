@@ -15,15 +15,23 @@ from loraplex.engine.messages import EngineStats
 from loraplex.platform.web.adapters import adapter_queries as adapter
 from loraplex.platform.web.adapters import queries as adapters
 from loraplex.platform.web.adapters.residency import Residency, residency
-from loraplex.platform.web.adapters.validation_report import CHECKS, HOW_TO_MEND, report_of
+from loraplex.platform.web.adapters.validation_report import CHECKS, REMEDIATIONS, report_of
+from loraplex.platform.web.cursors import Cursors, Page
 from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, VersionNotFound
+from loraplex.tenants.registry import queries
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
+from loraplex.tenants.registry.records import ReportDocument
 from loraplex.tenants.registry.versions import VersionStates
 
 DEVICE = Residency(device=frozenset({digest(1)}), host=frozenset({digest(1), digest(2)}))
+
+
+def part(after: str | None = None) -> Page[adapters.ListedAdapter, str]:
+    """The first part of the list, or the one after an adapter."""
+    return Page(50, after, {}, Cursors(b"", b""), adapters.BY_NAME)
 
 
 async def add_versions(
@@ -48,19 +56,24 @@ async def test_adapters_are_listed_with_production_and_newest_version(database: 
     await add_versions(database, tenant_id, "pirate", "ready", split={1: 100})
     await add_versions(database, tenant_id, "empty")
     async with database.as_tenant(tenant_id) as session:
-        coral, empty, pirate = (await adapters.adapter_page(session, tenant_id, DEVICE)).adapters
+        listed = await adapters.listed_adapters(session, tenant_id, DEVICE, part())
+        coral, empty, pirate = [each.summary for each in listed]
+        assert pirate.name == "pirate"
         assert (coral.name, coral.production, coral.version, coral.state) == (
             *("coral", {1: 90, 2: 10}),
             *(3, "quarantined"),
         )
-        assert (coral.versions, coral.size_bytes, coral.tier, pirate.tier) == (3, 30, "host", "device")
-        assert (empty.production, empty.version, empty.tier, empty.size_bytes) == ({}, None, None, 0)
-        found = await adapters.adapter_page(session, tenant_id, DEVICE, search="ira")
-        assert [each.name for each in found.adapters] == ["pirate"]
-        found = await adapters.adapter_page(session, tenant_id, DEVICE, state="quarantined", search="\0")
-        assert [each.name for each in found.adapters] == ["coral"]
-        rest = await adapters.adapter_page(session, tenant_id, DEVICE, after="coral")
-        assert [each.name for each in rest.adapters] == ["empty", "pirate"]
+        assert (coral.versions, coral.size_bytes, empty.size_bytes) == (3, 30, 0)
+        assert [each.tier for each in listed] == ["host", None, "device"]
+        assert (empty.production, empty.version) == ({}, None)
+        found = await adapters.listed_adapters(session, tenant_id, DEVICE, part(), search="ira")
+        assert [each.summary.name for each in found] == ["pirate"]
+        found = await adapters.listed_adapters(
+            session, tenant_id, DEVICE, part(), state="quarantined", search="\0"
+        )
+        assert [each.summary.name for each in found] == ["coral"]
+        rest = await adapters.listed_adapters(session, tenant_id, DEVICE, part("coral"))
+        assert [each.summary.name for each in rest] == ["empty", "pirate"]
         used = await adapters.space(session, tenant_id)
         assert (used.adapters, used.used_bytes) == (3, 40) and used.max_bytes > 40
 
@@ -83,18 +96,18 @@ async def test_an_adapter_shows_what_its_targets_answered(database: Database) ->
         ]
         second = production.targets[1].use
         assert second is not None and (second.requests, second.failed, second.completion_tokens) == (1, 1, 6)
-        assert [(each.version, each.tier, each.aliases) for each in found.versions] == [
+        assert [(each.record.version, each.tier, each.aliases) for each in found.versions] == [
             (2, "host", ["production 25 %"]),
             (1, "device", ["production 75 %"]),
         ]
-        assert found.requests_24h == 3 and not found.is_sample and production.previous is None
+        assert found.requests_24h == 3 and not found.is_sample and production.record.previous is None
         with pytest.raises(VersionNotFound):
             await adapter.version(session, tenant.id, "coral", 3)
     other = await make_tenant(database, "other")
     async with database.as_tenant(other) as session:
         with pytest.raises(AdapterNotFound):
             await adapter.adapter(session, other, "coral")
-        assert await adapter.names(session, other) == []
+        assert await queries.names(session, other) == []
 
 
 async def test_a_quarantined_version_says_why(database: Database) -> None:
@@ -137,7 +150,7 @@ def test_a_report_has_the_checks_in_their_order_and_says_how_to_mend_the_failed_
     stored = {
         "checks": [check("files"), check("manifest"), check("effect", warning=True), check("probe", False)]
     }
-    report = report_of(stored, "rejected")
+    report = report_of(ReportDocument.model_validate(stored), "rejected")
     assert [(row.name, row.state) for row in report.checks] == [
         ("files", "passed"),
         ("manifest", "passed"),
@@ -145,21 +158,23 @@ def test_a_report_has_the_checks_in_their_order_and_says_how_to_mend_the_failed_
         ("probe", "failed"),
     ]
     assert (report.passed, report.warnings, report.is_running) == (3, 1, False)
-    assert report.failed is not None and report.failed.mend == HOW_TO_MEND["probe"]
-    assert set(CHECKS) <= set(HOW_TO_MEND)
-    unknown = report_of({"checks": [check("of_tomorrow", False)]}, "rejected")
-    assert unknown.failed is not None and unknown.failed.mend
+    assert report.failed is not None and report.failed.remediation == REMEDIATIONS["probe"]
+    assert set(CHECKS) <= set(REMEDIATIONS)
+    unknown = report_of(ReportDocument.model_validate({"checks": [check("of_tomorrow", False)]}), "rejected")
+    assert unknown.failed is not None and unknown.failed.remediation
 
 
 def test_a_report_of_a_version_that_is_being_validated_has_open_checks() -> None:
-    report = report_of({"checks": []}, "validating")
+    report = report_of(ReportDocument(), "validating")
     assert [row.name for row in report.checks] == list(CHECKS) and report.is_running
-    assert {row.state for row in report.checks} == {"open"} and report_of({}, "ready").checks == []
+    assert {row.state for row in report.checks} == {"open"} and report_of(
+        ReportDocument(), "ready"
+    ).checks == []
 
 
 def test_a_check_with_a_warning_counts_once() -> None:
     stored = {"checks": [check("base_copies"), check("base_copies", warning=True)]}
-    (row,) = report_of(stored, "ready").checks
+    (row,) = report_of(ReportDocument.model_validate(stored), "ready").checks
     assert row.state == "warning"
 
 

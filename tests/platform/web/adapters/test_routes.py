@@ -42,6 +42,18 @@ async def test_the_lifecycle_of_an_adapter(tenant: ManagedTenant) -> None:
     assert (await tenant.http.post("adapters", json={"name": "pirate"})).status_code == 201
 
 
+async def test_a_repeated_creation_says_again_where_the_adapter_is(tenant: ManagedTenant) -> None:
+    first, again = [
+        await tenant.http.post("adapters", json={"name": "pirate"}, headers={"idempotency-key": "k"})
+        for _ in range(2)
+    ]
+    assert again.headers["idempotency-replayed"] == "true"
+    assert (again.status_code, again.content) == (201, first.content)
+    for header in ("location", "etag"):
+        assert again.headers[header] == first.headers[header]
+    assert await tenant.actions() == [("adapter.create", "adapters/pirate")]
+
+
 async def test_bodies_and_names(tenant: ManagedTenant) -> None:
     for body, code, param in (
         ({}, "missing_required_parameter", "name"),

@@ -27,9 +27,11 @@ from loraplex.platform.errors import GatewayError, describe
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.observability.request_id import RequestIds
 from loraplex.platform.server.secret import derive
-from loraplex.platform.web.adapters.upload_routes import uploads_router
+from loraplex.platform.web.adapters import upload_routes
+from loraplex.platform.web.adapters.upload_receiver import UploadReceiver
 from loraplex.platform.web.app import error_response
 from loraplex.platform.web.endpoint import ManagementEndpoint
+from loraplex.platform.web.planes import Planes
 from loraplex.platform.web.transport.body_budget import BodyBudget
 from loraplex.tenants.audit_log import Actor
 from loraplex.tenants.database import Database
@@ -52,8 +54,10 @@ def upload_app(database: Database, home: UploadHome) -> FastAPI:
     )
     app = FastAPI()
     app.state.body_budget = BodyBudget(1 << 20)
-    router = uploads_router(ManagementEndpoint(dependencies), Authenticator(database, 0), home.uploads)
-    app.include_router(router, prefix="/tenant/v1")
+    endpoint = ManagementEndpoint(dependencies)
+    app.state.planes = Planes(dependencies, Authenticator(database, 0), endpoint)
+    app.state.upload_receiver = UploadReceiver(home.uploads.in_turns(endpoint.transaction_slot))
+    app.include_router(upload_routes.router, prefix="/tenant/v1")
     for error in (GatewayError, AdaptersError, TenantsError):
         app.add_exception_handler(error, on_error)
     app.add_middleware(RequestIds)

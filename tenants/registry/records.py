@@ -1,0 +1,188 @@
+"""Adapters, their versions, aliases and uploads."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from pydantic import ConfigDict, Field
+
+from loraplex.tenants.records import Record, UtcTime
+
+if TYPE_CHECKING:
+    from loraplex.tenants.models import AdapterVersion, Upload, UploadPart
+    from loraplex.tenants.registry.aliases import AliasState
+
+
+class AdapterDocument(Record):
+    """`revision` is the ETag of the adapter."""
+
+    name: str
+    description: str
+    created_at: UtcTime
+    revision: int
+
+
+class CheckDocument(Record):
+    """One check of the validation. `warning`: the check passed, but its detail should be read."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    passed: bool
+    detail: str
+    warning: bool = False
+
+
+class ReportDocument(Record):
+    """The checks in their order, up to the first that failed. `system_fingerprint`: of the engine that probed the version; null
+    without a probe.
+    """
+
+    checks: list[CheckDocument] = Field(default_factory=list)
+    system_fingerprint: str | None = None
+
+
+class VersionDocument(Record):
+    """`digest`, `rank` and `config` are null until the files were validated. `revision` is the ETag."""
+
+    name: str
+    version: int
+    digest: str | None
+    state: str
+    rank: int | None
+    size_bytes: int
+    config: dict[str, Any] | None
+    report: ReportDocument
+    tool_style: str | None
+    defaults: dict[str, Any]
+    created_by: str | None
+    created_at: UtcTime
+    revision: int
+
+    @classmethod
+    def of(cls, name: str, row: "AdapterVersion") -> "VersionDocument":
+        """Return the version of a row, which has all but the adapter's name."""
+        return cls(name=name, **{field: getattr(row, field) for field in cls.model_fields if field != "name"})
+
+
+class ShareDocument(Record):
+    version: int
+    weight: int
+
+
+class AliasDocument(Record):
+    """`version`: the version of all requests, null for a split. `previous`: the target of a rollback. `revision`: the ETag."""
+
+    name: str
+    alias: str
+    version: int | None
+    split: list[ShareDocument]
+    previous: list[ShareDocument] | None
+    updated_at: UtcTime
+    revision: int
+
+    @classmethod
+    def of(cls, name: str, state: "AliasState") -> "AliasDocument":
+        """Return an alias of the adapter `name`."""
+        return cls(
+            name=name,
+            alias=state.alias,
+            version=state.version if len(state.targets) == 1 else None,
+            split=_shares(state.targets),
+            previous=None if state.previous is None else _shares(state.previous),
+            updated_at=state.updated_at,
+            revision=state.generation,
+        )
+
+    @property
+    def targets(self) -> dict[int, int]:
+        """Version -> weight in percent."""
+        return {share.version: share.weight for share in self.split}
+
+    @property
+    def previous_targets(self) -> dict[int, int]:
+        """The same of a rollback; empty where there is nothing to go back to."""
+        return {share.version: share.weight for share in self.previous or ()}
+
+    @property
+    def main_version(self) -> int:
+        """The version with the largest share; the newer of two with equal shares."""
+        return max(self.split, key=lambda share: (share.weight, share.version)).version
+
+
+class FileDocument(Record):
+    """`parts`: the number of parts, numbered from 1. All but the last have the upload's `part_size` bytes."""
+
+    name: str
+    size: int
+    sha256: str
+    parts: int
+
+
+class PartDocument(Record):
+    file: str
+    number: int
+    size: int
+    sha256: str
+
+
+class UploadDocument(Record):
+    """`received` lists the stored parts. `version`: the version that the completed upload created."""
+
+    id: UUID
+    adapter: str
+    state: str
+    part_size: int
+    expires_at: UtcTime
+    files: list[FileDocument]
+    received: list[PartDocument]
+    version: int | None
+
+    @classmethod
+    def of(cls, upload: "Upload", adapter: str, parts: Sequence["UploadPart"] = ()) -> "UploadDocument":
+        """Return an upload to `adapter`, with its stored parts."""
+        return cls(
+            id=upload.id,
+            adapter=adapter,
+            state=upload.state,
+            part_size=upload.part_size,
+            expires_at=upload.expires_at,
+            files=[
+                FileDocument(**file, parts=part_count(file["size"], upload.part_size))
+                for file in upload.files
+            ],
+            received=[
+                PartDocument(file=part.file, number=part.number, size=part.size_bytes, sha256=part.sha256)
+                for part in parts
+            ],
+            version=upload.version,
+        )
+
+
+class OpenUpload(Record):
+    """An upload that waits for parts. `files`: name, size in bytes, SHA-256 in hexadecimal digits. `received` in bytes."""
+
+    id: UUID
+    created_by: str | None
+    expires_at: UtcTime
+    files: list[tuple[str, int, str]]
+    size_bytes: int
+    received_bytes: int
+
+
+class AcceptedVersion(Record):
+    """`digest` is null until validation has computed it."""
+
+    name: str
+    version: int
+    digest: str | None
+    state: str
+
+
+def part_count(size: int, part_bytes: int) -> int:
+    """Return into how many parts a file of `size` >= 1 bytes is split."""
+    return -(-size // part_bytes)
+
+
+def _shares(targets: Mapping[int, int]) -> list[ShareDocument]:
+    return [ShareDocument(version=version, weight=targets[version]) for version in sorted(targets)]
