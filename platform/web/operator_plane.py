@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from loraplex.platform.auth.authenticator import Authenticator
 from loraplex.platform.inference.dependencies import GatewayDependencies
-from loraplex.platform.web.audit.operator_routes import audit_router
+from loraplex.platform.web.audit import operator_routes as audit
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.engine.operator_routes import engine_router
 from loraplex.platform.web.invoices.credit_routes import credits_router
@@ -29,7 +29,7 @@ def operator_router(
     router.include_router(billing_router(endpoint, authenticator))
     router.include_router(rate_cards_router(endpoint, authenticator))
     router.include_router(engine_router(dependencies, authenticator))
-    router.include_router(audit_router(endpoint, authenticator))
+    router.include_router(audit.router)
     router.include_router(usage_router(endpoint, authenticator, dependencies.currency_of))
     router.include_router(corrections_router(endpoint, authenticator, dependencies.admission_controller))
     return router

@@ -14,7 +14,7 @@ from loraplex.platform.web.adapters.alias_pages import aliases_pages
 from loraplex.platform.web.adapters.pages import adapters_pages
 from loraplex.platform.web.adapters.upload_pages import uploads_pages
 from loraplex.platform.web.adapters.version_pages import versions_pages
-from loraplex.platform.web.audit.pages import audit_pages
+from loraplex.platform.web.audit import pages as audit
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
 from loraplex.platform.web.invoices.pages import billing_pages
 from loraplex.platform.web.keys.pages import keys_pages
@@ -36,7 +36,6 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     mailed_links_pages,
     oidc_pages,
     account_pages,
-    audit_pages,
     billing_pages,
     keys_pages,
     adapters_pages,
@@ -56,4 +55,4 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
 
 def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
     """Build the routers of all pages, each with absolute paths."""
-    return [webhooks.router, *(build(endpoint) for build in PAGES)]
+    return [audit.router, webhooks.router, *(build(endpoint) for build in PAGES)]

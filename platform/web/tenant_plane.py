@@ -12,7 +12,7 @@ from loraplex.platform.web.adapters.alias_routes import aliases_router
 from loraplex.platform.web.adapters.routes import adapters_router
 from loraplex.platform.web.adapters.upload_routes import uploads_router
 from loraplex.platform.web.adapters.version_routes import versions_router
-from loraplex.platform.web.audit.routes import audit_router
+from loraplex.platform.web.audit import routes as audit
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.invoices.routes import invoices_router
 from loraplex.platform.web.keys.routes import keys_router
@@ -29,18 +29,18 @@ def tenant_router(
 ) -> APIRouter:
     """Build the router of the tenant plane."""
     router = APIRouter(prefix="/tenant/v1", tags=["tenant"])
-    for build_router in (
+    for room in (
         me_router,
         keys_router,
         adapters_router,
         versions_router,
         aliases_router,
-        audit_router,
+        audit.router,
         invoices_router,
         rate_cards_router,
         users_router,
     ):
-        router.include_router(build_router(endpoint, authenticator))
+        router.include_router(room if isinstance(room, APIRouter) else room(endpoint, authenticator))
     router.include_router(uploads_router(endpoint, authenticator, dependencies.uploads))
     router.include_router(
         quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency_of)
