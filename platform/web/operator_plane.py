@@ -13,8 +13,8 @@ from loraplex.platform.web.limits.operator_routes import quotas_router
 from loraplex.platform.web.rate_cards.operator_routes import rate_cards_router
 from loraplex.platform.web.tenants.billing_routes import billing_router
 from loraplex.platform.web.tenants.operator_routes import tenants_router
-from loraplex.platform.web.usage.correction_routes import corrections_router
-from loraplex.platform.web.usage.operator_routes import usage_router
+from loraplex.platform.web.usage import correction_routes as corrections
+from loraplex.platform.web.usage import operator_routes as usage
 
 
 def operator_router(
@@ -30,6 +30,6 @@ def operator_router(
     router.include_router(rate_cards_router(endpoint, authenticator))
     router.include_router(engine_router(dependencies, authenticator))
     router.include_router(audit.router)
-    router.include_router(usage_router(endpoint, authenticator, dependencies.currency_of))
-    router.include_router(corrections_router(endpoint, authenticator, dependencies.admission_controller))
+    router.include_router(usage.router)
+    router.include_router(corrections.router)
     return router

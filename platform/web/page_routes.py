@@ -25,8 +25,9 @@ from loraplex.platform.web.overview.pages import overview_pages
 from loraplex.platform.web.playground.pages import playground_pages
 from loraplex.platform.web.playground.token_pages import token_pages
 from loraplex.platform.web.team.pages import team_pages
-from loraplex.platform.web.usage.pages import usage_pages
-from loraplex.platform.web.usage.request_pages import requests_pages
+from loraplex.platform.web.usage import operator_pages as operator_usage
+from loraplex.platform.web.usage import pages as usage
+from loraplex.platform.web.usage import request_pages as requests
 from loraplex.platform.web.webhooks import pages as webhooks
 
 PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
@@ -46,8 +47,6 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     token_pages,
     limits_pages,
     overview_pages,
-    requests_pages,
-    usage_pages,
     team_pages,
     *OPERATOR_PAGES,
 )
@@ -55,4 +54,5 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
 
 def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
     """Build the routers of all pages, each with absolute paths."""
-    return [audit.router, webhooks.router, *(build(endpoint) for build in PAGES)]
+    rooms = (audit, operator_usage, requests, usage, webhooks)
+    return [*(room.router for room in rooms), *(build(endpoint) for build in PAGES)]

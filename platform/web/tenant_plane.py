@@ -20,7 +20,7 @@ from loraplex.platform.web.limits.routes import quotas_router
 from loraplex.platform.web.rate_cards.routes import rate_cards_router
 from loraplex.platform.web.team.routes import users_router
 from loraplex.platform.web.tenants.me_routes import me_router
-from loraplex.platform.web.usage.routes import usage_router
+from loraplex.platform.web.usage import routes as usage
 from loraplex.platform.web.webhooks import routes as webhooks
 
 
@@ -45,6 +45,6 @@ def tenant_router(
     router.include_router(
         quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency_of)
     )
-    router.include_router(usage_router(endpoint, authenticator, dependencies.currency_of))
+    router.include_router(usage.router)
     router.include_router(webhooks.router)
     return router

@@ -6,11 +6,10 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 import pytest
-from sqlalchemy.ext.asyncio import AsyncSession
 from tests.platform.web.observed_tenant import observed_tenant
 from tests.tenants.ledger.stored_usage import Used, settle
 
@@ -87,9 +86,9 @@ async def test_a_download_has_every_row(database: Database, monkeypatch: pytest.
     monkeypatch.setattr(usage, "ROWS_AT_ONCE", 2)
     query = replace(FILTERS, split="class").query(seen.id)
 
-    async def run(find: Callable[[AsyncSession], Awaitable[FoundT]]) -> FoundT:
+    async def run(find: Callable[..., Awaitable[FoundT]], *args: Any) -> FoundT:
         async with database.as_tenant(seen.id) as session:
-            return await find(session)
+            return await find(session, *args)
 
     written = "".join([part async for part in usage.csv_download(run, query)])
     rows = list(csv.DictReader(io.StringIO(written)))

@@ -17,8 +17,8 @@ async def test_a_request_with_its_phases_and_its_cost(database: Database) -> Non
     async with database.as_tenant(seen.id) as session:
         found = await requests.find(session, seen.id, "mine-1")
         assert await requests.find(session, seen.id, str(seen.slow)) == found
-        assert await requests.timeline(session, seen.id, "mine-1") == found.phases
-    assert found.met is not None and not found.met.degraded
+        assert (await requests.timeline(session, seen.id, "mine-1")).spans == found.phases
+    assert found.met is not None and found.met.mode == "counted"
     assert [(each.level, each.name, each.left) for each in found.met.nearest_first] == [
         ("key", "budget_per_day", 401_877),
         ("tenant", "tokens_per_minute", 2050),
@@ -43,7 +43,7 @@ async def test_a_request_without_phases_and_of_another_tenant(database: Database
     seen, other = observed_tenant(database.url, NOW), observed_tenant(database.url, NOW)
     async with database.as_tenant(seen.id) as session:
         found = await requests.find(session, seen.id, str(seen.requests[0]))
-        assert (found.phases, found.met, found.largest_wait) == ((), None, None)
+        assert (found.phases, found.met, found.largest_wait) == ([], None, None)
         with pytest.raises(RequestNotFound):
             await requests.find(session, seen.id, str(other.slow))
 
