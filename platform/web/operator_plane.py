@@ -6,7 +6,7 @@ from loraplex.platform.auth.authenticator import Authenticator
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.web.audit import operator_routes as audit
 from loraplex.platform.web.endpoint import ManagementEndpoint
-from loraplex.platform.web.engine.operator_routes import engine_router
+from loraplex.platform.web.engine import operator_routes as engine
 from loraplex.platform.web.invoices.credit_routes import credits_router
 from loraplex.platform.web.invoices.operator_routes import invoices_router
 from loraplex.platform.web.limits.operator_routes import quotas_router
@@ -28,7 +28,7 @@ def operator_router(
     router.include_router(invoices_router(endpoint, authenticator))
     router.include_router(billing_router(endpoint, authenticator))
     router.include_router(rate_cards_router(endpoint, authenticator))
-    router.include_router(engine_router(dependencies, authenticator))
+    router.include_router(engine.router)
     router.include_router(audit.router)
     router.include_router(usage.router)
     router.include_router(corrections.router)

@@ -16,12 +16,13 @@ from loraplex.platform.web.adapters.upload_pages import uploads_pages
 from loraplex.platform.web.adapters.version_pages import versions_pages
 from loraplex.platform.web.audit import pages as audit
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
+from loraplex.platform.web.engine import operator_pages as engine
 from loraplex.platform.web.invoices.pages import billing_pages
 from loraplex.platform.web.keys.pages import keys_pages
 from loraplex.platform.web.limits.pages import limits_pages
 from loraplex.platform.web.operator_page_routes import OPERATOR_PAGES
-from loraplex.platform.web.overview.index_pages import index_pages
-from loraplex.platform.web.overview.pages import overview_pages
+from loraplex.platform.web.overview import index_pages as index
+from loraplex.platform.web.overview import pages as overview
 from loraplex.platform.web.playground.pages import playground_pages
 from loraplex.platform.web.playground.token_pages import token_pages
 from loraplex.platform.web.team.pages import team_pages
@@ -31,7 +32,6 @@ from loraplex.platform.web.usage import request_pages as requests
 from loraplex.platform.web.webhooks import pages as webhooks
 
 PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
-    index_pages,
     sign_in_pages,
     links_pages,
     mailed_links_pages,
@@ -46,7 +46,6 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     playground_pages,
     token_pages,
     limits_pages,
-    overview_pages,
     team_pages,
     *OPERATOR_PAGES,
 )
@@ -54,5 +53,5 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
 
 def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
     """Build the routers of all pages, each with absolute paths."""
-    rooms = (audit, operator_usage, requests, usage, webhooks)
+    rooms = (audit, engine, index, operator_usage, overview, requests, usage, webhooks)
     return [*(room.router for room in rooms), *(build(endpoint) for build in PAGES)]

@@ -111,6 +111,10 @@ class PageRequest(OpenPage):
         """Respond as `OpenPage`, with the person's navigation."""
         return self.endpoint.page(self.http, self.session, template, status=status, **context)
 
+    def fragment(self, template: str, block: str, /, *, status: int = 200, **context: Any) -> Response:
+        """Respond with one block of a page's template, for htmx."""
+        return self.endpoint.fragment(self.http, self.session, template, block, status=status, **context)
+
     def dialog(self, template: str, /, *, status: int = 200, **context: Any) -> Response:
         """Respond with a page that is a dialog where htmx asks for it."""
         layout = "dialog.html" if is_htmx(self.http) else "base.html"
