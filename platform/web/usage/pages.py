@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from typing import Annotated, Final, cast
+from uuid import UUID
 
 from fastapi import APIRouter
 from starlette.responses import Response, StreamingResponse
@@ -76,13 +77,13 @@ async def show_usage(page: Reader) -> Response:
     now, form = datetime.now(UTC), query_form(page.http)
     errors: Mapping[str, str] = {}
     try:
-        filters = _filters(form, now)
+        filters = _filters(form, page.tenant_id, now)
     except FormInvalid as invalid:
-        errors, filters = invalid.errors, _filters(Form({}, {}), now)
+        errors, filters = invalid.errors, _filters(Form({}, {}), page.tenant_id, now)
     async with page.reading() as session:
         choices = await usage.filter_choices(session, page.tenant_id)
         currency = page.dependencies.currency_of(page.tenant_id)
-        report = await usage.report(session, page.tenant_id, filters, currency)
+        report = await usage.report(session, filters, currency)
     return page.show(
         "usage/usage.html",
         status=422 if errors else 200,
@@ -109,11 +110,10 @@ async def download_json(page: Reader) -> Response:
 
 
 def _download(page: PageRequest, write: Download, media_type: str, suffix: str) -> Response:
-    filters = _filters(query_form(page.http), datetime.now(UTC))
+    filters = _filters(query_form(page.http), page.tenant_id, datetime.now(UTC))
     name = f"usage-{filters.first}-{filters.last}.{suffix}"
     headers = {"content-disposition": f'attachment; filename="{name}"'}
-    written = write(page.query, filters.query(page.tenant_id))
-    return StreamingResponse(written, media_type=media_type, headers=headers)
+    return StreamingResponse(write(page.query, filters), media_type=media_type, headers=headers)
 
 
 def _address(path: str, filters: UsageFilters, currency: str) -> str:
@@ -131,7 +131,7 @@ def _address(path: str, filters: UsageFilters, currency: str) -> str:
     return link(path, given)
 
 
-def _filters(form: Form, now: datetime) -> UsageFilters:
+def _filters(form: Form, tenant_id: UUID, now: datetime) -> UsageFilters:
     """Read the filters; without any, the current month by day and adapter. Raises `FormInvalid`."""
     today = now.date()
     last = day_of(form, "to", today)
@@ -146,10 +146,11 @@ def _filters(form: Form, now: datetime) -> UsageFilters:
     if is_cut:
         first = last - (MAX_DAYS_BY_HOUR - 1) * DAY
     return UsageFilters(
+        tenant_id=tenant_id,
         start=datetime.combine(first, time(), UTC),
         end=datetime.combine(last + DAY, time(), UTC),
         bucket=bucket,
-        split=cast("Split", chosen(form, "split", tuple(SPLITS))),
+        group_by=frozenset({cast("Split", chosen(form, "split", tuple(SPLITS)))}),
         adapter=form.text("adapter") or None,
         base_model=form.text("base_model") == "1",
         key_id=form.text("key") or None,

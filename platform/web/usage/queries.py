@@ -8,7 +8,7 @@ import io
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
 from uuid import UUID
@@ -19,7 +19,6 @@ from loraplex.platform.web.usage.documents import OperatorUsageDocument, UsageDo
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.ledger import usage_reports
 from loraplex.tenants.ledger.usage_reports import (
-    Dimension,
     UsageQuery,
     UsageRow,
     UsageSums,
@@ -50,20 +49,18 @@ SUMS: Final = tuple(UsageSumsDocument.model_fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UsageFilters:
-    """What a report is about. `start` and `end`, exclusive, are whole hours. None selects all; `base_model` what no adapter
-    used; `currency` None the viewer's own where the range has several. `is_cut`: more was asked for than a page has.
+class UsageFilters(UsageQuery):
+    """The report of one tenant that the API would give, by one dimension. `currency` None: the viewer's own where the range
+    has several. `is_cut`: more was asked for than a page has.
     """
 
-    start: datetime
-    end: datetime
-    bucket: Bucket
-    split: Split
-    adapter: str | None = None
-    base_model: bool = False
-    key_id: str | None = None
-    currency: str | None = None
     is_cut: bool = False
+
+    @property
+    def split(self) -> Split:
+        """The dimension."""
+        (split,) = self.group_by
+        return cast("Split", split)
 
     @property
     def first(self) -> date:
@@ -74,20 +71,6 @@ class UsageFilters:
     def last(self) -> date:
         """The last day, included."""
         return (self.end - HOUR).date()
-
-    def query(self, tenant_id: UUID) -> UsageQuery:
-        """The report that the API would give."""
-        return UsageQuery(
-            tenant_id=tenant_id,
-            currency=self.currency,
-            adapter=self.adapter,
-            base_model=self.base_model,
-            key_id=self.key_id,
-            start=self.start,
-            end=self.end,
-            bucket=self.bucket,
-            group_by=frozenset({cast("Dimension", self.split)}),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,15 +124,12 @@ async def filter_choices(session: AsyncSession, tenant_id: UUID) -> FilterChoice
     return FilterChoices(tuple(each.name for each in adapters), tuple((key.key_id, key.name) for key in keys))
 
 
-async def report(
-    session: AsyncSession, tenant_id: UUID, filters: UsageFilters, own_currency: str
-) -> UsageReport:
+async def report(session: AsyncSession, filters: UsageFilters, own_currency: str) -> UsageReport:
     """Read the page's report. Amounts of several currencies are never added: one is chosen."""
-    query = filters.query(tenant_id)
     if filters.split == "class":
-        rows = await usage_rows(session, query, None, CLASS_ROWS)
+        rows = await usage_rows(session, filters, None, CLASS_ROWS)
     else:
-        rows = await ranked_rows(session, query, filters.split, NAMED_GROUPS)
+        rows = await ranked_rows(session, filters, filters.split, NAMED_GROUPS)
     by_currency = totals_of(rows)
     currencies = tuple(by_currency)
     default = own_currency if own_currency in by_currency or not currencies else currencies[0]
@@ -159,7 +139,7 @@ async def report(
         currency=currency,
         currencies=currencies,
         totals=by_currency.get(currency, UsageSums()),
-        refused=await refused_requests(session, query),
+        refused=await refused_requests(session, filters),
         groups=_groups(rows, filters.split),
         periods=_periods(rows, filters.split),
     )
@@ -170,7 +150,7 @@ def usage_document(row: UsageRow, kind: type[DocumentT]) -> DocumentT:
     tenant_id = row.key.tenant_id
     return kind.model_validate(
         {
-            **asdict(row.sums),
+            **{name: getattr(row.sums, name) for name in SUMS},
             "tenant_id": tenant_id if tenant_id.int else None,
             "start": row.key.start,
             "adapter": row.adapter,

@@ -70,10 +70,7 @@ async def list_requests(page: Reader) -> Response:
         filters, errors = requests.Filters(), invalid.errors
     async with page.reading() as session:
         choices = await usage.filter_choices(session, page.tenant_id)
-        if before is None:
-            found = await requests.page(session, page.tenant_id, filters, after)
-        else:
-            found = await requests.page_before(session, page.tenant_id, filters, before)
+        found = await requests.page(session, page.tenant_id, filters, after, before)
     kept = {name: form.text(name) for name in FIELDS}
     return page.show(
         "usage/requests.html",

@@ -96,20 +96,17 @@ async def page(
     tenant_id: UUID,
     filters: RequestFilters,
     after: UUID | None,
+    before: UUID | None = None,
     limit: int = PAGE_ROWS,
 ) -> RequestPage:
-    """Return a page of requests, newest first, those that are older than `after`."""
-    found = await RequestLog(session, tenant_id).page(filters, after, limit)
+    """Return a page of requests, newest first: those older than `after`, or the next newer ones than `before`."""
+    log = RequestLog(session, tenant_id)
+    if before is not None:
+        found = await log.page_before(filters, before, limit)
+        return RequestPage(found.requests, _following(found.requests[-1:], before), found.more_after)
+    found = await log.page(filters, after, limit)
     newer = None if after is None else _following(found.requests[:1], after)
     return RequestPage(found.requests, found.more_after, newer)
-
-
-async def page_before(
-    session: AsyncSession, tenant_id: UUID, filters: RequestFilters, before: UUID, limit: int = PAGE_ROWS
-) -> RequestPage:
-    """Return the page of the next newer requests than `before`, newest first."""
-    found = await RequestLog(session, tenant_id).page_before(filters, before, limit)
-    return RequestPage(found.requests, _following(found.requests[-1:], before), found.more_after)
 
 
 def _following(edge: Sequence[LoggedRequest], asked: UUID) -> UUID:

@@ -54,8 +54,8 @@ async def test_the_log_is_read_page_by_page(database: Database) -> None:
         first = await requests.page(session, seen.id, requests.Filters(), None, limit=2)
         rest = await requests.page(session, seen.id, requests.Filters(), first.older, limit=9)
         oldest, newer = rest.requests[-1].id, [each.id for each in (*first.requests, *rest.requests)][-3:-1]
-        back = await requests.page_before(session, seen.id, requests.Filters(), oldest, limit=2)
-        top = await requests.page_before(session, seen.id, requests.Filters(), newer[0], limit=9)
+        back = await requests.page(session, seen.id, requests.Filters(), None, oldest, limit=2)
+        top = await requests.page(session, seen.id, requests.Filters(), None, newer[0], limit=9)
         slow = await requests.page(session, seen.id, requests.Filters(slower_than_ms=1000), None)
         late = await requests.page(
             session, seen.id, requests.Filters(start=NOW - HOUR, adapter="coral"), None
