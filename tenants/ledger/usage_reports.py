@@ -242,7 +242,7 @@ async def usage_of_tenants(session: AsyncSession, start: datetime, end: datetime
     first_month, last_month = _whole_months(start, end)
     months = {"first_month": first_month, "last_month": last_month}
     found = await session.execute(_OF_EACH_TENANT, {"start": start, "end": end, **months})
-    return [TenantUsage(*row[:3], _sums(row[3:])) for row in found]
+    return [TenantUsage(tenant_id, name, currency, _sums(sums)) for tenant_id, name, currency, *sums in found]
 
 
 def totals_of(rows: Iterable[UsageRow]) -> dict[str, UsageSums]:

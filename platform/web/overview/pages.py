@@ -39,8 +39,6 @@ OUTCOME_WORDS: Final = {
     "adapter_quarantined": "the adapter is quarantined",
     "tenant_suspended": "the tenant is suspended",
 }
-
-
 SignedIn = Annotated[PageRequest, opens(None)]
 Submission = Annotated[FormSubmission, submits(None)]
 
