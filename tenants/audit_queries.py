@@ -1,6 +1,6 @@
-"""Reads the audit log."""
+"""Reads the audit log. Invariant: a tenant reads the addresses of its own keys and people only, an operator reads all."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Final
 from uuid import UUID
@@ -9,6 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
+from loraplex.tenants.audit_records import OperatorAuditDocument
 from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.models import AuditEntry
 
@@ -29,16 +30,20 @@ async def audit_entries(
     limit: int,
     *,
     since: datetime | None = None,
+    until: datetime | None = None,
     about: str | None = None,
-) -> Sequence[AuditEntry]:
-    """Entries, newest first, behind the entry `after`; None for `tenant_id`: of every tenant and of none.
+    to_operator: bool = False,
+) -> list[OperatorAuditDocument]:
+    """Return entries, newest first, behind the entry `after`; None for `tenant_id`: of every tenant and of none.
 
-    `filters`: names of `FILTERS` and the value each must have. `since`: no entries from before. `about`: the target,
-    or what the targets are parts of.
+    `filters`: names of `FILTERS` and the value each must have. `since`, and `until`, exclusive, bound their time. `about`:
+    the target, or what the targets are parts of. `to_operator`: with all addresses.
     """
     query = select(AuditEntry).order_by(AuditEntry.id.desc()).limit(limit)
     if since is not None:
         query = query.where(AuditEntry.id >= uuid7_from(since))
+    if until is not None:
+        query = query.where(AuditEntry.id < uuid7_from(until))
     if tenant_id is not None:
         query = query.where(AuditEntry.tenant_id == tenant_id)
     if about is not None:
@@ -48,14 +53,21 @@ async def audit_entries(
         query = query.where(FILTERS[name] == value)
     if after is not None:
         query = query.where(AuditEntry.id < after)
-    return (await session.scalars(query)).all()
+    return [entry_record(row, to_operator=to_operator) for row in await session.scalars(query)]
 
 
 async def last_authors(
     session: AsyncSession, tenant_id: UUID, action: str, targets: Collection[str]
-) -> dict[str, AuditEntry]:
-    """The newest entry of each target about this action, among the tenant's newest `READ_BACK` entries."""
+) -> dict[str, OperatorAuditDocument]:
+    """Return the newest entry of each target about this action, among the tenant's newest `READ_BACK` entries."""
     newest = select(AuditEntry).where(AuditEntry.tenant_id == tenant_id)
     entry = aliased(AuditEntry, newest.order_by(AuditEntry.id.desc()).limit(READ_BACK).subquery())
     query = select(entry).where(entry.action == action, entry.target.in_(targets)).order_by(entry.id)
-    return {found.target: found for found in await session.scalars(query)}
+    return {row.target: entry_record(row, to_operator=False) for row in await session.scalars(query)}
+
+
+def entry_record(row: AuditEntry, *, to_operator: bool) -> OperatorAuditDocument:
+    """Return an entry with the client's address as the reader may know it."""
+    entry = OperatorAuditDocument.model_validate(row)
+    is_visible = to_operator or row.actor_kind in ("key", "user")
+    return entry if is_visible else entry.model_copy(update={"address": None})

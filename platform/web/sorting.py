@@ -46,3 +46,5 @@ def by_time(key: Callable[[RowT], tuple[datetime, UUID]]) -> SortOrder[RowT, tup
 
 
 BY_CREATION: Final[SortOrder[Any, tuple[datetime, UUID]]] = by_time(lambda row: (row.created_at, row.id))
+BY_ID: Final[SortOrder[Any, UUID]] = by_id(lambda row: row.id)
+"""Sort by ids that contain a time."""

@@ -17,11 +17,27 @@ from loraplex.tenants.errors import PhasesNotFound, RequestNotFound
 from loraplex.tenants.ids import CLOCKS_APART, uuid7_from
 from loraplex.tenants.models import Adapter, ApiKey, RequestPhases, UsageRecord
 from loraplex.tenants.quotas.reservation import REQUEST_ID
+from loraplex.tenants.usage.records import LoggedRequest
 
 SCANNED: Final = 10_000
 """The most rows that one page of a filtered listing reads. Measured on two busy cores: 50,000 took a second."""
 
-LoggedRequest: TypeAlias = Row[UsageRecord, str | None, str | None, str | None, str | None]
+SAME: Final = (
+    *(
+        "id",
+        "digest",
+        "outcome",
+        "cached_tokens",
+        "completion_tokens",
+        "ttft_ms",
+        "duration_ms",
+        "amount_pico",
+    ),
+    *("price_version_id", "client_request_id", "system_fingerprint", "reverses_id", "reason", "adapter_id"),
+    "currency",
+)
+"""What a row of the ledger and the record of a request call the same."""
+Found: TypeAlias = Row[UsageRecord, str | None, str | None, str | None, str | None]
 """A row of the ledger, the name of its adapter, and public id, name and kind of its key; None where their rows were erased."""
 
 
@@ -62,9 +78,9 @@ class RequestLog:
         query = self._named(record).where(*self._conditions(record, filters))
         found = (await self._session.execute(query.order_by(record.id.desc()).limit(limit + 1))).all()
         if len(found) > limit:
-            return RequestPage(found[:limit], found[limit - 1][0].id)
+            return RequestPage([*map(_logged, found[:limit])], found[limit - 1][0].id)
         last = scanned.with_only_columns(UsageRecord.id).offset(SCANNED - 1).limit(1)
-        return RequestPage(found, await self._session.scalar(last))
+        return RequestPage([*map(_logged, found)], await self._session.scalar(last))
 
     async def page_before(self, filters: RequestFilters, before: UUID, limit: int) -> RequestPage:
         """At most `limit` rows that match and are the next newer ones than the row `before`, newest first, out of the next
@@ -77,9 +93,9 @@ class RequestLog:
         query = self._named(record).where(*self._conditions(record, filters)).order_by(record.id)
         found = (await self._session.execute(query.limit(limit + 1))).all()
         if len(found) > limit:
-            return RequestPage(found[:limit][::-1], found[limit - 1][0].id)
+            return RequestPage([*map(_logged, found[:limit][::-1])], found[limit - 1][0].id)
         last = scanned.with_only_columns(UsageRecord.id).offset(SCANNED - 1).limit(1)
-        return RequestPage(found[::-1], await self._session.scalar(last))
+        return RequestPage([*map(_logged, found[::-1])], await self._session.scalar(last))
 
     async def get(self, request_id: str) -> LoggedRequest:
         """The row of this id, else the newest request of this `x-request-id`; corrections are found by their own ids only.
@@ -94,14 +110,14 @@ class RequestLog:
             found = found or await self._newest(of_client & (UsageRecord.kind == "usage"))
         if found is None:
             raise RequestNotFound("no finished request has this id")
-        return found
+        return _logged(found)
 
     async def phases(self, request_id: str) -> dict[str, Any]:
         """The phases of a request: name -> `[start_ms, duration_ms]`, and behind them its causes if known.
 
         Raises `RequestNotFound`, and `PhasesNotFound` once they are deleted.
         """
-        detail = await self.detail((await self.get(request_id))[0].id)
+        detail = await self.detail((await self.get(request_id)).id)
         if detail is None:
             raise PhasesNotFound("the phases of this request are not stored, or not any more")
         return detail.phases
@@ -113,7 +129,7 @@ class RequestLog:
         )
         return (await self._session.scalars(query)).one_or_none()
 
-    async def _newest(self, condition: ColumnElement[bool]) -> LoggedRequest | None:
+    async def _newest(self, condition: ColumnElement[bool]) -> Found | None:
         query = self._named(UsageRecord).where(condition).order_by(UsageRecord.id.desc()).limit(1)
         return (await self._session.execute(query)).one_or_none()
 
@@ -166,6 +182,20 @@ class RequestLog:
         if filters.slower_than_ms is not None:
             conditions.append(record.duration_ms > filters.slower_than_ms)
         return conditions
+
+
+def _logged(row: Found) -> LoggedRequest:
+    record, adapter, key_id, key_name, key_kind = row
+    return LoggedRequest(
+        **{name: getattr(record, name) for name in SAME},
+        at=record.admitted_at,
+        adapter=adapter or (None if record.adapter_id is None else str(record.adapter_id)),
+        version=record.adapter_version,
+        key_id=key_id or str(record.api_key_id),
+        key_name=key_name,
+        is_listed_key=key_kind == "key",
+        prompt_tokens=record.uncached_tokens + record.cached_tokens,
+    )
 
 
 def _uuid(text: str) -> UUID | None:

@@ -167,6 +167,15 @@ class UsageRow:
         return None if self.key.token_class == NO_CLASS else CLASSES[self.key.token_class]
 
 
+class TenantUsage(NamedTuple):
+    """What one tenant used in one currency."""
+
+    tenant_id: UUID
+    tenant: str
+    currency: str
+    sums: UsageSums
+
+
 async def usage_totals(session: AsyncSession, query: UsageQuery) -> dict[str, UsageSums]:
     """The sums over the whole range by currency, which holds only currencies with usage."""
     statement = text(f"""
@@ -228,14 +237,12 @@ async def ranked_rows(
     return [_row(values) for values in found]
 
 
-async def usage_of_tenants(
-    session: AsyncSession, start: datetime, end: datetime
-) -> list[tuple[UUID, str, str, UsageSums]]:
-    """Id, name, currency and sums of every tenant with usage between two whole hours, as an operator."""
+async def usage_of_tenants(session: AsyncSession, start: datetime, end: datetime) -> list[TenantUsage]:
+    """The usage of every tenant that has any between two whole hours, as an operator."""
     first_month, last_month = _whole_months(start, end)
     months = {"first_month": first_month, "last_month": last_month}
     found = await session.execute(_OF_EACH_TENANT, {"start": start, "end": end, **months})
-    return [(tenant_id, name, currency, _sums(sums)) for tenant_id, name, currency, *sums in found]
+    return [TenantUsage(tenant_id, name, currency, _sums(sums)) for tenant_id, name, currency, *sums in found]
 
 
 def totals_of(rows: Iterable[UsageRow]) -> dict[str, UsageSums]:

@@ -1,1 +1,1 @@
-"""The usage of tenants as billing systems get it."""
+"""The usage of tenants: its records, and what billing systems get of it."""

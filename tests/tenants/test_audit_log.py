@@ -11,13 +11,13 @@ from tests.tenants.registry_records import make_tenant
 from loraplex.tenants.api_keys.key_format import generate_key
 from loraplex.tenants.audit_log import REMOVED, SECRET_FIELDS, Actor, AuditRepository, changed
 from loraplex.tenants.audit_queries import audit_entries
+from loraplex.tenants.audit_records import OperatorAuditDocument
 from loraplex.tenants.database import Database
-from loraplex.tenants.models import AuditEntry
 
 KEY = Actor("key", "abc", "203.0.113.9", "r-1")
 
 
-async def entries(database: Database, tenant_id: UUID, **filters: str) -> list[AuditEntry]:
+async def entries(database: Database, tenant_id: UUID, **filters: str) -> list[OperatorAuditDocument]:
     async with database.as_tenant(tenant_id) as session:
         return [*await audit_entries(session, tenant_id, filters, None, 100)]
 

@@ -90,7 +90,7 @@ class PageRequest(OpenPage):
     def part(
         self, order: SortOrder[RowT, KeyT], size: int = ROWS, *, parameter: str = BEFORE
     ) -> Page[RowT, KeyT]:
-        """Return the part of a listing, of `size` rows, that the page's address asks for by `parameter`.
+        """Return the part of a listing, of `size` rows, that the page's address asks for by its `parameter`.
 
         Raises `InvalidParameter` for a place that no page of this person's tenant has named.
         """
@@ -98,7 +98,9 @@ class PageRequest(OpenPage):
         return page_from(self.http, Cursors(self.endpoint.cursor_key, scope), order, parameter, size)
 
     def rows(self, part: Page[Any, Any], found: Sequence[RowT], *, parameter: str = BEFORE) -> Rows[RowT]:
-        """Return the rows of `part`, which were read with one more, and the links that keep the other filters of the address."""
+        """Return the rows of `part`, which were read with one more, and the links that keep the other filters of the address.
+        `parameter` as in `part`.
+        """
         cursor, path = part.next(found), self.http.url.path
         kept = [(name, value) for name, value in self.http.query_params.multi_items() if name != parameter]
         older = None if cursor is None else f"{path}?{urlencode([*kept, (parameter, cursor)])}"
@@ -108,6 +110,10 @@ class PageRequest(OpenPage):
     def show(self, template: str, /, *, status: int = 200, **context: Any) -> Response:
         """Respond as `OpenPage`, with the person's navigation."""
         return self.endpoint.page(self.http, self.session, template, status=status, **context)
+
+    def fragment(self, template: str, block: str, /, *, status: int = 200, **context: Any) -> Response:
+        """Respond with one block of a page's template, for htmx."""
+        return self.endpoint.fragment(self.http, self.session, template, block, status=status, **context)
 
     def dialog(self, template: str, /, *, status: int = 200, **context: Any) -> Response:
         """Respond with a page that is a dialog where htmx asks for it."""

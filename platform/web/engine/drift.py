@@ -12,8 +12,6 @@ from loraplex.tenants.accounts.tenants import names_of
 from loraplex.tenants.admission.drift_log import DriftFinding, DriftLog
 from loraplex.tenants.billing.pricing import PICO_PER_NANO
 
-__all__ = ["DriftReport", "DriftRow", "drift"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftRow:

@@ -8,8 +8,6 @@ from loraplex.adapters.errors import StorageError
 from loraplex.adapters.storage.free_space import DiskSpace
 from loraplex.adapters.uploads.service import Uploads
 
-__all__ = ["DiskSpace", "StorageHealth", "storage_health", "upload_trouble"]
-
 PROBE_S: Final = 2.0
 
 

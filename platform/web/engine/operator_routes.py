@@ -6,22 +6,27 @@ Invariant: the route does not wait for an engine of the pool that does not respo
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
+from pydantic import Field
 from starlette.responses import Response
 
+from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import EngineUnavailable
-from loraplex.engine.messages import EngineInfo, EngineStats
-from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
+from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines.pool import EnginePool
-from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.web.planes import OperatorRequest, requires_operator
 from loraplex.platform.web.responses import ApiResponse, ResponseModel, documented, respond
+
+Operator = Annotated[OperatorRequest, requires_operator()]
+
+router = APIRouter()
 
 
 class ModelFacts(ResponseModel):
     """`digest`: of configuration and weights, to which adapters are bound. `system_fingerprint`: as in responses."""
 
     served_name: str
-    digest: str
+    digest: str = Field(validation_alias="model_digest")
     system_fingerprint: str | None
     architecture: str
     dtype: str
@@ -32,18 +37,18 @@ class ModelFacts(ResponseModel):
 class DeviceTier(ResponseModel):
     """Adapters on the device. `adapters`: digests, the least recently used first."""
 
-    adapters: list[str]
-    pinned: int
-    bytes: int
-    budget_bytes: int
-    loads: int
-    load_failures: int
-    evictions: int
+    adapters: list[str] = Field(validation_alias="resident_adapters")
+    pinned: int = Field(validation_alias="pinned_adapters")
+    bytes: int = Field(validation_alias="adapter_bytes")
+    budget_bytes: int = Field(validation_alias="adapter_budget_bytes")
+    loads: int = Field(validation_alias="adapter_loads")
+    load_failures: int = Field(validation_alias="adapter_load_failures")
+    evictions: int = Field(validation_alias="adapter_evictions")
 
 
 class HostTier(ResponseModel):
-    bytes: int
-    hits: int
+    bytes: int = Field(validation_alias="adapter_host_bytes")
+    hits: int = Field(validation_alias="adapter_host_hits")
 
 
 class Residency(ResponseModel):
@@ -73,8 +78,8 @@ class KvCache(ResponseModel):
     free_blocks: int
     cached_blocks: int
     referenced_blocks: int
-    prefix_queries: int
-    prefix_hits: int
+    prefix_queries: int = Field(validation_alias="prefix_cache_queries")
+    prefix_hits: int = Field(validation_alias="prefix_cache_hits")
 
 
 class EngineDocument(ResponseModel):
@@ -94,24 +99,17 @@ class EnginesDocument(ResponseModel):
     engines: list[EngineDocument]
 
 
-def engine_router(dependencies: GatewayDependencies, authenticator: Authenticator) -> APIRouter:
-    router = APIRouter()
-    operator = Depends(authenticator.requires_operator())
-
-    @router.get("/engine", responses=documented(response=EnginesDocument))
-    async def show_engines(caller: Annotated[OperatorCaller, operator]) -> Response:
-        info = dependencies.engine.info()
-        engines = await engines_of(dependencies, info.block_size)
-        return respond(
-            ApiResponse(200, EnginesDocument(model=model_facts(dependencies, info), engines=engines))
-        )
-
-    return router
+@router.get("/engine", responses=documented(response=EnginesDocument))
+async def show_engines(request: Operator) -> Response:
+    engine, served_name = request.dependencies.engine, request.dependencies.served_model_name
+    info = engine.info()
+    model = ModelFacts.model_validate({**msgspec.structs.asdict(info), "served_name": served_name})
+    engines = await engines_of(engine, info.block_size)
+    return respond(ApiResponse(200, EnginesDocument(model=model, engines=engines)))
 
 
-async def engines_of(dependencies: GatewayDependencies, block_size: int) -> list[EngineDocument]:
+async def engines_of(engine: EngineClient, block_size: int) -> list[EngineDocument]:
     """Describe every engine of a pool by its newest snapshot, or the single engine by its current state."""
-    engine = dependencies.engine
     if isinstance(engine, EnginePool):
         return [
             document(each.last_stats if each.connected else None, block_size, each.restarts, each.failure)
@@ -123,57 +121,17 @@ async def engines_of(dependencies: GatewayDependencies, block_size: int) -> list
         return [document(None, block_size, failure=str(error))]
 
 
-def model_facts(dependencies: GatewayDependencies, info: EngineInfo) -> ModelFacts:
-    facts = msgspec.structs.asdict(info)
-    names = ("architecture", "dtype", "vocab_size", "max_model_len")
-    return ModelFacts(
-        served_name=dependencies.served_model_name,
-        digest=info.model_digest,
-        system_fingerprint=info.system_fingerprint,
-        **{name: facts[name] for name in names},
-    )
-
-
 def document(
     stats: EngineStats | None, block_size: int, restarts: int = 0, failure: str | None = None
 ) -> EngineDocument:
+    """Describe an engine by its statistics; None while it does not respond."""
+    given = None if stats is None else {**msgspec.structs.asdict(stats), "block_size": block_size}
     return EngineDocument(
         connected=stats is not None,
         draining=stats is not None and stats.draining,
         restarts=restarts,
         failure=failure,
-        residency=None if stats is None else residency(stats),
-        queues=None if stats is None else queues(stats),
-        kv=None if stats is None else kv_cache(stats, block_size),
-    )
-
-
-def residency(stats: EngineStats) -> Residency:
-    device = DeviceTier(
-        adapters=stats.resident_adapters,
-        pinned=stats.pinned_adapters,
-        bytes=stats.adapter_bytes,
-        budget_bytes=stats.adapter_budget_bytes,
-        loads=stats.adapter_loads,
-        load_failures=stats.adapter_load_failures,
-        evictions=stats.adapter_evictions,
-    )
-    return Residency(
-        device=device, host=HostTier(bytes=stats.adapter_host_bytes, hits=stats.adapter_host_hits)
-    )
-
-
-def queues(stats: EngineStats) -> Queues:
-    return Queues(**{name: getattr(stats, name) for name in Queues.model_fields})
-
-
-def kv_cache(stats: EngineStats, block_size: int) -> KvCache:
-    return KvCache(
-        block_size=block_size,
-        total_blocks=stats.total_blocks,
-        free_blocks=stats.free_blocks,
-        cached_blocks=stats.cached_blocks,
-        referenced_blocks=stats.referenced_blocks,
-        prefix_queries=stats.prefix_cache_queries,
-        prefix_hits=stats.prefix_cache_hits,
+        residency=None if given is None else Residency.model_validate({"device": given, "host": given}),
+        queues=None if given is None else Queues.model_validate(given),
+        kv=None if given is None else KvCache.model_validate(given),
     )

@@ -14,8 +14,6 @@ from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines.pool import EnginePool, ObservedEngine
 from loraplex.tenants.registry.versions import names_by_digest
 
-__all__ = ["EngineState", "EngineStats", "adapter_names", "engine_states"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:

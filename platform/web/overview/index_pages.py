@@ -4,17 +4,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loraplex.platform.web.console.endpoint import ConsoleEndpoint
+from loraplex.platform.web.console.page import OpenPage
+
+router = APIRouter()
 
 
-def index_pages(endpoint: ConsoleEndpoint) -> APIRouter:
-    """Build the route of the page."""
-    router = APIRouter()
-
-    @router.get("/")
-    async def index(request: Request) -> Response:
-        response = endpoint.page(request, None, "index.html")
-        response.headers["vary"] = "accept"
-        return response
-
-    return router
+@router.get("/")
+async def index(request: Request) -> Response:
+    response = OpenPage(request.app.state.endpoint, request).show("index.html")
+    response.headers["vary"] = "accept"
+    return response

@@ -70,7 +70,7 @@ async def open_steps(
 
 async def _answered_at(session: AsyncSession, tenant_id: UUID) -> datetime | None:
     completed = await RequestLog(session, tenant_id).page(RequestFilters(outcome="completed"), None, 1)
-    return completed.requests[0][0].admitted_at if completed.requests else None
+    return completed.requests[0].at if completed.requests else None
 
 
 async def _refusal(session: AsyncSession, tenant_id: UUID, now: datetime) -> str | None:

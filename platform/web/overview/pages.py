@@ -3,36 +3,26 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final, cast
-from uuid import UUID
 
-from fastapi import APIRouter, Depends
-from sqlalchemy.ext.asyncio import AsyncSession
-from starlette.requests import Request
+from fastapi import APIRouter
 from starlette.responses import Response
 
-from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.people.own_account import is_fresh
 from loraplex.platform.web.adapters.residency import residency
 from loraplex.platform.web.console.addresses import chosen, query_form
 from loraplex.platform.web.console.charts import ChartRow, Series, named, symbol
-from loraplex.platform.web.console.endpoint import ConsoleEndpoint, redirect
-from loraplex.platform.web.console.forms import Form, read_form
+from loraplex.platform.web.console.endpoint import redirect
+from loraplex.platform.web.console.form_routes import FormSubmission, submits
+from loraplex.platform.web.console.page import PageRequest, opens
 from loraplex.platform.web.limits import queries as limits
 from loraplex.platform.web.overview import onboarding as first_steps
 from loraplex.platform.web.overview import queries as overview
-from loraplex.platform.web.overview.onboarding import FirstSteps
-from loraplex.platform.web.overview.queries import (
-    RANGES,
-    Attention,
-    RangeName,
-    RequestOverview,
-    SpendOverview,
-)
+from loraplex.platform.web.overview.queries import RANGES, RangeName, RequestOverview, SpendOverview
+from loraplex.tenants.scopes import ADAPTERS_READ, BILLING_READ, KEYS_WRITE, USAGE_READ
 
-ADAPTERS_READ: Final = "adapters:read"
-KEYS_WRITE: Final = "keys:write"
-USAGE_READ: Final = "usage:read"
-MONEY_READ: Final = frozenset({USAGE_READ, "billing:read"})
+MONEY_READ: Final = frozenset({USAGE_READ, BILLING_READ})
+NEEDED: Final = {"quarantined": ADAPTERS_READ, "rejected": ADAPTERS_READ, "key_expires": KEYS_WRITE}
+"""The scope that shows what needs attention; of all other kinds `usage:read`."""
 RANGE_NAMES: Final = {"24h": "24 hours", "7d": "7 days", "30d": "30 days"}
 PERIOD_NAMES: Final = {timedelta(hours=1): "Hour", timedelta(hours=6): "From", timedelta(days=1): "Day"}
 OUTCOME_WORDS: Final = {
@@ -49,84 +39,58 @@ OUTCOME_WORDS: Final = {
     "adapter_quarantined": "the adapter is quarantined",
     "tenant_suspended": "the tenant is suspended",
 }
+SignedIn = Annotated[PageRequest, opens(None)]
+Submission = Annotated[FormSubmission, submits(None)]
+
+router = APIRouter()
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What one transaction reads for the page; None where the person's scopes do not show it."""
+@router.get("/console")
+async def show_overview(page: SignedIn) -> Response:
+    tenant_id, now, scopes = page.tenant_id, datetime.now(UTC), page.session.scopes
+    range_name = cast("RangeName", chosen(query_form(page.http), "range", tuple(RANGES)))
+    dependencies, currency = page.dependencies, page.dependencies.currency_of(tenant_id)
+    skipped, requests = page.endpoint.cookies.skipped_steps(page.http, tenant_id), None
+    async with page.reading() as session:
+        stored = await limits.stored(session, tenant_id)
+        budget = stored.states[0].limits.budget_per_month
+        spend = await overview.spend(session, tenant_id, currency, now, budget)
+        if ADAPTERS_READ in scopes:
+            requests = await overview.requests(session, tenant_id, range_name, now)
+        attention = await overview.attention(session, tenant_id, spend, now)
+        steps = await first_steps.open_steps(session, tenant_id, skipped, now)
+    counted = await limits.with_use(dependencies.admission_controller, tenant_id, stored)
+    sees_money = bool(MONEY_READ & scopes)
+    return page.show(
+        "overview/overview.html",
+        ranges=RANGE_NAMES,
+        range_name=range_name,
+        requests=requests,
+        spend=spend if sees_money else None,
+        attention=[each for each in attention if NEEDED.get(each.kind, USAGE_READ) in scopes],
+        nearest=None if counted is None else limits.nearest(counted),
+        charts=None if requests is None else _charts(requests),
+        residency=await residency(dependencies.engine, dependencies.namespace_of(tenant_id)),
+        days=_days(spend) if sees_money else (),
+        prefix=symbol(currency),
+        sees_keys=KEYS_WRITE in scopes,
+        words=OUTCOME_WORDS,
+        statuses=overview.STATUSES,
+        currency=currency,
+        steps=steps,
+        offers_password=page.session.by_link_only and is_fresh(page.session, now),
+        is_demo=page.endpoint.is_demo,
+    )
 
-    requests: RequestOverview | None
-    spend: SpendOverview | None
-    attention: tuple[Attention, ...]
-    limits: limits.StoredLimits
-    steps: FirstSteps | None
 
-
-def overview_pages(endpoint: ConsoleEndpoint) -> APIRouter:
-    """Build the route of the overview."""
-    router = APIRouter()
-    signed_in = Depends(endpoint.requires())
-
-    @router.get("/console")
-    async def show(request: Request, session: Annotated[ConsoleSession, signed_in]) -> Response:
-        tenant_id, now = cast("UUID", session.tenant_id), datetime.now(UTC)
-        range_name = cast("RangeName", chosen(query_form(request), "range", tuple(RANGES)))
-        dependencies = endpoint.dependencies
-        currency = dependencies.currency_of(tenant_id)
-        skipped = endpoint.cookies.skipped_steps(request, tenant_id)
-
-        async def read(transaction: AsyncSession) -> _Read:
-            stored = await limits.stored(transaction, tenant_id)
-            budget = stored.states[0].limits.budget_per_month
-            spent = await overview.spend(transaction, tenant_id, currency, now, budget)
-            sees_requests = ADAPTERS_READ in session.scopes
-            return _Read(
-                await overview.requests(transaction, tenant_id, range_name, now) if sees_requests else None,
-                spent if MONEY_READ & session.scopes else None,
-                _visible(await overview.attention(transaction, tenant_id, spent, now), session),
-                stored,
-                await first_steps.open_steps(transaction, tenant_id, skipped, now),
-            )
-
-        found = await endpoint.query(session, read)
-        counted = await limits.with_use(dependencies.admission_controller, tenant_id, found.limits)
-        return endpoint.page(
-            request,
-            session,
-            "overview/overview.html",
-            ranges=RANGE_NAMES,
-            range_name=range_name,
-            requests=found.requests,
-            spend=found.spend,
-            attention=found.attention,
-            nearest=None if counted is None else limits.nearest(counted),
-            charts=None if found.requests is None else _charts(found.requests),
-            residency=await residency(dependencies.engine, dependencies.namespace_of(tenant_id)),
-            days=_days(found.spend),
-            prefix=symbol(currency),
-            sees_keys=KEYS_WRITE in session.scopes,
-            words=OUTCOME_WORDS,
-            statuses=overview.STATUSES,
-            currency=currency,
-            steps=found.steps,
-            offers_password=session.by_link_only and is_fresh(session, now),
-            is_demo=endpoint.is_demo,
-        )
-
-    @router.post("/console/first-steps")
-    async def skip_step(
-        request: Request,
-        session: Annotated[ConsoleSession, signed_in],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
-        """Skip one of the first steps, or all of them, in this browser."""
-        wanted = form.text("step")
-        steps = [each for each in first_steps.STEPS if wanted in (each, "all")]
-        response = redirect(request, "/console")
-        endpoint.cookies.skip_steps(request, response, cast("UUID", session.tenant_id), steps)
-        return response
-
-    return router
+@router.post("/console/first-steps")
+async def skip_step(submission: Submission) -> Response:
+    """Skip one of the first steps, or all of them, in this browser."""
+    wanted = submission.form.text("step")
+    steps = [each for each in first_steps.STEPS if wanted in (each, "all")]
+    response = redirect(submission.http, "/console")
+    submission.endpoint.cookies.skip_steps(submission.http, response, submission.tenant_id, steps)
+    return response
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +133,9 @@ def _charts(found: RequestOverview) -> OverviewCharts:
     )
 
 
-def _days(spent: SpendOverview | None) -> tuple[ChartRow, ...]:
+def _days(spend: SpendOverview) -> tuple[ChartRow, ...]:
     """The spend of each day of the month, in pico-units."""
-    days = () if spent is None else spent.days
     return tuple(
-        ChartRow(datetime(day.year, day.month, day.day, tzinfo=UTC), (pico,), day == days[-1][0])
-        for day, pico in days
+        ChartRow(datetime(day.year, day.month, day.day, tzinfo=UTC), (pico,), day == spend.days[-1][0])
+        for day, pico in spend.days
     )
-
-
-def _visible(found: tuple[Attention, ...], session: ConsoleSession) -> tuple[Attention, ...]:
-    """Leave out what the person's scopes do not show."""
-    needed = {"quarantined": ADAPTERS_READ, "rejected": ADAPTERS_READ, "key_expires": KEYS_WRITE}
-    return tuple(each for each in found if needed.get(each.kind, USAGE_READ) in session.scopes)

@@ -26,7 +26,12 @@ from loraplex.tenants.ledger.usage_reports import UsageQuery, usage_rows
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.models.usage import REST
 from loraplex.tenants.registry.catalog import AdapterCatalog
-from loraplex.tenants.registry.summaries import ServedAdapter, served_adapters, troubled_versions
+from loraplex.tenants.registry.summaries import (
+    ServedAdapter,
+    TroubledVersion,
+    served_adapters,
+    troubled_versions,
+)
 
 KeyT = TypeVar("KeyT")
 
@@ -126,10 +131,7 @@ class Attention:
     """Something that needs a person. `kind` selects the words; the other fields are what they name."""
 
     kind: Literal["quarantined", "budget", "rejected", "key_expires"]
-    adapter: str | None = None
-    version: int | None = None
-    production: Mapping[int, int] | None = None
-    failed_check: str | None = None
+    version: TroubledVersion | None = None
     key_id: str | None = None
     key_name: str | None = None
     at: datetime | None = None
@@ -211,33 +213,16 @@ async def attention(
     """What needs a person, the worst first: quarantined versions, the budget, rejected versions, keys that expire."""
     troubled = await troubled_versions(session, tenant_id, NOTES)
     expiring = await KeyRepository(session).expiring(tenant_id, now + EXPIRES_SOON, NOTES)
-    of_versions = {
-        state: [
-            Attention(
-                kind=kind,
-                adapter=each.adapter,
-                version=each.version,
-                production=each.production,
-                failed_check=each.failed_check,
-            )
-            for each in troubled
-            if each.state == state
-        ]
-        for state, kind in _KINDS.items()
-    }
+    quarantined = [
+        Attention(kind="quarantined", version=each) for each in troubled if each.state == "quarantined"
+    ]
+    rejected = [Attention(kind="rejected", version=each) for each in troubled if each.state == "rejected"]
     of_keys = [
         Attention(kind="key_expires", key_id=key.key_id, key_name=key.name, at=key.expires_at)
         for key in expiring
     ]
     budget = [Attention(kind="budget")] if spent.budget_ends_early else []
-    found = [*of_versions["quarantined"], *budget, *of_versions["rejected"], *of_keys]
-    return tuple(found[:NOTES])
-
-
-_KINDS: Final[Mapping[str, Literal["quarantined", "rejected"]]] = {
-    "quarantined": "quarantined",
-    "rejected": "rejected",
-}
+    return (*quarantined, *budget, *rejected, *of_keys)[:NOTES]
 
 
 def _next(now: datetime, step: timedelta) -> datetime:

@@ -1,33 +1,23 @@
-"""Response schemas of usage and requests. Amounts are exact pico-units of money, as decimal strings.
+"""Response schemas of usage and of one request. Amounts are exact pico-units of money, as decimal strings.
 
 Invariant: `prompt_tokens` includes `cached_tokens`, as in the responses of `/v1`.
 """
 
-from collections.abc import Iterable
-from dataclasses import asdict
-from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 from uuid import UUID
 
 from pydantic import Field
 
 from loraplex.platform.web.cursors import Listing
 from loraplex.platform.web.responses import ResponseModel
-from loraplex.platform.web.sorting import Position, SortOrder
-from loraplex.platform.web.usage.request_queries import MetLimits, Phase
-from loraplex.tenants.ledger.request_log import LoggedRequest
-from loraplex.tenants.ledger.usage_reports import UsageKey, UsageRow, UsageSums
+from loraplex.platform.web.usage.phase_reasons import WAITS
 from loraplex.tenants.quotas.limits import Level, LimitName
 from loraplex.tenants.records import UtcTime
+from loraplex.tenants.usage.records import PicoAmount, RequestDocument, is_absent
 
 RowT = TypeVar("RowT", bound="UsageDocument")
-
-
-def _absent(value: object) -> bool:
-    return value is None
-
-
-TokenClass = Annotated[str | None, Field(exclude_if=_absent)]
+PARTS = 1_000_000
+TokenClass = Annotated[str | None, Field(exclude_if=is_absent)]
 
 
 class UsageSumsDocument(ResponseModel):
@@ -37,7 +27,7 @@ class UsageSumsDocument(ResponseModel):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    amount_pico: str
+    amount_pico: PicoAmount
 
 
 class UsageTotalsDocument(UsageSumsDocument):
@@ -73,34 +63,6 @@ class UsageReportDocument(Listing[RowT], Generic[RowT]):
     currency: str
 
 
-class RequestDocument(ResponseModel):
-    """One finished request. `adapter` and `version` are null for the base model; times in milliseconds are null where unknown.
-    `system_fingerprint`: as in the response, null where it is unknown.
-
-    `reverses_id` and `reason` are there in corrections, whose tokens and amount are added to those of the request that they
-    name.
-    """
-
-    id: UUID
-    at: UtcTime
-    adapter: str | None
-    version: int | None
-    digest: str | None
-    key_id: str
-    outcome: str
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    ttft_ms: int | None
-    duration_ms: int | None
-    amount_pico: str
-    price_version_id: UUID | None
-    client_request_id: str | None
-    system_fingerprint: str | None
-    reverses_id: Annotated[UUID | None, Field(exclude_if=_absent)] = None
-    reason: Annotated[str | None, Field(exclude_if=_absent)] = None
-
-
 class MetLimitDocument(ResponseModel):
     """One limit when the request was admitted. `used` and `reserved`: before the request. `asked`: the most that it would
     use. Budgets in micro-units.
@@ -113,6 +75,11 @@ class MetLimitDocument(ResponseModel):
     reserved: int
     asked: int
 
+    @property
+    def left(self) -> int:
+        """What the request left of it."""
+        return self.limit - self.used - self.reserved - self.asked
+
 
 class MetLimitsDocument(ResponseModel):
     """The limits that a request met. `mode`: `counted` by the counters of all gateways, or `degraded` by the share of one
@@ -121,6 +88,11 @@ class MetLimitsDocument(ResponseModel):
 
     mode: Literal["counted", "degraded"]
     met: list[MetLimitDocument]
+
+    @property
+    def nearest_first(self) -> list[MetLimitDocument]:
+        """The limits, first those of which the request left the smallest part."""
+        return sorted(self.met, key=lambda each: each.left * PARTS // max(1, each.limit))
 
 
 class RequestDetailDocument(RequestDocument):
@@ -139,84 +111,18 @@ class SpanDocument(ResponseModel):
     duration_ms: int
     reason: str | None
 
+    @property
+    def waits(self) -> bool:
+        """Whether the request waited in it."""
+        return self.name in WAITS
+
+    @property
+    def end_ms(self) -> int:
+        """When it ended, counted from the request's arrival."""
+        return self.start_ms + self.duration_ms
+
 
 class TimelineDocument(ResponseModel):
     """The phases in the order of their starts. Phases may overlap."""
 
     spans: list[SpanDocument]
-
-
-def _write_key(key: UsageKey) -> Position:
-    return (key.start.astimezone(UTC).isoformat(), *map(str, key[1:5]), key.token_class)
-
-
-def _read_key(position: Position) -> UsageKey:
-    start, *ids, currency, token_class = position
-    tenant_id, adapter_id, api_key_id = (UUID(str(each)) for each in ids)
-    at = datetime.fromisoformat(str(start))
-    return UsageKey(at, tenant_id, adapter_id, api_key_id, str(currency), int(token_class))
-
-
-BY_GROUP: Final[SortOrder[UsageRow, UsageKey]] = SortOrder(lambda row: row.key, _write_key, _read_key)
-BY_ID: Final[SortOrder[LoggedRequest, UUID]] = SortOrder(
-    lambda row: row[0].id, lambda key: (str(key),), lambda position: UUID(str(position[0]))
-)
-
-
-def totals_response(sums: UsageSums, refused: int) -> UsageTotalsDocument:
-    return UsageTotalsDocument(**_sums(sums), refused=refused)
-
-
-def usage_response(row: UsageRow) -> UsageDocument:
-    return UsageDocument(**_fields(row))
-
-
-def operator_usage_response(row: UsageRow) -> OperatorUsageDocument:
-    tenant_id = row.key.tenant_id
-    return OperatorUsageDocument(**_fields(row), tenant_id=tenant_id if tenant_id.int else None)
-
-
-def request_response(row: LoggedRequest) -> RequestDocument:
-    return RequestDocument(**_request_fields(row))
-
-
-def request_detail_response(row: LoggedRequest, met: MetLimits | None) -> RequestDetailDocument:
-    limits = None
-    if met is not None:
-        documents = [MetLimitDocument(**each._asdict()) for each in met.limits]
-        limits = MetLimitsDocument(mode="degraded" if met.degraded else "counted", met=documents)
-    return RequestDetailDocument(**_request_fields(row), limits=limits)
-
-
-def _request_fields(row: LoggedRequest) -> dict[str, Any]:
-    record, adapter, key_id, *_ = row
-    same = ("id", "digest", "outcome", "cached_tokens", "completion_tokens", "ttft_ms", "duration_ms")
-    more = ("price_version_id", "client_request_id", "system_fingerprint", "reverses_id", "reason")
-    return {
-        **{name: getattr(record, name) for name in (*same, *more)},
-        "at": record.admitted_at,
-        "adapter": adapter or (None if record.adapter_id is None else str(record.adapter_id)),
-        "version": record.adapter_version,
-        "key_id": key_id or str(record.api_key_id),
-        "prompt_tokens": record.uncached_tokens + record.cached_tokens,
-        "amount_pico": str(record.amount_pico),
-    }
-
-
-def timeline_response(phases: Iterable[Phase]) -> TimelineDocument:
-    return TimelineDocument(spans=[SpanDocument(**asdict(phase)) for phase in phases])
-
-
-def _fields(row: UsageRow) -> dict[str, Any]:
-    return {
-        **_sums(row.sums),
-        "start": row.key.start,
-        "adapter": row.adapter,
-        "key_id": row.key_id,
-        "token_class": row.token_class,
-    }
-
-
-def _sums(sums: UsageSums) -> dict[str, Any]:
-    names = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
-    return {**{name: getattr(sums, name) for name in names}, "amount_pico": str(sums.amount_pico)}

@@ -9,17 +9,16 @@ import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast
+from datetime import date, datetime, timedelta
+from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.platform.web.usage.documents import OperatorUsageDocument, UsageDocument, UsageSumsDocument
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.ledger import usage_reports
 from loraplex.tenants.ledger.usage_reports import (
-    Dimension,
-    UsageKey,
     UsageQuery,
     UsageRow,
     UsageSums,
@@ -31,10 +30,10 @@ from loraplex.tenants.ledger.usage_reports import (
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.models.usage import REST
 from loraplex.tenants.registry.adapters import AdapterRepository
-from loraplex.tenants.rfc3339 import utc_text
 
 NAMED_GROUPS: Final = 20
 """Groups with a row of their own on the page. CSV and JSON have all."""
+HOUR: Final = timedelta(hours=1)
 MAX_CHOICES: Final = 200
 CLASS_ROWS: Final = 20_000
 """More rows than 400 days by the hour and class have: such a report is read whole."""
@@ -43,43 +42,35 @@ ROWS_AT_ONCE: Final = 5000
 Bucket: TypeAlias = usage_reports.Bucket
 Split: TypeAlias = Literal["adapter", "key", "class"]
 GroupKind: TypeAlias = Literal["named", "base", "rest"]
-FoundT = TypeVar("FoundT")
-
-
-class RunQuery(Protocol):
-    """Runs a read in a transaction of its own, in the viewer's role."""
-
-    async def __call__(self, find: Callable[[AsyncSession], Awaitable[FoundT]], /) -> FoundT: ...
+RunQuery: TypeAlias = Callable[..., Awaitable[Any]]
+"""Runs a read, given with its arguments, in a transaction of its own and in the viewer's role."""
+DocumentT = TypeVar("DocumentT", bound=UsageDocument)
+SUMS: Final = tuple(UsageSumsDocument.model_fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UsageFilters:
-    """What a report is about. `start` and `end`, exclusive, are whole hours. None selects all; `base_model` what no adapter
-    used; `currency` None the viewer's own where the range has several.
+class UsageFilters(UsageQuery):
+    """The report of one tenant that the API would give, by one dimension. `currency` None: the viewer's own where the range
+    has several. `is_cut`: more was asked for than a page has.
     """
 
-    start: datetime
-    end: datetime
-    bucket: Bucket
-    split: Split
-    adapter: str | None = None
-    base_model: bool = False
-    key_id: str | None = None
-    currency: str | None = None
+    is_cut: bool = False
 
-    def query(self, tenant_id: UUID) -> UsageQuery:
-        """The report that the API would give."""
-        return UsageQuery(
-            tenant_id=tenant_id,
-            currency=self.currency,
-            adapter=self.adapter,
-            base_model=self.base_model,
-            key_id=self.key_id,
-            start=self.start,
-            end=self.end,
-            bucket=self.bucket,
-            group_by=frozenset({cast("Dimension", self.split)}),
-        )
+    @property
+    def split(self) -> Split:
+        """The dimension."""
+        (split,) = self.group_by
+        return cast("Split", split)
+
+    @property
+    def first(self) -> date:
+        """The first day."""
+        return self.start.date()
+
+    @property
+    def last(self) -> date:
+        """The last day, included."""
+        return (self.end - HOUR).date()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,15 +124,12 @@ async def filter_choices(session: AsyncSession, tenant_id: UUID) -> FilterChoice
     return FilterChoices(tuple(each.name for each in adapters), tuple((key.key_id, key.name) for key in keys))
 
 
-async def report(
-    session: AsyncSession, tenant_id: UUID, filters: UsageFilters, own_currency: str
-) -> UsageReport:
+async def report(session: AsyncSession, filters: UsageFilters, own_currency: str) -> UsageReport:
     """Read the page's report. Amounts of several currencies are never added: one is chosen."""
-    query = filters.query(tenant_id)
     if filters.split == "class":
-        rows = await usage_rows(session, query, None, CLASS_ROWS)
+        rows = await usage_rows(session, filters, None, CLASS_ROWS)
     else:
-        rows = await ranked_rows(session, query, filters.split, NAMED_GROUPS)
+        rows = await ranked_rows(session, filters, filters.split, NAMED_GROUPS)
     by_currency = totals_of(rows)
     currencies = tuple(by_currency)
     default = own_currency if own_currency in by_currency or not currencies else currencies[0]
@@ -151,37 +139,51 @@ async def report(
         currency=currency,
         currencies=currencies,
         totals=by_currency.get(currency, UsageSums()),
-        refused=await refused_requests(session, query),
+        refused=await refused_requests(session, filters),
         groups=_groups(rows, filters.split),
         periods=_periods(rows, filters.split),
     )
 
 
-def csv_columns(*, by_class: bool, by_tenant: bool = False) -> list[str]:
-    """The columns of a report as CSV: what groups a row, then its sums, and the currency."""
-    first = [*(["tenant_id"] if by_tenant else []), "start", "adapter", "key_id"]
-    return [*first, *(["token_class"] if by_class else []), *_SUMS, "currency"]
+def usage_document(row: UsageRow, kind: type[DocumentT]) -> DocumentT:
+    """Return the row as the API has it; a tenant's documents name no tenant."""
+    tenant_id = row.key.tenant_id
+    return kind.model_validate(
+        {
+            **{name: getattr(row.sums, name) for name in SUMS},
+            "tenant_id": tenant_id if tenant_id.int else None,
+            "start": row.key.start,
+            "adapter": row.adapter,
+            "key_id": row.key_id,
+            "token_class": row.token_class,
+        }
+    )
+
+
+def columns_of(query: UsageQuery, kind: type[UsageDocument] = UsageDocument) -> list[str]:
+    """Return the columns of a report as CSV: what groups a row, then its sums, and the currency."""
+    first = [*(["tenant_id"] if kind is OperatorUsageDocument else []), "start", "adapter", "key_id"]
+    return [*first, *(["token_class"] if "class" in query.group_by else []), *SUMS, "currency"]
 
 
 def csv_lines(columns: Sequence[str], rows: Iterable[UsageRow]) -> str:
-    """The rows as lines of CSV (RFC 4180). No text of a tenant can begin with a character that a spreadsheet computes."""
+    """Return the rows as lines of CSV (RFC 4180). No text of a tenant can begin with a character that a spreadsheet computes."""
     lines = io.StringIO()
-    writer = csv.DictWriter(lines, columns, extrasaction="ignore")
-    writer.writerows(_fields(row) for row in rows)
+    csv.DictWriter(lines, columns, extrasaction="ignore").writerows(map(_fields, rows))
     return lines.getvalue()
 
 
 async def csv_download(run: RunQuery, query: UsageQuery) -> AsyncIterator[str]:
-    """All rows of a report as CSV, in transactions of `ROWS_AT_ONCE`."""
-    columns = csv_columns(by_class="class" in query.group_by)
+    """Write all rows of a report as CSV, in transactions of `ROWS_AT_ONCE`."""
+    columns = columns_of(query)
     yield ",".join(columns) + "\r\n"
     async for rows in all_rows(run, query):
         yield csv_lines(columns, rows)
 
 
 async def json_download(run: RunQuery, query: UsageQuery) -> AsyncIterator[str]:
-    """All rows of a report as one JSON array of objects, with the fields of the API and the currency of each row."""
-    columns = csv_columns(by_class="class" in query.group_by)
+    """Write all rows of a report as one JSON array of objects, with the fields of the API and the currency of each row."""
+    columns = columns_of(query)
     separator = "["
     async for rows in all_rows(run, query):
         for fields in map(_fields, rows):
@@ -193,34 +195,16 @@ async def json_download(run: RunQuery, query: UsageQuery) -> AsyncIterator[str]:
 async def all_rows(
     run: RunQuery, query: UsageQuery, first: list[UsageRow] | None = None
 ) -> AsyncIterator[list[UsageRow]]:
-    """The rows of a report in stretches, each read in a transaction of its own. `first`: those that were read already."""
-
-    async def following(after: UsageKey | None) -> list[UsageRow]:
-        return await run(lambda session: usage_rows(session, query, after, ROWS_AT_ONCE))
-
-    rows = await following(None) if first is None else first
+    """Read the rows of a report in stretches, each in a transaction of its own. `first`: those that were read already."""
+    rows = await run(usage_rows, query, None, ROWS_AT_ONCE) if first is None else first
     while rows:
         yield rows
-        rows = await following(rows[-1].key) if len(rows) >= ROWS_AT_ONCE else []
-
-
-_SUMS: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "amount_pico")
+        rows = await run(usage_rows, query, rows[-1].key, ROWS_AT_ONCE) if len(rows) >= ROWS_AT_ONCE else []
 
 
 def _fields(row: UsageRow) -> dict[str, Any]:
-    """The row as the API has it, by the names of its fields."""
-    sums = {name: getattr(row.sums, name) for name in _SUMS}
-    tenant_id = row.key.tenant_id
-    return {
-        **sums,
-        "amount_pico": str(row.sums.amount_pico),
-        "tenant_id": str(tenant_id) if tenant_id.int else None,
-        "start": utc_text(row.key.start),
-        "adapter": row.adapter,
-        "key_id": row.key_id,
-        "token_class": row.token_class,
-        "currency": row.currency,
-    }
+    document = usage_document(row, OperatorUsageDocument)
+    return document.model_dump(mode="json") | {"currency": row.currency}
 
 
 def _group_id(row: UsageRow, split: Split) -> str:
@@ -241,8 +225,7 @@ def _groups(rows: Sequence[UsageRow], split: Split) -> tuple[UsageGroup, ...]:
         key = row.console_key or row.key_id
         names[group] = {"adapter": row.adapter, "key": key, "class": row.token_class}[split]
     groups = [_group(group, names[group], sums[group], split) for group in sums]
-    ordered = sorted(groups, key=lambda each: (each.kind == "rest", -each.sums.amount_pico, each.id))
-    return tuple(ordered)
+    return tuple(sorted(groups, key=lambda each: (each.kind == "rest", -each.sums.amount_pico, each.id)))
 
 
 def _group(identity: str, name: str | None, sums: UsageSums, split: Split) -> UsageGroup:
@@ -254,24 +237,14 @@ def _group(identity: str, name: str | None, sums: UsageSums, split: Split) -> Us
     return UsageGroup(id=identity, kind=kind, name=name if kind == "named" else None, sums=sums)
 
 
-def _amounts(rows: Sequence[UsageRow], split: Split) -> dict[str, int]:
-    """The pico-units of each group."""
-    amounts: dict[str, int] = defaultdict(int)
-    for row in rows:
-        amounts[_group_id(row, split)] += row.sums.amount_pico
-    return dict(amounts)
-
-
 def _periods(rows: Sequence[UsageRow], split: Split) -> tuple[UsagePeriod, ...]:
-    starts = sorted({row.key.start for row in rows})
-    of: dict[datetime, list[UsageRow]] = {start: [] for start in starts}
+    of: dict[datetime, list[UsageRow]] = defaultdict(list)
     for row in rows:
         of[row.key.start].append(row)
-    return tuple(
-        UsagePeriod(
-            start=start,
-            sums=next(iter(totals_of(of[start]).values())),
-            amounts=_amounts(of[start], split),
-        )
-        for start in starts
-    )
+    periods = []
+    for start, own in sorted(of.items()):
+        amounts: dict[str, int] = defaultdict(int)
+        for row in own:
+            amounts[_group_id(row, split)] += row.sums.amount_pico
+        periods.append(UsagePeriod(start=start, sums=totals_of(own)[own[0].currency], amounts=dict(amounts)))
+    return tuple(periods)

@@ -3,26 +3,22 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Final
 from uuid import UUID
 
-from fastapi import APIRouter, Depends
-from sqlalchemy.ext.asyncio import AsyncSession
-from starlette.requests import Request
+from fastapi import APIRouter
 from starlette.responses import Response
 
-from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.web.console.addresses import day_of, link, query_form
-from loraplex.platform.web.console.endpoint import ConsoleEndpoint
 from loraplex.platform.web.console.forms import Form, FormInvalid
 from loraplex.platform.web.console.limit_units import unit_of
+from loraplex.platform.web.console.page import PageRequest, opens
 from loraplex.platform.web.usage import queries as usage
 from loraplex.platform.web.usage import request_queries as requests
-from loraplex.platform.web.usage.queries import FilterChoices
-from loraplex.platform.web.usage.request_queries import Phase, RequestDetail, RequestPage
+from loraplex.platform.web.usage.documents import SpanDocument
+from loraplex.tenants.scopes import USAGE_READ
 
 PATH: Final = "/console/requests"
-USAGE_READ: Final = "usage:read"
 FIELDS: Final = ("outcome", "adapter", "key", "slower", "from", "to")
 MAX_SLOWER_MS: Final = 2**31 - 1
 DAY: Final = timedelta(days=1)
@@ -48,56 +44,9 @@ TOKEN_CLASSES: Final = {
 }
 
 
-def requests_pages(endpoint: ConsoleEndpoint) -> APIRouter:
-    """Build the routes of the request log."""
-    router = APIRouter()
-    reader = Depends(endpoint.requires(USAGE_READ))
+Reader = Annotated[PageRequest, opens(USAGE_READ)]
 
-    @router.get(PATH)
-    async def show(request: Request, session: Annotated[ConsoleSession, reader]) -> Response:
-        tenant_id, form = cast("UUID", session.tenant_id), query_form(request)
-        after, before = _uuid(form.text("after")), _uuid(form.text("before"))
-        errors: Mapping[str, str] = {}
-        try:
-            filters = _filters(form, endpoint.dependencies.served_model_name)
-        except FormInvalid as invalid:
-            filters, errors = requests.Filters(), invalid.errors
-
-        async def read(transaction: AsyncSession) -> tuple[FilterChoices, RequestPage]:
-            choices = await usage.filter_choices(transaction, tenant_id)
-            if before is not None:
-                return choices, await requests.page_before(transaction, tenant_id, filters, before)
-            return choices, await requests.page(transaction, tenant_id, filters, after)
-
-        choices, page = await endpoint.query(session, read)
-        kept = {name: form.text(name) for name in FIELDS}
-        return endpoint.page(
-            request,
-            session,
-            "usage/requests.html",
-            status=422 if errors else 200,
-            form=form.entered(errors),
-            choices=choices,
-            page=page,
-            outcomes=requests.OUTCOME_NAMES,
-            filtered=any(kept.values()),
-            older=None if page.older is None else link(PATH, {**kept, "after": str(page.older)}),
-            newer=None if page.newer is None else link(PATH, {**kept, "before": str(page.newer)}),
-        )
-
-    @router.get(f"{PATH}/{{request_id}}")
-    async def detail(
-        request: Request, request_id: str, session: Annotated[ConsoleSession, reader]
-    ) -> Response:
-        tenant_id = cast("UUID", session.tenant_id)
-
-        async def read(transaction: AsyncSession) -> RequestDetail:
-            return await requests.find(transaction, tenant_id, request_id)
-
-        found = await endpoint.query(session, read)
-        return endpoint.page(request, session, "usage/request.html", **_shown(found))
-
-    return router
+router = APIRouter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,35 +54,58 @@ class _Bar:
     """A phase on the request's clock; `left` and `width` in thousandths of its whole length."""
 
     name: str
-    phase: Phase
+    phase: SpanDocument
     left: int
     width: int
 
 
-def _shown(found: RequestDetail) -> dict[str, Any]:
+@router.get(PATH)
+async def list_requests(page: Reader) -> Response:
+    form = query_form(page.http)
+    after, before = _uuid(form.text("after")), _uuid(form.text("before"))
+    errors: Mapping[str, str] = {}
+    try:
+        filters = _filters(form, page.dependencies.served_model_name)
+    except FormInvalid as invalid:
+        filters, errors = requests.Filters(), invalid.errors
+    async with page.reading() as session:
+        choices = await usage.filter_choices(session, page.tenant_id)
+        found = await requests.page(session, page.tenant_id, filters, after, before)
+    kept = {name: form.text(name) for name in FIELDS}
+    return page.show(
+        "usage/requests.html",
+        status=422 if errors else 200,
+        form=form.entered(errors),
+        choices=choices,
+        page=found,
+        outcomes=requests.OUTCOME_NAMES,
+        filtered=any(kept.values()),
+        older=None if found.older is None else link(PATH, {**kept, "after": str(found.older)}),
+        newer=None if found.newer is None else link(PATH, {**kept, "before": str(found.newer)}),
+    )
+
+
+@router.get(f"{PATH}/{{request_id}}")
+async def show_request(page: Reader, request_id: str) -> Response:
+    found = await page.query(requests.find, page.tenant_id, request_id)
     end = max([found.request.duration_ms or 0, *(phase.end_ms for phase in found.phases), 1])
-    bars = [
-        _Bar(
-            PHASE_NAMES.get(phase.name, phase.name),
-            phase,
-            phase.start_ms * 1000 // end,
-            max(4, phase.duration_ms * 1000 // end),
-        )
-        for phase in found.phases
-    ]
-    return {
-        "found": found,
-        "met_limits": () if found.met is None else found.met.nearest_first,
-        "limit_unit": unit_of,
-        "bars": bars,
-        "end_ms": end,
-        "ticks": _ticks(end),
-        "wait": found.largest_wait,
-        "wait_sentences": WAIT_SENTENCES,
-        "phase_names": PHASE_NAMES,
-        "token_classes": TOKEN_CLASSES,
-        "decode_ms": next((phase.duration_ms for phase in found.phases if phase.name == "decode"), None),
-    }
+    return page.show(
+        "usage/request.html",
+        found=found,
+        limit_unit=unit_of,
+        bars=[_bar(phase, end) for phase in found.phases],
+        end_ms=end,
+        ticks=_ticks(end),
+        wait=found.largest_wait,
+        wait_sentences=WAIT_SENTENCES,
+        token_classes=TOKEN_CLASSES,
+        decode_ms=next((phase.duration_ms for phase in found.phases if phase.name == "decode"), None),
+    )
+
+
+def _bar(phase: SpanDocument, end_ms: int) -> _Bar:
+    left, width = phase.start_ms * 1000 // end_ms, phase.duration_ms * 1000 // end_ms
+    return _Bar(PHASE_NAMES.get(phase.name, phase.name), phase, left, max(4, width))
 
 
 def _ticks(end_ms: int) -> list[tuple[int, int]]:

@@ -3,10 +3,9 @@
 Invariant: each page is one short transaction, so a slow reader of CSV occupies no connection of the database.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -15,19 +14,18 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response, StreamingResponse
 
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.web.endpoint import ManagementCaller, ManagementEndpoint
+from loraplex.platform.web.cursors import Page
+from loraplex.platform.web.endpoint import tenant_of
+from loraplex.platform.web.path_ids import filtered_tenant
+from loraplex.platform.web.planes import PlaneRequest
 from loraplex.platform.web.responses import ApiResponse, respond
+from loraplex.platform.web.sorting import Position, SortOrder
 from loraplex.platform.web.usage import queries as usage
-from loraplex.platform.web.usage.documents import (
-    BY_GROUP,
-    OperatorUsageDocument,
-    UsageDocument,
-    UsageReportDocument,
-    totals_response,
-)
+from loraplex.platform.web.usage.documents import UsageDocument, UsageReportDocument, UsageTotalsDocument
 from loraplex.platform.web.usage.usage_query import is_csv, usage_query, with_range
 from loraplex.tenants.ledger.usage_reports import (
     Dimension,
+    UsageKey,
     UsageQuery,
     UsageRow,
     UsageSums,
@@ -41,27 +39,26 @@ _TOTALS: Final = "totals"
 """In a cursor: the totals of the first page, so that the others need not read the whole range again."""
 _REFUSED: Final = "refused"
 """The same for the number of refused requests, which cursors of the last release lack."""
-_SUMS: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "amount_pico")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportShape:
-    """What the report of a plane may be grouped by, and its answer. `parameters`: those of the query, by their names.
+def _write_key(key: UsageKey) -> Position:
+    return (key.start.astimezone(UTC).isoformat(), *map(str, key[1:5]), key.token_class)
 
-    `tenant_of`: the tenant that the query selects; None selects all.
-    """
 
-    dimensions: tuple[Dimension, ...]
-    parameters: Mapping[str, str]
-    tenant_of: Callable[[Mapping[str, str]], UUID | None]
-    row: type[UsageDocument]
-    report: type[UsageReportDocument[Any]]
-    to_response: Callable[[UsageRow], UsageDocument]
+def _read_key(position: Position) -> UsageKey:
+    start, *ids, currency, token_class = position
+    tenant_id, adapter_id, api_key_id = (UUID(str(each)) for each in ids)
+    at = datetime.fromisoformat(str(start))
+    return UsageKey(at, tenant_id, adapter_id, api_key_id, str(currency), int(token_class))
+
+
+BY_GROUP: Final[SortOrder[UsageRow, UsageKey]] = SortOrder(lambda row: row.key, _write_key, _read_key)
 
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    query: UsageQuery
+    """Rows of a report, and the sums of its whole range."""
+
     currency: str
     totals: UsageSums
     refused: int
@@ -69,47 +66,63 @@ class _Report:
 
 
 async def answer_usage(
-    endpoint: ManagementEndpoint,
-    request: Request,
-    caller: ManagementCaller,
-    shape: ReportShape,
-    currency_of: Callable[[UUID], str],
+    request: PlaneRequest[Any],
+    kind: type[UsageDocument],
+    dimensions: tuple[Dimension, ...],
+    parameters: Mapping[str, str],
 ) -> Response:
-    """Answer a report. Without any usage its currency is that of the tenant, or of the installation for all tenants.
+    """Answer a report with rows of `kind`, which may be grouped by `dimensions`. `parameters`: those of the query, by their
+    names; an operator's selects a tenant by `tenant_id`, or all.
 
-    Raises `InvalidParameter`.
+    Without any usage its currency is that of the tenant, or of the installation for all tenants. Raises `InvalidParameter`.
     """
-    page = endpoint.page(request, caller, BY_GROUP, shape.parameters)
+    page = request.page(BY_GROUP, parameters)
     filters = with_range(page.filters, datetime.now(UTC))
-    query = usage_query(filters, shape.tenant_of(filters), shape.dimensions)
-    as_csv = is_csv(filters)
-    if as_csv:
-        _refuse_pages(request)
-    limit = usage.ROWS_AT_ONCE if as_csv else page.fetch
+    tenant_id = tenant_of(request.caller)
+    if tenant_id is None and "tenant_id" in filters:
+        tenant_id = filtered_tenant(filters["tenant_id"])
+    query = usage_query(filters, tenant_id, dimensions)
+    default = request.dependencies.currency_of(tenant_id or NO_ID)
+    if is_csv(filters):
+        _refuse_pages(request.http)
+        report = await request.query(_report, query, filters, None, usage.ROWS_AT_ONCE, default)
+        return StreamingResponse(_csv(request, kind, query, report), media_type="text/csv")
+    report = await request.query(_report, query, filters, page.after, page.fetch, default)
+    return respond(ApiResponse(200, _document(kind, page, filters, report)))
 
-    async def find(session: AsyncSession) -> _Report:
-        if _TOTALS in filters:
-            rows = await usage_rows(session, query, page.after, limit)
-            totals, refused = _read_totals(filters[_TOTALS]), int(filters.get(_REFUSED, 0))
-            return _Report(query, filters["currency"], totals, refused, rows)
-        rows, by_currency = await first_rows(session, query, limit)
-        currency = chosen_currency(by_currency, query.currency, currency_of(query.tenant_id or NO_ID))
-        refused = await refused_requests(session, query)
-        return _Report(query, currency, by_currency.get(currency, UsageSums()), refused, rows)
 
-    report = await endpoint.query(caller, find)
-    if as_csv:
-        return StreamingResponse(_csv(endpoint, caller, shape, report), media_type="text/csv")
-    totals = {_TOTALS: _write_totals(report.totals), _REFUSED: str(report.refused)}
-    kept = {**filters, "currency": report.currency, **totals}
-    listing = replace(page, filters=kept).listing(report.rows, shape.to_response)
-    document = shape.report(
-        data=listing.data,
-        totals=totals_response(report.totals, report.refused),
+async def _report(
+    session: AsyncSession,
+    query: UsageQuery,
+    filters: Mapping[str, str],
+    after: UsageKey | None,
+    limit: int,
+    default: str,
+) -> _Report:
+    if _TOTALS in filters:
+        rows = await usage_rows(session, query, after, limit)
+        totals, refused = _read_totals(filters[_TOTALS]), int(filters.get(_REFUSED, 0))
+        return _Report(filters["currency"], totals, refused, rows)
+    rows, by_currency = await first_rows(session, query, limit)
+    currency = chosen_currency(by_currency, query.currency, default)
+    refused = await refused_requests(session, query)
+    return _Report(currency, by_currency.get(currency, UsageSums()), refused, rows)
+
+
+def _document(
+    kind: type[UsageDocument],
+    page: Page[UsageRow, UsageKey],
+    filters: Mapping[str, str],
+    report: _Report,
+) -> UsageReportDocument[Any]:
+    """Return a page. Its cursor keeps the range, the currency and the totals of the first one."""
+    kept = {_TOTALS: _write_totals(report.totals), _REFUSED: str(report.refused), "currency": report.currency}
+    return UsageReportDocument[Any](
+        data=[usage.usage_document(row, kind) for row in page.cut(report.rows)],
+        next_cursor=replace(page, filters={**filters, **kept}).next(report.rows),
+        totals=UsageTotalsDocument(**asdict(report.totals), refused=report.refused),
         currency=report.currency,
-        next_cursor=listing.next_cursor,
     )
-    return respond(ApiResponse(200, document))
 
 
 def chosen_currency(by_currency: Mapping[str, UsageSums], wanted: str | None, default: str) -> str:
@@ -124,11 +137,11 @@ def chosen_currency(by_currency: Mapping[str, UsageSums], wanted: str | None, de
 
 
 def _write_totals(totals: UsageSums) -> str:
-    return " ".join(str(getattr(totals, name)) for name in _SUMS)
+    return " ".join(str(getattr(totals, name)) for name in usage.SUMS)
 
 
 def _read_totals(text: str) -> UsageSums:
-    return UsageSums(**dict(zip(_SUMS, map(int, text.split()), strict=True)))
+    return UsageSums(**dict(zip(usage.SUMS, map(int, text.split()), strict=True)))
 
 
 def _refuse_pages(request: Request) -> None:
@@ -140,11 +153,10 @@ def _refuse_pages(request: Request) -> None:
 
 
 async def _csv(
-    endpoint: ManagementEndpoint, caller: ManagementCaller, shape: ReportShape, report: _Report
+    request: PlaneRequest[Any], kind: type[UsageDocument], query: UsageQuery, report: _Report
 ) -> AsyncIterator[str]:
-    by_class, by_tenant = "class" in report.query.group_by, shape.row is OperatorUsageDocument
-    columns = usage.csv_columns(by_class=by_class, by_tenant=by_tenant)
+    columns = usage.columns_of(query, kind)
     yield ",".join(columns) + "\r\n"
-    query = replace(report.query, currency=report.currency)
-    async for rows in usage.all_rows(partial(endpoint.query, caller), query, report.rows):
+    query = replace(query, currency=report.currency)
+    async for rows in usage.all_rows(request.query, query, report.rows):
         yield usage.csv_lines(columns, rows)

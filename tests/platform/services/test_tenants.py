@@ -10,9 +10,9 @@ from loraplex.platform.services import tenants
 from loraplex.tenants.accounts.tenants import TierChange
 from loraplex.tenants.actors import Actor
 from loraplex.tenants.audit_queries import audit_entries
+from loraplex.tenants.audit_records import OperatorAuditDocument
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, NameTaken, RevisionMoved, TenantNotFound
-from loraplex.tenants.models import AuditEntry
 from loraplex.tenants.unit_of_work import unit_of_work
 
 OPERATOR = Actor("operator", "op-key")
@@ -23,7 +23,7 @@ async def create(database: Database, name: str = "harbor", **limits: int) -> ten
         return await tenants.create(uow, name, tier="gold", weight=2.0, limits=limits)
 
 
-async def entries(database: Database, tenant_id: UUID) -> Sequence[AuditEntry]:
+async def entries(database: Database, tenant_id: UUID) -> Sequence[OperatorAuditDocument]:
     """The tenant's entries, oldest first."""
     async with database.as_operator() as session:
         return [*reversed(await audit_entries(session, tenant_id, {}, None, 100))]

@@ -8,7 +8,7 @@ from tests.platform.web.hand_made_requests import request
 from loraplex.platform.errors import InvalidParameter, UnknownParameter
 from loraplex.platform.web.cursors import Cursors, Page, page_of
 from loraplex.platform.web.sorting import SortOrder, by_number
-from loraplex.platform.web.usage.documents import BY_GROUP
+from loraplex.platform.web.usage.usage_report import BY_GROUP
 from loraplex.tenants.models import NO_ID
 
 CURSORS = Cursors(b"k" * 32, b"tenant /things")

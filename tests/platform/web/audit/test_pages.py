@@ -3,8 +3,10 @@
 import json
 from urllib.parse import urlencode
 
+import pytest
 from tests.platform.web.browser import Console, SignedIn
 
+from loraplex.platform.web.audit import pages as audit
 from loraplex.tenants.audit_log import Actor, AuditRepository
 
 LOGS = (("/console/audit", "admin"), ("/operator/console/audit", "operator"))
@@ -55,3 +57,25 @@ async def test_entries_are_paged_filtered_and_exported(console: Console, signed_
         for wrong in ("from=tomorrow", "from=0001-01-01", "to=9999-12-31", "after=1"):
             assert (await browser.get(f"{path}?{wrong}")).status_code == 400
         assert (await browser.get(f"{path}?actor=%00")).status_code == 200
+
+
+async def test_an_export_is_read_in_batches_and_ends(
+    console: Console, signed_in: SignedIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await write(console, 6)
+    monkeypatch.setattr(audit, "EXPORT_BATCH", 3)
+    browser = await signed_in("admin")
+    export = await browser.get("/console/audit/export?actor=op")
+    targets = [json.loads(line)["target"] for line in export.text.splitlines()]
+    assert targets == [f"keys/{number}" for number in (5, 4, 3, 2, 1, 0)]
+
+
+async def test_a_place_in_one_log_is_none_in_the_other(console: Console, signed_in: SignedIn) -> None:
+    await write(console, 52)
+    admin, operator = await signed_in("admin"), await signed_in("operator")
+    older = (
+        (await operator.page("/operator/console/audit")).find("nav[aria-label=Pages] a").attributes["href"]
+    )
+    place = str(older).partition("?")[2]
+    assert (await operator.get(f"/operator/console/audit?{place}")).status_code == 200
+    assert (await admin.get(f"/console/audit?{place}")).status_code == 400

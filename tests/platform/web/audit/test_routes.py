@@ -15,6 +15,7 @@ async def test_pages_and_filters(tenant: ManagedTenant) -> None:
     targets = [entry["target"] for entry in first["data"] + rest["data"]]
     assert targets == [f"adapters/a-{number}" for number in (4, 3, 2, 1, 0)] and rest["next_cursor"] is None
     (found,) = (await tenant.http.get("audit?target=adapters/later")).json()["data"]
+    assert "tenant_id" not in found
     assert (found["actor_kind"], found["address"], found["after"]["name"]) == ("key", "127.0.0.1", "later")
     other = await tenant.http.get(f"audit?action=adapter.delete&cursor={first['next_cursor']}")
     assert (other.status_code, other.json()["error"]["param"]) == (400, "action")

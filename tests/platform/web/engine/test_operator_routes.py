@@ -35,18 +35,10 @@ async def test_one_engine_over_http(operator: Any) -> None:
     assert engine["connected"] and engine["queues"]["running"] == 0 and engine["kv"]["block_size"] == 16
 
 
-class Services:
-    """The dependencies that the route uses."""
-
-    def __init__(self, engine: object) -> None:
-        self.engine = engine
-
-
 async def test_every_engine_of_a_pool_by_tier_queue_and_cache() -> None:
     well, lost = Managed(), Managed()
     well.last_stats, lost.connected, lost.failure = STATS, False, "it keeps failing"
-    dependencies: Any = Services(EnginePool([well, lost]))
-    first, second = await engines_of(dependencies, 16)
+    first, second = await engines_of(EnginePool([well, lost]), 16)
     assert first.residency is not None and first.queues is not None and first.kv is not None
     assert first.residency.device.adapters == ["a" * 64]
     assert (first.residency.device.bytes, first.residency.host.bytes) == (10, 20)
@@ -62,6 +54,5 @@ async def test_an_engine_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) 
         raise EngineUnavailable("the engine does not answer")
 
     monkeypatch.setattr(engine, "stats", silent)
-    dependencies: Any = Services(engine)
-    (document,) = await engines_of(dependencies, 16)
+    (document,) = await engines_of(engine, 16)
     assert (document.connected, document.failure) == (False, "the engine does not answer")

@@ -35,9 +35,10 @@ from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.invoices.rows import export_invoice
 from loraplex.tenants.invoices.verification import verify_export
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
-from loraplex.tenants.models import Invoice, UsageRecord
+from loraplex.tenants.models import Invoice
 from loraplex.tenants.quotas.reservation import Reservation
 from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
+from loraplex.tenants.usage.records import CorrectionDocument
 
 ROUNDS: Final = 8
 SPREAD_S: Final = 0.02
@@ -150,7 +151,7 @@ async def race_about_a_month(database: Database, number: int, folder: Path) -> l
         assert await settle(gateways[0], settled, TOKENS)
     await grant(tenant, CREDIT)
 
-    async def correct(uow: UnitOfWork) -> UsageRecord:
+    async def correct(uow: UnitOfWork) -> CorrectionDocument:
         return await usage_corrections.reverse(uow, wrong.id, "counted twice")
 
     async def add_credit(uow: UnitOfWork) -> None:
@@ -170,7 +171,7 @@ async def race_about_a_month(database: Database, number: int, folder: Path) -> l
     of_january = {each for each in (answers[0], answers[2]) if isinstance(each, UUID)}
     (of_february,) = {answers[1], answers[3]}
     assert len(of_january) <= 1 and isinstance(of_february, UUID)
-    assert sorted(type(each).__name__ for each in answers[4:6]) == ["AlreadyCorrected", "UsageRecord"]
+    assert sorted(type(each).__name__ for each in answers[4:6]) == ["AlreadyCorrected", "CorrectionDocument"]
     assert sorted(answers[7:]) == [False, True]
     billed = [*of_january, of_february, *await close_the_rest(database, tenant, chance)]
     found = [await shown(database, identity) for identity in billed]

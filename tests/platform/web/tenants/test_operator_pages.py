@@ -6,8 +6,8 @@ from uuid import uuid4
 import pytest
 from tests.platform.web.browser import Browser, Console, Page, SignedIn
 
-from loraplex.platform.web.audit.queries import AuditFilter, entries
 from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.audit_queries import audit_entries
 from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
 
 AREA = "/operator/console"
@@ -23,8 +23,8 @@ async def create(browser: Browser, **fields: str) -> Page:
 async def actions(console: Console) -> list[str]:
     """What was changed, in order, but for people who signed in."""
     async with console.database.as_operator() as session:
-        page = await entries(session, AuditFilter(tenant_id=None), None, 50)
-        return [row.action for row in reversed(page.rows) if not row.action.startswith("session.")]
+        entries = await audit_entries(session, None, {}, None, 50)
+        return [row.action for row in reversed(entries) if not row.action.startswith("session.")]
 
 
 async def test_tenants_of_every_role_never_reach_the_area(console: Console, signed_in: SignedIn) -> None:

@@ -6,11 +6,10 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 import pytest
-from sqlalchemy.ext.asyncio import AsyncSession
 from tests.platform.web.observed_tenant import observed_tenant
 from tests.tenants.ledger.stored_usage import Used, settle
 
@@ -18,13 +17,15 @@ from loraplex.platform.web.usage import queries as usage
 from loraplex.platform.web.usage.queries import Split, UsageFilters
 from loraplex.tenants.database import Database
 from loraplex.tenants.ledger.usage_reports import CLASSES, UsageSums, usage_totals
+from loraplex.tenants.models import NO_ID
 
 NOW = datetime(2026, 11, 20, 14, 30, tzinfo=UTC)
 FILTERS = UsageFilters(
+    tenant_id=NO_ID,
     start=datetime(2026, 11, 19, tzinfo=UTC),
     end=datetime(2026, 11, 21, tzinfo=UTC),
     bucket="1h",
-    split="adapter",
+    group_by=frozenset({"adapter"}),
 )
 FoundT = TypeVar("FoundT")
 
@@ -32,10 +33,10 @@ FoundT = TypeVar("FoundT")
 @pytest.mark.parametrize("split", ["adapter", "key", "class"])
 async def test_groups_and_periods_add_up_to_the_totals(database: Database, split: Split) -> None:
     seen = observed_tenant(database.url, NOW)
-    filters = replace(FILTERS, split=split)
+    filters = replace(FILTERS, tenant_id=seen.id, group_by=frozenset({split}))
     async with database.as_tenant(seen.id) as session:
-        found = await usage.report(session, seen.id, filters, "EUR")
-        expected = await usage_totals(session, filters.query(seen.id))
+        found = await usage.report(session, filters, "EUR")
+        expected = await usage_totals(session, filters)
     assert (found.currency, found.currencies) == ("USD", ("USD",))
     assert found.totals == expected["USD"] and found.totals.requests == 5
     amounts = [group.sums.amount_pico for group in found.groups]
@@ -54,7 +55,7 @@ async def test_filters_select_and_currencies_are_never_added(database: Database)
     async with database.as_tenant(seen.id) as session:
 
         async def requests(own: str = "USD", **chosen: object) -> tuple[int, str]:
-            found = await usage.report(session, seen.id, replace(FILTERS, **chosen), own)  # type: ignore[arg-type]
+            found = await usage.report(session, replace(FILTERS, tenant_id=seen.id, **chosen), own)  # type: ignore[arg-type]
             return found.totals.requests, found.currency
 
         assert await requests() == (5, "USD") and await requests("EUR") == (1, "EUR")
@@ -64,7 +65,7 @@ async def test_filters_select_and_currencies_are_never_added(database: Database)
             "USD",
         )
         assert await requests(base_model=True) == (1, "USD") and await requests(key_id=other) == (0, "USD")
-        empty = await usage.report(session, seen.id, replace(FILTERS, key_id=other), "EUR")
+        empty = await usage.report(session, replace(FILTERS, tenant_id=seen.id, key_id=other), "EUR")
     assert (empty.totals, empty.groups, empty.periods) == (UsageSums(), (), ())
 
 
@@ -75,7 +76,9 @@ async def test_the_keys_of_the_playground_are_one_group(database: Database) -> N
     with psycopg.connect(database.url) as connection:
         connection.execute("UPDATE api_keys SET kind = 'console', name = 'playground'")
     async with database.as_tenant(seen.id) as session:
-        found = await usage.report(session, seen.id, replace(FILTERS, split="key"), "USD")
+        found = await usage.report(
+            session, replace(FILTERS, tenant_id=seen.id, group_by=frozenset({"key"})), "USD"
+        )
     [group] = found.groups
     assert (group.name, group.id) == ("playground", "playground")
     assert group.sums == found.totals and found.totals.requests == 6
@@ -85,11 +88,11 @@ async def test_the_keys_of_the_playground_are_one_group(database: Database) -> N
 async def test_a_download_has_every_row(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = observed_tenant(database.url, NOW)
     monkeypatch.setattr(usage, "ROWS_AT_ONCE", 2)
-    query = replace(FILTERS, split="class").query(seen.id)
+    query = replace(FILTERS, tenant_id=seen.id, group_by=frozenset({"class"}))
 
-    async def run(find: Callable[[AsyncSession], Awaitable[FoundT]]) -> FoundT:
+    async def run(find: Callable[..., Awaitable[FoundT]], *args: Any) -> FoundT:
         async with database.as_tenant(seen.id) as session:
-            return await find(session)
+            return await find(session, *args)
 
     written = "".join([part async for part in usage.csv_download(run, query)])
     rows = list(csv.DictReader(io.StringIO(written)))

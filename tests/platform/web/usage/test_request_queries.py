@@ -17,8 +17,8 @@ async def test_a_request_with_its_phases_and_its_cost(database: Database) -> Non
     async with database.as_tenant(seen.id) as session:
         found = await requests.find(session, seen.id, "mine-1")
         assert await requests.find(session, seen.id, str(seen.slow)) == found
-        assert await requests.timeline(session, seen.id, "mine-1") == found.phases
-    assert found.met is not None and not found.met.degraded
+        assert (await requests.timeline(session, seen.id, "mine-1")).spans == found.phases
+    assert found.met is not None and found.met.mode == "counted"
     assert [(each.level, each.name, each.left) for each in found.met.nearest_first] == [
         ("key", "budget_per_day", 401_877),
         ("tenant", "tokens_per_minute", 2050),
@@ -43,7 +43,7 @@ async def test_a_request_without_phases_and_of_another_tenant(database: Database
     seen, other = observed_tenant(database.url, NOW), observed_tenant(database.url, NOW)
     async with database.as_tenant(seen.id) as session:
         found = await requests.find(session, seen.id, str(seen.requests[0]))
-        assert (found.phases, found.met, found.largest_wait) == ((), None, None)
+        assert (found.phases, found.met, found.largest_wait) == ([], None, None)
         with pytest.raises(RequestNotFound):
             await requests.find(session, seen.id, str(other.slow))
 
@@ -54,8 +54,8 @@ async def test_the_log_is_read_page_by_page(database: Database) -> None:
         first = await requests.page(session, seen.id, requests.Filters(), None, limit=2)
         rest = await requests.page(session, seen.id, requests.Filters(), first.older, limit=9)
         oldest, newer = rest.requests[-1].id, [each.id for each in (*first.requests, *rest.requests)][-3:-1]
-        back = await requests.page_before(session, seen.id, requests.Filters(), oldest, limit=2)
-        top = await requests.page_before(session, seen.id, requests.Filters(), newer[0], limit=9)
+        back = await requests.page(session, seen.id, requests.Filters(), None, oldest, limit=2)
+        top = await requests.page(session, seen.id, requests.Filters(), None, newer[0], limit=9)
         slow = await requests.page(session, seen.id, requests.Filters(slower_than_ms=1000), None)
         late = await requests.page(
             session, seen.id, requests.Filters(start=NOW - HOUR, adapter="coral"), None

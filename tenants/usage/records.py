@@ -1,0 +1,77 @@
+"""Finished requests and corrections. Invariant: `prompt_tokens` includes `cached_tokens`, as in the responses of `/v1`."""
+
+from typing import Annotated
+from uuid import UUID
+
+from pydantic import Field, PlainSerializer
+
+from loraplex.tenants.records import Record, UtcTime
+
+PicoAmount = Annotated[int, PlainSerializer(str, return_type=str, when_used="json")]
+"""Exact pico-units of money, as JSON a decimal string."""
+
+
+def is_absent(value: object) -> bool:
+    """Return whether a field is left out of a document."""
+    return value is None
+
+
+class RequestDocument(Record):
+    """One finished request. `adapter` and `version` are null for the base model; times in milliseconds are null where unknown.
+    `system_fingerprint`: as in the response, null where it is unknown.
+
+    `reverses_id` and `reason` are there in corrections, whose tokens and amount are added to those of the request that they
+    name.
+    """
+
+    id: UUID
+    at: UtcTime
+    adapter: str | None
+    version: int | None
+    digest: str | None
+    key_id: str
+    outcome: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    ttft_ms: int | None
+    duration_ms: int | None
+    amount_pico: PicoAmount
+    price_version_id: UUID | None
+    client_request_id: str | None
+    system_fingerprint: str | None
+    reverses_id: Annotated[UUID | None, Field(exclude_if=is_absent)] = None
+    reason: Annotated[str | None, Field(exclude_if=is_absent)] = None
+
+
+class LoggedRequest(RequestDocument):
+    """A request as pages show it. `adapter` and `key_id` are UUIDs once their rows were erased, and `key_name` is None then.
+
+    `is_listed_key`: the tenant manages the key; those of the console's own pages, as of the playground, are in no list.
+    """
+
+    adapter_id: UUID | None
+    key_name: str | None
+    is_listed_key: bool
+    currency: str
+
+    @property
+    def uncached_tokens(self) -> int:
+        """The tokens of the prompt that were computed."""
+        return self.prompt_tokens - self.cached_tokens
+
+
+class CorrectionDocument(Record):
+    """What a correction adds to the ledger: negative tokens and a negative amount. `prompt_tokens` include `cached_tokens`;
+    `amount_pico` is in pico-units of `currency`.
+    """
+
+    id: UUID
+    request_id: UUID
+    tenant_id: UUID
+    reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    amount_pico: PicoAmount
+    currency: str
