@@ -11,8 +11,8 @@ from loraplex.platform.web.invoices.credit_routes import credits_router
 from loraplex.platform.web.invoices.operator_routes import invoices_router
 from loraplex.platform.web.limits.operator_routes import quotas_router
 from loraplex.platform.web.rate_cards.operator_routes import rate_cards_router
-from loraplex.platform.web.tenants.billing_routes import billing_router
-from loraplex.platform.web.tenants.operator_routes import tenants_router
+from loraplex.platform.web.tenants import billing_routes as tenant_billing
+from loraplex.platform.web.tenants import operator_routes as tenants
 from loraplex.platform.web.usage.correction_routes import corrections_router
 from loraplex.platform.web.usage.operator_routes import usage_router
 
@@ -22,11 +22,11 @@ def operator_router(
 ) -> APIRouter:
     """Build the router of the operator plane."""
     router = APIRouter(prefix="/operator/v1", tags=["operator"])
-    router.include_router(tenants_router(endpoint, authenticator))
+    router.include_router(tenants.router)
     router.include_router(quotas_router(endpoint, authenticator))
     router.include_router(credits_router(endpoint, authenticator))
     router.include_router(invoices_router(endpoint, authenticator))
-    router.include_router(billing_router(endpoint, authenticator))
+    router.include_router(tenant_billing.router)
     router.include_router(rate_cards_router(endpoint, authenticator))
     router.include_router(engine_router(dependencies, authenticator))
     router.include_router(audit_router(endpoint, authenticator))

@@ -19,7 +19,7 @@ from loraplex.platform.web.console.endpoint import ConsoleEndpoint
 from loraplex.platform.web.invoices.pages import billing_pages
 from loraplex.platform.web.keys.pages import keys_pages
 from loraplex.platform.web.limits.pages import limits_pages
-from loraplex.platform.web.operator_page_routes import OPERATOR_PAGES
+from loraplex.platform.web.operator_page_routes import OPERATOR_PAGES, OPERATOR_ROUTERS
 from loraplex.platform.web.overview.index_pages import index_pages
 from loraplex.platform.web.overview.pages import overview_pages
 from loraplex.platform.web.playground.pages import playground_pages
@@ -56,4 +56,4 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
 
 def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
     """Build the routers of all pages, each with absolute paths."""
-    return [webhooks.router, *(build(endpoint) for build in PAGES)]
+    return [webhooks.router, *OPERATOR_ROUTERS, *(build(endpoint) for build in PAGES)]

@@ -19,7 +19,7 @@ from loraplex.platform.web.keys.routes import keys_router
 from loraplex.platform.web.limits.routes import quotas_router
 from loraplex.platform.web.rate_cards.routes import rate_cards_router
 from loraplex.platform.web.team.routes import users_router
-from loraplex.platform.web.tenants.me_routes import me_router
+from loraplex.platform.web.tenants import me_routes
 from loraplex.platform.web.usage.routes import usage_router
 from loraplex.platform.web.webhooks import routes as webhooks
 
@@ -29,8 +29,8 @@ def tenant_router(
 ) -> APIRouter:
     """Build the router of the tenant plane."""
     router = APIRouter(prefix="/tenant/v1", tags=["tenant"])
+    router.include_router(me_routes.router)
     for build_router in (
-        me_router,
         keys_router,
         adapters_router,
         versions_router,

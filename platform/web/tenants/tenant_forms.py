@@ -1,15 +1,11 @@
 """What an operator may set for a tenant, as forms. Invariant: bounds that depend on rows or on several fields are the use cases'."""
 
 from typing import Annotated, Any, Final
-from uuid import UUID
 
 from pydantic import BaseModel, Field
 
-from loraplex.platform.services import quotas, tenants
-from loraplex.platform.services.billing import tenant_billing
 from loraplex.platform.web.console.amounts import Micro, Ppm
-from loraplex.platform.web.tenants.queries import MAX_TAX_RATE_PPM, MAX_WEIGHT, MAXIMA, TierChange
-from loraplex.tenants.unit_of_work import UnitOfWork
+from loraplex.platform.web.tenants.queries import MAX_TAX_RATE_PPM, MAX_WEIGHT, MAXIMA
 
 # Line breaks are part of an address; other control characters are not.
 _LINE: Final = r"^[^\x00-\x1f\x7f]*$"
@@ -40,11 +36,6 @@ class TierForm(BaseModel):
     unknown_parameters: str
     revision: Revision
 
-    async def change(self, uow: UnitOfWork, tenant_id: UUID) -> None:
-        """Apply it. Raises what `tenants.change_tier` raises."""
-        change = TierChange(self.tier, self.weight, self.unknown_parameters)
-        await tenants.change_tier(uow, tenant_id, change, seen=self.revision)
-
 
 class Limits(BaseModel):
     """All limits of a tenant; one that is left empty does not limit."""
@@ -67,11 +58,6 @@ class LimitsForm(Limits):
 
     revision: Revision
 
-    async def change(self, uow: UnitOfWork, tenant_id: UUID) -> None:
-        """Apply them. Raises what `quotas.change` raises."""
-        limits = self.model_dump(exclude={"revision"})
-        await quotas.change(uow, tenant_id, limits, seen=self.revision)
-
 
 class BillingForm(BaseModel):
     """What the invoices of a tenant state; a text that is left empty is removed."""
@@ -84,8 +70,3 @@ class BillingForm(BaseModel):
     tax_rate_ppm: Annotated[Ppm, Field(ge=0, le=MAX_TAX_RATE_PPM)] = 0
     minimum_micro: Annotated[Micro, Field(ge=0, le=MAXIMA["budget_per_month"])] = 0
     revision: Revision
-
-    async def change(self, uow: UnitOfWork, tenant_id: UUID) -> None:
-        """Apply it. Raises what `tenant_billing.change` raises."""
-        fields = self.model_dump(exclude={"revision"})
-        await tenant_billing.change(uow, tenant_id, fields, seen=self.revision)
