@@ -22,9 +22,9 @@ from loraplex.platform.web.limits.pages import limits_pages
 from loraplex.platform.web.operator_page_routes import OPERATOR_PAGES, OPERATOR_ROUTERS
 from loraplex.platform.web.overview.index_pages import index_pages
 from loraplex.platform.web.overview.pages import overview_pages
-from loraplex.platform.web.playground.pages import playground_pages
-from loraplex.platform.web.playground.token_pages import token_pages
-from loraplex.platform.web.team.pages import team_pages
+from loraplex.platform.web.playground import pages as playground
+from loraplex.platform.web.playground import token_pages
+from loraplex.platform.web.team import pages as team
 from loraplex.platform.web.usage.pages import usage_pages
 from loraplex.platform.web.usage.request_pages import requests_pages
 from loraplex.platform.web.webhooks import pages as webhooks
@@ -43,17 +43,17 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     aliases_pages,
     versions_pages,
     uploads_pages,
-    playground_pages,
-    token_pages,
     limits_pages,
     overview_pages,
     requests_pages,
     usage_pages,
-    team_pages,
     *OPERATOR_PAGES,
 )
 
 
+ROUTERS: Final = (webhooks.router, team.router, playground.router, token_pages.router, *OPERATOR_ROUTERS)
+
+
 def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
     """Build the routers of all pages, each with absolute paths."""
-    return [webhooks.router, *OPERATOR_ROUTERS, *(build(endpoint) for build in PAGES)]
+    return [*ROUTERS, *(build(endpoint) for build in PAGES)]

@@ -18,7 +18,7 @@ from loraplex.platform.web.invoices.routes import invoices_router
 from loraplex.platform.web.keys.routes import keys_router
 from loraplex.platform.web.limits.routes import quotas_router
 from loraplex.platform.web.rate_cards.routes import rate_cards_router
-from loraplex.platform.web.team.routes import users_router
+from loraplex.platform.web.team import routes as team
 from loraplex.platform.web.tenants import me_routes
 from loraplex.platform.web.usage.routes import usage_router
 from loraplex.platform.web.webhooks import routes as webhooks
@@ -38,9 +38,9 @@ def tenant_router(
         audit_router,
         invoices_router,
         rate_cards_router,
-        users_router,
     ):
         router.include_router(build_router(endpoint, authenticator))
+    router.include_router(team.router)
     router.include_router(uploads_router(endpoint, authenticator, dependencies.uploads))
     router.include_router(
         quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency_of)

@@ -46,6 +46,11 @@ class FormSubmission(PageRequest):
         """The revision that the form was rendered with; None if the form has none, for any."""
         return revision_of(self.form)
 
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the change had run before, for the same form: then nothing that follows it, such as a mail, is done again."""
+        return bool(self.http.state.form_is_repeated)
+
     def parse(self, model: type[ModelT]) -> ModelT:
         """Check the form against `model`. Raises `FormInvalid`."""
         return parse(self.form, model)
@@ -109,13 +114,18 @@ class FormSubmission(PageRequest):
         self.http.state.form_ran = True
 
 
+async def submission_of(request: Request, scope: str | None) -> FormSubmission:
+    """Read a form of the tenant area. Raises as `opens` and `read_form`."""
+    endpoint: ConsoleEndpoint = request.app.state.endpoint
+    session = await endpoint.signed_in(request, scope)
+    return FormSubmission(endpoint, request, session, await read_form(request))
+
+
 def submits(scope: str | None) -> Any:
-    """Return a dependency that gives a form of the tenant area its `FormSubmission`. It raises as `opens` and `read_form`."""
+    """Return a dependency that gives a form of the tenant area its `FormSubmission`. It raises as `submission_of`."""
 
     async def submitted(request: Request) -> FormSubmission:
-        endpoint: ConsoleEndpoint = request.app.state.endpoint
-        session = await endpoint.signed_in(request, scope)
-        return FormSubmission(endpoint, request, session, await read_form(request))
+        return await submission_of(request, scope)
 
     return Depends(submitted)
 

@@ -114,6 +114,10 @@ class PageRequest(OpenPage):
         layout = "dialog.html" if is_htmx(self.http) else "base.html"
         return self.show(template, status=status, layout=layout, **context)
 
+    def fragment(self, template: str, block: str, /, **context: Any) -> Response:
+        """Respond with one block of a page's template, for htmx."""
+        return self.endpoint.fragment(self.http, self.session, template, block, **context)
+
     def back(self, location: str, toast: str, undo: Undo | None = None) -> Response:
         """Send the browser to `location`, a path of this server, after a change; the page there shows `toast` once."""
         return self.endpoint.back(self.http, self.session, location, toast, undo)
