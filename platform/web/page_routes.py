@@ -5,11 +5,13 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from loraplex.platform.web.account.link_pages import links_pages
-from loraplex.platform.web.account.mailed_link_pages import mailed_links_pages
-from loraplex.platform.web.account.oidc_pages import oidc_pages
-from loraplex.platform.web.account.pages import account_pages
-from loraplex.platform.web.account.sign_in_pages import sign_in_pages
+from loraplex.platform.web.account import (
+    link_pages,
+    mailed_link_pages,
+    oidc_pages,
+    sign_in_pages,
+)
+from loraplex.platform.web.account import pages as account
 from loraplex.platform.web.adapters.alias_pages import aliases_pages
 from loraplex.platform.web.adapters.pages import adapters_pages
 from loraplex.platform.web.adapters.upload_pages import uploads_pages
@@ -31,11 +33,6 @@ from loraplex.platform.web.webhooks import pages as webhooks
 
 PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     index_pages,
-    sign_in_pages,
-    links_pages,
-    mailed_links_pages,
-    oidc_pages,
-    account_pages,
     audit_pages,
     billing_pages,
     keys_pages,
@@ -51,7 +48,19 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
 )
 
 
-ROUTERS: Final = (webhooks.router, team.router, playground.router, token_pages.router, *OPERATOR_ROUTERS)
+ROUTERS: Final = (
+    sign_in_pages.router,
+    sign_in_pages.tenant_router,
+    link_pages.router,
+    mailed_link_pages.router,
+    oidc_pages.router,
+    account.router,
+    webhooks.router,
+    team.router,
+    playground.router,
+    token_pages.router,
+    *OPERATOR_ROUTERS,
+)
 
 
 def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:

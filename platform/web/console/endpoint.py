@@ -103,11 +103,16 @@ class ConsoleEndpoint:
 
     async def signed_in_operator(self, request: Request) -> ConsoleSession:
         """Return the session of a page of the operator area. It raises as `signed_in`."""
+        session = await self.signed_in_anywhere(request)
+        if not session.operator:
+            raise InsufficientScope("Only operators may open this page.", param="operator")
+        return session
+
+    async def signed_in_anywhere(self, request: Request) -> ConsoleSession:
+        """Return the session of a page that both areas have. Raises `SignInNeeded`."""
         session = await self.session(request)
         if session is None:
             raise SignInNeeded
-        if not session.operator:
-            raise InsufficientScope("Only operators may open this page.", param="operator")
         return session
 
     async def session(self, request: Request) -> ConsoleSession | None:
@@ -125,9 +130,7 @@ class ConsoleEndpoint:
 
     async def check_token(self, request: Request, sent: str | None) -> None:
         """Raise `FormRefused` unless the CSRF token is that of the request's session, `SignInNeeded` without one."""
-        session = await self.session(request)
-        if session is None:
-            raise SignInNeeded
+        session = await self.signed_in_anywhere(request)
         if not is_token(sent or request.headers.get(CSRF_HEADER), session.csrf_token):
             raise FormRefused("This form belongs to another session. Open the page again and repeat it.")
 

@@ -15,8 +15,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint, is_htmx
-from loraplex.platform.web.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
-from loraplex.platform.web.console.page import PageRequest
+from loraplex.platform.web.console.forms import (
+    Entered,
+    Form,
+    FormInvalid,
+    field_errors,
+    parse,
+    read_form,
+    read_open_form,
+)
+from loraplex.platform.web.console.page import OpenPage, PageRequest
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 P = ParamSpec("P")
@@ -33,6 +41,13 @@ Again: TypeAlias = Callable[..., Awaitable[Response]]
 """(submission, what was typed with its errors, ids of the path) -> the page that the form is on, with status 422."""
 Send: TypeAlias = Callable[..., Awaitable[Response]]
 """(submission, ids of the path) -> the response. An error that the author can mend shows the form again."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSubmission(OpenPage):
+    """A form that was sent without a session, as for signing in."""
+
+    form: Form
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +156,26 @@ def submits_operator() -> Any:
     return Depends(submitted)
 
 
+def submits_in_both_areas() -> Any:
+    """Return a dependency that gives a form of either area its `FormSubmission`. It raises `SignInNeeded`, and as `read_form`."""
+
+    async def submitted(request: Request) -> FormSubmission:
+        endpoint: ConsoleEndpoint = request.app.state.endpoint
+        session = await endpoint.signed_in_anywhere(request)
+        return FormSubmission(endpoint, request, session, await read_form(request))
+
+    return Depends(submitted)
+
+
+def submits_as_anybody() -> Any:
+    """Return a dependency that gives a form without a session its `OpenSubmission`. It raises as `read_open_form`."""
+
+    async def submitted(request: Request) -> OpenSubmission:
+        return OpenSubmission(request.app.state.endpoint, request, await read_open_form(request))
+
+    return Depends(submitted)
+
+
 def form_page(
     router: APIRouter,
     path: str,
@@ -214,7 +249,7 @@ def form_post(
         _, _, *ids = signature(again).parameters
 
         async def answer(**given: Any) -> Response:
-            submission: FormSubmission = given[submission_name]
+            submission: FormSubmission | OpenSubmission = given[submission_name]
             try:
                 with field_errors():
                     return await send(**given)
