@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.accounts import queries as accounts
 from loraplex.tenants.accounts.records import TenantAccountDocument
-from loraplex.tenants.accounts.tenants import MAX_WEIGHT, TenantRepository, TierChange
+from loraplex.tenants.accounts.tenants import TenantRepository, TierChange
 from loraplex.tenants.billing.records import TenantBillingDocument
 from loraplex.tenants.billing.tenant_billing import TenantBillings
 from loraplex.tenants.ledger.tenant_activity import TenantActivity, tenant_activity
@@ -18,7 +18,7 @@ from loraplex.tenants.pages import Slice
 from loraplex.tenants.quotas.limits import MAXIMA, QuotaLimits
 from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
 
-__all__ = ["MAXIMA", "MAX_TAX_RATE_PPM", "MAX_WEIGHT", "TierChange"]
+__all__ = ["MAXIMA", "MAX_TAX_RATE_PPM", "TierChange"]
 
 DAY: Final = timedelta(days=1)
 

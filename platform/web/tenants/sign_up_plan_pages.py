@@ -14,7 +14,8 @@ from loraplex.platform.web.console.forms import Entered
 from loraplex.platform.web.console.page import PageRequest
 from loraplex.platform.web.rate_cards import queries as rate_cards
 from loraplex.platform.web.tenants.operator_pages import Operator, Submission
-from loraplex.platform.web.tenants.tenant_forms import Limits, Weight
+from loraplex.platform.web.tenants.operator_routes import Weight
+from loraplex.platform.web.tenants.tenant_forms import Limits
 
 PATH: Final = "/operator/console/plan"
 BUDGETS: Final = ("budget_per_day", "budget_per_month")

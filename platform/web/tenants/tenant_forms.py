@@ -1,18 +1,14 @@
 """What an operator may set for a tenant, as forms. Invariant: bounds that depend on rows or on several fields are the use cases'."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
 from loraplex.platform.web.console.amounts import Micro, Ppm
-from loraplex.platform.web.tenants.queries import MAX_TAX_RATE_PPM, MAX_WEIGHT, MAXIMA
+from loraplex.platform.web.tenants.billing_routes import Line, Lines
+from loraplex.platform.web.tenants.operator_routes import Weight
+from loraplex.platform.web.tenants.queries import MAX_TAX_RATE_PPM, MAXIMA
 
-# Line breaks are part of an address; other control characters are not.
-_LINE: Final = r"^[^\x00-\x1f\x7f]*$"
-_LINES: Final = r"^[^\x00-\x09\x0b-\x1f\x7f]*$"
-Line = Annotated[str | None, Field(max_length=200, pattern=_LINE)]
-Lines = Annotated[str | None, Field(max_length=1000, pattern=_LINES)]
-Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT)]
 Revision = Annotated[int, Field(ge=1)]
 
 
