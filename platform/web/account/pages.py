@@ -4,7 +4,6 @@ Any session may open it but that of an operator who looks into a tenant: the ope
 """
 
 import base64
-from functools import partial
 from typing import Annotated, Final
 from uuid import UUID
 
@@ -22,9 +21,10 @@ from loraplex.platform.services.people.sessions import (
 )
 from loraplex.platform.web.account.both_areas import BothAreas
 from loraplex.platform.web.console.cookies import THEMES, area_of, theme_of
-from loraplex.platform.web.console.endpoint import FIRST_PAGE, redirect
+from loraplex.platform.web.console.endpoint import FIRST_PAGE, PageElsewhere, redirect
 from loraplex.platform.web.console.form_routes import (
     FormSubmission,
+    form_page,
     form_post,
     refused_form,
     submits_in_both_areas,
@@ -39,12 +39,6 @@ Submission = Annotated[FormSubmission, submits_in_both_areas()]
 SessionId = Annotated[UUID, PathId(UserNotFound, "no such session")]
 ACCOUNT: Final = "/account"
 ENROL: Final = f"{ACCOUNT}/second-factor"
-REMOVE: Final = f"{ENROL}/remove"
-CODES: Final = f"{ACCOUNT}/recovery-codes"
-ASK_TO_ENROL: Final = "account/enrol.html"
-ASK_TO_REMOVE: Final = "account/remove.html"
-ASK_FOR_CODES: Final = "account/new_codes.html"
-OPERATORS_OWN: Final = "/operator/console/account"
 PRESENT: Final = {"": "present"}
 """An error of the whole form is one of the present password."""
 
@@ -53,8 +47,7 @@ router = BothAreas()
 
 @router.get(ACCOUNT)
 async def show_account(page: Person) -> Response:
-    if page.session.viewing_as_operator:
-        return redirect(page.http, OPERATORS_OWN)
+    _require_own(page)
     return await _show(page)
 
 
@@ -78,27 +71,13 @@ async def change_password(submission: Submission) -> Response:
     return _renewed(submission, token, "The new password is in force. All other sessions ended.")
 
 
-async def _ask(template: str, page: PageRequest, refused: Entered | None = None) -> Response:
-    """Ask for the password before a change; `refused`: the form that was not carried out."""
-    if page.session.viewing_as_operator:
-        return redirect(page.http, OPERATORS_OWN)
-    shown = (
-        None if refused is None else Entered({"code": refused.value("code").strip()}, errors=refused.errors)
-    )
-    return page.dialog(
-        template,
-        status=200 if refused is None else 422,
-        form=shown,
-        protection=await protection(page.dependencies.database, page.session),
-    )
+async def question(page: Person) -> dict[str, object]:
+    """Return what the question before a change shows. Raises `PageElsewhere`."""
+    _require_own(page)
+    return {"protection": await protection(page.dependencies.database, page.session)}
 
 
-@router.get(ENROL)
-async def ask_to_enrol(page: Person) -> Response:
-    return await _ask(ASK_TO_ENROL, page)
-
-
-@form_post(router, ENROL, partial(_ask, ASK_TO_ENROL), fields=("present",), renamed=PRESENT)
+@form_page(router, ENROL, "account/enrol.html", question, fields=("present",), renamed=PRESENT)
 async def enrol(submission: Submission) -> Response:
     """Show the secret of a new second factor, this once."""
     return _show_enrolment(submission, await second_factor.enrol(_own(submission)))
@@ -121,12 +100,14 @@ async def confirm(submission: Submission) -> Response:
     return response
 
 
-@router.get(REMOVE)
-async def ask_to_remove(page: Person) -> Response:
-    return await _ask(ASK_TO_REMOVE, page)
-
-
-@form_post(router, REMOVE, partial(_ask, ASK_TO_REMOVE), fields=("present",), renamed=PRESENT)
+@form_page(
+    router,
+    f"{ENROL}/remove",
+    "account/remove.html",
+    question,
+    fields=("present",),
+    renamed=PRESENT,
+)
 async def remove(submission: Submission) -> Response:
     """Turn the second factor off."""
     token = await second_factor.disable(_own(submission), submission.form.text("code"))
@@ -134,16 +115,16 @@ async def remove(submission: Submission) -> Response:
     return _renewed(submission, token, text)
 
 
-@router.get(CODES)
-async def ask_for_codes(page: Person) -> Response:
-    return await _ask(ASK_FOR_CODES, page)
-
-
-async def _codes_refused(submission: FormSubmission, refused: Entered) -> Response:
-    return refused_form(submission.http, await _ask(ASK_FOR_CODES, submission, refused))
-
-
-@form_post(router, CODES, _codes_refused, fields=("present",), renamed=PRESENT)
+# A refused form replaces the page, also where a script sends it for a dialog.
+@form_page(
+    router,
+    f"{ACCOUNT}/recovery-codes",
+    "account/new_codes.html",
+    question,
+    fields=("present",),
+    renamed=PRESENT,
+    is_page=True,
+)
 async def make_codes(submission: Submission) -> Response:
     """Make new recovery codes, and show them this once."""
     codes = await second_factor.replace_recovery_codes(_own(submission), submission.form.text("code"))
@@ -171,6 +152,12 @@ async def end_all(submission: Submission) -> Response:
 async def end_one(submission: Submission, session_id: SessionId) -> Response:
     await submission.run_own(end_own_session, submission.session, session_id)
     return submission.back(_address(submission), "That session ended.")
+
+
+def _require_own(page: PageRequest) -> None:
+    """Raise `PageElsewhere` for an operator who looks into a tenant."""
+    if page.session.viewing_as_operator:
+        raise PageElsewhere(f"{FIRST_PAGE['operator']}{ACCOUNT}")
 
 
 def _own(submission: FormSubmission) -> OwnAccount:

@@ -51,6 +51,14 @@ class SignInNeeded(Exception):
     """The request has no session, or one that ended."""
 
 
+class PageElsewhere(Exception):
+    """The browser is sent to `location`, a path of this server, in place of what it asked for."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self.location = location
+
+
 class ConsoleEndpoint:
     """Runs the work of pages in the role of a session, and builds their responses."""
 
