@@ -52,8 +52,6 @@ ROUTERS: Final = (
     sign_in_pages.router,
     sign_in_pages.tenant_router,
     link_pages.router,
-    mailed_link_pages.router,
-    oidc_pages.router,
     account.router,
     webhooks.router,
     team.router,
@@ -64,5 +62,10 @@ ROUTERS: Final = (
 
 
 def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
-    """Build the routers of all pages, each with absolute paths."""
-    return [*ROUTERS, *(build(endpoint) for build in PAGES)]
+    """Build the routers of all pages, each with absolute paths. What needs a mail server or an identity provider is there with it
+    alone.
+    """
+    dependencies = endpoint.dependencies
+    mailed = () if dependencies.mailed_links is None else (mailed_link_pages.router,)
+    provided = () if dependencies.identity_provider is None else (oidc_pages.router,)
+    return [*ROUTERS, *mailed, *provided, *(build(endpoint) for build in PAGES)]

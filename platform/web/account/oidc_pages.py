@@ -1,4 +1,5 @@
-"""Signing in by the identity provider: `/console/oidc/start` and the address it comes back to, `/console/oidc/callback`.
+"""Signing in by the identity provider: `/console/oidc/start` and the address it comes back to, `/console/oidc/callback`. Only where a
+provider is set.
 
 Starts and callbacks of a client network count as forms without a session do.
 
@@ -12,7 +13,6 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from cryptography.fernet import Fernet, InvalidToken
 from fastapi import APIRouter, Depends
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -55,10 +55,8 @@ class Acceptance(msgspec.Struct, frozen=True):
 
 
 async def identity_provider(request: Request) -> IdentityProvider:
-    """Return the identity provider; without one these pages do not exist."""
-    provider: IdentityProvider | None = request.app.state.endpoint.dependencies.identity_provider
-    if provider is None:
-        raise HTTPException(404)
+    """Return the identity provider."""
+    provider: IdentityProvider = request.app.state.endpoint.dependencies.identity_provider
     return provider
 
 
@@ -66,7 +64,7 @@ Provider = Annotated[IdentityProvider, Depends(identity_provider)]
 Visitor = Annotated[OpenPage, opens_to_anybody()]
 OpenForm = Annotated[OpenSubmission, submits_as_anybody()]
 
-router = APIRouter(dependencies=[Depends(identity_provider)])
+router = APIRouter()
 
 
 @router.get(START)
