@@ -19,6 +19,8 @@ TENANT_SCOPES = frozenset(
     }
 )
 OPERATOR_SCOPES = frozenset({OPERATOR})
+ROLES = ("admin", "developer", "billing", "viewer")
+"""The roles of people: each is a set of scopes."""
 
 
 def effective_scopes(scopes: Iterable[str]) -> frozenset[str]:

@@ -74,7 +74,7 @@ class BenchFixtures:
 
     async def tenant(self, name: str, weight: float = 1.0) -> BenchTenant:
         async with unit_of_work(self._database, command_actor(), None, None) as uow:
-            tenant_id = (await tenants.create(uow, name, weight=weight)).tenant.id
+            tenant_id = (await tenants.create(uow, name, weight=weight)).id
             issued = await api_keys.create(uow, OperatorKeys(uow, tenant_id), "bench", [INFERENCE])
         return BenchTenant(name, tenant_id, issued.plaintext)
 

@@ -12,6 +12,7 @@ import typer
 from loraplex.platform.cli.command_context import DataDir, command_unit_of_work, open_database, run_command
 from loraplex.platform.cli.output import AsJson, print_document, print_key, print_rows
 from loraplex.platform.services import tenants
+from loraplex.tenants.accounts.records import TenantAccountDocument
 from loraplex.tenants.accounts.tenants import TenantRepository, TierChange
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.models import Tenant
@@ -52,10 +53,8 @@ def create(
     async def work() -> None:
         async with command_unit_of_work(data_dir) as uow:
             created = await tenants.create(uow, name, tier=tier, weight=weight, limits=limits)
-            await tenants.change_tier(
-                uow, created.tenant.id, TierChange(unknown_parameters=unknown_parameters)
-            )
-        print_key(created.key.plaintext, as_json)
+            await tenants.change_tier(uow, created.id, TierChange(unknown_parameters=unknown_parameters))
+        print_key(created.api_key, as_json)
 
     run_command(work())
 
@@ -148,7 +147,7 @@ async def tenant_id_of(uow: UnitOfWork, name: str) -> UUID:
     return (await TenantRepository(uow.session).get(name)).id
 
 
-def tenant_document(tenant: Tenant) -> dict[str, Any]:
+def tenant_document(tenant: Tenant | TenantAccountDocument) -> dict[str, Any]:
     times = {name: getattr(tenant, name) for name in TIMES}
     return {
         "name": tenant.name,

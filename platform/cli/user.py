@@ -16,11 +16,12 @@ from loraplex.platform.services.people import accounts, sign_up, team
 from loraplex.platform.services.people.link_addresses import link_address
 from loraplex.platform.startup_errors import DependencyFailed
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.models import ROLES, User
+from loraplex.tenants.models import User
 from loraplex.tenants.people.links import FIRST_RUN_LIFETIME, INVITATION_LIFETIME, RESET_LIFETIME
 from loraplex.tenants.people.memberships import tenants_of
 from loraplex.tenants.people.roles import ADMIN
 from loraplex.tenants.people.users import UserRepository
+from loraplex.tenants.scopes import ROLES
 
 app = typer.Typer(name="user", help="People of the console.", no_args_is_help=True)
 

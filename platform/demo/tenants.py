@@ -96,8 +96,8 @@ class _Owner:
 async def _tenant(uow: UnitOfWork, name: str) -> _Owner:
     try:
         created = await tenants.create(uow, name, first_key_name=ADMIN_KEY)
-        await announce_history(uow, created.tenant.id)
-        return _Owner(created.tenant.id, created.key.plaintext)
+        await announce_history(uow, created.id)
+        return _Owner(created.id, created.api_key)
     except NameTaken:
         tenant = await TenantRepository(uow.session).get(name)
         if not any(key.name == INFERENCE_KEY for key in await KeyRepository(uow.session).list(tenant.id)):

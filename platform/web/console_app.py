@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from loraplex.platform.error_boundary import ErrorBoundary
 from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.inference.schema_check import SchemaChecks
 from loraplex.platform.static_files import StaticFiles
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
 from loraplex.platform.web.console.error_pages import ErrorPages
@@ -58,6 +59,8 @@ def create_console(dependencies: GatewayDependencies, options: ConsoleOptions) -
     endpoint = ConsoleEndpoint(dependencies, templates, origin, is_demo=options.is_demo)
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.state.endpoint, app.state.origin = endpoint, origin
+    # It keeps what it planned for a tenant.
+    app.state.schema_checks = SchemaChecks(dependencies)
     app.add_route(f"{STATIC_PREFIX}/{{name:path}}", static.send)
     for router in page_routers(endpoint):
         # Included, a router would build each of its routes a second time, with the first request.

@@ -1,10 +1,10 @@
 """Ids in paths: parsed by the type of a route's parameter, such as `Annotated[UUID, PathId(WebhookNotFound, "no such webhook")]`."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PlainValidator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
@@ -42,6 +42,10 @@ def tenant_id_of(text: str) -> UUID:
     if tenant_id is None:
         raise TenantNotFound(f"no tenant {text[:40]}")
     return tenant_id
+
+
+TenantId = Annotated[UUID, PlainValidator(tenant_id_of, json_schema_input_type=str)]
+"""The id of a tenant in a path."""
 
 
 def filtered_tenant(text: str) -> UUID:

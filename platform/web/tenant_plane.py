@@ -8,16 +8,18 @@ from fastapi import APIRouter
 
 from loraplex.platform.auth.authenticator import Authenticator
 from loraplex.platform.inference.dependencies import GatewayDependencies
-from loraplex.platform.web.adapters import alias_routes, upload_routes, version_routes
-from loraplex.platform.web.adapters import routes as adapters
+from loraplex.platform.web.adapters.alias_routes import aliases_router
+from loraplex.platform.web.adapters.routes import adapters_router
+from loraplex.platform.web.adapters.upload_routes import uploads_router
+from loraplex.platform.web.adapters.version_routes import versions_router
 from loraplex.platform.web.audit.routes import audit_router
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.invoices.routes import invoices_router
 from loraplex.platform.web.keys.routes import keys_router
 from loraplex.platform.web.limits.routes import quotas_router
 from loraplex.platform.web.rate_cards.routes import rate_cards_router
-from loraplex.platform.web.team.routes import users_router
-from loraplex.platform.web.tenants.me_routes import me_router
+from loraplex.platform.web.team import routes as team
+from loraplex.platform.web.tenants import me_routes
 from loraplex.platform.web.usage.routes import usage_router
 from loraplex.platform.web.webhooks import routes as webhooks
 
@@ -27,19 +29,19 @@ def tenant_router(
 ) -> APIRouter:
     """Build the router of the tenant plane."""
     router = APIRouter(prefix="/tenant/v1", tags=["tenant"])
-    for room in (
-        me_router,
+    router.include_router(me_routes.router)
+    for build_router in (
         keys_router,
-        adapters.router,
-        version_routes.router,
-        alias_routes.router,
+        adapters_router,
+        versions_router,
+        aliases_router,
         audit_router,
         invoices_router,
         rate_cards_router,
-        users_router,
     ):
-        router.include_router(room if isinstance(room, APIRouter) else room(endpoint, authenticator))
-    router.include_router(upload_routes.router)
+        router.include_router(build_router(endpoint, authenticator))
+    router.include_router(team.router)
+    router.include_router(uploads_router(endpoint, authenticator, dependencies.uploads))
     router.include_router(
         quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency_of)
     )

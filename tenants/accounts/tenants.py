@@ -74,15 +74,6 @@ class TenantRepository:
         query = select(Tenant).where(Tenant.deleted_at.is_(None)).order_by(Tenant.name)
         return [*await self._session.scalars(query)]
 
-    async def page(self, after: str | None, limit: int, *, prefix: str = "") -> Sequence[Tenant]:
-        """At most `limit` living tenants by name, those behind the name `after` whose names begin with `prefix`."""
-        query = select(Tenant).where(Tenant.deleted_at.is_(None)).order_by(Tenant.name).limit(limit)
-        if prefix:
-            query = query.where(Tenant.name.startswith(prefix, autoescape=True))
-        if after is not None:
-            query = query.where(Tenant.name > after)
-        return (await self._session.scalars(query)).all()
-
     async def suspend(self, name: str) -> Tenant:
         """Suspend the tenant; again keeps the first time. Raises `TenantNotFound`."""
         tenant = await self.get(name)

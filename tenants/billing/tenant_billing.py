@@ -4,9 +4,8 @@ Invariant: a tenant's currency changes at 00:00 UTC of the first day of a month,
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, Final, Self
+from typing import Any, Final
 from uuid import UUID
 
 from sqlalchemy import func, or_, select
@@ -16,47 +15,19 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.billing.price_table import TenantCurrency
 from loraplex.tenants.billing.pricing import NO_PRICE
 from loraplex.tenants.billing.rate_cards import NOTICE, RateCards
+from loraplex.tenants.billing.records import FIRST_REVISION, TenantBillingDocument
 from loraplex.tenants.errors import InUse
 from loraplex.tenants.models import ApiKey, ReservationRow, TenantBilling, UsageTotal
 
-FIRST_REVISION: Final = 1
 PLAIN_FIELDS: Final = (
-    *("issuer", "customer_name", "customer_address", "vat_id"),
-    *("tax_rate_ppm", "minimum_micro"),
+    "issuer",
+    "customer_name",
+    "customer_address",
+    "vat_id",
+    "tax_rate_ppm",
+    "minimum_micro",
 )
 """The fields that a change sets as they are. `currency` follows a rule of its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BillingData:
-    """The billing data of a tenant at one moment. `next_currency` replaces `currency` on `next_currency_from`, UTC.
-
-    `tax_rate_ppm` in millionths; `minimum_micro` in micro-units of money.
-    """
-
-    currency: str
-    next_currency: str | None = None
-    next_currency_from: date | None = None
-    issuer: str | None = None
-    customer_name: str | None = None
-    customer_address: str | None = None
-    vat_id: str | None = None
-    tax_rate_ppm: int = 0
-    minimum_micro: int = 0
-
-    @classmethod
-    def of(cls, row: TenantBilling | None, default_currency: str, now: datetime) -> Self:
-        """The data of a row as they are now; a tenant without a row has the defaults."""
-        if row is None:
-            return cls(currency=default_currency)
-        currency = currency_of(row, default_currency)
-        pending = currency.at(now) != currency.next_currency
-        return cls(
-            currency=currency.at(now),
-            next_currency=row.next_currency if pending else None,
-            next_currency_from=row.next_currency_from if pending else None,
-            **{name: getattr(row, name) for name in PLAIN_FIELDS},
-        )
 
 
 class TenantBillings:
@@ -65,11 +36,10 @@ class TenantBillings:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def get(self, tenant_id: UUID) -> tuple[BillingData, int]:
-        """The data and their revision."""
+    async def get(self, tenant_id: UUID) -> TenantBillingDocument:
+        """The data as they are now."""
         row = await self._session.get(TenantBilling, tenant_id)
-        data = BillingData.of(row, await self.default_currency(), await self._now())
-        return data, FIRST_REVISION if row is None else row.revision
+        return _document(row, await self.default_currency(), await self._now())
 
     async def locked(self, tenant_id: UUID) -> TenantBilling:
         """The row, created if missing, and locked until the transaction ends."""
@@ -79,11 +49,11 @@ class TenantBillings:
         query = select(TenantBilling).where(TenantBilling.tenant_id == tenant_id).with_for_update()
         return (await self._session.scalars(query.execution_options(populate_existing=True))).one()
 
-    async def read(self, row: TenantBilling) -> BillingData:
+    async def read(self, row: TenantBilling) -> TenantBillingDocument:
         """The data of a locked row."""
-        return BillingData.of(row, await self.default_currency(), await self._now())
+        return _document(row, await self.default_currency(), await self._now())
 
-    async def change(self, row: TenantBilling, change: Mapping[str, Any]) -> BillingData:
+    async def change(self, row: TenantBilling, change: Mapping[str, Any]) -> TenantBillingDocument:
         """Set the fields that `change` names. Another currency begins with the next month; at once for a tenant that was never
         used. The present currency ends a change that has not begun. Raises `InUse` for another one in the month in which the last
         one began: the bill of the month before needs both of that one.
@@ -96,7 +66,7 @@ class TenantBillings:
         for name, value in {**fields, "updated_at": now}.items():
             setattr(row, name, value)
         await self._session.flush()
-        return BillingData.of(row, default, now)
+        return _document(row, default, now)
 
     async def default_currency(self) -> str:
         """The currency of tenants without one of their own: that of the installation's first card."""
@@ -137,6 +107,20 @@ def currency_of(row: TenantBilling, default: str) -> TenantCurrency:
     begins = row.next_currency_from
     changes_at = None if begins is None else datetime.combine(begins, time(), UTC)
     return TenantCurrency(row.currency or default, row.next_currency, changes_at)
+
+
+def _document(row: TenantBilling | None, default_currency: str, now: datetime) -> TenantBillingDocument:
+    """The data of a row as they are now; a tenant without a row has the defaults."""
+    row = row or TenantBilling(tax_rate_ppm=0, minimum_micro=0, revision=FIRST_REVISION)
+    currency = currency_of(row, default_currency)
+    pending = currency.at(now) != currency.next_currency
+    return TenantBillingDocument(
+        currency=currency.at(now),
+        next_currency=row.next_currency if pending else None,
+        next_currency_from=row.next_currency_from if pending else None,
+        revision=row.revision,
+        **{name: getattr(row, name) for name in PLAIN_FIELDS},
+    )
 
 
 def next_month(now: datetime) -> date:

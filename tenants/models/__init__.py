@@ -23,7 +23,6 @@ from loraplex.tenants.models.invoices import (
     InvoiceNumber,
 )
 from loraplex.tenants.models.people import (
-    ROLES,
     Invitation,
     Membership,
     OneTimeLink,
@@ -65,7 +64,6 @@ __all__ = [
     "METERS",
     "NO_ID",
     "OUTCOMES",
-    "ROLES",
     "TOOL_STYLES",
     "UPLOAD_FILES",
     "UPLOAD_STATES",

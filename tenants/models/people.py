@@ -13,9 +13,9 @@ from sqlalchemy.dialects.postgresql import INET
 from sqlalchemy.orm import Mapped, mapped_column
 
 from loraplex.tenants.names import EMAIL, TENANT_NAME
+from loraplex.tenants.scopes import ROLES
 from loraplex.tenants.tables import Base, BigInt, Revision, one_of
 
-ROLES = ("admin", "developer", "billing", "viewer")
 INVITATION_PURPOSES = ("member", "operator", "sign_up")
 LINK_PURPOSES = ("reset", "demo")
 EMAIL_CHECK = "email ~ '{}' AND length(email) <= 254".format(EMAIL.replace("'", "''"))

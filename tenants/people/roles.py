@@ -3,7 +3,6 @@
 from typing import Final
 
 from loraplex.tenants.errors import InvalidField
-from loraplex.tenants.models import ROLES
 from loraplex.tenants.scopes import (
     ADAPTERS_READ,
     ADAPTERS_WRITE,
@@ -11,6 +10,7 @@ from loraplex.tenants.scopes import (
     INFERENCE,
     KEYS_WRITE,
     OPERATOR_SCOPES,
+    ROLES,
     TENANT_ADMIN,
     USAGE_READ,
     effective_scopes,

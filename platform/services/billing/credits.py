@@ -22,7 +22,7 @@ async def grant(
 ) -> GrantedCredit:
     """Grant a credit, as an operator. `currency` None: that of the tenant now. Raises `TenantNotFound`, `InvalidField`."""
     tenant = await TenantRepository(uow.session).living(tenant_id)
-    present, _ = await TenantBillings(uow.session).get(tenant.id)
+    present = await TenantBillings(uow.session).get(tenant.id)
     credit = NewCredit(
         currency=currency or present.currency,
         amount_micro=amount_micro,

@@ -3,28 +3,20 @@ changed; one that changes nothing writes none.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
 
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.billing.tenant_billing import BillingData, TenantBillings
+from loraplex.tenants.billing.records import TenantBillingDocument
+from loraplex.tenants.billing.tenant_billing import TenantBillings
 from loraplex.tenants.unit_of_work import UnitOfWork, require_revision
 
 ACTION = "billing.change"
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedBilling:
-    """The billing data after a change, and their revision."""
-
-    data: BillingData
-    revision: int
-
-
 async def change(
     uow: UnitOfWork, tenant_id: UUID, fields: Mapping[str, Any], *, seen: int | None = None
-) -> ChangedBilling:
+) -> TenantBillingDocument:
     """Set the billing data of a tenant that `fields` names. Another currency begins with the next month, or at once for a
     tenant that was never used. `seen`: the revision that the author has read, None for any.
 
@@ -34,9 +26,10 @@ async def change(
     billings = TenantBillings(uow.session)
     row = await billings.locked(tenant.id)
     require_revision(seen, row.revision)
-    before = await billings.read(row)
-    after = await billings.change(row, fields)
+    before = (await billings.read(row)).model_dump()
+    changed = await billings.change(row, fields)
+    after = changed.model_dump()
     if before != after:
         target = f"tenants/{tenant.id}/billing"
-        await uow.audit.record(ACTION, target, asdict(before), asdict(after), tenant_id=tenant.id)
-    return ChangedBilling(after, row.revision)
+        await uow.audit.record(ACTION, target, before, after, tenant_id=tenant.id)
+    return changed

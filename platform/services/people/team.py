@@ -3,12 +3,9 @@
 Invariant: a tenant keeps an admin; a change of a member's rights ends the member's sessions in the tenant at once.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import UUID
-
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.services.people.invitations import accept_invitation
 from loraplex.platform.services.people.sessions import leave_tenant
@@ -23,14 +20,14 @@ from loraplex.tenants.people.links import (
     LinkRepository,
 )
 from loraplex.tenants.people.memberships import MembershipRepository
+from loraplex.tenants.people.records import UserDocument
 from loraplex.tenants.people.roles import ROLE_SCOPES, check_role
-from loraplex.tenants.people.team import TeamEntry, TeamRepository
+from loraplex.tenants.people.team import member, members
 from loraplex.tenants.people.users import CredentialRepository
 from loraplex.tenants.unit_of_work import UnitOfWork, require_revision
 
 __all__ = [
     "Invited",
-    "TeamEntry",
     "accept_invitation",
     "change_role",
     "invite",
@@ -47,20 +44,8 @@ __all__ = [
 class Invited:
     """An open invitation and the token of its link, which is returned once."""
 
-    entry: TeamEntry
+    entry: UserDocument
     token: str = field(repr=False)
-
-
-async def members(
-    session: AsyncSession, tenant_id: UUID, after: tuple[datetime, UUID] | None = None, limit: int = 100
-) -> Sequence[TeamEntry]:
-    """Return at most `limit` members and open invitations, oldest first, behind the one with that time and id."""
-    return await TeamRepository(session, tenant_id, datetime.now(UTC)).page(after, limit)
-
-
-async def member(session: AsyncSession, tenant_id: UUID, entry_id: UUID) -> TeamEntry:
-    """Return one member or open invitation. Raises `UserNotFound`."""
-    return await TeamRepository(session, tenant_id, datetime.now(UTC)).get(entry_id)
 
 
 async def invite(
@@ -111,7 +96,7 @@ async def change_role(
     *,
     seen: int | None = None,
     by_key: UUID | None = None,
-) -> TeamEntry:
+) -> UserDocument:
     """Change a member's role; the member signs in again. `seen`: the revision that the author has read, None for any.
     `by_key`: the key of the tenant that changes it.
 

@@ -1,7 +1,10 @@
-"""Asking for a link by mail: a forgotten password, and a tenant of one's own. Only where a mail server is set."""
+"""Asking for a link by mail: a forgotten password, and a tenant of one's own. Only where a mail server is set.
 
-from dataclasses import dataclass
-from typing import Annotated, Final
+Invariant: what is answered does not depend on the address.
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, Final, TypeAlias
 
 from fastapi import APIRouter, Depends
 from starlette.exceptions import HTTPException
@@ -11,81 +14,82 @@ from starlette.responses import Response
 from loraplex.platform.services.people import sign_up
 from loraplex.platform.services.people.errors import SignInSlowed
 from loraplex.platform.services.people.mailed_links import MailedLinks
-from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.console.forms import Entered, Form, FormInvalid, field_errors, read_open_form
+from loraplex.platform.web.console.form_routes import OpenSubmission, form_post, submits_as_anybody
+from loraplex.platform.web.console.forms import Entered
+from loraplex.platform.web.console.page import OpenPage, opens_to_anybody
 
-FORM = Depends(read_open_form)
 PASSWORD: Final = "/console/forgot-password"
 SIGN_UP: Final = "/console/sign-up"
+Mail: TypeAlias = Callable[[str, str | None], Coroutine[Any, Any, None]]
+"""(address that was typed, address of the browser) -> a mail that is sent in the background."""
 
 
-def mailed_links_pages(endpoint: ConsoleEndpoint) -> APIRouter:
-    """Build the routes; without a mail server there are none."""
-    router, links = APIRouter(), endpoint.dependencies.mailed_links
-    if links is not None:
-        pages = MailedLinkPages(endpoint, links)
-        for path, show, submit in (
-            (PASSWORD, pages.show_password, pages.mail_password),
-            (SIGN_UP, pages.show_sign_up, pages.mail_sign_up),
-        ):
-            router.add_api_route(path, show, methods=["GET"], response_model=None)
-            router.add_api_route(path, submit, methods=["POST"], response_model=None)
-    return router
+async def mailed_links(request: Request) -> MailedLinks:
+    """Return what mails links."""
+    links: MailedLinks = request.app.state.endpoint.dependencies.mailed_links
+    return links
 
 
-@dataclass(frozen=True, slots=True)
-class MailedLinkPages:
-    """Both forms. What is answered does not depend on the address."""
+Links = Annotated[MailedLinks, Depends(mailed_links)]
+Visitor = Annotated[OpenPage, opens_to_anybody()]
+OpenForm = Annotated[OpenSubmission, submits_as_anybody()]
 
-    endpoint: ConsoleEndpoint
-    links: MailedLinks
+router = APIRouter()
 
-    async def show_password(self, request: Request) -> Response:
-        """Show the form of a forgotten password."""
-        return self._page(request, Entered())
 
-    async def mail_password(self, request: Request, form: Annotated[Form, FORM]) -> Response:
-        """Mail a link that resets the password, if the address has an account."""
-        return await self._mail(request, form)
+@router.get(PASSWORD)
+async def show_password(page: Visitor) -> Response:
+    """Show the form of a forgotten password."""
+    return _show(page, Entered())
 
-    async def show_sign_up(self, request: Request) -> Response:
-        """Show the form of a sign-up."""
-        await self._require_open()
-        return self._page(request, Entered())
 
-    async def mail_sign_up(self, request: Request, form: Annotated[Form, FORM]) -> Response:
-        """Mail a link that opens a tenant."""
-        await self._require_open()
-        return await self._mail(request, form)
+@router.get(SIGN_UP)
+async def show_sign_up(page: Visitor) -> Response:
+    """Show the form of a sign-up."""
+    await _require_open(page)
+    return _show(page, Entered())
 
-    async def _require_open(self) -> None:
-        if not await sign_up.is_open(self.endpoint.dependencies.database):
-            raise HTTPException(404)
 
-    async def _mail(self, request: Request, form: Form) -> Response:
-        dependencies, email = self.endpoint.dependencies, form.text("email")
-        address = dependencies.addresses.of(request)
-        try:
-            with field_errors():
-                await self.links.count(email, address)
-        except FormInvalid as error:
-            return self._page(request, form.entered(error.errors), status=422)
-        except SignInSlowed as error:
-            text = f"There were too many requests. The next one is possible in {error.retry_after_s} s."
-            response = self._page(request, form.entered({"": text}), status=429)
-            response.headers["retry-after"] = str(error.retry_after_s)
-            return response
-        mail = self.links.sign_up if request.url.path == SIGN_UP else self.links.reset
-        dependencies.background_tasks.begin(mail(email, address))
-        return self._page(request, Entered(), sent_to=email)
+async def _again(submission: OpenSubmission, refused: Entered) -> Response:
+    return _show(submission, refused, status=422)
 
-    def _page(self, request: Request, form: Entered, *, status: int = 200, sent_to: str = "") -> Response:
-        return self.endpoint.page(
-            request,
-            None,
-            "account/ask_for_link.html",
-            status=status,
-            form=form,
-            sent_to=sent_to,
-            signs_up=request.url.path == SIGN_UP,
-        )
+
+@form_post(router, PASSWORD, _again)
+async def mail_password(submission: OpenForm, links: Links) -> Response:
+    """Mail a link that resets the password, if the address has an account."""
+    return await _mail(submission, links, links.reset)
+
+
+@form_post(router, SIGN_UP, _again)
+async def mail_sign_up(submission: OpenForm, links: Links) -> Response:
+    """Mail a link that opens a tenant."""
+    await _require_open(submission)
+    return await _mail(submission, links, links.sign_up)
+
+
+async def _require_open(page: OpenPage) -> None:
+    if not await sign_up.is_open(page.dependencies.database):
+        raise HTTPException(404)
+
+
+async def _mail(submission: OpenSubmission, links: MailedLinks, mail: Mail) -> Response:
+    email, address = submission.form.text("email"), submission.client_address
+    try:
+        await links.count(email, address)
+    except SignInSlowed as error:
+        text = f"There were too many requests. The next one is possible in {error.retry_after_s} s."
+        response = _show(submission, submission.form.entered({"": text}), status=429)
+        response.headers["retry-after"] = str(error.retry_after_s)
+        return response
+    submission.dependencies.background_tasks.begin(mail(email, address))
+    return _show(submission, Entered(), sent_to=email)
+
+
+def _show(page: OpenPage, form: Entered, *, status: int = 200, sent_to: str = "") -> Response:
+    return page.show(
+        "account/ask_for_link.html",
+        status=status,
+        form=form,
+        sent_to=sent_to,
+        signs_up=page.http.url.path == SIGN_UP,
+    )

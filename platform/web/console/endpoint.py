@@ -51,6 +51,14 @@ class SignInNeeded(Exception):
     """The request has no session, or one that ended."""
 
 
+class PageElsewhere(Exception):
+    """The browser is sent to `location`, a path of this server, in place of what it asked for."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self.location = location
+
+
 class ConsoleEndpoint:
     """Runs the work of pages in the role of a session, and builds their responses."""
 
@@ -103,11 +111,16 @@ class ConsoleEndpoint:
 
     async def signed_in_operator(self, request: Request) -> ConsoleSession:
         """Return the session of a page of the operator area. It raises as `signed_in`."""
+        session = await self.signed_in_anywhere(request)
+        if not session.operator:
+            raise InsufficientScope("Only operators may open this page.", param="operator")
+        return session
+
+    async def signed_in_anywhere(self, request: Request) -> ConsoleSession:
+        """Return the session of a page that both areas have. Raises `SignInNeeded`."""
         session = await self.session(request)
         if session is None:
             raise SignInNeeded
-        if not session.operator:
-            raise InsufficientScope("Only operators may open this page.", param="operator")
         return session
 
     async def session(self, request: Request) -> ConsoleSession | None:
@@ -125,9 +138,7 @@ class ConsoleEndpoint:
 
     async def check_token(self, request: Request, sent: str | None) -> None:
         """Raise `FormRefused` unless the CSRF token is that of the request's session, `SignInNeeded` without one."""
-        session = await self.session(request)
-        if session is None:
-            raise SignInNeeded
+        session = await self.signed_in_anywhere(request)
         if not is_token(sent or request.headers.get(CSRF_HEADER), session.csrf_token):
             raise FormRefused("This form belongs to another session. Open the page again and repeat it.")
 
@@ -193,6 +204,7 @@ class ConsoleEndpoint:
 
         tenant_id, repeatable = session.tenant_id, repeatable_of(request, session, form)
         done = await self.runner.change(self._actor(request, session), tenant_id, repeatable, stored)
+        request.state.form_is_repeated = not fresh
         if fresh:
             return fresh[0]
         try:

@@ -14,6 +14,7 @@ from loraplex.platform.observability.request_record import request_record_of
 from loraplex.platform.services.people.errors import LinkNotValid
 from loraplex.platform.web.console.endpoint import (
     ConsoleEndpoint,
+    PageElsewhere,
     SignInNeeded,
     is_htmx,
     redirect,
@@ -53,6 +54,8 @@ class ErrorPages:
         """Return the response to an error before the first byte of another one."""
         if isinstance(error, SignInNeeded):
             return self._sign_in(request)
+        if isinstance(error, PageElsewhere):
+            return redirect(request, error.location)
         path, query = request.url.path, f"?{request.url.query}" if request.url.query else ""
         if isinstance(error, HTTPException) and request.method == "GET" and path.endswith("/"):
             return redirect(request, path.rstrip("/") + query)

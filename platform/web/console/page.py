@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.services.people.identity import ConsoleSession
+from loraplex.platform.services.people.sign_in import SignedIn
 from loraplex.platform.web.console.cookies import Undo
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint, SignInNeeded, is_htmx
 from loraplex.platform.web.cursors import Cursors, Page, page_from
@@ -46,9 +47,23 @@ class OpenPage:
         """What the gateway's routes use."""
         return self.endpoint.dependencies
 
+    @property
+    def client_address(self) -> str | None:
+        """The address of the browser."""
+        return self.dependencies.addresses.of(self.http)
+
+    @property
+    def user_agent(self) -> str | None:
+        """What the browser says it is."""
+        return self.http.headers.get("user-agent")
+
     def show(self, template: str, /, *, status: int = 200, **context: Any) -> Response:
         """Respond with a whole page. `context` is what its template reads besides the variables of every page."""
         return self.endpoint.page(self.http, None, template, status=status, **context)
+
+    def enter(self, signed_in: SignedIn, page: str = "") -> Response:
+        """Give the browser a new session, and open `page` if it is one of the session's area, else the first one."""
+        return self.endpoint.enter(self.http, signed_in, page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +135,32 @@ class PageRequest(OpenPage):
         layout = "dialog.html" if is_htmx(self.http) else "base.html"
         return self.show(template, status=status, layout=layout, **context)
 
+    def fragment(self, template: str, block: str, /, **context: Any) -> Response:
+        """Respond with one block of a page's template, for htmx."""
+        return self.endpoint.fragment(self.http, self.session, template, block, **context)
+
     def back(self, location: str, toast: str, undo: Undo | None = None) -> Response:
         """Send the browser to `location`, a path of this server, after a change; the page there shows `toast` once."""
         return self.endpoint.back(self.http, self.session, location, toast, undo)
+
+
+def opens_to_anybody() -> Any:
+    """Return a dependency that gives a page its `OpenPage`, also without a session."""
+
+    async def opened(request: Request) -> OpenPage:
+        return OpenPage(request.app.state.endpoint, request)
+
+    return Depends(opened)
+
+
+def opens_in_both_areas() -> Any:
+    """Return a dependency that gives a page of either area its `PageRequest`. It raises `SignInNeeded`."""
+
+    async def opened(request: Request) -> PageRequest:
+        endpoint: ConsoleEndpoint = request.app.state.endpoint
+        return PageRequest(endpoint, request, await endpoint.signed_in_anywhere(request))
+
+    return Depends(opened)
 
 
 def opens(scope: str | None) -> Any:

@@ -178,7 +178,7 @@ async def prices(session: AsyncSession, tenant_id: UUID, now: datetime) -> Price
     Raises `TenantNotFound`.
     """
     tenant = await TenantRepository(session).by_id(tenant_id)
-    data, _ = await TenantBillings(session).get(tenant_id)
+    data = await TenantBillings(session).get(tenant_id)
     currencies = [each for each in (data.currency, data.next_currency) if each is not None]
     standing = await RateCards(session).standing(tenant_id, tenant.tier, currencies, now)
     begun = [each for each in standing if each.effective_from <= now and each.key.currency == data.currency]

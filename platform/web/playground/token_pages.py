@@ -13,9 +13,8 @@ from starlette.responses import JSONResponse, Response
 from loraplex.platform.errors import ClientError, ErrorRow, InsufficientScope, InvalidParameter, describe
 from loraplex.platform.observability.request_record import request_record_of
 from loraplex.platform.services.people.playground_tokens import ConsoleToken, issue_console_token
-from loraplex.platform.web.console.endpoint import ConsoleEndpoint, SignInNeeded
-from loraplex.platform.web.console.forms import read_form
-from loraplex.tenants.unit_of_work import UnitOfWork
+from loraplex.platform.web.console.endpoint import SignInNeeded
+from loraplex.platform.web.console.form_routes import submission_of
 
 TokenScope: TypeAlias = Literal["inference", "adapters:write"]
 SESSION_ENDED: Final = ClientError(
@@ -23,46 +22,34 @@ SESSION_ENDED: Final = ClientError(
 )
 
 
-def token_pages(endpoint: ConsoleEndpoint) -> APIRouter:
-    """Build the route of the console's tokens."""
-    router = APIRouter()
-    signed_in = endpoint.requires()
+router = APIRouter()
 
-    async def issue(request: Request) -> ConsoleToken:
-        session = await signed_in(request)
-        form = await read_form(request)
-        scope = token_scope(form.text("scope"))
-        if scope not in session.scopes:
-            raise InsufficientScope(f"Your role has not the scope {scope}.", param=scope)
 
-        async def work(uow: UnitOfWork) -> ConsoleToken:
-            return await issue_console_token(uow, session, scope)
+@router.post("/console/token")
+async def issue_token(request: Request) -> Response:
+    """Give the console's own scripts a bearer for the API. Errors are JSON, as the API's."""
+    try:
+        issued = await _issue(request)
+    except SignInNeeded:
+        return refusal(request, SESSION_ENDED)
+    except Exception as error:
+        described = describe(error)
+        if described.row.is_logged:
+            raise
+        return refusal(request, described)
+    seconds = int((issued.expires_at - datetime.now(UTC)).total_seconds())
+    return JSONResponse(
+        {"api_key": issued.api_key, "expires_at": issued.expires_at.isoformat(), "expires_in": seconds},
+        headers={"cache-control": "no-store"},
+    )
 
-        return await endpoint.perform(request, session, form, work, ConsoleToken)
 
-    @router.post("/console/token")
-    async def token(request: Request) -> Response:
-        """Give the console's own scripts a bearer for the API. Errors are JSON, as the API's."""
-        try:
-            issued = await issue(request)
-        except SignInNeeded:
-            return refusal(request, SESSION_ENDED)
-        except Exception as error:
-            described = describe(error)
-            if described.row.is_logged:
-                raise
-            return refusal(request, described)
-        seconds = int((issued.expires_at - datetime.now(UTC)).total_seconds())
-        return JSONResponse(
-            {
-                "api_key": issued.api_key,
-                "expires_at": issued.expires_at.isoformat(),
-                "expires_in": seconds,
-            },
-            headers={"cache-control": "no-store"},
-        )
-
-    return router
+async def _issue(request: Request) -> ConsoleToken:
+    submission = await submission_of(request, None)
+    session, scope = submission.session, token_scope(submission.form.text("scope"))
+    if scope not in session.scopes:
+        raise InsufficientScope(f"Your role has not the scope {scope}.", param=scope)
+    return await submission.result(issue_console_token, session, scope)
 
 
 def token_scope(text: str) -> TokenScope:

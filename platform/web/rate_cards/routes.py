@@ -50,7 +50,7 @@ def rate_cards_router(endpoint: ManagementEndpoint, authenticator: Authenticator
         version_id = version_id_of(page.filters["id"]) if "id" in page.filters else None
 
         async def work(session: AsyncSession) -> ApiResponse:
-            data, _ = await TenantBillings(session).get(caller.tenant_id)
+            data = await TenantBillings(session).get(caller.tenant_id)
             currencies = [each for each in (data.currency, data.next_currency) if each is not None]
             cards = RateCards(session)
             if version_id is not None:

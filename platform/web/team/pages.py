@@ -1,28 +1,28 @@
 """The team of a tenant: members, roles, invitations, sessions: `/console/team`."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Final
 from uuid import UUID
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import BaseModel
-from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 
 from loraplex.platform.services.people import team
-from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.people.link_addresses import link_address
 from loraplex.platform.services.people.sessions import end_member_sessions
 from loraplex.platform.services.people.sign_up import is_open
-from loraplex.platform.services.people.team import TeamEntry
-from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
-from loraplex.platform.web.console.legacy_forms import tenant_of
+from loraplex.platform.web.console.form_routes import FormSubmission, form_page, form_post, submits
+from loraplex.platform.web.console.forms import Entered
+from loraplex.platform.web.console.page import PageRequest, opens
+from loraplex.platform.web.team.routes import UserId
+from loraplex.tenants.scopes import TENANT_ADMIN
 from loraplex.tenants.unit_of_work import UnitOfWork
 
+Admin = Annotated[PageRequest, opens(TENANT_ADMIN)]
+Submission = Annotated[FormSubmission, submits(TENANT_ADMIN)]
+LIST: Final = "/console/team"
+ONE: Final = f"{LIST}/{{entry_id}}"
 ROLES: Final = (
     ("admin", "admin: everything, also the team and the audit log"),
     ("developer", "developer: playground, adapters, keys, usage"),
@@ -30,9 +30,8 @@ ROLES: Final = (
     ("viewer", "viewer: looks at adapters and usage"),
 )
 LAST_ADMIN: Final = "The tenant would be without an admin. Make another member an admin first."
-ADMIN: Final = "tenant:admin"
-MAX_ENTRIES: Final = 1000
-FORM = Depends(read_form)
+
+router = APIRouter()
 
 
 class InvitationForm(BaseModel):
@@ -49,209 +48,131 @@ class RoleForm(BaseModel):
     revision: int
 
 
-def team_pages(endpoint: ConsoleEndpoint) -> APIRouter:
-    """Build the routes of the team."""
-    router, pages = APIRouter(), TeamPages(endpoint)
-    entry = "/console/team/{entry_id}"
-    for method, path, handler in (
-        ("GET", "/console/team", pages.members),
-        ("GET", "/console/team/invite", pages.invitation),
-        ("POST", "/console/team/invite", pages.invite),
-        ("GET", entry, pages.member),
-        ("POST", f"{entry}/role", pages.change_role),
-        ("POST", f"{entry}/sign-out", pages.sign_out),
-        ("POST", f"{entry}/reset", pages.reset),
-        ("POST", f"{entry}/remove", pages.remove),
-    ):
-        router.add_api_route(path, handler, methods=[method], response_model=None)
-    return router
+@router.get(LIST)
+async def list_team(page: Admin) -> Response:
+    """Show members and open invitations."""
+    entries = await page.query(team.members, page.tenant_id)
+    provider, mails = page.dependencies.identity_provider, page.dependencies.mailed_links is not None
+    return page.show(
+        "team/team.html",
+        members=[each for each in entries if each.state != "invited"],
+        invitations=[each for each in entries if each.state == "invited"],
+        domains=() if provider is None else provider.allowed_domains,
+        signs_up=mails and await is_open(page.dependencies.database),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class TeamPages:
-    """The pages of the team, which take the scope `tenant:admin`."""
+async def invitation_form(page: Admin) -> dict[str, object]:
+    """Return what the form of an invitation shows."""
+    return {"roles": ROLES}
 
-    endpoint: ConsoleEndpoint
 
-    async def members(self, request: Request) -> Response:
-        """Show members and open invitations."""
-        session, entries = await self._team(request)
-        dependencies = self.endpoint.dependencies
-        provider, mails = dependencies.identity_provider, dependencies.mailed_links is not None
-        return self.endpoint.page(
-            request,
-            session,
-            "team/team.html",
-            members=[each for each in entries if each.state != "invited"],
-            invitations=[each for each in entries if each.state == "invited"],
-            domains=() if provider is None else provider.allowed_domains,
-            signs_up=mails and await is_open(dependencies.database),
-        )
+# `invite` is no id of a member.
+@form_page(router, f"{LIST}/invite", "team/invite.html", invitation_form, fields=("email", "role"))
+async def invite(submission: Submission) -> Response:
+    """Invite a person, and show the link this once. A form that was sent twice is mailed once."""
+    values = submission.parse(InvitationForm)
+    token = await submission.result(_invite, submission.tenant_id, values.email, values.role)
+    links, mailed = submission.dependencies.mailed_links, False
+    if links is not None and not submission.is_repeated:
+        tenant, person = submission.session.tenant_name or "", submission.session.email
+        mailed = await links.invitation(values.email, token, tenant, person)
+    return _show_link(submission, "invitation", values.email, token, mailed=mailed)
 
-    async def invitation(self, request: Request) -> Response:
-        """Show the form of an invitation."""
-        session = await self.endpoint.signed_in(request, ADMIN)
-        return self._invitation(request, session, Entered({"role": "developer"}))
 
-    async def invite(self, request: Request, form: Annotated[Form, FORM]) -> Response:
-        """Invite a person, and show the link this once."""
-        session, made = await self.endpoint.signed_in(request, ADMIN), list[str]()
-        try:
-            typed = parse(form, InvitationForm)
+@router.get(ONE)
+async def show_member(page: Admin, entry_id: UserId) -> Response:
+    return await _show(page, None, entry_id)
 
-            async def work(uow: UnitOfWork) -> str:
-                token = (await team.invite(uow, tenant_of(session), typed.email, typed.role)).token
-                made.append(token)
-                return token
 
-            with field_errors():
-                token = await self.endpoint.perform(request, session, form, work, str)
-        except FormInvalid as error:
-            return self._invitation(request, session, form.entered(error.errors), status=422)
-        # A form that was sent twice is mailed once.
-        mailed = bool(made) and await self._mail(session, typed.email, token)
-        return self._link(request, session, "invitation", typed.email, token, mailed=mailed)
+async def _show(page: PageRequest, refused: Entered | None, entry_id: UUID) -> Response:
+    """Show one member or invitation and what can be done about it; `refused`: a form that was not carried out."""
+    entries = await page.query(team.members, page.tenant_id)
+    entry = next((each for each in entries if each.id == entry_id), None)
+    if entry is None:
+        raise HTTPException(404)
+    admins = {each.id for each in entries if each.role == "admin" and each.state == "active"}
+    return page.show(
+        "team/member.html",
+        status=200 if refused is None else 422,
+        entry=entry,
+        form=refused,
+        roles=ROLES,
+        keeps_admin=LAST_ADMIN if entry.role == "admin" and not admins - {entry.id} else "",
+    )
 
-    async def member(self, request: Request, entry_id: UUID) -> Response:
-        """Show one member or invitation and what can be done about it."""
-        session, entries = await self._team(request)
-        return await self._member(request, session, entries, entry_id, None)
 
-    async def change_role(self, request: Request, entry_id: UUID, form: Annotated[Form, FORM]) -> Response:
-        """Change a member's role."""
+@form_post(router, f"{ONE}/role", _show)
+async def change_role(submission: Submission, entry_id: UserId) -> Response:
+    values = submission.parse(RoleForm)
+    changed = await submission.result(
+        team.change_role, submission.tenant_id, entry_id, values.role, seen=values.revision
+    )
+    return submission.back(LIST, f"{changed.email} has the role {changed.role} from the next sign-in on.")
 
-        async def work(uow: UnitOfWork, tenant_id: UUID) -> str:
-            typed = parse(form, RoleForm)
-            changed = await team.change_role(uow, tenant_id, entry_id, typed.role, seen=typed.revision)
-            return f"{changed.email} has the role {changed.role} from the next sign-in on."
 
-        return await self._change(request, entry_id, form, work)
+@form_post(router, f"{ONE}/sign-out", _show)
+async def sign_out(submission: Submission, entry_id: UserId) -> Response:
+    """End a member's sessions in this tenant."""
+    ended = await submission.result(end_member_sessions, submission.tenant_id, entry_id)
+    return submission.back(LIST, f"{ended} session{'' if ended == 1 else 's'} ended.")
 
-    async def sign_out(self, request: Request, entry_id: UUID, form: Annotated[Form, FORM]) -> Response:
-        """End a member's sessions in this tenant."""
 
-        async def work(uow: UnitOfWork, tenant_id: UUID) -> str:
-            ended = await end_member_sessions(uow, tenant_id, entry_id)
-            return f"{ended} session{'' if ended == 1 else 's'} ended."
+@form_post(router, f"{ONE}/reset", _show)
+async def reset(submission: Submission, entry_id: UserId) -> Response:
+    """Make a link by which a member sets a new password: mail it, or show it this once."""
+    with_factor = submission.form.text("second_factor") == "on"
+    email, token = await submission.result(_reset, submission.tenant_id, entry_id, with_factor)
+    links = submission.dependencies.mailed_links
+    if links is None:
+        return _show_link(submission, "reset", email, token)
+    tenant, person = submission.session.tenant_name or "", submission.session.email
+    # A form that was sent twice is mailed once.
+    if not submission.is_repeated and not await links.member_reset(email, token, tenant, person):
+        return _show_link(submission, "reset", email, token, mail_failed=True)
+    text = f"A link for a new password is mailed to {email}. It works once, for 24 hours."
+    return submission.back(f"{LIST}/{entry_id}", text)
 
-        return await self._change(request, entry_id, form, work)
 
-    async def reset(self, request: Request, entry_id: UUID, form: Annotated[Form, FORM]) -> Response:
-        """Make a link by which a member sets a new password: mail it, or show it this once."""
-        session, entries = await self._team(request)
-        with_factor, made = form.text("second_factor") == "on", list[str]()
+@form_post(router, f"{ONE}/remove", _show)
+async def remove(submission: Submission, entry_id: UserId) -> Response:
+    """Remove a member, or withdraw an invitation."""
+    return submission.back(LIST, await submission.result(_remove, submission.tenant_id, entry_id))
 
-        async def work(uow: UnitOfWork) -> str:
-            made.append(await team.reset_member(uow, tenant_of(session), entry_id, second_factor=with_factor))
-            return made[0]
 
-        try:
-            with field_errors():
-                token = await self.endpoint.perform(request, session, form, work, str)
-        except FormInvalid as error:
-            return await self._member(request, session, entries, entry_id, form.entered(error.errors))
-        email = next(each.email for each in entries if each.id == entry_id)
-        links = self.endpoint.dependencies.mailed_links
-        if links is None:
-            return self._link(request, session, "reset", email, token)
-        # A form that was sent twice is mailed once.
-        if made and not await links.member_reset(email, token, session.tenant_name or "", session.email):
-            return self._link(request, session, "reset", email, token, mail_failed=True)
-        text = f"A link for a new password is mailed to {email}. It works once, for 24 hours."
-        return self.endpoint.back(request, session, f"/console/team/{entry_id}", text)
+async def _invite(uow: UnitOfWork, tenant_id: UUID, email: str, role: str) -> str:
+    return (await team.invite(uow, tenant_id, email, role)).token
 
-    async def remove(self, request: Request, entry_id: UUID, form: Annotated[Form, FORM]) -> Response:
-        """Remove a member, or withdraw an invitation."""
 
-        async def work(uow: UnitOfWork, tenant_id: UUID) -> str:
-            entry = await team.member(uow.session, tenant_id, entry_id)
-            await team.remove(uow, tenant_id, entry_id)
-            if entry.state == "invited":
-                return f"The invitation of {entry.email} is withdrawn: its link works no longer."
-            return f"{entry.email} is no member any more."
+async def _reset(uow: UnitOfWork, tenant_id: UUID, user_id: UUID, second_factor: bool) -> tuple[str, str]:
+    """Return the address of a member, and the token of a link by which the member sets a new password."""
+    member = await team.member(uow.session, tenant_id, user_id)
+    return member.email, await team.reset_member(uow, tenant_id, user_id, second_factor=second_factor)
 
-        return await self._change(request, entry_id, form, work)
 
-    async def _change(
-        self,
-        request: Request,
-        entry_id: UUID,
-        form: Form,
-        work: Callable[[UnitOfWork, UUID], Awaitable[str]],
-    ) -> Response:
-        """Perform a change of one entry and say what it did; where it is refused, show the entry with the reason."""
-        session, entries = await self._team(request)
+async def _remove(uow: UnitOfWork, tenant_id: UUID, entry_id: UUID) -> str:
+    """Return what was done."""
+    entry = await team.member(uow.session, tenant_id, entry_id)
+    await team.remove(uow, tenant_id, entry_id)
+    if entry.state == "invited":
+        return f"The invitation of {entry.email} is withdrawn: its link works no longer."
+    return f"{entry.email} is no member any more."
 
-        async def change(uow: UnitOfWork) -> str:
-            return await work(uow, tenant_of(session))
 
-        try:
-            with field_errors():
-                text = await self.endpoint.perform(request, session, form, change, str)
-        except FormInvalid as error:
-            return await self._member(request, session, entries, entry_id, form.entered(error.errors))
-        return self.endpoint.back(request, session, "/console/team", text)
-
-    async def _team(self, request: Request) -> tuple[ConsoleSession, Sequence[TeamEntry]]:
-        session = await self.endpoint.signed_in(request, ADMIN)
-
-        async def find(transaction: AsyncSession) -> Sequence[TeamEntry]:
-            return await team.members(transaction, tenant_of(session), limit=MAX_ENTRIES)
-
-        return session, await self.endpoint.query(session, find)
-
-    async def _member(
-        self,
-        request: Request,
-        session: ConsoleSession,
-        entries: Sequence[TeamEntry],
-        entry_id: UUID,
-        form: Entered | None,
-    ) -> Response:
-        entry = next((each for each in entries if each.id == entry_id), None)
-        if entry is None:
-            raise HTTPException(404)
-        admins = [each.id for each in entries if each.role == "admin" and each.state == "active"]
-        return self.endpoint.page(
-            request,
-            session,
-            "team/member.html",
-            status=200 if form is None else 422,
-            entry=entry,
-            form=form,
-            roles=ROLES,
-            keeps_admin=LAST_ADMIN if entry.role == "admin" and not {*admins} - {entry.id} else "",
-        )
-
-    def _invitation(
-        self, request: Request, session: ConsoleSession, form: Entered, *, status: int = 200
-    ) -> Response:
-        return self.endpoint.page(request, session, "team/invite.html", status=status, form=form, roles=ROLES)
-
-    async def _mail(self, session: ConsoleSession, email: str, token: str) -> bool:
-        """Mail an invitation, where there is a mail server; return whether it took it."""
-        links = self.endpoint.dependencies.mailed_links
-        if links is None:
-            return False
-        return await links.invitation(email, token, session.tenant_name or "", session.email)
-
-    def _link(
-        self,
-        request: Request,
-        session: ConsoleSession,
-        purpose: str,
-        email: str,
-        token: str,
-        *,
-        mailed: bool = False,
-        mail_failed: bool = False,
-    ) -> Response:
-        address = link_address(self.endpoint.origin.of(request), token)
-        return self.endpoint.page(
-            *(request, session, "team/link.html"),
-            purpose=purpose,
-            email=email,
-            address=address,
-            mailed=mailed,
-            mail_failed=mail_failed,
-        )
+def _show_link(
+    page: PageRequest,
+    purpose: str,
+    email: str,
+    token: str,
+    *,
+    mailed: bool = False,
+    mail_failed: bool = False,
+) -> Response:
+    return page.show(
+        "team/link.html",
+        purpose=purpose,
+        email=email,
+        address=link_address(page.endpoint.origin.of(page.http), token),
+        mailed=mailed,
+        mail_failed=mail_failed,
+    )

@@ -3,19 +3,23 @@
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from loraplex.platform.auth.authenticator import Authenticator, Caller
-from loraplex.platform.web.endpoint import ManagementEndpoint
+from loraplex.platform.auth.authenticator import Caller
 from loraplex.platform.web.keys.documents import KeyDocument, to_response
-from loraplex.platform.web.responses import ApiResponse, ResponseModel, documented
+from loraplex.platform.web.planes import TenantRequest, requires
+from loraplex.platform.web.responses import ResponseModel, documented
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import default_limits
 from loraplex.tenants.default_limits import UnknownParameters
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
+
+Anyone = Annotated[TenantRequest, requires(None)]
+
+router = APIRouter()
 
 
 class TenantDocument(ResponseModel):
@@ -38,27 +42,20 @@ class MeDocument(ResponseModel):
     scopes: list[str]
 
 
-def me_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
-    router = APIRouter()
-    anyone = Depends(authenticator.requires())
+@router.get("/me", responses=documented(response=MeDocument))
+async def me(request: Anyone) -> Response:
+    return await request.read(_me, request.caller)
 
-    @router.get("/me", responses=documented(response=MeDocument))
-    async def me(caller: Annotated[Caller, anyone]) -> Response:
-        async def work(session: AsyncSession) -> ApiResponse:
-            record = await KeyRepository(session).get(caller.tenant_id, caller.key_id)
-            limits, row = default_limits(session), await TenantRepository(session).by_id(caller.tenant_id)
-            own = (await QuotaRepository(session, caller.tenant_id).tenant()).limits.default_max_tokens
-            tenant = TenantDocument(
-                id=caller.tenant_id,
-                name=caller.tenant_name,
-                tier=caller.tier,
-                default_max_tokens=limits.max_tokens(caller.tier, own),
-                unknown_parameters="report" if limits.reports_unknown(row.unknown_parameters) else "refuse",
-            )
-            return ApiResponse(
-                200, MeDocument(tenant=tenant, key=to_response(record), scopes=sorted(caller.scopes))
-            )
 
-        return await endpoint.read(caller, work)
-
-    return router
+async def _me(session: AsyncSession, caller: Caller) -> MeDocument:
+    key = await KeyRepository(session).get(caller.tenant_id, caller.key_id)
+    limits, tenant = default_limits(session), await TenantRepository(session).by_id(caller.tenant_id)
+    own = (await QuotaRepository(session, caller.tenant_id).tenant()).limits.default_max_tokens
+    shown = TenantDocument(
+        id=caller.tenant_id,
+        name=caller.tenant_name,
+        tier=caller.tier,
+        default_max_tokens=limits.max_tokens(caller.tier, own),
+        unknown_parameters="report" if limits.reports_unknown(tenant.unknown_parameters) else "refuse",
+    )
+    return MeDocument(tenant=shown, key=to_response(key), scopes=sorted(caller.scopes))

@@ -4,191 +4,147 @@ Invariant: every change is a use case; the first key of a tenant is in the respo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Final, TypeAlias
-from urllib.parse import urlencode
+from functools import partial
+from typing import Annotated, Final
 from uuid import UUID
 
-from fastapi import APIRouter, Depends
-from sqlalchemy.ext.asyncio import AsyncSession
-from starlette.requests import Request
+from fastapi import APIRouter
 from starlette.responses import Response
 
+from loraplex.platform.services import quotas
 from loraplex.platform.services import tenants as use_cases
-from loraplex.platform.services.people.identity import ConsoleSession
+from loraplex.platform.services.billing import tenant_billing
 from loraplex.platform.web.console.addresses import query_form
 from loraplex.platform.web.console.amounts import PERCENT_DIGITS, decimal
-from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
+from loraplex.platform.web.console.form_routes import FormSubmission, form_page, form_post, submits_operator
+from loraplex.platform.web.console.forms import Entered
+from loraplex.platform.web.console.page import PageRequest, opens_operator
 from loraplex.platform.web.invoices import queries as billing
-from loraplex.platform.web.tenants import queries as tenants
-from loraplex.platform.web.tenants.tenant_forms import (
-    BillingForm,
-    LimitsForm,
-    NewTenantForm,
-    TierForm,
-)
-from loraplex.tenants.unit_of_work import UnitOfWork
+from loraplex.platform.web.path_ids import TenantId
+from loraplex.platform.web.sorting import SortOrder, by_text
+from loraplex.platform.web.tenants import queries
+from loraplex.platform.web.tenants.queries import ActiveTenant, TenantDetail, TierChange
+from loraplex.platform.web.tenants.tenant_forms import BillingForm, LimitsForm, NewTenantForm, TierForm
 
+Operator = Annotated[PageRequest, opens_operator()]
+Submission = Annotated[FormSubmission, submits_operator()]
 LIST: Final = "/operator/console"
 PATH: Final = "/operator/console/tenants"
-PAGE: Final = 50
-SentForm: TypeAlias = Annotated[Form, Depends(read_form)]
-CHANGES: Final[Mapping[str, tuple[type[TierForm | LimitsForm | BillingForm], str]]] = {
-    "tier": (TierForm, "Tier and weight apply to the next request."),
-    "limits": (LimitsForm, "The limits apply to the next request, on every gateway."),
-    "billing": (BillingForm, "The next invoice states this."),
-}
-"""The forms on a tenant's page, by the last part of their addresses, and the fact after each."""
+ONE: Final = f"{PATH}/{{tenant_id}}"
+AFTER: Final = "after"
+"""The parameter of an address that names the last tenant of the page before."""
+BY_NAME: Final[SortOrder[ActiveTenant, str]] = by_text(lambda row: row.tenant.name)
+
+router = APIRouter()
 
 
-@dataclass(frozen=True, slots=True)
-class NewTenant:
-    """A tenant that was created, and its first key."""
-
-    id: UUID
-    name: str
-    api_key: str
-
-
-def tenants_pages(endpoint: ConsoleEndpoint) -> APIRouter:
-    """Build the routes of the list, of creation, and of a tenant's page with its forms."""
-    router = APIRouter()
-    operator = Depends(endpoint.requires_operator())
-    _add_list(router, endpoint, operator)
-    _add_creation(router, endpoint, operator)
-    _add_tenant(router, endpoint, operator)
-    return router
-
-
-def _add_list(router: APIRouter, endpoint: ConsoleEndpoint, operator: object) -> None:
-    @router.get(LIST)
-    async def list_tenants(request: Request, session: Annotated[ConsoleSession, operator]) -> Response:
-        asked = query_form(request)
-        search, after = asked.text("name"), asked.text("after") or None
-        now = datetime.now(UTC)
-        page = await endpoint.query(session, lambda found: tenants.tenants(found, now, search, after, PAGE))
-        kept = {"name": search} if search else {}
-        following = page.following and f"{LIST}?{urlencode({**kept, 'after': page.following})}"
-        return endpoint.page(
-            request,
-            session,
-            "tenants/tenants.html",
-            page=page,
-            form=Entered({"name": search}),
-            following=following,
-            first=None if after is None else f"{LIST}?{urlencode(kept)}",
-        )
-
-
-def _add_creation(router: APIRouter, endpoint: ConsoleEndpoint, operator: object) -> None:
-    @router.get(f"{PATH}/new")
-    async def new_tenant(request: Request, session: Annotated[ConsoleSession, operator]) -> Response:
-        return endpoint.page(request, session, "tenants/new_tenant.html", form=None)
-
-    @router.post(PATH)
-    async def create_tenant(
-        request: Request, session: Annotated[ConsoleSession, operator], form: SentForm
-    ) -> Response:
-        async def create(uow: UnitOfWork) -> NewTenant:
-            created = await use_cases.create(uow, values.name, tier=values.tier, weight=values.weight)
-            return NewTenant(created.tenant.id, created.tenant.name, created.key.plaintext)
-
-        try:
-            values = parse(form, NewTenantForm)
-            with field_errors():
-                created = await endpoint.perform(request, session, form, create, NewTenant)
-        except FormInvalid as invalid:
-            entered = form.entered(invalid.errors)
-            return endpoint.page(request, session, "tenants/new_tenant.html", status=422, form=entered)
-        return endpoint.page(request, session, "tenants/tenant_created.html", created=created)
-
-
-def _add_tenant(router: APIRouter, endpoint: ConsoleEndpoint, operator: object) -> None:
-    @router.get(f"{PATH}/{{tenant_id}}")
-    async def show_tenant(
-        tenant_id: str, request: Request, session: Annotated[ConsoleSession, operator]
-    ) -> Response:
-        return await tenant_page(endpoint, request, session, tenants.tenant_id_of(tenant_id), {})
-
-    for name in CHANGES:
-        _add_change(router, endpoint, operator, name)
-
-
-def _add_change(router: APIRouter, endpoint: ConsoleEndpoint, operator: object, name: str) -> None:
-    model, fact = CHANGES[name]
-
-    @router.post(f"{PATH}/{{tenant_id}}/{name}", name=f"change_{name}")
-    async def change(
-        tenant_id: str, request: Request, session: Annotated[ConsoleSession, operator], form: SentForm
-    ) -> Response:
-        identity = tenants.tenant_id_of(tenant_id)
-        try:
-            values = parse(form, model)
-            with field_errors():
-                await endpoint.perform(request, session, form, lambda uow: values.change(uow, identity))
-        except FormInvalid as invalid:
-            forms = {name: form.entered(invalid.errors)}
-            return await tenant_page(endpoint, request, session, identity, forms, status=422)
-        return endpoint.back(request, session, f"{PATH}/{identity}", fact)
-
-
-async def tenant_page(
-    endpoint: ConsoleEndpoint,
-    request: Request,
-    session: ConsoleSession,
-    tenant_id: UUID,
-    forms: Mapping[str, Entered],
-    *,
-    status: int = 200,
-) -> Response:
-    """Show a tenant. `forms`: what was typed into forms that were refused, by their names in `CHANGES`."""
-
-    async def find(found: AsyncSession) -> tuple[tenants.TenantDetail, tuple[billing.CreditRow, ...]]:
-        now = datetime.now(UTC)
-        return await tenants.tenant(found, tenant_id, now), await billing.credits(found, tenant_id, now)
-
-    detail, credits = await endpoint.query(session, find)
-    return endpoint.page(
-        request,
-        session,
-        "tenants/tenant.html",
-        status=status,
-        tenant=detail.row,
-        detail=detail,
-        credits=credits,
-        address=f"{PATH}/{tenant_id}",
-        forms={**_stored(detail), **forms},
+@router.get(LIST)
+async def list_tenants(page: Operator) -> Response:
+    search, part = query_form(page.http).text("name"), page.part(BY_NAME, parameter=AFTER)
+    found = await page.query(queries.tenants, datetime.now(UTC), search, part)
+    return page.show(
+        "tenants/tenants.html", tenants=page.rows(part, found, AFTER), form=Entered({"name": search})
     )
 
 
-def _stored(detail: tenants.TenantDetail) -> dict[str, Entered]:
+async def new_form(page: Operator) -> dict[str, object]:
+    """Return what the form of a new tenant shows."""
+    return {}
+
+
+# `new` is no id of a tenant.
+@form_page(
+    router,
+    PATH,
+    "tenants/new_tenant.html",
+    new_form,
+    fields=tuple(NewTenantForm.model_fields),
+    shown_at=f"{PATH}/new",
+)
+async def create_tenant(submission: Submission) -> Response:
+    values = submission.parse(NewTenantForm)
+    created = await submission.result(use_cases.create, values.name, tier=values.tier, weight=values.weight)
+    return submission.show("tenants/tenant_created.html", created=created)
+
+
+@router.get(ONE)
+async def show_tenant(page: Operator, tenant_id: TenantId) -> Response:
+    return await _show(page, tenant_id, {})
+
+
+async def _again(name: str, submission: FormSubmission, entered: Entered, tenant_id: UUID) -> Response:
+    return await _show(submission, tenant_id, {name: entered}, status=422)
+
+
+@form_post(router, f"{ONE}/tier", partial(_again, "tier"))
+async def change_tier(submission: Submission, tenant_id: TenantId) -> Response:
+    values = submission.parse(TierForm)
+    change = TierChange(values.tier, values.weight, values.unknown_parameters)
+    await submission.run(use_cases.change_tier, tenant_id, change, seen=values.revision)
+    return submission.back(f"{PATH}/{tenant_id}", "Tier and weight apply to the next request.")
+
+
+@form_post(router, f"{ONE}/limits", partial(_again, "limits"))
+async def change_limits(submission: Submission, tenant_id: TenantId) -> Response:
+    values = submission.parse(LimitsForm)
+    limits = values.model_dump(exclude={"revision"})
+    await submission.run(quotas.change, tenant_id, limits, seen=values.revision)
+    return submission.back(f"{PATH}/{tenant_id}", "The limits apply to the next request, on every gateway.")
+
+
+@form_post(router, f"{ONE}/billing", partial(_again, "billing"))
+async def change_billing(submission: Submission, tenant_id: TenantId) -> Response:
+    values = submission.parse(BillingForm)
+    fields = values.model_dump(exclude={"revision"})
+    await submission.run(tenant_billing.change, tenant_id, fields, seen=values.revision)
+    return submission.back(f"{PATH}/{tenant_id}", "The next invoice states this.")
+
+
+async def _show(
+    page: PageRequest, tenant_id: UUID, refused: Mapping[str, Entered], *, status: int = 200
+) -> Response:
+    """Show a tenant. `refused`: what was typed into a form, by the last part of its address."""
+    now = datetime.now(UTC)
+    async with page.reading() as session:
+        detail = await queries.tenant(session, tenant_id, now)
+        credits = await billing.credits(session, tenant_id, now)
+    return page.show(
+        "tenants/tenant.html",
+        status=status,
+        tenant=detail.tenant,
+        detail=detail,
+        credits=credits,
+        address=f"{PATH}/{tenant_id}",
+        forms={**_stored(detail), **refused},
+    )
+
+
+def _stored(detail: TenantDetail) -> dict[str, Entered]:
     """Return the forms of a tenant's page with what is set now."""
     limits = {
         name: decimal(value) if name.startswith("budget") else "" if value is None else str(value)
         for name, value in detail.limits.items()
     }
-    data = detail.billing
-    texts = {
-        name: getattr(data, name) or "" for name in ("issuer", "customer_name", "customer_address", "vat_id")
-    }
+    data, tenant = detail.billing, detail.tenant
     billed = {
-        **texts,
+        "issuer": data.issuer or "",
+        "customer_name": data.customer_name or "",
+        "customer_address": data.customer_address or "",
+        "vat_id": data.vat_id or "",
         "currency": data.next_currency or data.currency,
         "tax_rate_ppm": decimal(data.tax_rate_ppm, PERCENT_DIGITS),
         "minimum_micro": decimal(data.minimum_micro),
+        "revision": str(data.revision),
     }
-    row = detail.row
+    tier = {
+        "tier": tenant.tier,
+        "weight": f"{tenant.weight:g}",
+        "unknown_parameters": tenant.unknown_parameters,
+        "revision": str(tenant.revision),
+    }
     return {
-        "tier": Entered(
-            {
-                "tier": row.tier,
-                "weight": f"{row.weight:g}",
-                "unknown_parameters": row.unknown_parameters,
-                "revision": str(row.revision),
-            }
-        ),
+        "tier": Entered(tier),
         "limits": Entered({**limits, "revision": str(detail.limits_revision)}),
-        "billing": Entered({**billed, "revision": str(detail.billing_revision)}),
+        "billing": Entered(billed),
     }

@@ -1,138 +1,104 @@
 """What stops, starts and ends a tenant, and an operator's look into it: confirmed by a page, and by the typed name for what is final."""
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Annotated, Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeAlias
 
-from fastapi import APIRouter, Depends
-from starlette.requests import Request
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from loraplex.platform.services import tenants as use_cases
-from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.services.people.sessions import view_as_operator
 from loraplex.platform.web.console.confirmation import Confirmation
-from loraplex.platform.web.console.endpoint import ConsoleEndpoint, redirect
-from loraplex.platform.web.console.forms import FormInvalid, field_errors
-from loraplex.platform.web.tenants import queries as tenants
-from loraplex.platform.web.tenants.operator_pages import LIST, PATH, SentForm
+from loraplex.platform.web.console.endpoint import redirect
+from loraplex.platform.web.console.form_routes import form_page
+from loraplex.platform.web.path_ids import TenantId
+from loraplex.platform.web.tenants.operator_pages import LIST, ONE, PATH, Operator, Submission
+from loraplex.tenants.accounts import queries
+from loraplex.tenants.accounts.records import TenantAccountDocument
 
 TENANT_AREA: Final = "/console"
+CONFIRM: Final = "tenants/confirm.html"
+Question: TypeAlias = Callable[[TenantAccountDocument], Confirmation]
+"""What is asked before a step in a tenant's life."""
+
+router = APIRouter()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One of the steps in a tenant's life. Its texts get the tenant's name for `{name}`. `ends_running`: the use case is told
-    whether running requests end.
-    """
-
-    use_case: Callable[..., Awaitable[object]]
-    title: str
-    consequence: str
-    verb: str
-    keep: str
-    fact: str
-    asks_name: bool = False
-    ends_running: bool = False
-    leads_to_list: bool = False
-
-
-STEPS: Final = {
-    "suspend": Step(
-        use_case=use_cases.suspend,
-        title="Suspend {name}?",
+def suspension(tenant: TenantAccountDocument) -> Confirmation:
+    return _confirmation(
+        tenant,
+        "suspend",
+        title=f"Suspend {tenant.name}?",
         consequence="Its next request is refused with 403, on every gateway, and its people are signed out. Adapters, keys"
         " and limits stay; resuming brings everything back.",
         verb="Suspend tenant",
         keep="Keep it active",
-        fact="{name} is suspended.",
         ends_running=True,
-    ),
-    "resume": Step(
-        use_case=use_cases.resume,
-        title="Resume {name}?",
+    )
+
+
+def resumption(tenant: TenantAccountDocument) -> Confirmation:
+    return _confirmation(
+        tenant,
+        "resume",
+        title=f"Resume {tenant.name}?",
         consequence="Its keys work again from the next request on.",
         verb="Resume tenant",
         keep="Keep it suspended",
-        fact="{name} is active again.",
-    ),
-    "delete": Step(
-        use_case=use_cases.delete,
-        title="Delete {name}?",
+    )
+
+
+def deletion(tenant: TenantAccountDocument) -> Confirmation:
+    return _confirmation(
+        tenant,
+        "delete",
+        title=f"Delete {tenant.name}?",
         consequence="Its next request is refused with 401, on every gateway, and those that run end. Its keys, adapters and"
         " people’s access are erased in the background, and cannot be brought back. Usage figures and invoices stay.",
         verb="Delete tenant",
         keep="Keep it",
-        fact="{name} is deleted; its data is being erased.",
-        asks_name=True,
-        leads_to_list=True,
-    ),
-}
+        path=f"/tenants/{tenant.id}",
+        method="DELETE",
+        typed=tenant.name,
+    )
 
 
-def tenant_state_pages(endpoint: ConsoleEndpoint) -> APIRouter:
-    """Build the routes of the steps, and of looking into a tenant."""
-    router = APIRouter()
-    operator = Depends(endpoint.requires_operator())
-    for name, step in STEPS.items():
-        _add_step(router, endpoint, operator, name, step)
-
-    @router.post(f"{PATH}/{{tenant_id}}/look")
-    async def look_as_tenant(
-        tenant_id: str, request: Request, session: Annotated[ConsoleSession, operator], form: SentForm
-    ) -> Response:
-        identity = tenants.tenant_id_of(tenant_id)
-        token = await endpoint.perform_own(
-            request, session, lambda uow: view_as_operator(uow, session, identity)
-        )
-        response = redirect(request, TENANT_AREA)
-        endpoint.cookies.start_session(request, response, "tenant", token)
-        return response
-
-    return router
+async def asked(question: Question, page: Operator, tenant_id: TenantId) -> dict[str, object]:
+    """Return what the page of a question shows. Raises `TenantNotFound`."""
+    return {"asked": question(await page.query(queries.tenant, tenant_id))}
 
 
-def _add_step(router: APIRouter, endpoint: ConsoleEndpoint, operator: object, name: str, step: Step) -> None:
-    async def asked(session: ConsoleSession, tenant_id: str) -> tuple[Confirmation, str]:
-        """Return what is asked, and the tenant's name."""
-        identity, now = tenants.tenant_id_of(tenant_id), datetime.now(UTC)
-        detail = await endpoint.query(session, lambda found: tenants.tenant(found, identity, now))
-        tenant = detail.row.name
-        confirmation = Confirmation(
-            title=step.title.format(name=tenant),
-            consequence=step.consequence,
-            action=f"{PATH}/{identity}/{name}",
-            verb=step.verb,
-            keep=step.keep,
-            back=f"{PATH}/{identity}",
-            path=f"/tenants/{identity}" if step.asks_name else f"/tenants/{identity}/{name}",
-            method="DELETE" if step.asks_name else "POST",
-            typed=tenant if step.asks_name else None,
-            ends_running=step.ends_running,
-        )
-        return confirmation, tenant
+@form_page(router, f"{ONE}/suspend", CONFIRM, partial(asked, suspension))
+async def suspend_tenant(submission: Submission, tenant_id: TenantId) -> Response:
+    end_running = bool(submission.form.text("end_running"))
+    tenant = await submission.result(use_cases.suspend, tenant_id, end_running=end_running)
+    return submission.back(f"{PATH}/{tenant_id}", f"{tenant.name} is suspended.")
 
-    @router.get(f"{PATH}/{{tenant_id}}/{name}", name=f"ask_{name}")
-    async def ask(tenant_id: str, request: Request, session: Annotated[ConsoleSession, operator]) -> Response:
-        confirmation, _ = await asked(session, tenant_id)
-        return endpoint.page(request, session, "tenants/confirm.html", **confirmation.context())
 
-    @router.post(f"{PATH}/{{tenant_id}}/{name}", name=f"{name}_tenant")
-    async def do(
-        tenant_id: str, request: Request, session: Annotated[ConsoleSession, operator], form: SentForm
-    ) -> Response:
-        confirmation, tenant = await asked(session, tenant_id)
-        identity = tenants.tenant_id_of(tenant_id)
-        chosen = {"end_running": bool(form.text("end_running"))} if step.ends_running else {}
-        try:
-            confirmation.require(form)
-            with field_errors():
-                await endpoint.perform(
-                    request, session, form, lambda uow: step.use_case(uow, identity, **chosen)
-                )
-        except FormInvalid as invalid:
-            context = confirmation.context(form.entered(invalid.errors))
-            return endpoint.page(request, session, "tenants/confirm.html", status=422, **context)
-        location = LIST if step.leads_to_list else confirmation.back
-        return endpoint.back(request, session, location, step.fact.format(name=tenant))
+@form_page(router, f"{ONE}/resume", CONFIRM, partial(asked, resumption))
+async def resume_tenant(submission: Submission, tenant_id: TenantId) -> Response:
+    tenant = await submission.result(use_cases.resume, tenant_id)
+    return submission.back(f"{PATH}/{tenant_id}", f"{tenant.name} is active again.")
+
+
+@form_page(router, f"{ONE}/delete", CONFIRM, partial(asked, deletion), fields=("typed",))
+async def delete_tenant(submission: Submission, tenant_id: TenantId) -> Response:
+    tenant = await submission.query(queries.tenant, tenant_id)
+    deletion(tenant).require(submission.form)
+    await submission.run(use_cases.delete, tenant_id)
+    return submission.back(LIST, f"{tenant.name} is deleted; its data is being erased.")
+
+
+@router.post(f"{ONE}/look")
+async def look_as_tenant(submission: Submission, tenant_id: TenantId) -> Response:
+    token = await submission.run_own(view_as_operator, submission.session, tenant_id)
+    response = redirect(submission.http, TENANT_AREA)
+    submission.endpoint.cookies.start_session(submission.http, response, "tenant", token)
+    return response
+
+
+def _confirmation(tenant: TenantAccountDocument, step: str, **texts: Any) -> Confirmation:
+    address = f"{PATH}/{tenant.id}"
+    call = {"path": f"/tenants/{tenant.id}/{step}", **texts}
+    return Confirmation(action=f"{address}/{step}", back=address, **call)

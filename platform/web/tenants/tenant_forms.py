@@ -1,22 +1,14 @@
 """What an operator may set for a tenant, as forms. Invariant: bounds that depend on rows or on several fields are the use cases'."""
 
-from typing import Annotated, Any, Final
-from uuid import UUID
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from loraplex.platform.services import quotas, tenants
-from loraplex.platform.services.billing import tenant_billing
 from loraplex.platform.web.console.amounts import Micro, Ppm
-from loraplex.platform.web.tenants.queries import MAX_TAX_RATE_PPM, MAX_WEIGHT, MAXIMA, TierChange
-from loraplex.tenants.unit_of_work import UnitOfWork
+from loraplex.platform.web.tenants.billing_routes import Line, Lines
+from loraplex.platform.web.tenants.operator_routes import Weight
+from loraplex.platform.web.tenants.queries import MAX_TAX_RATE_PPM, MAXIMA
 
-# Line breaks are part of an address; other control characters are not.
-_LINE: Final = r"^[^\x00-\x1f\x7f]*$"
-_LINES: Final = r"^[^\x00-\x09\x0b-\x1f\x7f]*$"
-Line = Annotated[str | None, Field(max_length=200, pattern=_LINE)]
-Lines = Annotated[str | None, Field(max_length=1000, pattern=_LINES)]
-Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT)]
 Revision = Annotated[int, Field(ge=1)]
 
 
@@ -40,11 +32,6 @@ class TierForm(BaseModel):
     unknown_parameters: str
     revision: Revision
 
-    async def change(self, uow: UnitOfWork, tenant_id: UUID) -> None:
-        """Apply it. Raises what `tenants.change_tier` raises."""
-        change = TierChange(self.tier, self.weight, self.unknown_parameters)
-        await tenants.change_tier(uow, tenant_id, change, seen=self.revision)
-
 
 class Limits(BaseModel):
     """All limits of a tenant; one that is left empty does not limit."""
@@ -67,11 +54,6 @@ class LimitsForm(Limits):
 
     revision: Revision
 
-    async def change(self, uow: UnitOfWork, tenant_id: UUID) -> None:
-        """Apply them. Raises what `quotas.change` raises."""
-        limits = self.model_dump(exclude={"revision"})
-        await quotas.change(uow, tenant_id, limits, seen=self.revision)
-
 
 class BillingForm(BaseModel):
     """What the invoices of a tenant state; a text that is left empty is removed."""
@@ -84,8 +66,3 @@ class BillingForm(BaseModel):
     tax_rate_ppm: Annotated[Ppm, Field(ge=0, le=MAX_TAX_RATE_PPM)] = 0
     minimum_micro: Annotated[Micro, Field(ge=0, le=MAXIMA["budget_per_month"])] = 0
     revision: Revision
-
-    async def change(self, uow: UnitOfWork, tenant_id: UUID) -> None:
-        """Apply it. Raises what `tenant_billing.change` raises."""
-        fields = self.model_dump(exclude={"revision"})
-        await tenant_billing.change(uow, tenant_id, fields, seen=self.revision)

@@ -9,8 +9,8 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from loraplex.platform.web.console.form_routes import FormSubmission, entered_again, form_page, submits
-from loraplex.platform.web.console.forms import Entered, FormInvalid, field_errors
+from loraplex.platform.web.console.form_routes import FormSubmission, form_page, form_post, submits
+from loraplex.platform.web.console.forms import Entered
 from loraplex.platform.web.console.page import PageRequest, opens
 from loraplex.platform.web.sorting import BY_CREATION
 from loraplex.platform.web.webhooks.routes import DeliveryId, WebhookId
@@ -141,37 +141,11 @@ async def delete_webhook(submission: Submission, webhook_id: WebhookId) -> Respo
 
 @router.get(DELIVERY)
 async def show_delivery(page: Reader, webhook_id: WebhookId, delivery_id: DeliveryId) -> Response:
-    return await _show_delivery(page, webhook_id, delivery_id)
-
-
-@router.post(f"{DELIVERY}/replay")
-async def replay_delivery(submission: Submission, webhook_id: WebhookId, delivery_id: DeliveryId) -> Response:
-    try:
-        with field_errors():
-            await submission.run(use_cases.replay, submission.tenant_id, webhook_id, delivery_id)
-    except FormInvalid as error:
-        return await _show_delivery(
-            submission, webhook_id, delivery_id, entered_again(submission.form, error, ())
-        )
-    return submission.back(f"{LIST}/{webhook_id}", "The event is sent again, with the same id.")
-
-
-@router.post(f"{DELIVERY}/discard")
-async def discard_delivery(
-    submission: Submission, webhook_id: WebhookId, delivery_id: DeliveryId
-) -> Response:
-    try:
-        with field_errors():
-            await submission.run(use_cases.discard, submission.tenant_id, webhook_id, delivery_id)
-    except FormInvalid as error:
-        return await _show_delivery(
-            submission, webhook_id, delivery_id, entered_again(submission.form, error, ())
-        )
-    return submission.back(f"{LIST}/{webhook_id}", "The delivery is discarded. Its event is not sent again.")
+    return await _show_delivery(page, None, webhook_id, delivery_id)
 
 
 async def _show_delivery(
-    page: PageRequest, webhook_id: WebhookId, delivery_id: DeliveryId, refused: Entered | None = None
+    page: PageRequest, refused: Entered | None, webhook_id: WebhookId, delivery_id: DeliveryId
 ) -> Response:
     """Show a delivery with its message; `refused`: an attempt to send it again or to discard it. Raises `DeliveryNotFound`."""
     async with page.reading() as session:
@@ -186,6 +160,20 @@ async def _show_delivery(
         form=refused,
         reason=page.lacks(TENANT_ADMIN),
     )
+
+
+@form_post(router, f"{DELIVERY}/replay", _show_delivery, fields=())
+async def replay_delivery(submission: Submission, webhook_id: WebhookId, delivery_id: DeliveryId) -> Response:
+    await submission.run(use_cases.replay, submission.tenant_id, webhook_id, delivery_id)
+    return submission.back(f"{LIST}/{webhook_id}", "The event is sent again, with the same id.")
+
+
+@form_post(router, f"{DELIVERY}/discard", _show_delivery, fields=())
+async def discard_delivery(
+    submission: Submission, webhook_id: WebhookId, delivery_id: DeliveryId
+) -> Response:
+    await submission.run(use_cases.discard, submission.tenant_id, webhook_id, delivery_id)
+    return submission.back(f"{LIST}/{webhook_id}", "The delivery is discarded. Its event is not sent again.")
 
 
 def _show_once(submission: FormSubmission, made: NewWebhookDocument) -> Response:

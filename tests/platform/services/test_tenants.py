@@ -7,8 +7,10 @@ from uuid import UUID, uuid4
 import pytest
 
 from loraplex.platform.services import tenants
+from loraplex.tenants.accounts.records import NewTenantDocument
 from loraplex.tenants.accounts.tenants import TierChange
 from loraplex.tenants.actors import Actor
+from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.audit_queries import audit_entries
 from loraplex.tenants.audit_records import OperatorAuditDocument
 from loraplex.tenants.database import Database
@@ -18,7 +20,7 @@ from loraplex.tenants.unit_of_work import unit_of_work
 OPERATOR = Actor("operator", "op-key")
 
 
-async def create(database: Database, name: str = "harbor", **limits: int) -> tenants.CreatedTenant:
+async def create(database: Database, name: str = "harbor", **limits: int) -> NewTenantDocument:
     async with unit_of_work(database, OPERATOR, None, None) as uow:
         return await tenants.create(uow, name, tier="gold", weight=2.0, limits=limits)
 
@@ -31,28 +33,30 @@ async def entries(database: Database, tenant_id: UUID) -> Sequence[OperatorAudit
 
 async def test_a_tenant_is_created_with_a_key_and_limits(database: Database) -> None:
     created = await create(database, tokens_per_day=5)
-    assert created.key.record.scopes == ["tenant:admin"] and created.key.record.name == "admin"
-    made, limited = await entries(database, created.tenant.id)
-    target = f"tenants/{created.tenant.id}"
+    async with database.as_operator() as session:
+        (key,) = await KeyRepository(session).list(created.id)
+    assert key.scopes == ["tenant:admin"] and key.name == "admin" and key.key_id in created.api_key
+    made, limited = await entries(database, created.id)
+    target = f"tenants/{created.id}"
     assert (made.action, made.target, made.before) == ("tenant.create", target, None)
     assert made.after == {
-        "id": str(created.tenant.id),
+        "id": str(created.id),
         "name": "harbor",
         "tier": "gold",
         "weight": 2.0,
         "unknown_parameters": "default",
-        "created_at": created.tenant.created_at.isoformat(),
+        "created_at": created.created_at.isoformat(),
         "suspended_at": None,
         "deleted_at": None,
         "erased_at": None,
-        "key_id": created.key.record.key_id,
+        "key_id": key.key_id,
     }
     assert (limited.action, limited.target) == ("quotas.change", f"{target}/quotas")
     assert (limited.before, limited.after) == ({"tokens_per_day": None}, {"tokens_per_day": 5})
 
 
 async def test_every_change_has_one_entry_and_no_change_has_none(database: Database) -> None:
-    tenant_id = (await create(database)).tenant.id
+    tenant_id = (await create(database)).id
     changes: tuple[tuple[Any, ...], ...] = (
         (tenants.suspend,),
         (tenants.resume,),
@@ -78,17 +82,17 @@ async def test_every_change_has_one_entry_and_no_change_has_none(database: Datab
 
 async def test_a_refused_use_case_leaves_nothing(database: Database) -> None:
     created = await create(database)
-    before = len(await entries(database, created.tenant.id))
+    before = len(await entries(database, created.id))
     refusals: tuple[tuple[type[Exception], Any], ...] = (
         (NameTaken, lambda uow: tenants.create(uow, "harbor")),
         (InvalidField, lambda uow: tenants.create(uow, "other", limits={"max_keys": -1})),
         (TenantNotFound, lambda uow: tenants.suspend(uow, uuid4())),
-        (RevisionMoved, lambda uow: tenants.change_tier(uow, created.tenant.id, TierChange("x"), seen=9)),
-        (InvalidField, lambda uow: tenants.change_tier(uow, created.tenant.id, TierChange(weight=0.0))),
+        (RevisionMoved, lambda uow: tenants.change_tier(uow, created.id, TierChange("x"), seen=9)),
+        (InvalidField, lambda uow: tenants.change_tier(uow, created.id, TierChange(weight=0.0))),
     )
     for error, refused in refusals:
         with pytest.raises(error):
             async with unit_of_work(database, OPERATOR, None, None) as uow:
                 await refused(uow)
-    assert len(await entries(database, created.tenant.id)) == before
+    assert len(await entries(database, created.id)) == before
     await create(database, "other")

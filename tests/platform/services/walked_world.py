@@ -88,11 +88,11 @@ class World:
                 connection.execute(restart.format(sql.Identifier(table)))
         async with unit_of_work(self.database, system_actor("walk"), None, None) as uow:
             created = await tenants.create(uow, "harbor")
-            keys = OperatorKeys(uow, created.tenant.id)
+            keys = OperatorKeys(uow, created.id)
             ci = await api_keys.create(uow, keys, "ci", ["inference"])
             operator = await api_keys.create(uow, OperatorKeys(uow, None), "op", ["operator"])
-        self.tenant_id, self.key_id = created.tenant.id, ci.record.key_id
-        self.admin_key, self.operator_key = created.key.plaintext, operator.plaintext
+        self.tenant_id, self.key_id = created.id, ci.record.key_id
+        self.admin_key, self.operator_key = created.api_key, operator.plaintext
 
     async def tenant(self, method: str, path: str, body: Any = None, **headers: str) -> Outcome:
         """Send a request to `/tenant/v1` with the tenant's first key. `if_match="1"` sends `If-Match: "1"`."""

@@ -2,7 +2,9 @@
 
 import pytest
 from sqlalchemy import text
+from tests.tenants.listing_part import Part
 
+from loraplex.tenants.accounts.queries import tenants as tenant_list
 from loraplex.tenants.accounts.tenants import TenantRepository, TierChange
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, InvalidField, InvalidName, NameTaken, TenantNotFound
@@ -63,8 +65,8 @@ async def test_pages_are_by_name(database: Database) -> None:
         tenants = TenantRepository(session)
         for name in ("c", "a", "d", "b"):
             await tenants.create(name)
-        assert [tenant.name for tenant in await tenants.page(None, 3)] == ["a", "b", "c"]
-        assert [tenant.name for tenant in await tenants.page("c", 3)] == ["d"]
+        assert [tenant.name for tenant in await tenant_list(session, Part(None, 3))] == ["a", "b", "c"]
+        assert [tenant.name for tenant in await tenant_list(session, Part("c", 3))] == ["d"]
 
 
 async def test_tier_and_weight(database: Database) -> None:

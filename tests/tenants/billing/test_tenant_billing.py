@@ -10,7 +10,8 @@ from tests.tenants.registry_records import make_tenant
 
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.billing.rate_cards import RateCards
-from loraplex.tenants.billing.tenant_billing import BillingData, TenantBillings, currency_of, next_month
+from loraplex.tenants.billing.records import TenantBillingDocument
+from loraplex.tenants.billing.tenant_billing import TenantBillings, currency_of, next_month
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InUse
 from loraplex.tenants.models import TenantBilling
@@ -23,10 +24,17 @@ async def tenant_id(database: Database) -> UUID:
     return await make_tenant(database)
 
 
-async def change(database: Database, tenant_id: UUID, **fields: Any) -> BillingData:
+async def change(database: Database, tenant_id: UUID, **fields: Any) -> TenantBillingDocument:
     async with database.as_operator() as session:
         billings = TenantBillings(session)
         return await billings.change(await billings.locked(tenant_id), fields)
+
+
+def billing(revision: int, **fields: Any) -> TenantBillingDocument:
+    """The defaults of a tenant with these fields."""
+    texts = dict.fromkeys(TenantBillingDocument.model_fields)
+    numbers = {"tax_rate_ppm": 0, "minimum_micro": 0, "revision": revision}
+    return TenantBillingDocument.model_validate({**texts, **numbers, **fields})
 
 
 async def note_use(database: Database, tenant_id: UUID) -> None:
@@ -42,24 +50,24 @@ async def note_use(database: Database, tenant_id: UUID) -> None:
 
 async def test_a_tenant_without_a_row_has_the_defaults(database: Database, tenant_id: UUID) -> None:
     async with database.as_operator() as session:
-        assert await TenantBillings(session).get(tenant_id) == (BillingData(currency="USD"), 1)
+        assert await TenantBillings(session).get(tenant_id) == billing(1, currency="USD")
 
 
 async def test_fields_change_alone_and_raise_the_revision(database: Database, tenant_id: UUID) -> None:
     await change(database, tenant_id, issuer="loraplex Ltd\n1 Street", tax_rate_ppm=190_000)
-    assert await change(database, tenant_id, vat_id="DE1", tax_rate_ppm=0) == BillingData(
-        currency="USD", issuer="loraplex Ltd\n1 Street", vat_id="DE1"
+    assert await change(database, tenant_id, vat_id="DE1", tax_rate_ppm=0) == billing(
+        3, currency="USD", issuer="loraplex Ltd\n1 Street", vat_id="DE1"
     )
     async with database.as_tenant(tenant_id) as session:
-        data, revision = await TenantBillings(session).get(tenant_id)
+        data = await TenantBillings(session).get(tenant_id)
     # Made, then changed twice.
-    assert (data.vat_id, revision) == ("DE1", 3)
+    assert (data.vat_id, data.revision) == ("DE1", 3)
 
 
 async def test_a_tenant_that_was_never_used_gets_its_currency_at_once(
     database: Database, tenant_id: UUID
 ) -> None:
-    assert await change(database, tenant_id, currency="EUR") == BillingData(currency="EUR")
+    assert await change(database, tenant_id, currency="EUR") == billing(2, currency="EUR")
 
 
 async def test_a_used_tenant_changes_its_currency_with_the_next_month(
@@ -73,7 +81,7 @@ async def test_a_used_tenant_changes_its_currency_with_the_next_month(
     assert changed.next_currency_from in expected
     # Another one replaces it, and the present one ends it.
     assert (await change(database, tenant_id, currency="GBP")).next_currency == "GBP"
-    assert await change(database, tenant_id, currency="USD") == BillingData(currency="USD")
+    assert await change(database, tenant_id, currency="USD") == billing(4, currency="USD")
 
 
 @pytest.mark.parametrize("trace", ["reservation", "key"])
@@ -101,7 +109,7 @@ async def test_a_change_that_has_begun_is_the_present_currency(database: Databas
         assert row is not None
         row.next_currency_from = date(2026, 1, 1)
     async with database.as_operator() as session:
-        assert (await TenantBillings(session).get(tenant_id))[0] == BillingData(currency="EUR")
+        assert await TenantBillings(session).get(tenant_id) == billing(3, currency="EUR")
     changed = await change(database, tenant_id, currency="USD")
     assert (changed.currency, changed.next_currency) == ("EUR", "USD")
 
@@ -116,7 +124,7 @@ async def test_the_former_currency_is_kept_while_its_last_month_is_billed(
         row = await session.get(TenantBilling, tenant_id)
         assert row is not None
         row.next_currency_from = begun.date()
-    assert await change(database, tenant_id, currency="EUR") == BillingData(currency="EUR")
+    assert await change(database, tenant_id, currency="EUR") == billing(4, currency="EUR")
     with pytest.raises(InUse, match="can be changed again from"):
         await change(database, tenant_id, currency="GBP")
     async with database.as_operator() as session:

@@ -199,3 +199,15 @@ async def test_who_came_by_a_link_is_offered_a_password_at_once_and_told_the_way
             text("UPDATE users SET password_hash = NULL, oidc_issuer = 'i', oidc_subject = email")
         )
     assert "has no password" not in (await person.page("/console")).text
+
+
+async def test_an_operator_who_looks_into_a_tenant_has_the_account_of_the_operator_area(
+    console: Console, signed_in: SignedIn
+) -> None:
+    tenant_id, operator = await console.tenant("harbor"), await signed_in("operator")
+    address = f"/operator/console/tenants/{tenant_id}"
+    assert (await operator.submit(address, f"{address}/look")).headers["location"] == "/console"
+    for path in ("", "/second-factor", "/second-factor/remove", "/recovery-codes"):
+        answer = await operator.get(f"/console/account{path}")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/operator/console/account"), path
+        assert (await operator.get(f"/operator/console/account{path}")).status_code == 200, path

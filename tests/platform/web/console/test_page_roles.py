@@ -49,7 +49,7 @@ READ: Final = {
             "sign-up",
             "accept",
             "reset-password",
-            "forgotten",
+            "forgot-password",
             "oidc",
             "static",
         )

@@ -111,7 +111,7 @@ async def test_thirty_of_everything_are_read_by_as_many_statements_as_one(consol
     for _ in range(MANY):
         await add_event(console.database, tenant_id)
     await add_webhook(console.database, tenant_id)
-    await dispatched(console.database, UUID(ids["identity"]))
+    await dispatched(console.database, UUID(ids["webhook_id"]))
     then = await statements(console, admin, operator, routes, ids)
     assert then == first
     assert len(first) > 50
@@ -132,8 +132,8 @@ async def one_of_everything(database: Database, tenant_id: UUID, user_id: str) -
         "version": "1",
         "alias": "production",
         "tenant_id": str(tenant_id),
-        "identity": str(endpoint_id),
-        "delivery": str(delivery_id),
+        "webhook_id": str(endpoint_id),
+        "delivery_id": str(delivery_id),
         "invoice_id": await draft_invoice(database, tenant_id),
         "entry_id": user_id,
     }

@@ -58,6 +58,20 @@ async def test_the_first_key_is_shown_once(console: Console, signed_in: SignedIn
     assert "No name begins with" in (await browser.page(f"{AREA}?name=x%3Cb%3E")).text
 
 
+async def test_the_list_goes_on_behind_the_last_name(console: Console, signed_in: SignedIn) -> None:
+    for number in range(51):
+        await console.tenant(f"t{number:02}")
+    browser = await signed_in("operator")
+    first = await browser.page(f"{AREA}?name=t")
+    (following,) = (str(link.attributes["href"]) for link in first.all("nav[aria-label=Pages] a"))
+    assert len(first.all("tbody tr")) == 50 and following.startswith(f"{AREA}?name=t&after=")
+    second = await browser.page(following)
+    assert second.texts("tbody th") == ["t50"]
+    (back,) = (link.attributes["href"] for link in second.all("nav[aria-label=Pages] a"))
+    assert back == f"{AREA}?name=t"
+    assert (await browser.get(f"{AREA}?after=t49")).status_code == 400
+
+
 @pytest.mark.parametrize(
     ("fields", "name", "message"),
     [

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy.dialects.postgresql import insert
 from tests.platform.engines.managed_engine import Managed
 from tests.tenants.invoices.billed_tenant import make_billed_tenant
+from tests.tenants.listing_part import Part
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.adapters.errors import BlobStoreUnavailable
@@ -47,16 +48,16 @@ async def test_tenants_with_a_days_use_and_their_nearest_limits(database: Databa
     async with database.as_operator() as session:
         session.add(Quota(tenant_id=tenant.id, budget_per_month=2000, tokens_per_month=100))
     async with database.as_operator() as session:
-        first = await tenants.tenants(session, NOW, "", None, 2)
-        rest = await tenants.tenants(session, NOW, "", first.following, 2)
-        matching = await tenants.tenants(session, NOW, "han", None, 2)
+        first = await tenants.tenants(session, NOW, "", Part(None, 2))
+        rest = await tenants.tenants(session, NOW, "", Part(first[-1].tenant.name, 2))
+        matching = await tenants.tenants(session, NOW, "han", Part(None, 2))
         detail = await tenants.tenant(session, tenant.id, NOW)
-    assert [row.name for row in (*first.rows, *rest.rows)] == ["acme", "hangar", "harbor"]
-    assert [row.name for row in matching.rows] == ["hangar"] and rest.following is None
-    (harbor,) = rest.rows
-    assert (harbor.requests, harbor.spend_pico) == (1, (("USD", 1_500_000 * 10**6),))
+    assert [row.tenant.name for row in (*first, *rest)] == ["acme", "hangar", "harbor"]
+    assert [row.tenant.name for row in matching] == ["hangar"]
+    harbor = rest[0].activity
+    assert (harbor.requests, harbor.spend_pico) == (1, {"USD": 1_500_000 * 10**6})
     assert [(near.name, near.percent) for near in harbor.near] == [("budget_per_month", 85)]
-    assert (detail.row.state, detail.limits.budget_per_month, detail.billing.currency) == (
+    assert (detail.tenant.state, detail.limits.budget_per_month, detail.billing.currency) == (
         "active",
         2000,
         "USD",

@@ -1,0 +1,40 @@
+"""The people of a tenant. Invariant: the link of an invitation is in the record of its creation alone."""
+
+from typing import Annotated, Final
+from uuid import UUID
+
+from pydantic import Field, WithJsonSchema
+
+from loraplex.tenants.records import OneTimeSecret, Record, UtcTime
+from loraplex.tenants.scopes import ROLES
+
+STATES: Final = ("active", "disabled", "invited")
+MAX_PEOPLE: Final = 1000
+"""The members and invitations that one page shows."""
+Role = Annotated[str, Field(max_length=40), WithJsonSchema({"type": "string", "enum": list(ROLES)})]
+State = Annotated[str, WithJsonSchema({"type": "string", "enum": list(STATES)})]
+
+
+class UserDocument(Record):
+    """A member (`active`, `disabled`) or an open invitation (`invited`), which has no `name` and ends at `expires_at`.
+
+    `sessions`: how many browsers the member is signed in with here. `revision`: the ETag.
+    """
+
+    id: UUID
+    email: str
+    name: str | None
+    role: Role
+    state: State
+    second_factor: bool
+    sessions: int
+    last_seen_at: UtcTime | None
+    created_at: UtcTime
+    expires_at: UtcTime | None
+    revision: int
+
+
+class InvitationDocument(UserDocument, OneTimeSecret):
+    """`invitation_path`: the path of the link on this server, which works once; it is returned here and never again."""
+
+    invitation_path: str = Field(repr=False)
