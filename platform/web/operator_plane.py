@@ -7,8 +7,8 @@ from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.web.audit.operator_routes import audit_router
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.engine.operator_routes import engine_router
-from loraplex.platform.web.invoices.credit_routes import credits_router
-from loraplex.platform.web.invoices.operator_routes import invoices_router
+from loraplex.platform.web.invoices import credit_routes as credits
+from loraplex.platform.web.invoices import operator_routes as invoices
 from loraplex.platform.web.limits.operator_routes import quotas_router
 from loraplex.platform.web.rate_cards.operator_routes import rate_cards_router
 from loraplex.platform.web.tenants.billing_routes import billing_router
@@ -24,8 +24,8 @@ def operator_router(
     router = APIRouter(prefix="/operator/v1", tags=["operator"])
     router.include_router(tenants_router(endpoint, authenticator))
     router.include_router(quotas_router(endpoint, authenticator))
-    router.include_router(credits_router(endpoint, authenticator))
-    router.include_router(invoices_router(endpoint, authenticator))
+    router.include_router(credits.router)
+    router.include_router(invoices.router)
     router.include_router(billing_router(endpoint, authenticator))
     router.include_router(rate_cards_router(endpoint, authenticator))
     router.include_router(engine_router(dependencies, authenticator))

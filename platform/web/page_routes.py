@@ -16,7 +16,9 @@ from loraplex.platform.web.adapters.upload_pages import uploads_pages
 from loraplex.platform.web.adapters.version_pages import versions_pages
 from loraplex.platform.web.audit.pages import audit_pages
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.invoices.pages import billing_pages
+from loraplex.platform.web.invoices import credit_pages as credits
+from loraplex.platform.web.invoices import operator_pages as operator_invoices
+from loraplex.platform.web.invoices import pages as invoices
 from loraplex.platform.web.keys.pages import keys_pages
 from loraplex.platform.web.limits.pages import limits_pages
 from loraplex.platform.web.operator_page_routes import OPERATOR_PAGES
@@ -37,7 +39,6 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     oidc_pages,
     account_pages,
     audit_pages,
-    billing_pages,
     keys_pages,
     adapters_pages,
     aliases_pages,
@@ -56,4 +57,7 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
 
 def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
     """Build the routers of all pages, each with absolute paths."""
-    return [webhooks.router, *(build(endpoint) for build in PAGES)]
+    return [
+        *(webhooks.router, invoices.router, credits.router, operator_invoices.router),
+        *(build(endpoint) for build in PAGES),
+    ]

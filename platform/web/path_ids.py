@@ -1,10 +1,10 @@
 """Ids in paths: parsed by the type of a route's parameter, such as `Annotated[UUID, PathId(WebhookNotFound, "no such webhook")]`."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PlainValidator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
@@ -15,7 +15,9 @@ from loraplex.tenants.ids import canonical_uuid
 
 @dataclass(frozen=True, slots=True)
 class PathId:
-    """The id of something that a path names. A text that is no UUID in canonical form raises `error`, as an unknown id does."""
+    """The id of something that a path names. A text that is no UUID in canonical form raises `error`, as an unknown id does.
+    `message` may quote the text, as `{}`.
+    """
 
     error: type[Exception]
     message: str
@@ -24,7 +26,7 @@ class PathId:
         """Parse the text of a path."""
         parsed = canonical_uuid(text)
         if parsed is None:
-            raise self.error(self.message)
+            raise self.error(self.message.format(text[:40]))
         return parsed
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -42,6 +44,10 @@ def tenant_id_of(text: str) -> UUID:
     if tenant_id is None:
         raise TenantNotFound(f"no tenant {text[:40]}")
     return tenant_id
+
+
+TenantId = Annotated[UUID, PlainValidator(tenant_id_of, json_schema_input_type=str)]
+"""The id of a tenant in a path."""
 
 
 def filtered_tenant(text: str) -> UUID:

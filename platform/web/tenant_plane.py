@@ -14,7 +14,7 @@ from loraplex.platform.web.adapters.upload_routes import uploads_router
 from loraplex.platform.web.adapters.version_routes import versions_router
 from loraplex.platform.web.audit.routes import audit_router
 from loraplex.platform.web.endpoint import ManagementEndpoint
-from loraplex.platform.web.invoices.routes import invoices_router
+from loraplex.platform.web.invoices import routes as invoices
 from loraplex.platform.web.keys.routes import keys_router
 from loraplex.platform.web.limits.routes import quotas_router
 from loraplex.platform.web.rate_cards.routes import rate_cards_router
@@ -36,10 +36,10 @@ def tenant_router(
         versions_router,
         aliases_router,
         audit_router,
-        invoices_router,
-        rate_cards_router,
-        users_router,
     ):
+        router.include_router(build_router(endpoint, authenticator))
+    router.include_router(invoices.router)
+    for build_router in (rate_cards_router, users_router):
         router.include_router(build_router(endpoint, authenticator))
     router.include_router(uploads_router(endpoint, authenticator, dependencies.uploads))
     router.include_router(

@@ -16,14 +16,17 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.invoices.locks import lock_tenant
+from loraplex.tenants.invoices.records import (
+    DEFAULT_PRIORITY,
+    MAX_CREDIT_MICRO,
+    MAX_PRIORITY,
+    MAX_REASON,
+    CreditDocument,
+)
 from loraplex.tenants.invoices.totals import CreditBalance, CreditUse
 from loraplex.tenants.models import CreditEntry, CreditGrant
 from loraplex.tenants.models.billing import CURRENCY
-from loraplex.tenants.models.invoices import MAX_CREDIT_MICRO
 
-MAX_PRIORITY = 100
-DEFAULT_PRIORITY = 50
-MAX_REASON = 500
 LAST_EXPIRY: Final = datetime(3000, 1, 1, tzinfo=UTC)
 
 
@@ -53,14 +56,6 @@ class NewCredit:
             raise InvalidField("expires_at", f"expires_at must lie before the year {LAST_EXPIRY.year}")
 
 
-@dataclass(frozen=True, slots=True)
-class GrantedCredit:
-    """A grant and what is left of it, in micro-units."""
-
-    grant: CreditGrant
-    available_micro: int
-
-
 class CreditRepository:
     """The credits of one tenant. Only an operator's session may change them."""
 
@@ -68,7 +63,7 @@ class CreditRepository:
         self._session = session
         self._tenant_id = tenant_id
 
-    async def grant(self, credit: NewCredit) -> GrantedCredit:
+    async def grant(self, credit: NewCredit) -> CreditDocument:
         """Grant a credit. Raises `InvalidField` for an expiry in the past."""
         await lock_tenant(self._session, self._tenant_id)
         now = await self._session.scalar(select(func.now()))
@@ -86,15 +81,15 @@ class CreditRepository:
         self._session.add(grant)
         await self._session.flush()
         await self._move(None, "issued", "available", [CreditUse(grant.id, credit.amount_micro)])
-        return GrantedCredit(grant, credit.amount_micro)
+        return _credit(grant, credit.amount_micro)
 
-    async def page(self, after: UUID | None, limit: int) -> Sequence[GrantedCredit]:
+    async def page(self, after: UUID | None, limit: int) -> Sequence[CreditDocument]:
         """Return at most `limit` grants, newest first, behind the grant `after`."""
         query = select(CreditGrant, _available()).where(CreditGrant.tenant_id == self._tenant_id)
         if after is not None:
             query = query.where(CreditGrant.id < after)
         rows = await self._session.execute(query.order_by(CreditGrant.id.desc()).limit(limit))
-        return [GrantedCredit(grant, int(available)) for grant, available in rows]
+        return [_credit(grant, int(available)) for grant, available in rows]
 
     async def balances(self, currency: str) -> list[CreditBalance]:
         """Return what is left of the grants in a currency, without those that are used up."""
@@ -157,12 +152,21 @@ async def balances_of_all(
     return balances
 
 
-async def newest_grants(session: AsyncSession, after: UUID | None, limit: int) -> Sequence[GrantedCredit]:
-    """At most `limit` grants of all tenants, newest first, behind the grant `after`, as an operator."""
+async def newest_grants(
+    session: AsyncSession, after: UUID | None, limit: int
+) -> Sequence[tuple[UUID, CreditDocument]]:
+    """At most `limit` grants of all tenants, each with its tenant, newest first, behind the grant `after`, as an operator."""
     query = select(CreditGrant, _available()).order_by(CreditGrant.id.desc()).limit(limit)
     if after is not None:
         query = query.where(CreditGrant.id < after)
-    return [GrantedCredit(grant, int(available)) for grant, available in await session.execute(query)]
+    rows = await session.execute(query)
+    return [(grant.tenant_id, _credit(grant, int(available))) for grant, available in rows]
+
+
+def _credit(grant: CreditGrant, available_micro: int) -> CreditDocument:
+    names = CreditDocument.model_fields.keys() - {"available_micro"}
+    fields = {name: getattr(grant, name) for name in names}
+    return CreditDocument(**fields, available_micro=available_micro)
 
 
 def _available() -> ScalarSelect[Any]:

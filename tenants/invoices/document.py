@@ -9,8 +9,8 @@ from loraplex.tenants.invoices.content import InvoiceContent
 from loraplex.tenants.invoices.currencies import decimal_text, minor_digits
 from loraplex.tenants.invoices.invoices import InvoiceDetails
 from loraplex.tenants.invoices.lines import InvoiceLine
+from loraplex.tenants.invoices.records import InvoiceDocument, InvoiceLineDocument
 from loraplex.tenants.invoices.totals import InvoiceTotals
-from loraplex.tenants.rfc3339 import utc_text
 
 TERMS: Final = (
     *("issuer", "customer_name", "customer_address", "vat_id"),
@@ -18,29 +18,30 @@ TERMS: Final = (
 )
 
 
-def invoice_document(invoice: InvoiceDetails) -> dict[str, Any]:
+def invoice_document(invoice: InvoiceDetails) -> InvoiceDocument:
     """Return the whole invoice."""
     content = invoice.content
-    return {
-        "id": str(invoice.id),
-        "tenant_id": str(invoice.tenant_id),
-        "number": invoice.number,
-        "state": invoice.state,
-        "month": str(invoice.month),
-        "currency": content.terms.currency,
+    lines = [line_document(line, _name(content, line.adapter_id)) for line in content.totals.lines]
+    return InvoiceDocument(
+        id=invoice.id,
+        tenant_id=invoice.tenant_id,
+        number=invoice.number,
+        state=invoice.state,
+        month=str(invoice.month),
+        currency=content.terms.currency,
         **{name: getattr(content.terms, name) for name in TERMS},
-        "lines": [line_document(line, _name(content, line.adapter_id)) for line in content.totals.lines],
+        lines=[InvoiceLineDocument.model_validate(each) for each in lines],
         **totals_document(content.totals, content.terms.currency),
-        "grace_ends_at": utc_text(invoice.grace_ends_at),
-        "finalized_at": utc_text(invoice.finalized_at),
-        "paid_at": utc_text(invoice.paid_at),
-        "paid_reference": invoice.paid_reference,
-        "voided_at": utc_text(invoice.voided_at),
-    }
+        grace_ends_at=invoice.grace_ends_at,
+        finalized_at=invoice.finalized_at,
+        paid_at=invoice.paid_at,
+        paid_reference=invoice.paid_reference,
+        voided_at=invoice.voided_at,
+    )
 
 
 def line_document(line: InvoiceLine, adapter: str | None) -> dict[str, Any]:
-    """Return one line; `adapter` is the adapter's name."""
+    """Return one line as JSON; `adapter` is the adapter's name."""
     return {
         "kind": line.kind,
         "month": str(line.month),
@@ -59,7 +60,7 @@ def line_document(line: InvoiceLine, adapter: str | None) -> dict[str, Any]:
 
 
 def totals_document(totals: InvoiceTotals, currency: str) -> dict[str, Any]:
-    """Return the sums below the lines; `total` is `total_micro` as people write it."""
+    """Return the sums below the lines as JSON; `total` is `total_micro` as people write it."""
     return {
         "subtotal_micro": totals.subtotal_micro,
         "credits": totals.credits_micro,

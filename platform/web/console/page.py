@@ -87,19 +87,23 @@ class PageRequest(OpenPage):
         """Return what `find` reads in a transaction of its own."""
         return await self.endpoint.runner.query(self.session.tenant_id, find, *args, **kwargs)
 
-    def part(self, order: SortOrder[RowT, KeyT], size: int = ROWS) -> Page[RowT, KeyT]:
-        """Return the part of a listing, of `size` rows, that the page's address asks for by its parameter `before`.
+    def part(
+        self, order: SortOrder[RowT, KeyT], size: int = ROWS, *, parameter: str = BEFORE
+    ) -> Page[RowT, KeyT]:
+        """Return the part of a listing, of `size` rows, that the page's address asks for by its `parameter`.
 
         Raises `InvalidParameter` for a place that no page of this person's tenant has named.
         """
         scope = f"{self.session.tenant_id or 'operator'} {self.http.url.path}".encode()
-        return page_from(self.http, Cursors(self.endpoint.cursor_key, scope), order, BEFORE, size)
+        return page_from(self.http, Cursors(self.endpoint.cursor_key, scope), order, parameter, size)
 
-    def rows(self, part: Page[Any, Any], found: Sequence[RowT]) -> Rows[RowT]:
-        """Return the rows of `part`, which were read with one more, and the links that keep the other filters of the address."""
+    def rows(self, part: Page[Any, Any], found: Sequence[RowT], *, parameter: str = BEFORE) -> Rows[RowT]:
+        """Return the rows of `part`, which were read with one more, and the links that keep the other filters of the address.
+        `parameter` as in `part`.
+        """
         cursor, path = part.next(found), self.http.url.path
-        kept = [(name, value) for name, value in self.http.query_params.multi_items() if name != BEFORE]
-        older = None if cursor is None else f"{path}?{urlencode([*kept, (BEFORE, cursor)])}"
+        kept = [(name, value) for name, value in self.http.query_params.multi_items() if name != parameter]
+        older = None if cursor is None else f"{path}?{urlencode([*kept, (parameter, cursor)])}"
         newest = f"{path}?{urlencode(kept)}" if kept else path
         return Rows(part.cut(found), older, None if part.after is None else newest)
 

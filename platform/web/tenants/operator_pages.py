@@ -21,7 +21,6 @@ from loraplex.platform.web.console.addresses import query_form
 from loraplex.platform.web.console.amounts import PERCENT_DIGITS, decimal
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
 from loraplex.platform.web.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
-from loraplex.platform.web.invoices import queries as billing
 from loraplex.platform.web.tenants import queries as tenants
 from loraplex.platform.web.tenants.tenant_forms import (
     BillingForm,
@@ -29,6 +28,8 @@ from loraplex.platform.web.tenants.tenant_forms import (
     NewTenantForm,
     TierForm,
 )
+from loraplex.tenants.invoices import queries as invoices
+from loraplex.tenants.invoices.records import RankedCredit
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 LIST: Final = "/operator/console"
@@ -145,9 +146,11 @@ async def tenant_page(
 ) -> Response:
     """Show a tenant. `forms`: what was typed into forms that were refused, by their names in `CHANGES`."""
 
-    async def find(found: AsyncSession) -> tuple[tenants.TenantDetail, tuple[billing.CreditRow, ...]]:
+    async def find(found: AsyncSession) -> tuple[tenants.TenantDetail, list[RankedCredit]]:
         now = datetime.now(UTC)
-        return await tenants.tenant(found, tenant_id, now), await billing.credits(found, tenant_id, now)
+        return await tenants.tenant(found, tenant_id, now), await invoices.ranked_credits(
+            found, tenant_id, now
+        )
 
     detail, credits = await endpoint.query(session, find)
     return endpoint.page(
