@@ -3,7 +3,6 @@
 from typing import Final
 
 from loraplex.platform.web.engine.operator_pages import service_pages
-from loraplex.platform.web.rate_cards.operator_pages import rate_cards_pages
 from loraplex.platform.web.tenants.operator_pages import tenants_pages
 from loraplex.platform.web.tenants.sign_up_plan_pages import sign_up_plan_pages
 from loraplex.platform.web.tenants.state_pages import tenant_state_pages
@@ -11,6 +10,6 @@ from loraplex.platform.web.usage.operator_pages import usage_pages
 
 OPERATOR_PAGES: Final = (
     *(tenants_pages, tenant_state_pages, sign_up_plan_pages),
-    *(rate_cards_pages, usage_pages),
+    usage_pages,
     service_pages,
 )

@@ -10,7 +10,7 @@ from loraplex.platform.web.engine.operator_routes import engine_router
 from loraplex.platform.web.invoices import credit_routes as credits
 from loraplex.platform.web.invoices import operator_routes as invoices
 from loraplex.platform.web.limits.operator_routes import quotas_router
-from loraplex.platform.web.rate_cards.operator_routes import rate_cards_router
+from loraplex.platform.web.rate_cards import operator_routes as rate_cards
 from loraplex.platform.web.tenants.billing_routes import billing_router
 from loraplex.platform.web.tenants.operator_routes import tenants_router
 from loraplex.platform.web.usage.correction_routes import corrections_router
@@ -27,7 +27,7 @@ def operator_router(
     router.include_router(credits.router)
     router.include_router(invoices.router)
     router.include_router(billing_router(endpoint, authenticator))
-    router.include_router(rate_cards_router(endpoint, authenticator))
+    router.include_router(rate_cards.router)
     router.include_router(engine_router(dependencies, authenticator))
     router.include_router(audit_router(endpoint, authenticator))
     router.include_router(usage_router(endpoint, authenticator, dependencies.currency_of))

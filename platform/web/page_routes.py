@@ -26,6 +26,7 @@ from loraplex.platform.web.overview.index_pages import index_pages
 from loraplex.platform.web.overview.pages import overview_pages
 from loraplex.platform.web.playground.pages import playground_pages
 from loraplex.platform.web.playground.token_pages import token_pages
+from loraplex.platform.web.rate_cards import operator_pages as rate_cards
 from loraplex.platform.web.team.pages import team_pages
 from loraplex.platform.web.usage.pages import usage_pages
 from loraplex.platform.web.usage.request_pages import requests_pages
@@ -58,6 +59,6 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
 def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
     """Build the routers of all pages, each with absolute paths."""
     return [
-        *(webhooks.router, invoices.router, credits.router, operator_invoices.router),
+        *(webhooks.router, invoices.router, credits.router, operator_invoices.router, rate_cards.router),
         *(build(endpoint) for build in PAGES),
     ]

@@ -17,7 +17,7 @@ from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.invoices import routes as invoices
 from loraplex.platform.web.keys.routes import keys_router
 from loraplex.platform.web.limits.routes import quotas_router
-from loraplex.platform.web.rate_cards.routes import rate_cards_router
+from loraplex.platform.web.rate_cards import routes as rate_cards
 from loraplex.platform.web.team.routes import users_router
 from loraplex.platform.web.tenants.me_routes import me_router
 from loraplex.platform.web.usage.routes import usage_router
@@ -39,8 +39,8 @@ def tenant_router(
     ):
         router.include_router(build_router(endpoint, authenticator))
     router.include_router(invoices.router)
-    for build_router in (rate_cards_router, users_router):
-        router.include_router(build_router(endpoint, authenticator))
+    router.include_router(rate_cards.router)
+    router.include_router(users_router(endpoint, authenticator))
     router.include_router(uploads_router(endpoint, authenticator, dependencies.uploads))
     router.include_router(
         quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency_of)

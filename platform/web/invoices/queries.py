@@ -10,8 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.services.billing import rate_cards
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.billing.preview import RatedUsage
-from loraplex.tenants.billing.rate_cards import CardVersion, RateCards
+from loraplex.tenants.billing.rate_card_records import RateCardDocument, RatedUsageDocument
+from loraplex.tenants.billing.rate_cards import RateCards, scope_of
 from loraplex.tenants.billing.tenant_billing import TenantBillings
 from loraplex.tenants.quotas.limits import BUDGETS
 from loraplex.tenants.quotas.threshold_events import Event, quota_events
@@ -25,8 +25,8 @@ MAX_ALERTS: Final = 10
 class Coming:
     """A price that begins later, and what it changes: last month's usage as billed and under it. `None`: no usage then."""
 
-    version: CardVersion
-    last_month: RatedUsage | None
+    version: RateCardDocument
+    last_month: RatedUsageDocument | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,8 @@ class Prices:
     currency: str
     next_currency: str | None
     next_currency_from: date | None
-    general: CardVersion | None
-    of_adapters: tuple[CardVersion, ...]
+    general: RateCardDocument | None
+    of_adapters: tuple[RateCardDocument, ...]
     coming: tuple[Coming, ...]
 
 
@@ -66,27 +66,24 @@ async def prices(session: AsyncSession, tenant_id: UUID, now: datetime) -> Price
     data, _ = await TenantBillings(session).get(tenant_id)
     currencies = [each for each in (data.currency, data.next_currency) if each is not None]
     standing = await RateCards(session).standing(tenant_id, tenant.tier, currencies, now)
-    begun = [each for each in standing if each.effective_from <= now and each.key.currency == data.currency]
-    general = [each for each in begun if each.scope in SPECIFICITY]
+    begun = [each for each in standing if each.effective_from <= now and each.currency == data.currency]
+    general = [each for each in begun if scope_of(each.key) in SPECIFICITY]
     return Prices(
         currency=data.currency,
         next_currency=data.next_currency,
         next_currency_from=data.next_currency_from,
-        general=max(general, key=lambda each: SPECIFICITY.index(each.scope), default=None),
-        of_adapters=tuple(each for each in begun if each.scope == "adapter"),
+        general=max(general, key=lambda each: SPECIFICITY.index(scope_of(each.key)), default=None),
+        of_adapters=tuple(each for each in begun if scope_of(each.key) == "adapter"),
         coming=tuple(
             [await _coming(session, each, tenant_id) for each in standing if each.effective_from > now]
         ),
     )
 
 
-async def _coming(session: AsyncSession, version: CardVersion, tenant_id: UUID) -> Coming:
+async def _coming(session: AsyncSession, version: RateCardDocument, tenant_id: UUID) -> Coming:
     preview = await rate_cards.preview(session, version.key, version.price)
-    of_tenant = (
-        each
-        for each in preview.rated
-        if each.tenant_id == tenant_id and each.currency == version.key.currency
-    )
+    wanted = tenant_id, version.currency
+    of_tenant = (each for each in preview.rated if (each.tenant_id, each.currency) == wanted)
     return Coming(version=version, last_month=next(of_tenant, None))
 
 

@@ -57,7 +57,7 @@ async def test_the_most_specific_price_applies_and_a_later_one_is_rated_at_last_
     found = await read(tenant, lambda session: billing.prices(session, tenant.id, NOW))
     assert found.currency == "USD" and found.of_adapters == ()
     assert found.general is not None and found.general.id == tenant.versions["USD"]
-    (coming,) = (each for each in found.coming if each.version.scope == "tenant")
+    (coming,) = (each for each in found.coming if each.version.key == own)
     assert coming.version.effective_from == begins and coming.last_month is not None
     rated = coming.last_month
     assert (rated.billed_pico, rated.draft_pico) == (1_500_000 * 10**6, 3_000_000 * 10**6)
