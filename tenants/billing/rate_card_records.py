@@ -1,16 +1,11 @@
 """Versions of rate cards, and a month's usage under a draft. Prices in micro-units of money per million tokens, as integers."""
 
-from typing import Annotated, Literal
+from typing import Literal
 from uuid import UUID
-
-from pydantic import PlainSerializer
 
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
-from loraplex.tenants.records import Record, UtcTime
-
-Pico = Annotated[int, PlainSerializer(str, return_type=str, when_used="json")]
-"""Pico-units, in JSON a decimal text: they exceed what its readers keep."""
+from loraplex.tenants.records import Pico, Record, UtcTime
 
 
 class AllScope(Record):

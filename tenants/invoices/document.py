@@ -1,4 +1,4 @@
-"""An invoice as JSON: the same document over HTTP, from commands and in exports. Invariant: every amount is an integer; exact
+"""The record of an invoice: the same document over HTTP, from commands and in exports. Invariant: every amount is an integer; exact
 pico-units are decimal strings, since they exceed what JSON readers keep.
 """
 
@@ -21,7 +21,6 @@ TERMS: Final = (
 def invoice_document(invoice: InvoiceDetails) -> InvoiceDocument:
     """Return the whole invoice."""
     content = invoice.content
-    lines = [line_document(line, _name(content, line.adapter_id)) for line in content.totals.lines]
     return InvoiceDocument(
         id=invoice.id,
         tenant_id=invoice.tenant_id,
@@ -30,7 +29,7 @@ def invoice_document(invoice: InvoiceDetails) -> InvoiceDocument:
         month=str(invoice.month),
         currency=content.terms.currency,
         **{name: getattr(content.terms, name) for name in TERMS},
-        lines=[InvoiceLineDocument.model_validate(each) for each in lines],
+        lines=[line_document(line, _name(content, line.adapter_id)) for line in content.totals.lines],
         **totals_document(content.totals, content.terms.currency),
         grace_ends_at=invoice.grace_ends_at,
         finalized_at=invoice.finalized_at,
@@ -40,23 +39,23 @@ def invoice_document(invoice: InvoiceDetails) -> InvoiceDocument:
     )
 
 
-def line_document(line: InvoiceLine, adapter: str | None) -> dict[str, Any]:
-    """Return one line as JSON; `adapter` is the adapter's name."""
-    return {
-        "kind": line.kind,
-        "month": str(line.month),
-        "adapter": adapter,
-        "adapter_id": _text(line.adapter_id),
-        "token_class": line.token_class,
-        "price_version_id": _text(line.price_version_id),
-        "price": line.price,
-        "tokens": line.tokens,
-        "amount_pico": str(line.amount_pico),
-        "amount_micro": line.amount_micro,
-        "rounding_pico": line.rounding_pico,
-        "billed_tokens": line.billed.tokens,
-        "billed_pico": str(line.billed.amount_pico),
-    }
+def line_document(line: InvoiceLine, adapter: str | None) -> InvoiceLineDocument:
+    """Return one line; `adapter` is the adapter's name."""
+    return InvoiceLineDocument(
+        kind=line.kind,
+        month=str(line.month),
+        adapter=adapter,
+        adapter_id=line.adapter_id,
+        token_class=line.token_class,
+        price_version_id=line.price_version_id,
+        price=line.price,
+        tokens=line.tokens,
+        amount_pico=line.amount_pico,
+        amount_micro=line.amount_micro,
+        rounding_pico=line.rounding_pico,
+        billed_tokens=line.billed.tokens,
+        billed_pico=line.billed.amount_pico,
+    )
 
 
 def totals_document(totals: InvoiceTotals, currency: str) -> dict[str, Any]:
@@ -76,7 +75,3 @@ def totals_document(totals: InvoiceTotals, currency: str) -> dict[str, Any]:
 
 def _name(content: InvoiceContent, adapter_id: UUID | None) -> str | None:
     return None if adapter_id is None else content.adapters.get(adapter_id)
-
-
-def _text(identity: UUID | None) -> str | None:
-    return None if identity is None else str(identity)

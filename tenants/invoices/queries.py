@@ -1,15 +1,16 @@
 """Reads invoices and credits: of one tenant, or of all in the role of an operator."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.accounts.queries import tenant_named
 from loraplex.tenants.accounts.tenants import TenantRepository, names_of
-from loraplex.tenants.invoices.credits import CreditRepository, newest_grants
+from loraplex.tenants.invoices.credits import CreditRepository, available, credit_document
 from loraplex.tenants.invoices.document import invoice_document
 from loraplex.tenants.invoices.invoices import InvoiceRepository
 from loraplex.tenants.invoices.months import Month
@@ -22,8 +23,9 @@ from loraplex.tenants.invoices.records import (
     TenantCredit,
     TenantInvoice,
 )
+from loraplex.tenants.invoices.tables import CreditGrant
 from loraplex.tenants.invoices.totals import is_usable
-from loraplex.tenants.pages import Slice
+from loraplex.tenants.pages import Part, Slice, sliced
 
 MAX_RANKED: Final = 200
 """The newest credits of a tenant that are ranked."""
@@ -93,14 +95,16 @@ async def preview(
     return invoice_document(await InvoiceRepository(session, tenant_id).preview(tenant_id, month, currency))
 
 
-async def credits(session: AsyncSession, tenant_id: UUID, part: Slice[UUID]) -> Sequence[CreditDocument]:
+async def credits(session: AsyncSession, tenant_id: UUID, part: Slice[UUID]) -> list[CreditDocument]:
     """Return the credits of a tenant with what is left of each, the newest first."""
-    return await CreditRepository(session, tenant_id).page(part.after, part.fetch)
+    query = select(CreditGrant, available()).where(CreditGrant.tenant_id == tenant_id)
+    rows = await session.execute(sliced(query, part, CreditGrant.id, newest_first=True))
+    return [credit_document(grant, int(left)) for grant, left in rows]
 
 
 async def credits_of_tenant(
     session: AsyncSession, tenant_id: UUID, part: Slice[UUID]
-) -> Sequence[CreditDocument]:
+) -> list[CreditDocument]:
     """Return credits as `credits` does, as an operator. Raises `TenantNotFound`."""
     await TenantRepository(session).by_id(tenant_id)
     return await credits(session, tenant_id, part)
@@ -108,18 +112,23 @@ async def credits_of_tenant(
 
 async def credits_of_all(session: AsyncSession, part: Slice[UUID]) -> list[TenantCredit]:
     """Return the credits of all tenants, the newest first, as an operator."""
-    found = await newest_grants(session, part.after, part.fetch)
-    names = await names_of(session, {tenant_id for tenant_id, _ in found})
+    query = sliced(select(CreditGrant, available()), part, CreditGrant.id, newest_first=True)
+    rows = (await session.execute(query)).all()
+    names = await names_of(session, {grant.tenant_id for grant, _ in rows})
     return [
-        TenantCredit(**dict(credit), tenant_id=tenant_id, tenant=names[tenant_id])
-        for tenant_id, credit in found
+        TenantCredit(
+            **dict(credit_document(grant, int(left))),
+            tenant_id=grant.tenant_id,
+            tenant=names[grant.tenant_id],
+        )
+        for grant, left in rows
     ]
 
 
 async def ranked_credits(session: AsyncSession, tenant_id: UUID, now: datetime) -> list[RankedCredit]:
     """Return the newest credits: those that can still pay in the order in which invoices use them, then the others."""
     repository, month = CreditRepository(session, tenant_id), Month.of(now)
-    found = await repository.page(None, MAX_RANKED)
+    found = await credits(session, tenant_id, Part(MAX_RANKED))
     places: dict[UUID, int] = {}
     for currency in {each.currency for each in found}:
         usable = [each for each in await repository.balances(currency) if is_usable(each, month)]

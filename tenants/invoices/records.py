@@ -4,7 +4,7 @@ from typing import Any, Final, Self
 from uuid import UUID
 
 from loraplex.tenants.invoices.currencies import decimal_text, minor_digits
-from loraplex.tenants.records import Record, UtcTime
+from loraplex.tenants.records import Pico, Record, UtcTime
 
 INVOICE_STATES: Final = ("draft", "final", "paid", "void")
 MAX_REFERENCE: Final = 200
@@ -28,11 +28,11 @@ class InvoiceLineDocument(Record):
     price_version_id: UUID | None
     price: int | None
     tokens: int
-    amount_pico: str
+    amount_pico: Pico
     amount_micro: int
     rounding_pico: int
     billed_tokens: int
-    billed_pico: str
+    billed_pico: Pico
 
 
 class CreditUseDocument(Record):
