@@ -29,6 +29,8 @@ VersionNumber: TypeAlias = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 """The number of a version in an address; there is nothing at an address with another one."""
 FormContext: TypeAlias = Callable[..., Awaitable[Mapping[str, object]]]
 """(page, ids of the path) -> what a form's template is given besides the form."""
+Again: TypeAlias = Callable[..., Awaitable[Response]]
+"""(submission, what was typed with its errors, ids of the path) -> the page that the form is on, with status 422."""
 Send: TypeAlias = Callable[..., Awaitable[Response]]
 """(submission, ids of the path) -> the response. An error that the author can mend shows the form again."""
 
@@ -84,6 +86,22 @@ class FormSubmission(PageRequest):
         self._take_key()
         return await self.endpoint.perform(self.http, self.session, self.form, work, returns)
 
+    async def run_own(
+        self,
+        use_case: Callable[Concatenate[UnitOfWork, P], Awaitable[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Run `use_case`, which changes nothing of a tenant but the person's own sessions, in one unit of work of the person.
+
+        Its result is never stored: it may be the token of a session. So a form that is sent twice runs twice.
+        """
+
+        async def work(uow: UnitOfWork) -> T:
+            return await use_case(uow, *args, **kwargs)
+
+        return await self.endpoint.perform_own(self.http, self.session, work)
+
     def _take_key(self) -> None:
         """A second change with the form's key would be taken for a repetition of the first one."""
         if getattr(self.http.state, "form_ran", False):
@@ -122,8 +140,10 @@ def form_page(
     fields: Collection[str] = (),
     renamed: Mapping[str, str] = MappingProxyType({}),
     is_page: bool = False,
+    shown_at: str = "",
 ) -> Callable[[Send], Send]:
     """Add a form at `path`, as a page or as a dialog: GET shows it with its `context`, and POST calls the decorated function.
+    `shown_at`: another path of the GET.
 
     The first parameter of `context` is a `PageRequest`, that of the function a `FormSubmission`; the others of `context` are
     ids of the path, which the function has, too. An error that the author can mend is shown in the form, with status 422 and
@@ -156,14 +176,53 @@ def form_page(
                 again = await show(submission, given, entered, 422)
                 return refused_form(submission.http, again) if is_page else again
 
-        for handler, like in ((ask, context), (answer, send)):
-            # FastAPI reads from it what the route is given.
-            handler.__signature__ = Signature([*signature(like).parameters.values()])  # type: ignore[attr-defined]
-        router.get(path)(ask)
+        ask.__signature__ = _parameters_of(context)  # type: ignore[attr-defined]
+        answer.__signature__ = _parameters_of(send)  # type: ignore[attr-defined]
+        router.get(shown_at or path)(ask)
         router.post(path)(answer)
         return send
 
     return add
+
+
+def form_post(
+    router: APIRouter,
+    path: str,
+    again: Again,
+    *,
+    fields: Collection[str] | None = None,
+    renamed: Mapping[str, str] = MappingProxyType({}),
+) -> Callable[[Send], Send]:
+    """Add a form that stands on a page of another address: POST at `path` calls the decorated function.
+
+    Where the author can mend an error, `again` shows that page. `fields` and `renamed` as in `entered_again`; without `fields`
+    the page shows the error of each field itself.
+    """
+
+    def add(send: Send) -> Send:
+        submission_name = next(iter(signature(send).parameters))
+        _, _, *ids = signature(again).parameters
+
+        async def answer(**given: Any) -> Response:
+            submission: FormSubmission = given[submission_name]
+            try:
+                with field_errors():
+                    return await send(**given)
+            except FormInvalid as error:
+                shown = error.errors if fields is None else fields
+                entered = entered_again(submission.form, error, shown, renamed)
+                return await again(submission, entered, **{name: given[name] for name in ids})
+
+        answer.__signature__ = _parameters_of(send)  # type: ignore[attr-defined]
+        router.post(path)(answer)
+        return send
+
+    return add
+
+
+def _parameters_of(function: Callable[..., Any]) -> Signature:
+    """Return what FastAPI reads to know what a route is given."""
+    return Signature([*signature(function).parameters.values()])
 
 
 def refused_form(request: Request, response: Response) -> Response:

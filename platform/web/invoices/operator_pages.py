@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
 from loraplex.platform.web.console.confirmation import Confirmation
-from loraplex.platform.web.console.form_routes import FormSubmission, form_page, submits_operator
+from loraplex.platform.web.console.form_routes import FormSubmission, form_page, form_post, submits_operator
 from loraplex.platform.web.console.forms import Entered, FormInvalid, field_errors
 from loraplex.platform.web.console.page import PageRequest, Rows, opens_operator
 from loraplex.platform.web.invoices.pages import AFTER, download
@@ -82,43 +82,43 @@ async def choose_month(page: Operator) -> Response:
     return page.show("invoices/close_month.html", form=Entered(given), invoice=None)
 
 
-@router.post(f"{PATH}/preview")
+async def _month_again(submission: Submission, form: Entered) -> Response:
+    return submission.show("invoices/close_month.html", status=422, form=form, invoice=None)
+
+
+@form_post(router, f"{PATH}/preview", _month_again)
 async def preview_invoice(submission: Submission) -> Response:
-    try:
-        with field_errors():
-            invoice = await submission.query(submission.parse(MonthForm).preview)
-    except FormInvalid as invalid:
-        return _month_refused(submission, invalid)
+    invoice = await submission.query(submission.parse(MonthForm).preview)
     return submission.show("invoices/close_month.html", form=submission.form.entered(), invoice=invoice)
 
 
-@router.post(PATH)
+@form_post(router, PATH, _month_again)
 async def finalize_invoice(submission: Submission) -> Response:
-    try:
-        with field_errors():
-            invoice_id = await submission.result(submission.parse(MonthForm).finalize)
-    except FormInvalid as invalid:
-        return _month_refused(submission, invalid)
+    invoice_id = await submission.result(submission.parse(MonthForm).finalize)
     return submission.back(f"{PATH}/{invoice_id}", "The invoice is final and has its number.")
 
 
-def _month_refused(submission: FormSubmission, invalid: FormInvalid) -> Response:
-    form = submission.form.entered(invalid.errors)
-    return submission.show("invoices/close_month.html", status=422, form=form, invoice=None)
+async def _show(page: PageRequest, refused: Entered | None, invoice_id: UUID) -> Response:
+    """Show an invoice; `refused`: a payment that was not recorded. Raises `InvoiceNotFound`."""
+    invoice, tenant = await page.query(queries.invoice_with_tenant, invoice_id)
+    return page.show(
+        "invoices/operator_invoice.html",
+        status=200 if refused is None else 422,
+        invoice=invoice,
+        tenant=tenant,
+        address=f"{PATH}/{invoice_id}",
+        form=refused,
+    )
 
 
 @router.get(ONE)
 async def show_invoice(page: Operator, invoice_id: InvoiceId) -> Response:
-    return await _show(page, invoice_id)
+    return await _show(page, None, invoice_id)
 
 
-@router.post(f"{ONE}/paid")
+@form_post(router, f"{ONE}/paid", _show)
 async def record_payment(submission: Submission, invoice_id: InvoiceId) -> Response:
-    try:
-        with field_errors():
-            await submission.run(use_cases.pay, invoice_id, submission.parse(PaymentForm).reference)
-    except FormInvalid as invalid:
-        return await _show(submission, invoice_id, submission.form.entered(invalid.errors))
+    await submission.run(use_cases.pay, invoice_id, submission.parse(PaymentForm).reference)
     return submission.back(f"{PATH}/{invoice_id}", "The payment is recorded.")
 
 
@@ -152,16 +152,3 @@ async def void_invoice(submission: Submission, invoice_id: InvoiceId) -> Respons
     (await _void(submission, invoice_id)).require(submission.form)
     await submission.run(use_cases.void, invoice_id)
     return submission.back(f"{PATH}/{invoice_id}", "The invoice is void; its credits are back.")
-
-
-async def _show(page: PageRequest, invoice_id: UUID, refused: Entered | None = None) -> Response:
-    """Show an invoice; `refused`: a payment that was not recorded. Raises `InvoiceNotFound`."""
-    invoice, tenant = await page.query(queries.invoice_with_tenant, invoice_id)
-    return page.show(
-        "invoices/operator_invoice.html",
-        status=200 if refused is None else 422,
-        invoice=invoice,
-        tenant=tenant,
-        address=f"{PATH}/{invoice_id}",
-        form=refused,
-    )

@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
 from loraplex.platform.services.billing import rate_cards as use_cases
-from loraplex.platform.web.console.form_routes import FormSubmission, submits_operator
-from loraplex.platform.web.console.forms import Entered, FormInvalid, field_errors
+from loraplex.platform.web.console.form_routes import FormSubmission, form_post, submits_operator
+from loraplex.platform.web.console.forms import Entered
 from loraplex.platform.web.console.page import PageRequest, opens_operator
 from loraplex.platform.web.rate_cards import queries
 from loraplex.tenants.billing.price_table import CardKey
@@ -83,24 +83,20 @@ async def edit_card(page: Operator) -> Response:
     return _editor(page, Entered(given))
 
 
-@router.post(f"{PATH}/preview")
+async def _again(submission: Submission, form: Entered) -> Response:
+    return _editor(submission, form, status=422)
+
+
+@form_post(router, f"{PATH}/preview", _again)
 async def preview_card(submission: Submission) -> Response:
-    try:
-        with field_errors():
-            draft = submission.parse(RateCardForm)
-            rating = await submission.query(draft.rating)
-    except FormInvalid as invalid:
-        return _editor(submission, submission.form.entered(invalid.errors), status=422)
+    draft = submission.parse(RateCardForm)
+    rating = await submission.query(draft.rating)
     return _editor(submission, submission.form.entered(), draft=draft, rating=rating)
 
 
-@router.post(PATH)
+@form_post(router, PATH, _again)
 async def publish_card(submission: Submission) -> Response:
-    try:
-        with field_errors():
-            begins = await submission.result(submission.parse(RateCardForm).publish)
-    except FormInvalid as invalid:
-        return _editor(submission, submission.form.entered(invalid.errors), status=422)
+    begins = await submission.result(submission.parse(RateCardForm).publish)
     return submission.back(PATH, f"Published: these prices begin {begins:%Y-%m-%d %H:%M:%S} UTC.")
 
 
