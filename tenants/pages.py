@@ -22,7 +22,7 @@ class Slice(Protocol[KeyT_co]):
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[KeyT]):
-    """The slice of a command, which reads `fetch` rows at once."""
+    """A slice that is no page of a request: `fetch` rows, behind the one with the key `after`."""
 
     fetch: int
     after: KeyT | None = None

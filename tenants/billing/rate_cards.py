@@ -87,19 +87,19 @@ class RateCards:
         self, filters: Mapping[str, object], after: UUID | None, limit: int
     ) -> Sequence[RateCardDocument]:
         """At most `limit` versions, newest first, behind the version `after`. `filters`: names of `FILTERS` with a value each."""
-        query = _versions().order_by(PriceVersion.id.desc()).limit(limit)
-        for name, value in filters.items():
-            query = query.where(FILTERS[name] == value)
-        if after is not None:
-            query = query.where(PriceVersion.id < after)
-        return [_document(row) for row in await self._session.execute(query)]
+        chosen = [FILTERS[name] == value for name, value in filters.items()]
+        return await self._newest(chosen, after, limit)
 
     async def covering(
         self, tenant_id: UUID, tier: str, currencies: Sequence[str], after: UUID | None, limit: int
     ) -> Sequence[RateCardDocument]:
         """At most `limit` versions in these currencies that cover a tenant of this tier, newest first, behind `after`."""
-        query = _versions().order_by(PriceVersion.id.desc()).limit(limit)
-        query = query.where(*_covers(tenant_id, tier, currencies))
+        return await self._newest(_covers(tenant_id, tier, currencies), after, limit)
+
+    async def _newest(
+        self, conditions: Sequence[ColumnElement[bool]], after: UUID | None, limit: int
+    ) -> Sequence[RateCardDocument]:
+        query = _versions().where(*conditions).order_by(PriceVersion.id.desc()).limit(limit)
         if after is not None:
             query = query.where(PriceVersion.id < after)
         return [_document(row) for row in await self._session.execute(query)]

@@ -1,4 +1,4 @@
-"""Request schemas of rate cards, and the documents of their listings. Prices in micro-units of money per million tokens, as integers."""
+"""Request schemas of rate cards, and documents of their listings. Prices in micro-units per million tokens, as integers."""
 
 from typing import Annotated, Final, Literal, Self
 from uuid import UUID
