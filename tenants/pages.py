@@ -1,9 +1,11 @@
 """Keyset pagination: a page begins after the last row of the one before, so that inserts shift nothing."""
 
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from sqlalchemy import Select, tuple_
 
+KeyT = TypeVar("KeyT")
 KeyT_co = TypeVar("KeyT_co", covariant=True)
 SelectT = TypeVar("SelectT", bound=Select[Any])
 
@@ -16,6 +18,14 @@ class Slice(Protocol[KeyT_co]):
 
     @property
     def fetch(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[KeyT]):
+    """A slice that is no page of a request: `fetch` rows, behind the one with the key `after`."""
+
+    fetch: int
+    after: KeyT | None = None
 
 
 def sliced(query: SelectT, part: Slice[Any], *columns: Any, newest_first: bool = False) -> SelectT:

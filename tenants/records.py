@@ -3,10 +3,12 @@
 from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer
 
 UtcTime = Annotated[datetime, AfterValidator(lambda time: time.astimezone(UTC))]
 """A time, written in UTC as in RFC 3339."""
+Pico = Annotated[int, PlainSerializer(str, return_type=str, when_used="json")]
+"""An exact amount in pico-units; JSON has it as a decimal text, since it exceeds what its readers keep."""
 
 
 class Record(BaseModel):

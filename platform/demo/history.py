@@ -14,7 +14,7 @@ from uuid import UUID
 
 from loraplex.platform.services import api_keys
 from loraplex.platform.services.api_keys import OperatorKeys
-from loraplex.platform.services.billing import invoices, tenant_billing
+from loraplex.platform.services.billing import tenant_billing
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.api_keys.keys import KeyRepository
@@ -22,6 +22,7 @@ from loraplex.tenants.billing.pricing import PriceVersion
 from loraplex.tenants.billing.rate_cards import RateCards
 from loraplex.tenants.database import Database
 from loraplex.tenants.ids import uuid7_derived, uuid7_from
+from loraplex.tenants.invoices import use_cases
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.ledger.partitions import LedgerPartitions, LedgerRetention
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
@@ -86,7 +87,7 @@ async def write_history(database: Database, tenant_id: UUID, adapter: str) -> No
     finally:
         await ledger.close()
     async with unit_of_work(database, system_actor("demo"), None, None) as uow:
-        await invoices.finalize(uow, tenant_id, month)
+        await use_cases.finalize(uow, tenant_id, month)
         await api_keys.revoke(uow, OperatorKeys(uow, tenant_id), key.key_id)
 
 

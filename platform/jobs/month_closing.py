@@ -14,10 +14,10 @@ from uuid import UUID
 import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.platform.services.billing import invoices
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
+from loraplex.tenants.invoices import use_cases
 from loraplex.tenants.invoices.content import InvoiceContent, compute_contents
 from loraplex.tenants.invoices.invoices import InvoiceRepository
 from loraplex.tenants.invoices.locks import try_lock_tenant
@@ -88,15 +88,17 @@ class MonthClosing:
             contents = await compute_contents(uow.session, tenant_id, month)
             for currency, content in contents.items():
                 if _is_due(content, just_ended=now < month.end + JUST_ENDED):
-                    await invoices.draft(uow, tenant_id, month, currency, grace_ends_at)
+                    await use_cases.draft(uow, tenant_id, month, currency, grace_ends_at)
         return True
 
     async def _finalize(self, invoice: Invoice, now: datetime) -> bool:
         async with self._unit_of_work() as uow:
             if not await try_lock_tenant(uow.session, invoice.tenant_id):
                 return False
-            await invoices.finalize(
-                *(uow, invoice.tenant_id, Month.parse(invoice.month)),
+            await use_cases.finalize(
+                uow,
+                invoice.tenant_id,
+                Month.parse(invoice.month),
                 now=now,
                 currency=invoice.currency,
             )

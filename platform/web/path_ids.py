@@ -15,7 +15,9 @@ from loraplex.tenants.ids import canonical_uuid
 
 @dataclass(frozen=True, slots=True)
 class PathId:
-    """The id of something that a path names. A text that is no UUID in canonical form raises `error`, as an unknown id does."""
+    """The id of something that a path names. A text that is no UUID in canonical form raises `error`, as an unknown id does.
+    `message` may quote the text, as `{}`.
+    """
 
     error: type[Exception]
     message: str
@@ -24,7 +26,7 @@ class PathId:
         """Parse the text of a path."""
         parsed = canonical_uuid(text)
         if parsed is None:
-            raise self.error(self.message)
+            raise self.error(self.message.format(text[:40]))
         return parsed
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -4,16 +4,15 @@ A draft is taken to be in force all month. It prices what it covers, unless a mo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
-from uuid import UUID
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.billing.rate_card_records import RatedTotalDocument, RatedUsageDocument
 from loraplex.tenants.billing.rate_cards import scope_of
 
 # The tier of a request is known where a tier's card priced it; elsewhere that of its tenant now stands for it.
@@ -41,30 +40,10 @@ FROM rated GROUP BY tenant_id, name, currency ORDER BY tenant_id, currency
 """)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RatedUsage:
-    """The usage of a tenant in one month and currency: its amount as billed and under the draft, in pico-units."""
-
-    tenant_id: UUID
-    name: str
-    currency: str
-    billed_pico: int
-    draft_pico: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RatedTotal:
-    """The sum over all tenants in one currency."""
-
-    currency: str
-    billed_pico: int
-    draft_pico: int
-
-
-def totals(rated: Sequence[RatedUsage]) -> list[RatedTotal]:
+def totals(rated: Sequence[RatedUsageDocument]) -> list[RatedTotalDocument]:
     """The sums by currency, in the order of their codes."""
     return [
-        RatedTotal(
+        RatedTotalDocument(
             currency=currency,
             billed_pico=sum(each.billed_pico for each in rated if each.currency == currency),
             draft_pico=sum(each.draft_pico for each in rated if each.currency == currency),
@@ -73,7 +52,9 @@ def totals(rated: Sequence[RatedUsage]) -> list[RatedTotal]:
     ]
 
 
-async def rate(session: AsyncSession, key: CardKey, price: Price, month: datetime) -> Sequence[RatedUsage]:
+async def rate(
+    session: AsyncSession, key: CardKey, price: Price, month: datetime
+) -> Sequence[RatedUsageDocument]:
     """Rate the usage of the month that begins at `month` of every tenant that has any, as an operator; in the order of ids."""
     found = await session.execute(
         RATED,
@@ -87,7 +68,7 @@ async def rate(session: AsyncSession, key: CardKey, price: Price, month: datetim
         },
     )
     return [
-        RatedUsage(
+        RatedUsageDocument(
             tenant_id=tenant_id,
             name=name,
             currency=currency,

@@ -4,7 +4,6 @@ Invariant: from its first version on, a card has exactly one price at any time, 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
@@ -15,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.billing.rate_card_records import PricesDocument, RateCardDocument, scope_document
 from loraplex.tenants.errors import InUse, InvalidField
 from loraplex.tenants.ids import EPOCH, uuid7
 from loraplex.tenants.models import PriceVersion, RateCard
@@ -36,24 +36,6 @@ FILTERS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CardVersion:
-    """A price version with the card that it belongs to. `id` is what usage names; `effective_to` None: it has no end yet."""
-
-    id: UUID
-    key: CardKey
-    version: int
-    price: Price
-    effective_from: datetime
-    effective_to: datetime | None
-    created_at: datetime
-
-    @property
-    def scope(self) -> str:
-        """`all`, `tier`, `tenant` or `adapter`."""
-        return scope_of(self.key)
-
-
 def scope_of(key: CardKey) -> str:
     """What a card applies to, in one word: `all`, `tier`, `tenant` or `adapter`."""
     if key.tenant_id is not None:
@@ -67,7 +49,7 @@ class RateCards:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def create(self, key: CardKey, price: Price, effective_from: datetime | None) -> CardVersion:
+    async def create(self, key: CardKey, price: Price, effective_from: datetime | None) -> RateCardDocument:
         """Add a version to the card of `key`, which is created if missing. It ends the version in force at its start, and ends
         where a later one begins.
 
@@ -86,52 +68,52 @@ class RateCards:
             )
         return await self._add(key, price, max(effective_from or now, now + NOTICE))
 
-    async def create_first(self, currency: str, price: Price) -> CardVersion | None:
+    async def create_first(self, currency: str, price: Price) -> RateCardDocument | None:
         """Create the card for all requests of an installation that has none, in force at all times; None if it has one."""
         await self._session.execute(LOCK)
         if await self.oldest_for_all() is not None:
             return None
         return await self._add(CardKey(None, None, None, currency), price, EVER)
 
-    async def oldest_for_all(self) -> CardVersion | None:
+    async def oldest_for_all(self) -> RateCardDocument | None:
         """The first version of the first card for all requests: its currency is that of the installation."""
         oldest = (
             _versions().where(RateCard.scope == "all").order_by(RateCard.id, PriceVersion.version).limit(1)
         )
         row = (await self._session.execute(oldest)).one_or_none()
-        return None if row is None else _card_version(row)
+        return None if row is None else _document(row)
 
     async def page(
         self, filters: Mapping[str, object], after: UUID | None, limit: int
-    ) -> Sequence[CardVersion]:
+    ) -> Sequence[RateCardDocument]:
         """At most `limit` versions, newest first, behind the version `after`. `filters`: names of `FILTERS` with a value each."""
-        query = _versions().order_by(PriceVersion.id.desc()).limit(limit)
-        for name, value in filters.items():
-            query = query.where(FILTERS[name] == value)
-        if after is not None:
-            query = query.where(PriceVersion.id < after)
-        return [_card_version(row) for row in await self._session.execute(query)]
+        chosen = [FILTERS[name] == value for name, value in filters.items()]
+        return await self._newest(chosen, after, limit)
 
     async def covering(
         self, tenant_id: UUID, tier: str, currencies: Sequence[str], after: UUID | None, limit: int
-    ) -> Sequence[CardVersion]:
+    ) -> Sequence[RateCardDocument]:
         """At most `limit` versions in these currencies that cover a tenant of this tier, newest first, behind `after`."""
-        query = _versions().order_by(PriceVersion.id.desc()).limit(limit)
-        query = query.where(*_covers(tenant_id, tier, currencies))
+        return await self._newest(_covers(tenant_id, tier, currencies), after, limit)
+
+    async def _newest(
+        self, conditions: Sequence[ColumnElement[bool]], after: UUID | None, limit: int
+    ) -> Sequence[RateCardDocument]:
+        query = _versions().where(*conditions).order_by(PriceVersion.id.desc()).limit(limit)
         if after is not None:
             query = query.where(PriceVersion.id < after)
-        return [_card_version(row) for row in await self._session.execute(query)]
+        return [_document(row) for row in await self._session.execute(query)]
 
     async def standing(
         self, tenant_id: UUID, tier: str, currencies: Sequence[str], at: datetime
-    ) -> Sequence[CardVersion]:
+    ) -> Sequence[RateCardDocument]:
         """The versions that cover a tenant of this tier at that time or later, by their starts; at most `MAX_STANDING`."""
         ends = func.upper(PriceVersion.effective)
         query = _versions().where(*_covers(tenant_id, tier, currencies), ends.is_(None) | (ends > at))
         query = query.order_by(func.lower(PriceVersion.effective), PriceVersion.id).limit(MAX_STANDING)
-        return [_card_version(row) for row in await self._session.execute(query)]
+        return [_document(row) for row in await self._session.execute(query)]
 
-    async def _add(self, key: CardKey, price: Price, begins: datetime) -> CardVersion:
+    async def _add(self, key: CardKey, price: Price, begins: datetime) -> RateCardDocument:
         card_id = await self._card(key)
         versions = (
             await self._session.scalars(select(PriceVersion).where(PriceVersion.rate_card_id == card_id))
@@ -156,7 +138,7 @@ class RateCards:
         )
         self._session.add(row)
         await self._session.flush()
-        return _card_version_of(row, key)
+        return _document_of(row, key)
 
     async def _card(self, key: CardKey) -> int:
         """The id of the card, which is created if missing. Called under `LOCK`."""
@@ -199,17 +181,18 @@ def _versions() -> Select[PriceVersion, str | None, UUID | None, str | None, str
     return select(PriceVersion, *KEY_COLUMNS).join(RateCard, RateCard.id == PriceVersion.rate_card_id)
 
 
-def _card_version(row: Row[PriceVersion, str | None, UUID | None, str | None, str]) -> CardVersion:
+def _document(row: Row[PriceVersion, str | None, UUID | None, str | None, str]) -> RateCardDocument:
     version, tier, tenant_id, adapter_name, currency = row
-    return _card_version_of(version, CardKey(tier, tenant_id, adapter_name, currency))
+    return _document_of(version, CardKey(tier, tenant_id, adapter_name, currency))
 
 
-def _card_version_of(row: PriceVersion, key: CardKey) -> CardVersion:
-    return CardVersion(
+def _document_of(row: PriceVersion, key: CardKey) -> RateCardDocument:
+    return RateCardDocument(
         id=row.id,
-        key=key,
         version=row.version,
-        price=Price(prompt=row.prompt, cached_prompt=row.cached_prompt, completion=row.completion),
+        scope=scope_document(key),
+        currency=key.currency,
+        prices=PricesDocument.model_validate(row),
         effective_from=start_of(row),
         effective_to=row.effective.upper,
         created_at=row.created_at,

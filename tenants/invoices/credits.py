@@ -4,7 +4,7 @@ Invariant: every transaction sums to zero, and no grant falls below zero. Change
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -16,14 +16,17 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.invoices.locks import lock_tenant
+from loraplex.tenants.invoices.records import (
+    DEFAULT_PRIORITY,
+    MAX_CREDIT_MICRO,
+    MAX_PRIORITY,
+    MAX_REASON,
+    CreditDocument,
+)
 from loraplex.tenants.invoices.totals import CreditBalance, CreditUse
 from loraplex.tenants.models import CreditEntry, CreditGrant
 from loraplex.tenants.models.billing import CURRENCY
-from loraplex.tenants.models.invoices import MAX_CREDIT_MICRO
 
-MAX_PRIORITY = 100
-DEFAULT_PRIORITY = 50
-MAX_REASON = 500
 LAST_EXPIRY: Final = datetime(3000, 1, 1, tzinfo=UTC)
 
 
@@ -53,14 +56,6 @@ class NewCredit:
             raise InvalidField("expires_at", f"expires_at must lie before the year {LAST_EXPIRY.year}")
 
 
-@dataclass(frozen=True, slots=True)
-class GrantedCredit:
-    """A grant and what is left of it, in micro-units."""
-
-    grant: CreditGrant
-    available_micro: int
-
-
 class CreditRepository:
     """The credits of one tenant. Only an operator's session may change them."""
 
@@ -68,7 +63,7 @@ class CreditRepository:
         self._session = session
         self._tenant_id = tenant_id
 
-    async def grant(self, credit: NewCredit) -> GrantedCredit:
+    async def grant(self, credit: NewCredit) -> CreditDocument:
         """Grant a credit. Raises `InvalidField` for an expiry in the past."""
         await lock_tenant(self._session, self._tenant_id)
         now = await self._session.scalar(select(func.now()))
@@ -86,15 +81,7 @@ class CreditRepository:
         self._session.add(grant)
         await self._session.flush()
         await self._move(None, "issued", "available", [CreditUse(grant.id, credit.amount_micro)])
-        return GrantedCredit(grant, credit.amount_micro)
-
-    async def page(self, after: UUID | None, limit: int) -> Sequence[GrantedCredit]:
-        """Return at most `limit` grants, newest first, behind the grant `after`."""
-        query = select(CreditGrant, _available()).where(CreditGrant.tenant_id == self._tenant_id)
-        if after is not None:
-            query = query.where(CreditGrant.id < after)
-        rows = await self._session.execute(query.order_by(CreditGrant.id.desc()).limit(limit))
-        return [GrantedCredit(grant, int(available)) for grant, available in rows]
+        return credit_document(grant, credit.amount_micro)
 
     async def balances(self, currency: str) -> list[CreditBalance]:
         """Return what is left of the grants in a currency, without those that are used up."""
@@ -142,30 +129,29 @@ async def balances_of_all(
     session: AsyncSession, tenant_ids: Collection[UUID]
 ) -> dict[tuple[UUID, str], list[CreditBalance]]:
     """Return what is left of grants by tenant and currency, without those that are used up."""
-    query = select(CreditGrant, _available()).where(CreditGrant.tenant_id.in_(tenant_ids))
-    rows = await session.execute(query.where(_available() > 0).order_by(CreditGrant.id))
+    query = select(CreditGrant, available()).where(CreditGrant.tenant_id.in_(tenant_ids))
+    rows = await session.execute(query.where(available() > 0).order_by(CreditGrant.id))
     balances: dict[tuple[UUID, str], list[CreditBalance]] = {}
-    for grant, available in rows:
+    for grant, left in rows:
         balance = CreditBalance(
             grant_id=grant.id,
             priority=grant.priority,
             expires_at=grant.expires_at,
             granted_at=grant.granted_at,
-            available_micro=int(available),
+            available_micro=int(left),
         )
         balances.setdefault((grant.tenant_id, grant.currency), []).append(balance)
     return balances
 
 
-async def newest_grants(session: AsyncSession, after: UUID | None, limit: int) -> Sequence[GrantedCredit]:
-    """At most `limit` grants of all tenants, newest first, behind the grant `after`, as an operator."""
-    query = select(CreditGrant, _available()).order_by(CreditGrant.id.desc()).limit(limit)
-    if after is not None:
-        query = query.where(CreditGrant.id < after)
-    return [GrantedCredit(grant, int(available)) for grant, available in await session.execute(query)]
+def credit_document(grant: CreditGrant, available_micro: int) -> CreditDocument:
+    """Return a grant with what is left of it."""
+    names = CreditDocument.model_fields.keys() - {"available_micro"}
+    fields = {name: getattr(grant, name) for name in names}
+    return CreditDocument(**fields, available_micro=available_micro)
 
 
-def _available() -> ScalarSelect[Any]:
+def available() -> ScalarSelect[Any]:
     """The sum of the entries of a grant in the account `available`."""
     total = func.coalesce(func.sum(CreditEntry.amount_micro), 0)
     query = select(total).where(

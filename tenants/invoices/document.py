@@ -1,4 +1,4 @@
-"""An invoice as JSON: the same document over HTTP, from commands and in exports. Invariant: every amount is an integer; exact
+"""The record of an invoice: the same document over HTTP, from commands and in exports. Invariant: every amount is an integer; exact
 pico-units are decimal strings, since they exceed what JSON readers keep.
 """
 
@@ -9,8 +9,8 @@ from loraplex.tenants.invoices.content import InvoiceContent
 from loraplex.tenants.invoices.currencies import decimal_text, minor_digits
 from loraplex.tenants.invoices.invoices import InvoiceDetails
 from loraplex.tenants.invoices.lines import InvoiceLine
+from loraplex.tenants.invoices.records import InvoiceDocument, InvoiceLineDocument
 from loraplex.tenants.invoices.totals import InvoiceTotals
-from loraplex.tenants.rfc3339 import utc_text
 
 TERMS: Final = (
     *("issuer", "customer_name", "customer_address", "vat_id"),
@@ -18,48 +18,48 @@ TERMS: Final = (
 )
 
 
-def invoice_document(invoice: InvoiceDetails) -> dict[str, Any]:
+def invoice_document(invoice: InvoiceDetails) -> InvoiceDocument:
     """Return the whole invoice."""
     content = invoice.content
-    return {
-        "id": str(invoice.id),
-        "tenant_id": str(invoice.tenant_id),
-        "number": invoice.number,
-        "state": invoice.state,
-        "month": str(invoice.month),
-        "currency": content.terms.currency,
+    return InvoiceDocument(
+        id=invoice.id,
+        tenant_id=invoice.tenant_id,
+        number=invoice.number,
+        state=invoice.state,
+        month=str(invoice.month),
+        currency=content.terms.currency,
         **{name: getattr(content.terms, name) for name in TERMS},
-        "lines": [line_document(line, _name(content, line.adapter_id)) for line in content.totals.lines],
+        lines=[line_document(line, _name(content, line.adapter_id)) for line in content.totals.lines],
         **totals_document(content.totals, content.terms.currency),
-        "grace_ends_at": utc_text(invoice.grace_ends_at),
-        "finalized_at": utc_text(invoice.finalized_at),
-        "paid_at": utc_text(invoice.paid_at),
-        "paid_reference": invoice.paid_reference,
-        "voided_at": utc_text(invoice.voided_at),
-    }
+        grace_ends_at=invoice.grace_ends_at,
+        finalized_at=invoice.finalized_at,
+        paid_at=invoice.paid_at,
+        paid_reference=invoice.paid_reference,
+        voided_at=invoice.voided_at,
+    )
 
 
-def line_document(line: InvoiceLine, adapter: str | None) -> dict[str, Any]:
+def line_document(line: InvoiceLine, adapter: str | None) -> InvoiceLineDocument:
     """Return one line; `adapter` is the adapter's name."""
-    return {
-        "kind": line.kind,
-        "month": str(line.month),
-        "adapter": adapter,
-        "adapter_id": _text(line.adapter_id),
-        "token_class": line.token_class,
-        "price_version_id": _text(line.price_version_id),
-        "price": line.price,
-        "tokens": line.tokens,
-        "amount_pico": str(line.amount_pico),
-        "amount_micro": line.amount_micro,
-        "rounding_pico": line.rounding_pico,
-        "billed_tokens": line.billed.tokens,
-        "billed_pico": str(line.billed.amount_pico),
-    }
+    return InvoiceLineDocument(
+        kind=line.kind,
+        month=str(line.month),
+        adapter=adapter,
+        adapter_id=line.adapter_id,
+        token_class=line.token_class,
+        price_version_id=line.price_version_id,
+        price=line.price,
+        tokens=line.tokens,
+        amount_pico=line.amount_pico,
+        amount_micro=line.amount_micro,
+        rounding_pico=line.rounding_pico,
+        billed_tokens=line.billed.tokens,
+        billed_pico=line.billed.amount_pico,
+    )
 
 
 def totals_document(totals: InvoiceTotals, currency: str) -> dict[str, Any]:
-    """Return the sums below the lines; `total` is `total_micro` as people write it."""
+    """Return the sums below the lines as JSON; `total` is `total_micro` as people write it."""
     return {
         "subtotal_micro": totals.subtotal_micro,
         "credits": totals.credits_micro,
@@ -75,7 +75,3 @@ def totals_document(totals: InvoiceTotals, currency: str) -> dict[str, Any]:
 
 def _name(content: InvoiceContent, adapter_id: UUID | None) -> str | None:
     return None if adapter_id is None else content.adapters.get(adapter_id)
-
-
-def _text(identity: UUID | None) -> str | None:
-    return None if identity is None else str(identity)

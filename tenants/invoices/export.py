@@ -69,7 +69,7 @@ async def write_export(
 ) -> None:
     """Write an export into a new folder. Raises `FileExistsError`."""
     folder.mkdir()
-    _write_json(folder / INVOICE, {"format": FORMAT, **invoice_document(invoice)})
+    _write_json(folder / INVOICE, {"format": FORMAT, **invoice_document(invoice).model_dump(mode="json")})
     _write_json(folder / PRICES, [_price_document(*each) for each in prices.items()])
     _write_json(folder / BILLED, [_billed_document(*each) for each in billed.items()])
     _write_json(folder / CREDITS, [balance_document(each) for each in invoice.content.credits])

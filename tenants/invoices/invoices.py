@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID, uuid5
 
-from sqlalchemy import ColumnElement, func, select, tuple_
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -28,6 +28,7 @@ from loraplex.tenants.invoices.locks import lock_issuer
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.invoices.terms import billing_terms
 from loraplex.tenants.models import Invoice, InvoiceNumber, Tenant
+from loraplex.tenants.pages import Part, sliced
 
 _IDS: Final = UUID("6f3c1e5a-52f4-4c0e-9d0a-7c1f5a0b8e16")
 
@@ -82,13 +83,10 @@ class InvoiceRepository:
         self, filters: Mapping[str, Any], after: tuple[datetime, UUID] | None, limit: int
     ) -> Sequence[Invoice]:
         """Return at most `limit` invoices, newest first. `filters`: columns of `Invoice` and the value each must have."""
-        query = select(Invoice).order_by(Invoice.created_at.desc(), Invoice.id.desc()).limit(limit)
+        query = select(Invoice).where(*(getattr(Invoice, name) == value for name, value in filters.items()))
         if self._tenant_id is not None:
             query = query.where(Invoice.tenant_id == self._tenant_id)
-        for name, value in filters.items():
-            query = query.where(getattr(Invoice, name) == value)
-        if after is not None:
-            query = query.where(tuple_(Invoice.created_at, Invoice.id) < after)
+        query = sliced(query, Part(limit, after), Invoice.created_at, Invoice.id, newest_first=True)
         return (await self._session.scalars(query)).all()
 
     async def due(self, now: datetime) -> Sequence[Invoice]:

@@ -100,10 +100,11 @@ def _recompute(folder: Path) -> None:
     lines = outstanding_lines(month, charges, billed, prices)
     totals = total_invoice(month, lines, credits, terms, billed_micro(month, billed))
     adapters = _read(INVOICE, invoice, _adapters)
-    documents = [
+    records = [
         line_document(line, adapters.get(None if line.adapter_id is None else str(line.adapter_id)))
         for line in totals.lines
     ]
+    documents = [each.model_dump(mode="json") for each in records]
     computed = {"format": FORMAT, "lines": documents, **totals_document(totals, terms.currency)}
     _compare(INVOICE, {name: invoice.get(name) for name in computed}, computed)
 

@@ -1,5 +1,6 @@
 """The tables (SQLAlchemy 2). Invariant: every row of a tenant carries `tenant_id`, and row-level security is forced on it."""
 
+from loraplex.tenants.invoices.tables import CreditEntry, CreditGrant, Invoice, InvoiceLineRow, InvoiceNumber
 from loraplex.tenants.models.accounts import ENVIRONMENTS, ApiKey, Tenant
 from loraplex.tenants.models.adapters import (
     TOOL_STYLES,
@@ -15,13 +16,6 @@ from loraplex.tenants.models.adapters import (
 )
 from loraplex.tenants.models.billing import PriceEpoch, PriceVersion, RateCard, TenantBilling
 from loraplex.tenants.models.installation import Installation
-from loraplex.tenants.models.invoices import (
-    CreditEntry,
-    CreditGrant,
-    Invoice,
-    InvoiceLineRow,
-    InvoiceNumber,
-)
 from loraplex.tenants.models.people import (
     Invitation,
     Membership,

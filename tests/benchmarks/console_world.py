@@ -17,10 +17,10 @@ from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched
 
 from loraplex.platform.bench.report import BenchFailed
 from loraplex.platform.observability.request_id import RequestIds
-from loraplex.platform.services.billing import invoices
 from loraplex.platform.web.console.cookies import SESSION_COOKIE
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
+from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.invoices.invoices import invoice_id
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.people.memberships import MembershipRepository

@@ -17,7 +17,8 @@ from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
-from loraplex.tenants.billing.rate_cards import CardVersion, RateCards
+from loraplex.tenants.billing.rate_card_records import RateCardDocument
+from loraplex.tenants.billing.rate_cards import RateCards
 from loraplex.tenants.billing.tenant_billing import TenantBillings
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Quota
@@ -107,8 +108,8 @@ async def add_adapter(session: AsyncSession, tenant_id: UUID, name: str, digest:
     return made.id
 
 
-def card_of(made: CardVersion, adapter: tuple[str, str] | None) -> Card:
-    return Card(made.id, made.key.currency, adapter, made.effective_from, made.price)
+def card_of(made: RateCardDocument, adapter: tuple[str, str] | None) -> Card:
+    return Card(made.id, made.currency, adapter, made.effective_from, made.price)
 
 
 async def change_prices(client: httpx.AsyncClient, world: World, begins: datetime) -> None:

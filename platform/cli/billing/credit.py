@@ -1,17 +1,18 @@
 """`loraplex credit`: grant credits to tenants and list them. Invariant: a credit is never changed or taken back."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from loraplex.platform.cli.command_context import DataDir, command_unit_of_work, open_database, run_command
 from loraplex.platform.cli.output import AsJson, print_document, print_rows
-from loraplex.platform.services.billing import credits
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.errors import InvalidField
-from loraplex.tenants.invoices.credits import DEFAULT_PRIORITY, CreditRepository, GrantedCredit
-from loraplex.tenants.rfc3339 import utc_text, zoned_time
+from loraplex.tenants.invoices import queries, use_cases
+from loraplex.tenants.invoices.records import DEFAULT_PRIORITY
+from loraplex.tenants.pages import Part
+from loraplex.tenants.rfc3339 import zoned_time
 
 app = typer.Typer(name="credit", help="Credits of tenants, which invoices use up.", no_args_is_help=True)
 
@@ -46,13 +47,16 @@ def grant(
     async def work() -> None:
         async with command_unit_of_work(data_dir) as uow:
             tenant_id = (await TenantRepository(uow.session).get(tenant)).id
-            granted = await credits.grant(
-                *(uow, tenant_id, amount_micro, reason),
+            granted = await use_cases.grant_credit(
+                uow,
+                tenant_id,
+                amount_micro,
+                reason,
                 priority=priority,
                 expires_at=read_time(expires_at),
                 currency=currency,
             )
-        print_document(credit_document(granted), as_json)
+        print_document(granted.model_dump(mode="json"), as_json)
 
     run_command(work())
 
@@ -64,8 +68,8 @@ def list_credits(tenant: TenantName, data_dir: DataDir = None, as_json: AsJson =
     async def work() -> None:
         async with open_database(data_dir) as database, database.as_operator() as session:
             tenant_id = (await TenantRepository(session).get(tenant)).id
-            found = await CreditRepository(session, tenant_id).page(None, MAX_ROWS)
-        print_rows([credit_document(each) for each in found], as_json, COLUMNS)
+            found = await queries.credits(session, tenant_id, Part(MAX_ROWS))
+        print_rows([each.model_dump(mode="json") for each in found], as_json, COLUMNS)
 
     run_command(work())
 
@@ -78,18 +82,3 @@ def read_time(text: str | None) -> datetime | None:
     if time is None:
         raise InvalidField("expires_at", "expires_at must be a time with zone, such as 2026-12-31T00:00:00Z")
     return time.astimezone(UTC)
-
-
-def credit_document(credit: GrantedCredit) -> dict[str, Any]:
-    """Return a credit as it is printed."""
-    grant = credit.grant
-    return {
-        "id": str(grant.id),
-        "currency": grant.currency,
-        "amount_micro": grant.amount_micro,
-        "available_micro": credit.available_micro,
-        "priority": grant.priority,
-        "expires_at": utc_text(grant.expires_at),
-        "reason": grant.reason,
-        "granted_at": utc_text(grant.granted_at),
-    }

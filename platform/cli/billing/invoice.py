@@ -14,16 +14,14 @@ from loraplex.platform.cli.command_context import (
     run_command,
 )
 from loraplex.platform.cli.output import AsJson, print_document, print_rows
-from loraplex.platform.services.billing import invoices
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.errors import InvalidField
-from loraplex.tenants.invoices.currencies import decimal_text, minor_digits
-from loraplex.tenants.invoices.document import invoice_document
-from loraplex.tenants.invoices.invoices import InvoiceDetails, InvoiceRepository
+from loraplex.tenants.invoices import queries, use_cases
 from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.invoices.records import InvoiceDocument, InvoiceSummaryDocument
 from loraplex.tenants.invoices.rows import export_invoice
 from loraplex.tenants.invoices.verification import verify_export
-from loraplex.tenants.models import Invoice
+from loraplex.tenants.pages import Part
 
 app = typer.Typer(name="invoice", help="Invoices of tenants. Months are UTC.", no_args_is_help=True)
 
@@ -35,6 +33,7 @@ InvoiceId = Annotated[UUID, typer.Argument(help="The invoice's id.")]
 Reference = Annotated[str, typer.Option(help="What the payment is found by, such as the id of a transfer.")]
 Folder = Annotated[Path, typer.Argument(help="The folder of the export.")]
 COLUMNS = ("id", "tenant_id", "month", "currency", "state", "number", "total")
+SUMMARY = ("month", "currency", "state", "number", "id", "tenant_id", "total_micro", "total")
 LINE_COLUMNS = ("kind", "month", "adapter", "token_class", "price", "tokens", "amount_pico", "amount_micro")
 MAX_ROWS = 10_000
 
@@ -52,7 +51,7 @@ def preview(
     async def work() -> None:
         async with open_database(data_dir) as database, database.as_operator() as session:
             tenant_id = (await TenantRepository(session).get(tenant)).id
-            found = await InvoiceRepository(session).preview(tenant_id, Month.parse(month), currency)
+            found = await queries.preview(session, tenant_id, Month.parse(month), currency)
         print_invoice(found, as_json)
 
     run_command(work())
@@ -71,9 +70,8 @@ def finalize(
     async def work() -> None:
         async with command_unit_of_work(data_dir) as uow:
             tenant_id = (await TenantRepository(uow.session).get(tenant)).id
-            invoice = await invoices.finalize(uow, tenant_id, Month.parse(month), currency=currency)
-            found = await InvoiceRepository(uow.session).details(invoice)
-        print_invoice(found, as_json)
+            invoice = await use_cases.finalize(uow, tenant_id, Month.parse(month), currency=currency)
+        print_invoice(invoice, as_json)
 
     run_command(work())
 
@@ -86,7 +84,7 @@ def paid(
 
     async def work() -> None:
         async with command_unit_of_work(data_dir) as uow:
-            invoice = await invoices.pay(uow, invoice_id, reference)
+            invoice = await use_cases.pay(uow, invoice_id, reference)
         print_document(summary(invoice), as_json)
 
     run_command(work())
@@ -98,7 +96,7 @@ def void(invoice_id: InvoiceId, data_dir: DataDir = None, as_json: AsJson = Fals
 
     async def work() -> None:
         async with command_unit_of_work(data_dir) as uow:
-            invoice = await invoices.void(uow, invoice_id)
+            invoice = await use_cases.void(uow, invoice_id)
         print_document(summary(invoice), as_json)
 
     run_command(work())
@@ -111,7 +109,7 @@ def list_invoices(tenant: OneTenant = None, data_dir: DataDir = None, as_json: A
     async def work() -> None:
         async with open_database(data_dir) as database, database.as_operator() as session:
             owner = None if tenant is None else (await TenantRepository(session).get(tenant)).id
-            found = await InvoiceRepository(session, owner).page({}, None, MAX_ROWS)
+            found = await queries.invoices(session, owner, {}, Part(MAX_ROWS))
         print_rows([summary(each) for each in found], as_json, COLUMNS)
 
     run_command(work())
@@ -153,21 +151,15 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-def print_invoice(invoice: InvoiceDetails, as_json: bool) -> None:
+def print_invoice(invoice: InvoiceDocument, as_json: bool) -> None:
     """Print an invoice; as tables, one of its lines and one of the rest."""
-    document = invoice_document(invoice)
+    document = invoice.model_dump(mode="json")
     if not as_json:
         print_rows(document.pop("lines"), as_json, LINE_COLUMNS)
     print_document(document, as_json)
 
 
-def summary(invoice: Invoice) -> dict[str, Any]:
+def summary(invoice: InvoiceDocument | InvoiceSummaryDocument) -> dict[str, Any]:
     """Return an invoice as a row of the list."""
-    total = invoice.total_micro
-    return {
-        **{name: getattr(invoice, name) for name in ("month", "currency", "state", "number")},
-        "id": str(invoice.id),
-        "tenant_id": str(invoice.tenant_id),
-        "total_micro": total,
-        "total": None if total is None else decimal_text(total, minor_digits(invoice.currency)),
-    }
+    document = invoice.model_dump(mode="json")
+    return {name: document[name] for name in SUMMARY}

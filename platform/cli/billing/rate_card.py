@@ -14,10 +14,10 @@ from loraplex.platform.cli.command_context import DataDir, command_unit_of_work,
 from loraplex.platform.cli.output import AsJson, print_document, print_rows
 from loraplex.platform.services.billing import rate_cards
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.billing.preview import RatedTotal, RatedUsage, totals
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
-from loraplex.tenants.billing.rate_cards import CardVersion, RateCards
+from loraplex.tenants.billing.rate_card_records import RateCardDocument
+from loraplex.tenants.billing.rate_cards import RateCards
 from loraplex.tenants.models.billing import CURRENCY
 from loraplex.tenants.names import check_adapter_name, check_pattern, check_tier
 from loraplex.tenants.rfc3339 import zoned_time
@@ -116,25 +116,14 @@ def preview(
         async with open_database(data_dir) as database, database.as_operator() as session:
             key = await card_key(session, currency, tier, tenant, adapter)
             found = await rate_cards.preview(session, key, price, month)
-        rated = [
-            {"tenant_id": str(each.tenant_id), "name": each.name, **amounts(each)} for each in found.rated
-        ]
-        sums = [amounts(each) for each in totals(found.rated)]
+        rated = [each.model_dump(mode="json") for each in found.rated]
+        sums = [each.model_dump(mode="json") for each in found.totals]
         if as_json:
             print_document({"month": found.month, "data": rated, "totals": sums}, as_json)
         else:
             print_rows([*rated, *({"name": "total", **each} for each in sums)], as_json, PREVIEW_COLUMNS)
 
     run_command(work())
-
-
-def amounts(rated: RatedUsage | RatedTotal) -> dict[str, str]:
-    """Return the amounts in pico-units, as decimal texts."""
-    return {
-        "currency": rated.currency,
-        "billed_pico": str(rated.billed_pico),
-        "draft_pico": str(rated.draft_pico),
-    }
 
 
 def check_scope(tier: str | None, tenant: str | None, adapter: str | None) -> None:
@@ -171,9 +160,9 @@ async def card_key(
     )
 
 
-async def all_versions(session: AsyncSession, filters: dict[str, object]) -> list[CardVersion]:
+async def all_versions(session: AsyncSession, filters: dict[str, object]) -> list[RateCardDocument]:
     """Read the versions of all pages."""
-    cards, found = RateCards(session), list[CardVersion]()
+    cards, found = RateCards(session), list[RateCardDocument]()
     while page := await cards.page(filters, found[-1].id if found else None, PAGE):
         found += page
     return found
@@ -190,7 +179,7 @@ def applies_to(document: Mapping[str, Any]) -> str:
     return texts.get(document["scope"], "all")
 
 
-def version_document(version: CardVersion) -> dict[str, Any]:
+def version_document(version: RateCardDocument) -> dict[str, Any]:
     ends = version.effective_to
     return {
         **rate_cards.snapshot(version),

@@ -1,1 +1,1 @@
-"""Use cases on prices, credits, invoices and the billing data of tenants."""
+"""Use cases on prices, on the billing data of tenants and on the usage ledger; an invoice as CSV and as a page."""

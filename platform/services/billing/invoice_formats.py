@@ -4,13 +4,13 @@ import base64
 import csv
 import hashlib
 import io
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from loraplex.tenants.invoices.currencies import decimal_text
+from loraplex.tenants.invoices.records import InvoiceDocument
 
 LINE_COLUMNS: Final = (
     *("kind", "month", "adapter", "adapter_id", "token_class", "price_version_id", "price", "tokens"),
@@ -44,26 +44,26 @@ _TEMPLATES.filters["micro"] = lambda amount: decimal_text(amount, 6)
 _TEMPLATES.filters["pico"] = lambda amount: decimal_text(amount, 12, scale=12)
 
 
-def invoice_csv(document: Mapping[str, Any]) -> str:
+def invoice_csv(invoice: InvoiceDocument) -> str:
     """Write an invoice as RFC 4180: its lines, then its sums, each with number and currency."""
-    invoice = {"invoice_id": document["id"], "number": document["number"], "currency": document["currency"]}
+    of_all = {"invoice_id": invoice.id, "number": invoice.number, "currency": invoice.currency}
     text = io.StringIO()
-    writer = csv.DictWriter(text, (*invoice, *LINE_COLUMNS), restval="")
+    writer = csv.DictWriter(text, (*of_all, *LINE_COLUMNS), restval="")
     writer.writeheader()
-    for line in document["lines"]:
-        writer.writerow({name: _cell(value) for name, value in {**invoice, **line}.items()})
+    for line in invoice.lines:
+        writer.writerow({name: _cell(value) for name, value in {**of_all, **dict(line)}.items()})
     for kind, name in SUMS.items():
-        writer.writerow({**invoice, "kind": kind, "month": document["month"], "amount_micro": document[name]})
+        amount = getattr(invoice, name)
+        writer.writerow({**of_all, "kind": kind, "month": invoice.month, "amount_micro": amount})
     return text.getvalue()
 
 
-def invoice_html(document: Mapping[str, Any]) -> str:
+def invoice_html(invoice: InvoiceDocument) -> str:
     """Render an invoice as one page without script and without links. Send it with `CONTENT_SECURITY_POLICY`."""
-    number = document["number"]
-    rate = decimal_text(document["tax_rate_ppm"], PPM_PERCENT_DIGITS, scale=PPM_PERCENT_DIGITS)
+    rate = decimal_text(invoice.tax_rate_ppm, PPM_PERCENT_DIGITS, scale=PPM_PERCENT_DIGITS)
     return _TEMPLATES.get_template("invoice.html").render(
-        invoice=document,
-        title="Draft invoice" if number is None else f"Invoice {number}",
+        invoice=invoice,
+        title="Draft invoice" if invoice.number is None else f"Invoice {invoice.number}",
         style=STYLE,
         tax_rate=rate.rstrip("0").rstrip("."),
     )

@@ -12,10 +12,15 @@ from typing import Any, Final
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.billing.preview import RatedUsage, rate
+from loraplex.tenants.billing.preview import rate, totals
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
-from loraplex.tenants.billing.rate_cards import CardVersion, RateCards
+from loraplex.tenants.billing.rate_card_records import (
+    RateCardDocument,
+    RatedTotalDocument,
+    RatedUsageDocument,
+)
+from loraplex.tenants.billing.rate_cards import RateCards, scope_of
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.quotas.periods import period_start, periods_of
 from loraplex.tenants.unit_of_work import UnitOfWork
@@ -26,7 +31,7 @@ MONTH: Final = "20[0-9]{2}-(0[1-9]|1[0-2])"
 
 async def create(
     uow: UnitOfWork, key: CardKey, price: Price, effective_from: datetime | None = None
-) -> CardVersion:
+) -> RateCardDocument:
     """Add a version to the card of `key`. It ends its predecessor when it begins: at `effective_from`, or now for None, but no
     sooner than every gateway knows it, in 2 seconds.
 
@@ -39,7 +44,7 @@ async def create(
     return made
 
 
-async def create_first(uow: UnitOfWork, currency: str, price: Price) -> CardVersion | None:
+async def create_first(uow: UnitOfWork, currency: str, price: Price) -> RateCardDocument | None:
     """Create the card for all requests of an installation that has none, in force at all times; None if it has one."""
     made = await RateCards(uow.session).create_first(currency, price)
     if made is not None:
@@ -52,7 +57,12 @@ class Preview:
     """A month's usage as billed and under a draft: of every tenant that has any, in the order of their ids."""
 
     month: str
-    rated: Sequence[RatedUsage]
+    rated: Sequence[RatedUsageDocument]
+
+    @property
+    def totals(self) -> Sequence[RatedTotalDocument]:
+        """The sums by currency."""
+        return totals(self.rated)
 
 
 async def preview(session: AsyncSession, key: CardKey, price: Price, month: str | None = None) -> Preview:
@@ -68,25 +78,24 @@ async def preview(session: AsyncSession, key: CardKey, price: Price, month: str 
     return Preview(month, await rate(session, key, price, period_start(f"m:{month}")))
 
 
-async def _record(uow: UnitOfWork, made: CardVersion) -> None:
+async def _record(uow: UnitOfWork, made: RateCardDocument) -> None:
     await uow.audit.record(
         ACTION, f"rate-cards/{made.id}", None, snapshot(made), tenant_id=made.key.tenant_id
     )
 
 
-def snapshot(version: CardVersion) -> dict[str, Any]:
+def snapshot(version: RateCardDocument) -> dict[str, Any]:
     """Return a version's fields for the audit log."""
+    key = version.key
     return {
         "id": version.id,
-        "scope": version.scope,
-        "tier": version.key.tier,
-        "tenant_id": version.key.tenant_id,
-        "adapter": version.key.adapter_name,
-        "currency": version.key.currency,
+        "scope": scope_of(key),
+        "tier": key.tier,
+        "tenant_id": key.tenant_id,
+        "adapter": key.adapter_name,
+        "currency": key.currency,
         "version": version.version,
-        "prompt": version.price.prompt,
-        "cached_prompt": version.price.cached_prompt,
-        "completion": version.price.completion,
+        **dict(version.prices),
         "effective_from": version.effective_from,
         "effective_to": version.effective_to,
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from loraplex.platform.services.billing.currencies import minor_digits
+from loraplex.tenants.invoices.currencies import minor_digits
 
 UNKNOWN: Final = "–"
 MINUS: Final = "\u2212"
@@ -146,6 +146,11 @@ def day(moment: datetime | None, now: datetime | None = None) -> str:
     return text if moment.year == (now or datetime.now(UTC)).year else f"{text}{SPACE}{moment.year}"
 
 
+def month_name(month: str) -> str:
+    """Write a month, `YYYY-MM`, with its name: `January 2026`."""
+    return f"{datetime.fromisoformat(f'{month}-01'):%B %Y}"
+
+
 def exact_time(moment: datetime | None) -> str:
     """Write a time with milliseconds and its zone: `2026-11-20 14:28:07.412 UTC`."""
     if moment is None:
@@ -259,6 +264,7 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
             ago,
             day,
             exact_time,
+            month_name,
             machine_time,
             short_digest,
             short_id,

@@ -4,22 +4,25 @@ from datetime import UTC, datetime, time, timedelta
 from datetime import date as Day
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import BaseModel, Field, field_validator
-from starlette.requests import Request
 from starlette.responses import Response
 
-from loraplex.platform.services.billing import credits as use_cases
-from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.web.console.amounts import Micro
-from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
-from loraplex.platform.web.invoices import queries as billing
+from loraplex.platform.web.console.form_routes import form_page
+from loraplex.platform.web.invoices.operator_pages import Operator, Submission
+from loraplex.platform.web.invoices.pages import AFTER
+from loraplex.platform.web.invoices.routes import BY_GRANT
 from loraplex.tenants.accounts.queries import tenant_named
+from loraplex.tenants.invoices import queries, use_cases
+from loraplex.tenants.invoices.records import DEFAULT_PRIORITY, CreditDocument
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 PATH: Final = "/operator/console/credits"
-PAGE: Final = 50
+FIELDS: Final = ("tenant", "amount", "currency", "priority", "last_day", "reason")
+RENAMED: Final = {"amount_micro": "amount", "expires_at": "last_day"}
+
+router = APIRouter()
 
 
 class CreditForm(BaseModel):
@@ -28,7 +31,7 @@ class CreditForm(BaseModel):
     tenant: str
     amount: Annotated[Micro, Field(ge=1)]
     currency: Annotated[str | None, Field(pattern="^[A-Z]{3}$")] = None
-    priority: int = billing.DEFAULT_PRIORITY
+    priority: int = DEFAULT_PRIORITY
     last_day: Day | None = None
     reason: str
 
@@ -46,9 +49,9 @@ class CreditForm(BaseModel):
             return None
         return datetime.combine(self.last_day, time(), UTC) + timedelta(days=1)
 
-    async def grant(self, uow: UnitOfWork) -> None:
-        """Raises what `credits.grant` raises, and `InvalidField` for a tenant that does not exist."""
-        await use_cases.grant(
+    async def grant(self, uow: UnitOfWork) -> CreditDocument:
+        """Raises what `use_cases.grant_credit` raises, and `InvalidField` for a tenant that does not exist."""
+        return await use_cases.grant_credit(
             uow,
             await tenant_named(uow.session, self.tenant),
             self.amount,
@@ -59,44 +62,16 @@ class CreditForm(BaseModel):
         )
 
 
-def credits_pages(endpoint: ConsoleEndpoint) -> APIRouter:
-    """Build the routes of credits."""
-    router = APIRouter()
-    operator = Depends(endpoint.requires_operator())
-
-    @router.get(PATH)
-    async def show_credits(request: Request, session: Annotated[ConsoleSession, operator]) -> Response:
-        form = Entered({"tenant": request.query_params.get("tenant", "")})
-        return await _page(endpoint, request, session, form)
-
-    @router.post(PATH)
-    async def grant_credit(
-        request: Request,
-        session: Annotated[ConsoleSession, operator],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
-        try:
-            credit = parse(form, CreditForm)
-            with field_errors():
-                await endpoint.perform(request, session, form, credit.grant)
-        except FormInvalid as invalid:
-            return await _page(endpoint, request, session, form.entered(_named(invalid)), status=422)
-        return endpoint.back(request, session, PATH, f"{credit.tenant} has the credit.")
-
-    return router
+async def newest_credits(page: Operator) -> dict[str, object]:
+    """Return the credits below the form. The page's address may name the tenant of a new one."""
+    part = page.part(BY_GRANT, parameter=AFTER)
+    found = await page.query(queries.credits_of_all, part)
+    tenant = page.http.query_params.get("tenant", "")
+    return {"credits": page.rows(part, found, parameter=AFTER), "tenant": tenant}
 
 
-async def _page(
-    endpoint: ConsoleEndpoint, request: Request, session: ConsoleSession, form: Entered, *, status: int = 200
-) -> Response:
-    after = request.query_params.get("after") if request.method == "GET" else None
-    found = await endpoint.query(session, lambda opened: billing.grants(opened, after, PAGE))
-    older = None if found.older is None else f"{PATH}?after={found.older}"
-    context = {"page": found, "form": form, "older": older, "newest": None if after is None else PATH}
-    return endpoint.page(request, session, "invoices/credits.html", status=status, **context)
-
-
-def _named(invalid: FormInvalid) -> dict[str, str]:
-    """The errors by the fields of the form, which have other names than those of the use case."""
-    names = {"amount_micro": "amount", "expires_at": "last_day"}
-    return {names.get(name, name): message for name, message in invalid.errors.items()}
+@form_page(router, PATH, "invoices/credits.html", newest_credits, fields=FIELDS, renamed=RENAMED)
+async def grant_credit(submission: Submission) -> Response:
+    credit = submission.parse(CreditForm)
+    await submission.run(credit.grant)
+    return submission.back(PATH, f"{credit.tenant} has the credit.")

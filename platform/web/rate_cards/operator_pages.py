@@ -7,22 +7,26 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
-from starlette.requests import Request
 from starlette.responses import Response
 
 from loraplex.platform.services.billing import rate_cards as use_cases
-from loraplex.platform.services.people.identity import ConsoleSession
-from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.console.forms import Entered, Form, FormInvalid, field_errors, parse, read_form
-from loraplex.platform.web.rate_cards import queries as rate_cards
-from loraplex.platform.web.rate_cards.queries import MAX_PRICE, CardKey, Price, Rating
+from loraplex.platform.web.console.form_routes import FormSubmission, form_post, submits_operator
+from loraplex.platform.web.console.forms import Entered
+from loraplex.platform.web.console.page import PageRequest, opens_operator
+from loraplex.platform.web.rate_cards import queries
+from loraplex.tenants.billing.price_table import CardKey
+from loraplex.tenants.billing.pricing import MAX_PRICE, Price
 from loraplex.tenants.unit_of_work import UnitOfWork
 
+Operator = Annotated[PageRequest, opens_operator()]
+Submission = Annotated[FormSubmission, submits_operator()]
 PATH: Final = "/operator/console/rate-cards"
 PriceField = Annotated[int, Field(ge=0, le=MAX_PRICE)]
+
+router = APIRouter()
 
 
 class RateCardForm(BaseModel):
@@ -50,84 +54,62 @@ class RateCardForm(BaseModel):
 
     async def key(self, session: AsyncSession) -> CardKey:
         """Raises `InvalidField`."""
-        return await rate_cards.card_key(session, self.tier, self.tenant, self.adapter, self.currency)
+        return await queries.card_key(session, self.tier, self.tenant, self.adapter, self.currency)
+
+    async def rating(self, session: AsyncSession) -> use_cases.Preview:
+        """Return last month's usage under the draft. Raises `InvalidField`."""
+        return await queries.rating(session, await self.key(session), self.price)
+
+    async def publish(self, uow: UnitOfWork) -> datetime:
+        """Return when the prices begin. Raises what `rate_cards.create` raises."""
+        made = await use_cases.create(uow, await self.key(uow.session), self.price, self.begins)
+        return made.effective_from
+
+    def sent_again(self) -> Sequence[tuple[str, str]]:
+        """Return the fields of a draft that was rated, as its publication sends them."""
+        values = {**dict(self), "effective_from": "" if self.begins is None else self.begins.isoformat()}
+        return [(name, str(value)) for name, value in values.items()]
 
 
-def rate_cards_pages(endpoint: ConsoleEndpoint) -> APIRouter:
-    """Build the routes of rate cards."""
-    router = APIRouter()
-    operator = Depends(endpoint.requires_operator())
-
-    @router.get(PATH)
-    async def show_cards(request: Request, session: Annotated[ConsoleSession, operator]) -> Response:
-        now = datetime.now(UTC)
-        cards = await endpoint.query(session, lambda found: rate_cards.cards(found, now))
-        return endpoint.page(request, session, "rate_cards/rate_cards.html", cards=cards)
-
-    @router.get(f"{PATH}/new")
-    async def edit_card(request: Request, session: Annotated[ConsoleSession, operator]) -> Response:
-        given = {name: request.query_params.get(name, "") for name in RateCardForm.model_fields}
-        return _editor(endpoint, request, session, Entered(given))
-
-    @router.post(f"{PATH}/preview")
-    async def preview_card(
-        request: Request,
-        session: Annotated[ConsoleSession, operator],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
-        try:
-            draft = parse(form, RateCardForm)
-            with field_errors():
-                rating = await endpoint.query(session, lambda found: _rate(found, draft))
-        except FormInvalid as invalid:
-            return _editor(endpoint, request, session, form.entered(invalid.errors), status=422)
-        return _editor(endpoint, request, session, form.entered(), draft=draft, rating=rating)
-
-    @router.post(PATH)
-    async def publish_card(
-        request: Request,
-        session: Annotated[ConsoleSession, operator],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
-        async def publish(uow: UnitOfWork) -> datetime:
-            made = await use_cases.create(uow, await draft.key(uow.session), draft.price, draft.begins)
-            return made.effective_from
-
-        try:
-            draft = parse(form, RateCardForm)
-            with field_errors():
-                begins = await endpoint.perform(request, session, form, publish, datetime)
-        except FormInvalid as invalid:
-            return _editor(endpoint, request, session, form.entered(invalid.errors), status=422)
-        return endpoint.back(
-            request, session, PATH, f"Published: these prices begin {begins:%Y-%m-%d %H:%M:%S} UTC."
-        )
-
-    return router
+@router.get(PATH)
+async def show_cards(page: Operator) -> Response:
+    cards = await page.query(queries.cards, datetime.now(UTC))
+    return page.show("rate_cards/rate_cards.html", cards=cards)
 
 
-async def _rate(session: AsyncSession, draft: RateCardForm) -> Rating:
-    return await rate_cards.rating(session, await draft.key(session), draft.price)
+@router.get(f"{PATH}/new")
+async def edit_card(page: Operator) -> Response:
+    given = {name: page.http.query_params.get(name, "") for name in RateCardForm.model_fields}
+    return _editor(page, Entered(given))
+
+
+async def _again(submission: Submission, form: Entered) -> Response:
+    return _editor(submission, form, status=422)
+
+
+@form_post(router, f"{PATH}/preview", _again)
+async def preview_card(submission: Submission) -> Response:
+    draft = submission.parse(RateCardForm)
+    rating = await submission.query(draft.rating)
+    return _editor(submission, submission.form.entered(), draft=draft, rating=rating)
+
+
+@form_post(router, PATH, _again)
+async def publish_card(submission: Submission) -> Response:
+    begins = await submission.result(submission.parse(RateCardForm).publish)
+    return submission.back(PATH, f"Published: these prices begin {begins:%Y-%m-%d %H:%M:%S} UTC.")
 
 
 def _editor(
-    endpoint: ConsoleEndpoint,
-    request: Request,
-    session: ConsoleSession,
+    page: PageRequest,
     form: Entered,
     *,
     status: int = 200,
     draft: RateCardForm | None = None,
-    rating: Rating | None = None,
+    rating: use_cases.Preview | None = None,
 ) -> Response:
     """Show the editor; `rating`: that of `draft`, which may then be published."""
-    kept = [] if draft is None else _fields(draft)
-    context = {"form": form, "draft": draft, "rating": rating, "kept": kept}
-    return endpoint.page(request, session, "rate_cards/editor.html", status=status, **context)
-
-
-def _fields(draft: RateCardForm) -> Sequence[tuple[str, str]]:
-    """The fields of a draft that was rated, as its publication sends them again."""
-    values = {name: getattr(draft, name) for name in RateCardForm.model_fields}
-    values["effective_from"] = "" if draft.begins is None else draft.begins.isoformat()
-    return [(name, str(value)) for name, value in values.items()]
+    kept = [] if draft is None else draft.sent_again()
+    return page.show(
+        "rate_cards/editor.html", status=status, form=form, draft=draft, rating=rating, kept=kept
+    )

@@ -7,34 +7,29 @@ from collections.abc import Sequence
 from typing import Annotated, Final
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
 from loraplex.platform.services.billing import rate_cards
 from loraplex.platform.web.cursors import Page, page_parameters
-from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.openapi import described, listed
 from loraplex.platform.web.path_ids import filtered_tenant
+from loraplex.platform.web.planes import OperatorRequest, requires_operator
 from loraplex.platform.web.rate_cards.documents import (
     BY_ID,
     BY_TENANT,
     NewRateCardBody,
     PreviewBody,
     PreviewDocument,
-    RateCardDocument,
-    rate_card_response,
-    rated_response,
-    total_response,
     version_id_of,
 )
 from loraplex.platform.web.request_bodies import request_model
-from loraplex.platform.web.responses import ApiResponse, documented
-from loraplex.tenants.billing.preview import totals
-from loraplex.tenants.billing.rate_cards import CardVersion, RateCards
-from loraplex.tenants.unit_of_work import UnitOfWork
+from loraplex.platform.web.responses import documented
+from loraplex.tenants.billing.rate_card_records import RateCardDocument, RatedUsageDocument
+from loraplex.tenants.billing.rate_cards import RateCards
 
+Operator = Annotated[OperatorRequest, requires_operator()]
 FILTERS: Final = {
     "id": "Only this version.",
     "tenant_id": "Only cards of this tenant and its adapters.",
@@ -43,67 +38,39 @@ FILTERS: Final = {
     "currency": "Only cards in this currency.",
 }
 
-
-def rate_cards_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
-    router = APIRouter(prefix="/rate-cards")
-    operator = Depends(authenticator.requires_operator())
-
-    @router.get("", **listed(RateCardDocument, FILTERS))
-    async def list_rate_cards(request: Request, caller: Annotated[OperatorCaller, operator]) -> Response:
-        return await endpoint.listing(request, caller, BY_ID, page_versions, rate_card_response, FILTERS)
-
-    @router.post(
-        "",
-        status_code=201,
-        responses=documented(409, 422, response=RateCardDocument, status=201),
-        openapi_extra=described(NewRateCardBody, repeatable=True),
-    )
-    async def create_rate_card(
-        request: Request,
-        caller: Annotated[OperatorCaller, operator],
-        body: Annotated[NewRateCardBody, request_model(NewRateCardBody)],
-    ) -> Response:
-        async def work(uow: UnitOfWork) -> ApiResponse:
-            made = await rate_cards.create(uow, body.key, body.price(), body.effective_from)
-            return ApiResponse(201, rate_card_response(made))
-
-        return await endpoint.perform(request, caller, work)
-
-    _add_preview(router, endpoint, operator)
-    return router
+router = APIRouter(prefix="/rate-cards")
 
 
-def _add_preview(router: APIRouter, endpoint: ManagementEndpoint, operator: object) -> None:
-    @router.post(
-        "/preview",
-        responses=documented(response=PreviewDocument),
-        openapi_extra=described(PreviewBody) | {"parameters": page_parameters()},
-    )
-    async def preview_rate_card(
-        request: Request,
-        caller: Annotated[OperatorCaller, operator],
-        body: Annotated[PreviewBody, request_model(PreviewBody)],
-    ) -> Response:
-        page = endpoint.page(request, caller, BY_TENANT)
-
-        async def work(session: AsyncSession) -> ApiResponse:
-            found = await rate_cards.preview(session, body.key, body.price(), body.month)
-            rated = found.rated
-            if page.after is not None:
-                rated = [each for each in rated if BY_TENANT.key(each) > page.after]
-            listing = page.listing(rated, rated_response)
-            document = PreviewDocument(
-                month=found.month,
-                totals=[*map(total_response, totals(found.rated))],
-                data=listing.data,
-                next_cursor=listing.next_cursor,
-            )
-            return ApiResponse(200, document)
-
-        return await endpoint.read(caller, work)
+@router.get("", **listed(RateCardDocument, FILTERS))
+async def list_rate_cards(request: Operator) -> Response:
+    page = request.page(BY_ID, FILTERS)
+    return await request.listing(page, _versions, page)
 
 
-async def page_versions(session: AsyncSession, page: Page[CardVersion, UUID]) -> Sequence[CardVersion]:
+@router.post(
+    "",
+    status_code=201,
+    responses=documented(409, 422, response=RateCardDocument, status=201),
+    openapi_extra=described(NewRateCardBody, repeatable=True),
+)
+async def create_rate_card(
+    request: Operator, body: Annotated[NewRateCardBody, request_model(NewRateCardBody)]
+) -> Response:
+    return await request.run(rate_cards.create, body.key, body.price(), body.effective_from)
+
+
+@router.post(
+    "/preview",
+    responses=documented(response=PreviewDocument),
+    openapi_extra=described(PreviewBody) | {"parameters": page_parameters()},
+)
+async def preview_rate_card(
+    request: Operator, body: Annotated[PreviewBody, request_model(PreviewBody)]
+) -> Response:
+    return await request.read(_preview, body, request.page(BY_TENANT))
+
+
+async def _versions(session: AsyncSession, page: Page[RateCardDocument, UUID]) -> Sequence[RateCardDocument]:
     """Read the versions of one page. Raises `InvalidParameter`."""
     filters: dict[str, object] = dict(page.filters)
     if "tenant_id" in page.filters:
@@ -111,3 +78,12 @@ async def page_versions(session: AsyncSession, page: Page[CardVersion, UUID]) ->
     if "id" in page.filters:
         filters["id"] = version_id_of(page.filters["id"])
     return await RateCards(session).page(filters, page.after, page.fetch)
+
+
+async def _preview(
+    session: AsyncSession, body: PreviewBody, page: Page[RatedUsageDocument, tuple[UUID, str]]
+) -> PreviewDocument:
+    """Rate a month under the draft, and return one page of its tenants. Raises `InvalidField`."""
+    found = await rate_cards.preview(session, body.key, body.price(), body.month)
+    rated = [each for each in found.rated if page.after is None or BY_TENANT.key(each) > page.after]
+    return PreviewDocument(**dict(page.listing(rated)), month=found.month, totals=[*found.totals])

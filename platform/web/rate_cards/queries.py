@@ -1,9 +1,9 @@
 """Rate cards as operators see them: every version on its card's time line, and the draft of a new one at last month's usage."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -11,28 +11,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.platform.services.billing import rate_cards
 from loraplex.tenants.accounts.queries import tenant_named
 from loraplex.tenants.accounts.tenants import names_of
-from loraplex.tenants.billing.preview import RatedTotal, RatedUsage, totals
 from loraplex.tenants.billing.price_table import CardKey
-from loraplex.tenants.billing.pricing import MAX_PRICE, Price
-from loraplex.tenants.billing.rate_cards import CardVersion, RateCards
+from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.billing.rate_card_records import RateCardDocument
+from loraplex.tenants.billing.rate_cards import RateCards, scope_of
 from loraplex.tenants.errors import InvalidField
 
-__all__ = [
-    "MAX_PRICE",
-    "Card",
-    "CardKey",
-    "CardVersion",
-    "Price",
-    "RatedTotal",
-    "RatedUsage",
-    "Rating",
-    "StatedVersion",
-    "card_key",
-    "cards",
-    "rating",
-]
-
-MAX_VERSIONS = 200
+MAX_VERSIONS: Final = 200
+SCOPES: Final = ("all", "tier", "tenant", "adapter")
 State: TypeAlias = Literal["past", "in force", "coming"]
 
 
@@ -40,7 +26,7 @@ State: TypeAlias = Literal["past", "in force", "coming"]
 class StatedVersion:
     """A version of a card and whether it is past, in force or coming."""
 
-    version: CardVersion
+    version: RateCardDocument
     state: State
 
 
@@ -54,43 +40,32 @@ class Card:
     versions: tuple[StatedVersion, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rating:
-    """A month's usage as billed and under a draft: per tenant, the largest difference first, and in all by currency."""
-
-    month: str
-    rows: tuple[RatedUsage, ...]
-    totals: tuple[RatedTotal, ...]
-
-
 async def cards(session: AsyncSession, now: datetime) -> tuple[Card, ...]:
     """Read the newest versions of all cards, as an operator: the general card first, then by what cards apply to."""
     found = await RateCards(session).page({}, None, MAX_VERSIONS)
-    ids = {each.key.tenant_id for each in found if each.key.tenant_id is not None}
-    names = await names_of(session, ids)
-    by_key: dict[CardKey, list[CardVersion]] = {}
+    by_key: dict[CardKey, list[RateCardDocument]] = {}
     for each in found:
         by_key.setdefault(each.key, []).append(each)
-    return tuple(_card(key, of_key, names, now) for key, of_key in sorted(by_key.items(), key=_place))
+    names = await names_of(session, {key.tenant_id for key in by_key if key.tenant_id is not None})
+    return tuple(_card(key, by_key[key], names, now) for key in sorted(by_key, key=_place))
 
 
-def _place(item: tuple[CardKey, Sequence[CardVersion]]) -> tuple[int, str, str, str, str]:
-    key, versions = item
-    rank = ("all", "tier", "tenant", "adapter").index(versions[0].scope)
+def _place(key: CardKey) -> tuple[int, str, str, str, str]:
+    rank = SCOPES.index(scope_of(key))
     return rank, key.currency, key.tier or "", str(key.tenant_id or ""), key.adapter_name or ""
 
 
-def _card(key: CardKey, found: Sequence[CardVersion], names: Mapping[UUID, str], now: datetime) -> Card:
+def _card(key: CardKey, found: Sequence[RateCardDocument], names: Mapping[UUID, str], now: datetime) -> Card:
     newest_first = sorted(found, key=lambda each: each.effective_from, reverse=True)
     return Card(
         key=key,
-        scope=found[0].scope,
+        scope=scope_of(key),
         tenant=None if key.tenant_id is None else names.get(key.tenant_id, str(key.tenant_id)),
         versions=tuple(StatedVersion(each, _state(each, now)) for each in newest_first),
     )
 
 
-def _state(version: CardVersion, now: datetime) -> State:
+def _state(version: RateCardDocument, now: datetime) -> State:
     if version.effective_from > now:
         return "coming"
     ended = version.effective_to is not None and version.effective_to <= now
@@ -110,8 +85,9 @@ async def card_key(session: AsyncSession, tier: str, tenant: str, adapter: str, 
     return CardKey(tier or None, tenant_id, adapter or None, currency)
 
 
-async def rating(session: AsyncSession, key: CardKey, price: Price) -> Rating:
-    """Rate last month's usage under a draft, as an operator; nothing is written."""
+async def rating(session: AsyncSession, key: CardKey, price: Price) -> rate_cards.Preview:
+    """Rate last month's usage under a draft, as an operator: the tenant with the largest difference first. Nothing is written."""
     preview = await rate_cards.preview(session, key, price)
-    rows = sorted(preview.rated, key=lambda each: -abs(each.draft_pico - each.billed_pico))
-    return Rating(month=preview.month, rows=tuple(rows), totals=tuple(totals(rows)))
+    return replace(
+        preview, rated=sorted(preview.rated, key=lambda each: -abs(each.draft_pico - each.billed_pico))
+    )

@@ -2,28 +2,27 @@
 
 from datetime import date
 from typing import Annotated, Final
+from uuid import UUID
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from loraplex.platform.auth.authenticator import Authenticator, Caller
-from loraplex.platform.web.cursors import Listing, page_parameters
-from loraplex.platform.web.endpoint import ManagementEndpoint
-from loraplex.platform.web.rate_cards.documents import (
-    BY_ID,
-    RateCardDocument,
-    rate_card_response,
-    version_id_of,
-)
-from loraplex.platform.web.responses import ApiResponse, documented
+from loraplex.platform.auth.authenticator import Caller
+from loraplex.platform.web.cursors import Listing, Page, page_parameters
+from loraplex.platform.web.planes import TenantRequest, requires
+from loraplex.platform.web.rate_cards.documents import BY_ID, version_id_of
+from loraplex.platform.web.responses import documented
+from loraplex.tenants.billing.rate_card_records import RateCardDocument
 from loraplex.tenants.billing.rate_cards import RateCards
 from loraplex.tenants.billing.tenant_billing import TenantBillings
+from loraplex.tenants.scopes import BILLING_READ
 
-READ: Final = "billing:read"
 FILTERS: Final = {
     "id": "Only this version, such as the `price_version_id` of a request; also of a former tier or currency."
 }
+
+router = APIRouter()
 
 
 class RateCardsDocument(Listing[RateCardDocument]):
@@ -36,39 +35,30 @@ class RateCardsDocument(Listing[RateCardDocument]):
     next_currency_from: date | None
 
 
-def rate_cards_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
-    router = APIRouter()
-    reader = Depends(authenticator.requires(READ))
+@router.get(
+    "/billing/rate-card",
+    responses=documented(response=RateCardsDocument),
+    openapi_extra={"parameters": page_parameters(FILTERS)},
+)
+async def list_rate_cards(request: Annotated[TenantRequest, requires(BILLING_READ)]) -> Response:
+    return await request.read(_cards, request.caller, request.page(BY_ID, FILTERS))
 
-    @router.get(
-        "/billing/rate-card",
-        responses=documented(response=RateCardsDocument),
-        openapi_extra={"parameters": page_parameters(FILTERS)},
+
+async def _cards(
+    session: AsyncSession, caller: Caller, page: Page[RateCardDocument, UUID]
+) -> RateCardsDocument:
+    """Read the versions that cover the caller's tenant, or the one that the filter names. Raises `InvalidParameter`."""
+    filters = {name: version_id_of(text) for name, text in page.filters.items()}
+    data = await TenantBillings(session).get(caller.tenant_id)
+    cards = RateCards(session)
+    if filters:
+        versions = await cards.page(filters, page.after, page.fetch)
+    else:
+        currencies = [each for each in (data.currency, data.next_currency) if each is not None]
+        versions = await cards.covering(caller.tenant_id, caller.tier, currencies, page.after, page.fetch)
+    return RateCardsDocument(
+        **dict(page.listing(versions)),
+        currency=data.currency,
+        next_currency=data.next_currency,
+        next_currency_from=data.next_currency_from,
     )
-    async def list_rate_cards(request: Request, caller: Annotated[Caller, reader]) -> Response:
-        page = endpoint.page(request, caller, BY_ID, FILTERS)
-        version_id = version_id_of(page.filters["id"]) if "id" in page.filters else None
-
-        async def work(session: AsyncSession) -> ApiResponse:
-            data = await TenantBillings(session).get(caller.tenant_id)
-            currencies = [each for each in (data.currency, data.next_currency) if each is not None]
-            cards = RateCards(session)
-            if version_id is not None:
-                versions = await cards.page({"id": version_id}, page.after, page.fetch)
-            else:
-                versions = await cards.covering(
-                    caller.tenant_id, caller.tier, currencies, page.after, page.fetch
-                )
-            listing = page.listing(versions, rate_card_response)
-            document = RateCardsDocument(
-                data=listing.data,
-                next_cursor=listing.next_cursor,
-                currency=data.currency,
-                next_currency=data.next_currency,
-                next_currency_from=data.next_currency_from,
-            )
-            return ApiResponse(200, document)
-
-        return await endpoint.read(caller, work)
-
-    return router

@@ -20,7 +20,7 @@ from loraplex.platform.web.console.amounts import PERCENT_DIGITS, decimal
 from loraplex.platform.web.console.form_routes import FormSubmission, form_page, form_post, submits_operator
 from loraplex.platform.web.console.forms import Entered
 from loraplex.platform.web.console.page import PageRequest, opens_operator
-from loraplex.platform.web.invoices import queries as billing
+from loraplex.tenants.invoices import queries as invoices
 from loraplex.platform.web.path_ids import TenantId
 from loraplex.platform.web.sorting import SortOrder, by_text
 from loraplex.platform.web.tenants import queries
@@ -108,7 +108,7 @@ async def _show(
     now = datetime.now(UTC)
     async with page.reading() as session:
         detail = await queries.tenant(session, tenant_id, now)
-        credits = await billing.credits(session, tenant_id, now)
+        credits = await invoices.ranked_credits(session, tenant_id, now)
     return page.show(
         "tenants/tenant.html",
         status=status,

@@ -10,13 +10,13 @@ from tests.tenants.ledger.settled_rows import read
 
 from loraplex.platform.cli.billing.usage import compared_sums
 from loraplex.platform.demo.history import ISSUER, SAMPLE_KEY
-from loraplex.platform.services.billing import invoices
 from loraplex.platform.services.push import FolderPush
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.billing.rate_cards import RateCards
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable
+from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.invoices.invoices import InvoiceRepository
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.invoices.rows import export_invoice

@@ -6,8 +6,8 @@ from tests.platform.services.use_case import UseCase
 from tests.platform.services.walked_world import NO_ID, Outcome, World
 from tests.tenants.invoices.billed_tenant import bill
 
-from loraplex.platform.services.billing import credits, invoices
 from loraplex.tenants.actors import system_actor
+from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.invoices.invoices import invoice_id
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.unit_of_work import unit_of_work
@@ -21,7 +21,7 @@ async def _use(world: World) -> None:
     tenant = await bill(world.database, world.tenant_id)
     await tenant.use(JANUARY.begin, 10**7)
     async with unit_of_work(world.database, system_actor("walk"), None, None) as uow:
-        await credits.grant(uow, world.tenant_id, 1_000_000, "welcome")
+        await invoices.grant_credit(uow, world.tenant_id, 1_000_000, "welcome")
 
 
 async def _finalize(world: World) -> None:
@@ -42,7 +42,7 @@ async def _finalize_by_http(world: World, month: str) -> Outcome:
 
 ALL: Final = (
     UseCase(
-        function=credits.grant,
+        function=invoices.grant_credit,
         entries=("credit.grant",),
         http=lambda world: world.operator("POST", f"/tenants/{world.tenant_id}/credits", CREDIT),
         command=lambda world: world.command(

@@ -27,8 +27,9 @@ from loraplex import tenants
 from loraplex.adapters.versions.pending_folders import GATEWAYS_LOCK, PENDING_FOLDER, PendingFolders
 from loraplex.platform import services
 from loraplex.platform.services import installation, uploads
-from loraplex.platform.services.billing import invoices, rate_cards
+from loraplex.platform.services.billing import rate_cards
 from loraplex.tenants.actors import Actor
+from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
 from loraplex.tenants.unit_of_work import UnitOfWork
 

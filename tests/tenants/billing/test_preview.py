@@ -11,9 +11,10 @@ from sqlalchemy import insert, text
 from sqlalchemy.dialects.postgresql import Range
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.billing.preview import RatedTotal, RatedUsage, rate, totals
+from loraplex.tenants.billing.preview import rate, totals
 from loraplex.tenants.billing.price_table import CardKey, CardVersions, PriceTable
 from loraplex.tenants.billing.pricing import MAX_PRICE, Price, PriceVersion
+from loraplex.tenants.billing.rate_card_records import RatedTotalDocument, RatedUsageDocument
 from loraplex.tenants.billing.rate_cards import EVER, scope_of
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Adapter, RateCard, Tenant, UsageRollup
@@ -199,7 +200,7 @@ async def test_usage_from_before_rate_cards_counts_as_priced_for_all(database: D
     async with database.as_operator() as session:
         found = await rate(session, ALL, Price(prompt=10, cached_prompt=5, completion=20), FIRST)
     assert found == [
-        RatedUsage(
+        RatedUsageDocument(
             tenant_id=row.tenant_id,
             name="tenant-1",
             currency="USD",
@@ -210,13 +211,13 @@ async def test_usage_from_before_rate_cards_counts_as_priced_for_all(database: D
 
 
 def test_totals_are_sums_by_currency() -> None:
-    def rated(number: int, currency: str, billed: int, draft: int) -> RatedUsage:
-        return RatedUsage(
+    def rated(number: int, currency: str, billed: int, draft: int) -> RatedUsageDocument:
+        return RatedUsageDocument(
             tenant_id=UUID(int=number), name="t", currency=currency, billed_pico=billed, draft_pico=draft
         )
 
     huge = 10**30
     assert totals([rated(1, "USD", huge, 1), rated(1, "EUR", 5, 6), rated(2, "USD", 1, huge)]) == [
-        RatedTotal(currency="EUR", billed_pico=5, draft_pico=6),
-        RatedTotal(currency="USD", billed_pico=huge + 1, draft_pico=huge + 1),
+        RatedTotalDocument(currency="EUR", billed_pico=5, draft_pico=6),
+        RatedTotalDocument(currency="USD", billed_pico=huge + 1, draft_pico=huge + 1),
     ]

@@ -13,7 +13,8 @@ from tests.tenants.registry_records import make_tenant
 
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
-from loraplex.tenants.billing.rate_cards import EVER, NOTICE, CardVersion, RateCards, scope_of
+from loraplex.tenants.billing.rate_card_records import RateCardDocument
+from loraplex.tenants.billing.rate_cards import EVER, NOTICE, RateCards, scope_of
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InUse
 
@@ -28,12 +29,12 @@ class Undone(Exception):
 
 async def create(
     database: Database, key: CardKey = ALL, price: Price = CHEAP, effective_from: datetime | None = None
-) -> CardVersion:
+) -> RateCardDocument:
     async with database.as_operator() as session:
         return await RateCards(session).create(key, price, effective_from)
 
 
-async def versions(database: Database, **filters: object) -> list[CardVersion]:
+async def versions(database: Database, **filters: object) -> list[RateCardDocument]:
     """Oldest first."""
     async with database.as_operator() as session:
         return [*await RateCards(session).page(filters, None, 100)][::-1]
@@ -104,7 +105,7 @@ async def test_creations_at_once_follow_each_other(database: Database) -> None:
 
 
 async def test_the_first_card_is_made_once_and_its_currency_is_the_installations(database: Database) -> None:
-    async def first(currency: str) -> CardVersion | None:
+    async def first(currency: str) -> RateCardDocument | None:
         async with database.as_operator() as session:
             return await RateCards(session).create_first(currency, CHEAP)
 
@@ -127,7 +128,7 @@ async def test_pages_filters_and_scopes(database: Database) -> None:
     made = [await create(database, key) for key in keys]
     assert (
         [scope_of(key) for key in keys]
-        == [each.scope for each in made]
+        == [scope_of(each.key) for each in made]
         == ["all", "tier", "tenant", "adapter"]
     )
     assert [each.key for each in await versions(database)] == keys

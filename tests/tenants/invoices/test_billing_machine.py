@@ -25,11 +25,11 @@ from hypothesis.stateful import (
 from tests.conftest import EMPTY
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 
-from loraplex.platform.services.billing import credits, invoices
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvoiceStateForbids, NothingToBill
+from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.invoices.invoices import InvoiceDetails, InvoiceRepository, invoice_id
 from loraplex.tenants.invoices.lines import PICO_PER_MICRO
 from loraplex.tenants.invoices.months import Month
@@ -106,12 +106,12 @@ class BillingMachine(RuleBasedStateMachine):
 
         async def grant() -> UUID:
             async with self.work() as uow:
-                granted = await credits.grant(
+                granted = await invoices.grant_credit(
                     *(uow, self.tenants[tenant].id, amount, "machine"),
                     priority=priority,
                     expires_at=expires_at,
                 )
-                return granted.grant.id
+                return granted.id
 
         self.granted[self.run(grant())] = amount
 

@@ -11,10 +11,10 @@ from tests.platform.web.invoices.test_invoices import FEBRUARY, JANUARY, MILLION
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 from tests.tenants.registry_records import add
 
-from loraplex.platform.services.billing import invoices
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvoiceStateForbids, UsageIncomplete
+from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.invoices.export import DIGESTS, INVOICE, USAGE
 from loraplex.tenants.invoices.rows import export_invoice
 from loraplex.tenants.invoices.verification import verify_export

@@ -7,10 +7,10 @@ import psycopg
 import pytest
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 
-from loraplex.platform.services.billing import invoices
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.ids import uuid7_from
+from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.ledger.drift import ComparedRange, Comparison, compare
 from loraplex.tenants.unit_of_work import unit_of_work

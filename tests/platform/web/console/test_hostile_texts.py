@@ -17,9 +17,9 @@ from tests.platform.web.console.test_page_roles import OPERATOR, guarded, routes
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
 from tests.tenants.registry_records import digest
 
-from loraplex.platform.services.billing import credits
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.unit_of_work import unit_of_work
 
@@ -109,7 +109,7 @@ async def plant(console: Console, browser: Browser) -> dict[str, str]:
             report={"checks": checks},
         )
     async with unit_of_work(console.database, system_actor("test"), None, None) as uow:
-        await credits.grant(
+        await invoices.grant_credit(
             uow, tenant_id, 500_000, texts["credit"], expires_at=datetime(2999, 1, 1, tzinfo=UTC)
         )
     used = Used(None, key.id, datetime.now(UTC), client_request_id=texts["request id"])

@@ -3,9 +3,9 @@
 from datetime import UTC, datetime
 from uuid import UUID
 
-from loraplex.platform.services.billing import invoices
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
+from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.invoices.invoices import invoice_id
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.unit_of_work import unit_of_work

@@ -25,17 +25,20 @@ from tests.platform.web.invoices.test_invoices import (
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 from tests.tenants.ledger.settled_rows import read, reservation, usage
 
-from loraplex.platform.services.billing import credits, invoices, usage_corrections
+from loraplex.platform.services.billing import usage_corrections
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.billing.pricing import PriceVersion
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AlreadyCorrected, InvoiceStateForbids, NothingToBill
+from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.invoices.invoices import InvoiceDetails
 from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.invoices.records import InvoiceDocument
 from loraplex.tenants.invoices.rows import export_invoice
 from loraplex.tenants.invoices.verification import verify_export
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.models import Invoice
+from loraplex.tenants.models import UsageRecord
 from loraplex.tenants.quotas.reservation import Reservation
 from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.tenants.usage.records import CorrectionDocument
@@ -155,7 +158,7 @@ async def race_about_a_month(database: Database, number: int, folder: Path) -> l
         return await usage_corrections.reverse(uow, wrong.id, "counted twice")
 
     async def add_credit(uow: UnitOfWork) -> None:
-        await credits.grant(uow, tenant.id, CREDIT, "sorry")
+        await invoices.grant_credit(uow, tenant.id, CREDIT, "sorry")
 
     def ships(gateway: UsageLedger) -> Callable[[UnitOfWork], Coroutine[Any, Any, bool]]:
         return lambda _: settle(gateway, late, TOKENS // 2)
@@ -209,10 +212,10 @@ async def test_a_payment_and_a_cancellation_at_once_are_one_of_both(database_url
             await grant(tenant, CREDIT)
             (invoice_id,) = await Race(database, chance).run([finalizes(tenant, JANUARY)])
 
-            async def pay(uow: UnitOfWork, identity: UUID = invoice_id) -> Invoice:
+            async def pay(uow: UnitOfWork, identity: UUID = invoice_id) -> InvoiceDocument:
                 return await invoices.pay(uow, identity, "SEPA 1")
 
-            async def void(uow: UnitOfWork, identity: UUID = invoice_id) -> Invoice:
+            async def void(uow: UnitOfWork, identity: UUID = invoice_id) -> InvoiceDocument:
                 return await invoices.void(uow, identity)
 
             again = finalizes(tenant, JANUARY)

@@ -126,7 +126,7 @@ def test_the_csv_has_the_lines_and_the_sums() -> None:
     rows = list(csv.DictReader(io.StringIO(invoice_csv(document))))
     line, *sums = rows
     assert {name: line[name] for name in LINE_COLUMNS} == {
-        name: "" if value is None else str(value) for name, value in document["lines"][0].items()
+        name: "" if value is None else str(value) for name, value in dict(document.lines[0]).items()
     }
     assert {row["kind"]: row["amount_micro"] for row in sums} == {
         "subtotal": "9876544",

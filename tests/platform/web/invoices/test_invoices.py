@@ -9,15 +9,15 @@ import pytest
 from sqlalchemy import text
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 
-from loraplex.platform.services.billing import credits, invoices
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, InvoiceStateForbids, MonthNotOver, NothingToBill
+from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.invoices.credits import CreditRepository
 from loraplex.tenants.invoices.invoices import InvoiceDetails, InvoiceRepository
 from loraplex.tenants.invoices.months import Month
-from loraplex.tenants.models import Invoice
+from loraplex.tenants.invoices.records import InvoiceDocument
 from loraplex.tenants.unit_of_work import unit_of_work
 
 JANUARY, FEBRUARY, MARCH = Month(2026, 1), Month(2026, 2), Month(2026, 3)
@@ -39,19 +39,19 @@ async def shown(database: Database, identity: UUID) -> InvoiceDetails:
         return await repository.details(await repository.by_id(identity))
 
 
-async def pay(database: Database, identity: UUID, reference: str = "SEPA 1") -> Invoice:
+async def pay(database: Database, identity: UUID, reference: str = "SEPA 1") -> InvoiceDocument:
     async with unit_of_work(database, system_actor("test"), None, None) as uow:
         return await invoices.pay(uow, identity, reference)
 
 
-async def void(database: Database, identity: UUID) -> Invoice:
+async def void(database: Database, identity: UUID) -> InvoiceDocument:
     async with unit_of_work(database, system_actor("test"), None, None) as uow:
         return await invoices.void(uow, identity)
 
 
 async def grant(tenant: BilledTenant, amount: int, currency: str = "USD") -> UUID:
     async with unit_of_work(tenant.database, system_actor("test"), None, None) as uow:
-        return (await credits.grant(uow, tenant.id, amount, "welcome", currency=currency)).grant.id
+        return (await invoices.grant_credit(uow, tenant.id, amount, "welcome", currency=currency)).id
 
 
 async def available(tenant: BilledTenant) -> int:

@@ -6,8 +6,12 @@ from tests.platform.web.browser import Browser, Console, Page, SignedIn
 from tests.platform.web.tenants.test_operator_pages import actions
 from tests.tenants.invoices.billed_tenant import BilledTenant, bill
 
+from loraplex.platform.web.console.page import ROWS
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.invoices import use_cases
 from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.unit_of_work import unit_of_work
 
 AREA = "/operator/console"
 NOW = datetime.now(UTC)
@@ -98,6 +102,27 @@ async def test_a_credit_is_granted_once_and_its_reason_is_text(console: Console,
     ):
         refused = await browser.submit(path, path, {**credit, "idempotency_key": f"k-{field}", **wrong})
         assert refused.status_code == 422 and Page(refused).find(f"#{field}-e"), wrong
+
+
+async def test_credits_are_paged_by_places_that_this_page_has_named(
+    console: Console, signed_in: SignedIn
+) -> None:
+    tenant = await billed(console)
+    async with unit_of_work(console.database, system_actor("test"), None, None) as uow:
+        for number in range(ROWS + 1):
+            await use_cases.grant_credit(uow, tenant.id, 1_000_000, f"credit {number}")
+    browser, path = await signed_in("operator"), f"{AREA}/credits"
+    first = await browser.page(path)
+    reasons = first.texts("tbody tr td:last-child")
+    assert reasons == [f"credit {number}" for number in range(ROWS, 0, -1)]
+    (older,) = first.all('nav[aria-label="Pages"] a')
+    address = older.attrs["href"]
+    assert address is not None and address.startswith(f"{path}?after=")
+    last = await browser.page(address)
+    assert last.texts("tbody tr td:last-child") == ["credit 0"]
+    assert last.texts('nav[aria-label="Pages"] a') == ["Newer"]
+    assert (await browser.get(f"{AREA}/invoices?{address.partition('?')[2]}")).status_code == 400
+    assert (await browser.get(f"{path}?after={tenant.id}")).status_code == 400
 
 
 async def close(browser: Browser, tenant: str) -> str:

@@ -6,9 +6,9 @@ from uuid import UUID
 from tests.platform.web.browser import Console, SignedIn
 from tests.tenants.invoices.billed_tenant import BilledTenant, bill
 
-from loraplex.platform.services.billing import credits, invoices
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.unit_of_work import unit_of_work
@@ -51,7 +51,9 @@ async def test_a_month_from_its_draft_to_its_invoice(console: Console, signed_in
     await tenant.use(LAST_MONTH.begin, 2_000_000, adapter_id=adapter.id)
     await tenant.use(NOW, 1_000_000)
     async with unit_of_work(console.database, system_actor("test"), None, None) as uow:
-        await credits.grant(uow, tenant.id, 500_000, "<b>welcome</b>", expires_at=NOW + timedelta(days=90))
+        await invoices.grant_credit(
+            uow, tenant.id, 500_000, "<b>welcome</b>", expires_at=NOW + timedelta(days=90)
+        )
     identity = await finalize(console, tenant)
     browser = await signed_in("billing")
     page = await browser.page("/console/billing")

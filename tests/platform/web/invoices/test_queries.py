@@ -11,8 +11,6 @@ from sqlalchemy.event import listen
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 
-from loraplex.platform.services.billing import credits as granting
-from loraplex.platform.services.billing import invoices as closing
 from loraplex.platform.services.billing import rate_cards
 from loraplex.platform.web.invoices import queries as billing
 from loraplex.tenants.actors import system_actor
@@ -20,8 +18,11 @@ from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvoiceNotFound
+from loraplex.tenants.invoices import queries
+from loraplex.tenants.invoices import use_cases as closing
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.models import QuotaEvent
+from loraplex.tenants.pages import Part
 from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
 ResultT = TypeVar("ResultT")
@@ -56,7 +57,7 @@ async def test_the_most_specific_price_applies_and_a_later_one_is_rated_at_last_
     found = await read(tenant, lambda session: billing.prices(session, tenant.id, NOW))
     assert found.currency == "USD" and found.of_adapters == ()
     assert found.general is not None and found.general.id == tenant.versions["USD"]
-    (coming,) = (each for each in found.coming if each.version.scope == "tenant")
+    (coming,) = (each for each in found.coming if each.version.key == own)
     assert coming.version.effective_from == begins and coming.last_month is not None
     rated = coming.last_month
     assert (rated.billed_pico, rated.draft_pico) == (1_500_000 * 10**6, 3_000_000 * 10**6)
@@ -64,15 +65,15 @@ async def test_the_most_specific_price_applies_and_a_later_one_is_rated_at_last_
 
 async def test_the_draft_of_this_month_is_computed_and_writes_nothing(database: Database) -> None:
     tenant = await make_billed_tenant(database)
-    empty = await read(tenant, lambda session: billing.draft(session, tenant.id, NOW))
-    assert empty.invoice.content.is_empty and empty.currency == "USD"
+    empty = await read(tenant, lambda session: queries.draft(session, tenant.id, NOW))
+    assert not empty.invoice.lines and empty.invoice.currency == "USD"
     await tenant.use(NOW, 2_000_000)
-    draft = await read(tenant, lambda session: billing.draft(session, tenant.id, NOW))
-    assert draft.invoice.content.totals.total_micro == 3_000_000
+    draft = await read(tenant, lambda session: queries.draft(session, tenant.id, NOW))
+    assert draft.invoice.total_micro == 3_000_000
     last_day = Month.of(NOW).end - timedelta(seconds=1)
-    assert (await read(tenant, lambda session: billing.draft(session, tenant.id, last_day))).days_left == 1
-    page = await read(tenant, lambda session: billing.invoices(session, tenant.id, {}, None, 9))
-    assert page == billing.InvoicePage(rows=(), older=None)
+    assert (await read(tenant, lambda session: queries.draft(session, tenant.id, last_day))).days_left == 1
+    page = await read(tenant, lambda session: queries.invoices(session, tenant.id, {}, Part(9)))
+    assert page == []
 
 
 async def test_invoices_are_paged_and_another_tenants_are_not_found(database: Database) -> None:
@@ -83,17 +84,18 @@ async def test_invoices_are_paged_and_another_tenants_are_not_found(database: Da
             database,
             lambda uow, month=month: closing.finalize(uow, tenant.id, month, now=NOW),  # type: ignore[misc]
         )
-    first = await read(tenant, lambda session: billing.invoices(session, tenant.id, {}, None, 1))
-    assert first.older is not None and first.rows[0].total_micro == 1_500_000
-    rest = await read(tenant, lambda session: billing.invoices(session, tenant.id, {}, str(first.older), 1))
-    assert [row.number for row in (*first.rows, *rest.rows)] == [2, 1] and rest.older is None
+    (first,) = await read(tenant, lambda session: queries.invoices(session, tenant.id, {}, Part(1)))
+    assert first.total_micro == 1_500_000
+    behind = Part(2, (first.created_at, first.id))
+    rest = await read(tenant, lambda session: queries.invoices(session, tenant.id, {}, behind))
+    assert [row.number for row in (first, *rest)] == [2, 1]
     final = {"state": "draft"}
-    assert not (await read(tenant, lambda session: billing.invoices(session, tenant.id, final, None, 1))).rows
-    details = await read(tenant, lambda session: billing.invoice(session, tenant.id, str(first.rows[0].id)))
-    assert billing.document(details)["total"] == "1.50"
-    for identity in (str(first.rows[0].id), str(uuid4()), "1"):
+    assert not await read(tenant, lambda session: queries.invoices(session, tenant.id, final, Part(1)))
+    found = await read(tenant, lambda session: queries.invoice(session, tenant.id, first.id))
+    assert found.total == "1.50"
+    for identity in (first.id, uuid4()):
         with pytest.raises(InvoiceNotFound):
-            await read(other, lambda session, each=identity: billing.invoice(session, other.id, each))  # type: ignore[misc]
+            await read(other, lambda session, each=identity: queries.invoice(session, other.id, each))  # type: ignore[misc]
 
 
 async def test_a_list_of_drafts_is_computed_at_once_as_each_of_them_is(database: Database) -> None:
@@ -105,7 +107,7 @@ async def test_a_list_of_drafts_is_computed_at_once_as_each_of_them_is(database:
         await tenant.use(first.begin, number * 1_000_000, adapter_id=uuid4())
         await tenant.use(first.begin, number * 3_000_000, currency="EUR")
     await tenants[1].set_terms(minimum_micro=50_000_000, tax_rate_ppm=190_000)
-    await operate(database, lambda uow: granting.grant(uow, tenants[0].id, 400_000, "welcome"))
+    await operate(database, lambda uow: closing.grant_credit(uow, tenants[0].id, 400_000, "welcome"))
     await operate(database, lambda uow: closing.finalize(uow, tenants[2].id, first, now=NOW))
     await tenants[2].use(first.begin, 9_000_000)
     await tenants[2].use(second.begin, 1, kind="correction", amount_pico=-5_000_000)
@@ -122,17 +124,18 @@ async def test_a_list_of_drafts_is_computed_at_once_as_each_of_them_is(database:
         """The number of drafts, and of statements."""
         statements.clear()
         async with database.as_operator() as session:
-            page = await billing.invoices(session, None, {"month": str(second)}, None, limit)
-        return len(page.rows), len(statements)
+            month = {"month": str(second)}
+            found = await queries.invoices_with_drafts(session, None, month, Part(limit + 1))
+        return len(found[:limit]), len(statements)
 
     _, of_one = await listed(1)
     assert await listed(9) == (6, of_one)
     async with database.as_operator() as session:
-        page = await billing.invoices(session, None, {"state": "draft"}, None, 20)
-        totals = {row.id: row.total_micro for row in page.rows}
-        details = [await billing.invoice(session, None, str(row.id)) for row in page.rows]
+        found = await queries.invoices_with_drafts(session, None, {"state": "draft"}, Part(21))
+        totals = {row.id: row.total_micro for row in found}
+        details = [await queries.invoice(session, None, row.id) for row in found]
     assert len(totals) == 11 and len(set(totals.values())) > 6
-    assert totals == {each.id: each.content.totals.total_micro for each in details}
+    assert totals == {each.id: each.total_micro for each in details}
 
 
 async def test_credits_stand_in_the_order_in_which_they_pay(database: Database) -> None:
@@ -142,7 +145,7 @@ async def test_credits_stand_in_the_order_in_which_they_pay(database: Database) 
     async def grant(amount: int, reason: str, priority: int, expires_at: datetime | None = None) -> None:
         await operate(
             database,
-            lambda uow: granting.grant(
+            lambda uow: closing.grant_credit(
                 uow, tenant.id, amount, reason, priority=priority, expires_at=expires_at
             ),
         )
@@ -153,14 +156,14 @@ async def test_credits_stand_in_the_order_in_which_they_pay(database: Database) 
     await grant(9_000_000, "ends before its month does", 2, soon)
     await tenant.use(LAST_MONTH.begin, 1_000_000)
     await operate(database, lambda uow: closing.finalize(uow, tenant.id, LAST_MONTH, now=NOW))
-    found = await read(tenant, lambda session: billing.credits(session, tenant.id, soon))
+    found = await read(tenant, lambda session: queries.ranked_credits(session, tenant.id, soon))
     assert [(row.reason, row.place) for row in found] == [
         ("second, since it expires", 1),
         ("third", 2),
         ("ends before its month does", None),
         ("used first", None),
     ]
-    assert [row.left_micro for row in found] == [9_000_000, 9_000_000, 8_000_000, 0]
+    assert [row.available_micro for row in found] == [9_000_000, 9_000_000, 8_000_000, 0]
 
 
 async def test_alerts_are_crossed_budgets(database: Database) -> None:

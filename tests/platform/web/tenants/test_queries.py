@@ -78,7 +78,7 @@ async def test_rate_cards_stand_on_their_time_lines(database: Database) -> None:
     assert (card.scope, card.tenant) == ("tenant", "harbor")
     assert [each.state for each in card.versions] == ["coming", "in force"]
     assert [each.state for each in later.versions] == ["in force", "past"]
-    assert [(row.name, row.draft_pico - row.billed_pico) for row in rated.rows] == [
+    assert [(row.name, row.draft_pico - row.billed_pico) for row in rated.rated] == [
         ("harbor", 1_500_000 * 10**6)
     ]
 

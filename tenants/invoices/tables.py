@@ -12,12 +12,11 @@ from sqlalchemy.dialects.postgresql import CHAR
 from sqlalchemy.orm import Mapped, mapped_column
 from sqlalchemy.schema import UniqueConstraint
 
+from loraplex.tenants.invoices.records import INVOICE_STATES, MAX_CREDIT_MICRO
 from loraplex.tenants.tables import Base, BigInt, one_of
 
-INVOICE_STATES = ("draft", "final", "paid", "void")
 LINE_KINDS = ("usage", "adjustment", "minimum")
 CREDIT_ACCOUNTS = ("issued", "available", "consumed")
-MAX_CREDIT_MICRO = 10**15
 MONTH = r"^20\d{2}-(0[1-9]|1[0-2])$"
 
 

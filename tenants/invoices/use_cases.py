@@ -1,6 +1,6 @@
-"""Use cases on invoices: draft, finalize, record the payment, void.
+"""Use cases on invoices and credits: draft, finalize, record the payment, void; grant a credit.
 
-Invariant: each takes the tenant's billing lock, may be repeated, and writes one audit entry for what it changes. A repeated step
+Invariant: a credit is never changed or taken back; invoices use it up. Each use case on invoices takes the tenant's billing lock, may be repeated, and writes one audit entry for what it changes. A repeated step
 that finds its work done changes nothing.
 """
 
@@ -9,24 +9,36 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.billing.tenant_billing import TenantBillings
 from loraplex.tenants.errors import InvalidField, MonthNotOver, NothingToBill
 from loraplex.tenants.invoices.content import compute_contents
+from loraplex.tenants.invoices.credits import CreditRepository, NewCredit
+from loraplex.tenants.invoices.document import invoice_document
 from loraplex.tenants.invoices.invoices import InvoiceRepository
 from loraplex.tenants.invoices.locks import lock_tenant
 from loraplex.tenants.invoices.months import Month, passed_everywhere
+from loraplex.tenants.invoices.records import (
+    DEFAULT_PRIORITY,
+    MAX_REFERENCE,
+    CreditDocument,
+    InvoiceDocument,
+    InvoiceSummaryDocument,
+)
+from loraplex.tenants.invoices.tables import Invoice
 from loraplex.tenants.invoices.terms import billing_terms
-from loraplex.tenants.models import Invoice
 from loraplex.tenants.unit_of_work import UnitOfWork
 from loraplex.tenants.webhooks.events import InvoiceFinalized, add_event
 
-MAX_REFERENCE: Final = 200
 SNAPSHOT: Final = ("number", "state", "month", "currency", "total_micro", "paid_reference")
 """The fields of an invoice in the audit log."""
+CREDIT_SNAPSHOT: Final = ("currency", "amount_micro", "priority", "expires_at", "reason")
+"""The fields of a credit in the audit log."""
 
 
 async def draft(
     uow: UnitOfWork, tenant_id: UUID, month: Month, currency: str, grace_ends_at: datetime
-) -> Invoice | None:
+) -> InvoiceSummaryDocument | None:
     """Write the first draft of a month. Return None if the month has an invoice already, be it void."""
     await lock_tenant(uow.session, tenant_id)
     invoices = InvoiceRepository(uow.session)
@@ -34,7 +46,7 @@ async def draft(
         return None
     invoice = await invoices.draft(tenant_id, month, currency, 0, grace_ends_at)
     await _record(uow, "invoice.draft", invoice, None)
-    return invoice
+    return InvoiceSummaryDocument.of(invoice)
 
 
 async def finalize(
@@ -44,7 +56,7 @@ async def finalize(
     *,
     now: datetime | None = None,
     currency: str | None = None,
-) -> Invoice:
+) -> InvoiceDocument:
     """Make the invoice of a month final, whether its grace has ended or not. One that is final already stays as it is.
 
     `now` None: the time that has passed for every gateway. `currency` None: that of the tenant in the month.
@@ -60,14 +72,14 @@ async def finalize(
     invoices = InvoiceRepository(uow.session)
     invoice = await invoices.living(tenant_id, month, chosen)
     if invoice is not None and invoice.state != "draft":
-        return invoice
+        return await _shown(uow, invoice)
     content = (await compute_contents(uow.session, tenant_id, month, (chosen,)))[chosen]
     if invoice is None:
         if content.is_empty:
             raise NothingToBill(f"{month} has nothing to bill in {chosen}")
         attempt = await invoices.attempts(tenant_id, month, chosen)
         invoice = await invoices.draft(tenant_id, month, chosen, attempt, now)
-    before = snapshot(invoice)
+    before = _snapshot(invoice)
     await invoices.finalize(invoice, content)
     await _record(uow, "invoice.finalize", invoice, before)
     event = InvoiceFinalized(
@@ -78,10 +90,10 @@ async def finalize(
         total_micro=content.totals.total_micro,
     )
     await add_event(uow.session, tenant_id, event)
-    return invoice
+    return await _shown(uow, invoice)
 
 
-async def pay(uow: UnitOfWork, invoice_id: UUID, reference: str) -> Invoice:
+async def pay(uow: UnitOfWork, invoice_id: UUID, reference: str) -> InvoiceDocument:
     """Record the payment of a final invoice; repeating it with the same reference changes nothing.
 
     Raises `InvoiceNotFound`, `InvoiceStateForbids`, `InvalidField`.
@@ -90,13 +102,13 @@ async def pay(uow: UnitOfWork, invoice_id: UUID, reference: str) -> Invoice:
         raise InvalidField("reference", f"reference must be 1 to {MAX_REFERENCE} printable characters")
     invoice = await _locked(uow, invoice_id)
     if (invoice.state, invoice.paid_reference) != ("paid", reference):
-        before = snapshot(invoice)
+        before = _snapshot(invoice)
         await InvoiceRepository(uow.session).pay(invoice, reference)
         await _record(uow, "invoice.pay", invoice, before)
-    return invoice
+    return await _shown(uow, invoice)
 
 
-async def void(uow: UnitOfWork, invoice_id: UUID) -> Invoice:
+async def void(uow: UnitOfWork, invoice_id: UUID) -> InvoiceDocument:
     """Cancel a final invoice and give its credits back; repeating it changes nothing. It keeps its number.
 
     What it billed is billed again: by the next invoice of its month or of a later one.
@@ -104,10 +116,37 @@ async def void(uow: UnitOfWork, invoice_id: UUID) -> Invoice:
     """
     invoice = await _locked(uow, invoice_id)
     if invoice.state != "void":
-        before = snapshot(invoice)
+        before = _snapshot(invoice)
         await InvoiceRepository(uow.session).void(invoice)
         await _record(uow, "invoice.void", invoice, before)
-    return invoice
+    return await _shown(uow, invoice)
+
+
+async def grant_credit(
+    uow: UnitOfWork,
+    tenant_id: UUID,
+    amount_micro: int,
+    reason: str,
+    *,
+    priority: int = DEFAULT_PRIORITY,
+    expires_at: datetime | None = None,
+    currency: str | None = None,
+) -> CreditDocument:
+    """Grant a credit, as an operator. `currency` None: that of the tenant now. Raises `TenantNotFound`, `InvalidField`."""
+    tenant = await TenantRepository(uow.session).living(tenant_id)
+    present = await TenantBillings(uow.session).get(tenant.id)
+    credit = NewCredit(
+        currency=currency or present.currency,
+        amount_micro=amount_micro,
+        reason=reason,
+        priority=priority,
+        expires_at=expires_at,
+    )
+    granted = await CreditRepository(uow.session, tenant.id).grant(credit)
+    target = f"tenants/{tenant.id}/credits/{granted.id}"
+    after = {name: getattr(credit, name) for name in CREDIT_SNAPSHOT}
+    await uow.audit.record("credit.grant", target, None, after, tenant_id=tenant.id)
+    return granted
 
 
 async def _locked(uow: UnitOfWork, invoice_id: UUID) -> Invoice:
@@ -117,11 +156,14 @@ async def _locked(uow: UnitOfWork, invoice_id: UUID) -> Invoice:
     return await invoices.by_id(invoice_id)
 
 
+async def _shown(uow: UnitOfWork, invoice: Invoice) -> InvoiceDocument:
+    return invoice_document(await InvoiceRepository(uow.session).details(invoice))
+
+
 async def _record(uow: UnitOfWork, action: str, invoice: Invoice, before: Mapping[str, Any] | None) -> None:
     target = f"tenants/{invoice.tenant_id}/invoices/{invoice.id}"
-    await uow.audit.record(action, target, before, snapshot(invoice), tenant_id=invoice.tenant_id)
+    await uow.audit.record(action, target, before, _snapshot(invoice), tenant_id=invoice.tenant_id)
 
 
-def snapshot(invoice: Invoice) -> dict[str, Any]:
-    """Return an invoice's fields for the audit log."""
+def _snapshot(invoice: Invoice) -> dict[str, Any]:
     return {name: getattr(invoice, name) for name in SNAPSHOT}
