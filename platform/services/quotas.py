@@ -3,15 +3,17 @@
 Invariant: a change writes one audit entry per subject with the limits that changed, and none for one whose limits stay.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from loraplex.platform.services import api_keys
 from loraplex.platform.services.api_keys import KeyAuthority
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.delegation import KeyDelegation
+from loraplex.tenants.api_keys.records import KeyChange, NewKeyDocument
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository, QuotaState
-from loraplex.tenants.quotas.limits import QuotaLimits
+from loraplex.tenants.quotas.limits import NO_LIMITS, QuotaLimits
 from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
 from loraplex.tenants.unit_of_work import UnitOfWork, require_revision
 
@@ -78,9 +80,25 @@ async def limit_key(
 
     Raises `KeyNotFound`, `ScopeNotHeld`, `RevisionMoved`, and `InvalidField` for a limit above the tenant's.
     """
-    await authority.locked(key_id)
+    await authority.keys(uow).locked(key_id)
     state = await QuotaRepository(uow.session, tenant_id).key(key_id)
     return await _narrow(uow, tenant_id, state, limits, seen)
+
+
+async def create_limited_key(
+    uow: UnitOfWork,
+    tenant_id: UUID,
+    authority: KeyAuthority,
+    name: str,
+    scopes: Sequence[str],
+    bounds: KeyChange,
+    limits: QuotaLimits,
+) -> NewKeyDocument:
+    """Create a key as `api_keys.create`, and set its limits as `limit_key` if it has any. Raises as these two."""
+    made = await api_keys.create(uow, authority, name, scopes, bounds)
+    if limits != NO_LIMITS:
+        await limit_key(uow, tenant_id, made.id, limits, authority=authority)
+    return made
 
 
 async def narrow_adapter(

@@ -17,7 +17,7 @@ from loraplex.platform.web.adapters.version_pages import versions_pages
 from loraplex.platform.web.audit.pages import audit_pages
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
 from loraplex.platform.web.invoices.pages import billing_pages
-from loraplex.platform.web.keys.pages import keys_pages
+from loraplex.platform.web.keys import pages as keys
 from loraplex.platform.web.limits.pages import limits_pages
 from loraplex.platform.web.operator_page_routes import OPERATOR_PAGES
 from loraplex.platform.web.overview.index_pages import index_pages
@@ -38,7 +38,6 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     account_pages,
     audit_pages,
     billing_pages,
-    keys_pages,
     adapters_pages,
     aliases_pages,
     versions_pages,
@@ -56,4 +55,4 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
 
 def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
     """Build the routers of all pages, each with absolute paths."""
-    return [webhooks.router, *(build(endpoint) for build in PAGES)]
+    return [keys.router, webhooks.router, *(build(endpoint) for build in PAGES)]

@@ -15,7 +15,7 @@ from loraplex.platform.web.adapters.version_routes import versions_router
 from loraplex.platform.web.audit.routes import audit_router
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.invoices.routes import invoices_router
-from loraplex.platform.web.keys.routes import keys_router
+from loraplex.platform.web.keys import routes as keys
 from loraplex.platform.web.limits.routes import quotas_router
 from loraplex.platform.web.rate_cards.routes import rate_cards_router
 from loraplex.platform.web.team.routes import users_router
@@ -29,9 +29,9 @@ def tenant_router(
 ) -> APIRouter:
     """Build the router of the tenant plane."""
     router = APIRouter(prefix="/tenant/v1", tags=["tenant"])
+    router.include_router(me_router(endpoint, authenticator))
+    router.include_router(keys.router)
     for build_router in (
-        me_router,
-        keys_router,
         adapters_router,
         versions_router,
         aliases_router,

@@ -73,6 +73,11 @@ class PageRequest(OpenPage):
             raise SignInNeeded
         return self.session.tenant_id
 
+    @property
+    def currency(self) -> str:
+        """The currency of the tenant's money."""
+        return self.dependencies.currency_of(self.tenant_id)
+
     def lacks(self, scope: str) -> str:
         """Return why the person may not do what needs `scope`; "" where the person may."""
         return "" if scope in self.session.scopes else f"Needs the scope {scope}, which your role has not."

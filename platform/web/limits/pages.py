@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 
 from loraplex.platform.errors import describe
 from loraplex.platform.services import quotas
-from loraplex.platform.services.api_keys import member_keys
+from loraplex.platform.services.api_keys import Member
 from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.tenant_limiter import TenantLimiter
 from loraplex.platform.web.console.addresses import path_of, query_form
@@ -246,7 +246,7 @@ Work = Callable[[UnitOfWork], Awaitable[object]]
 def _change_of_key(session: ConsoleSession, name: str, changed: limits.Limits, seen: int) -> Work:
     async def work(uow: UnitOfWork) -> None:
         tenant_id = cast("UUID", session.tenant_id)
-        authority = member_keys(uow, tenant_id, session.scopes)
+        authority = Member(tenant_id, session.scopes)
         await quotas.limit_key(uow, tenant_id, name, changed, authority=authority, seen=seen)
 
     return work

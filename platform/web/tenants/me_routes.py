@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.web.endpoint import ManagementEndpoint
-from loraplex.platform.web.keys.documents import KeyDocument, to_response
 from loraplex.platform.web.responses import ApiResponse, ResponseModel, documented
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys import queries as keys
+from loraplex.tenants.api_keys.records import KeyDocument
 from loraplex.tenants.database import default_limits
 from loraplex.tenants.default_limits import UnknownParameters
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
@@ -45,7 +45,7 @@ def me_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> API
     @router.get("/me", responses=documented(response=MeDocument))
     async def me(caller: Annotated[Caller, anyone]) -> Response:
         async def work(session: AsyncSession) -> ApiResponse:
-            record = await KeyRepository(session).get(caller.tenant_id, caller.key_id)
+            key = await keys.key(session, caller.tenant_id, caller.key_id)
             limits, row = default_limits(session), await TenantRepository(session).by_id(caller.tenant_id)
             own = (await QuotaRepository(session, caller.tenant_id).tenant()).limits.default_max_tokens
             tenant = TenantDocument(
@@ -55,9 +55,7 @@ def me_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> API
                 default_max_tokens=limits.max_tokens(caller.tier, own),
                 unknown_parameters="report" if limits.reports_unknown(row.unknown_parameters) else "refuse",
             )
-            return ApiResponse(
-                200, MeDocument(tenant=tenant, key=to_response(record), scopes=sorted(caller.scopes))
-            )
+            return ApiResponse(200, MeDocument(tenant=tenant, key=key, scopes=sorted(caller.scopes)))
 
         return await endpoint.read(caller, work)
 
