@@ -9,7 +9,7 @@ from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.engine.operator_routes import engine_router
 from loraplex.platform.web.invoices.credit_routes import credits_router
 from loraplex.platform.web.invoices.operator_routes import invoices_router
-from loraplex.platform.web.limits.operator_routes import quotas_router
+from loraplex.platform.web.limits import operator_routes as limits
 from loraplex.platform.web.rate_cards.operator_routes import rate_cards_router
 from loraplex.platform.web.tenants.billing_routes import billing_router
 from loraplex.platform.web.tenants.operator_routes import tenants_router
@@ -23,7 +23,7 @@ def operator_router(
     """Build the router of the operator plane."""
     router = APIRouter(prefix="/operator/v1", tags=["operator"])
     router.include_router(tenants_router(endpoint, authenticator))
-    router.include_router(quotas_router(endpoint, authenticator))
+    router.include_router(limits.router)
     router.include_router(credits_router(endpoint, authenticator))
     router.include_router(invoices_router(endpoint, authenticator))
     router.include_router(billing_router(endpoint, authenticator))

@@ -18,7 +18,7 @@ from loraplex.platform.web.audit.pages import audit_pages
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
 from loraplex.platform.web.invoices.pages import billing_pages
 from loraplex.platform.web.keys import pages as keys
-from loraplex.platform.web.limits.pages import limits_pages
+from loraplex.platform.web.limits import pages as limits
 from loraplex.platform.web.operator_page_routes import OPERATOR_PAGES
 from loraplex.platform.web.overview.index_pages import index_pages
 from loraplex.platform.web.overview.pages import overview_pages
@@ -44,7 +44,6 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
     uploads_pages,
     playground_pages,
     token_pages,
-    limits_pages,
     overview_pages,
     requests_pages,
     usage_pages,
@@ -55,4 +54,4 @@ PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
 
 def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
     """Build the routers of all pages, each with absolute paths."""
-    return [keys.router, webhooks.router, *(build(endpoint) for build in PAGES)]
+    return [keys.router, limits.router, webhooks.router, *(build(endpoint) for build in PAGES)]

@@ -16,7 +16,7 @@ from loraplex.platform.web.audit.routes import audit_router
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.invoices.routes import invoices_router
 from loraplex.platform.web.keys import routes as keys
-from loraplex.platform.web.limits.routes import quotas_router
+from loraplex.platform.web.limits import routes as limits
 from loraplex.platform.web.rate_cards.routes import rate_cards_router
 from loraplex.platform.web.team.routes import users_router
 from loraplex.platform.web.tenants.me_routes import me_router
@@ -42,9 +42,7 @@ def tenant_router(
     ):
         router.include_router(build_router(endpoint, authenticator))
     router.include_router(uploads_router(endpoint, authenticator, dependencies.uploads))
-    router.include_router(
-        quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency_of)
-    )
+    router.include_router(limits.router)
     router.include_router(usage_router(endpoint, authenticator, dependencies.currency_of))
     router.include_router(webhooks.router)
     return router

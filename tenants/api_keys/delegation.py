@@ -229,6 +229,11 @@ class OwnerKeys:
         """Raises what `KeyRepository.revoke` does."""
         return await self._keys.revoke(self._tenant_id, key_id)
 
+    async def limits_for(self, key_id: str, limits: KeyLimits) -> KeyLimits:
+        """The limits that a key gets: `limits`. Locks the key until the transaction ends. Raises `KeyNotFound`."""
+        await self.locked(key_id)
+        return limits
+
 
 class MemberKeys(OwnerKeys):
     """Manages keys on behalf of a person whose role has `scopes`. Keys that the person creates have the person's email address

@@ -106,7 +106,6 @@ async def create_key(submission: Submission) -> Response:
     values.require_within(bounds, submission.currency)
     made = await submission.result(
         quotas.create_limited_key,
-        submission.tenant_id,
         authority_of(submission),
         values.name,
         values.scopes,
