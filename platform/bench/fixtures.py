@@ -29,7 +29,7 @@ from loraplex.platform.bench.workload import vocabulary_text
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.server.base_model_file import read_base_model
 from loraplex.platform.services import api_keys, tenants
-from loraplex.platform.services.api_keys import OperatorKeys
+from loraplex.platform.services.api_keys import Operator
 from loraplex.platform.services.push import FolderPush, PushRequest
 from loraplex.tenants.actors import command_actor
 from loraplex.tenants.database import Database
@@ -75,8 +75,8 @@ class BenchFixtures:
     async def tenant(self, name: str, weight: float = 1.0) -> BenchTenant:
         async with unit_of_work(self._database, command_actor(), None, None) as uow:
             tenant_id = (await tenants.create(uow, name, weight=weight)).id
-            issued = await api_keys.create(uow, OperatorKeys(uow, tenant_id), "bench", [INFERENCE])
-        return BenchTenant(name, tenant_id, issued.plaintext)
+            key = await api_keys.create(uow, Operator(tenant_id), "bench", [INFERENCE])
+        return BenchTenant(name, tenant_id, key.api_key)
 
     async def push_folders(self, tenant: BenchTenant, folders: Sequence[Path]) -> PushTiming:
         """Register each folder under its name, without a probe."""

@@ -13,16 +13,16 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.platform.cli.command_context import DataDir, command_unit_of_work, open_database, run_command
 from loraplex.platform.cli.output import AsJson, print_document, print_key, print_rows
 from loraplex.platform.services import api_keys
-from loraplex.platform.services.api_keys import OperatorKeys
+from loraplex.platform.services.api_keys import Operator
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.api_keys.keys import KeyChange, KeyRepository
-from loraplex.tenants.models import ApiKey
+from loraplex.tenants.api_keys import queries
+from loraplex.tenants.api_keys.records import KeyChange, KeyDocument
 from loraplex.tenants.scopes import INFERENCE, OPERATOR
 
 app = typer.Typer(name="key", help="API keys of tenants and operators.", no_args_is_help=True)
 
 TenantName = Annotated[str | None, typer.Option("--tenant", help="The tenant's name.")]
-Operator = Annotated[bool, typer.Option("--operator", help="Operator keys, which belong to no tenant.")]
+OfOperators = Annotated[bool, typer.Option("--operator", help="Operator keys, which belong to no tenant.")]
 KeyId = Annotated[str, typer.Argument(help="The public id: the third part of the key.")]
 Scopes = Annotated[list[str] | None, typer.Option("--scope", help="May be repeated. Default: inference.")]
 KeyName = Annotated[str, typer.Option("--name", help="What the key is for.")]
@@ -56,7 +56,7 @@ TIMES = ("created_at", "expires_at", "revoked_at", "last_used_at")
 @app.command()
 def create(
     tenant: TenantName = None,
-    operator: Operator = False,
+    operator: OfOperators = False,
     scope: Scopes = None,
     name: KeyName = "cli",
     environment: Environment = "live",
@@ -69,28 +69,30 @@ def create(
     check_owner(tenant, operator)
     scopes = scope or [OPERATOR if operator else INFERENCE]
     expires_at = None if expires_in_days is None else datetime.now(UTC) + timedelta(days=expires_in_days)
-
     bounds = KeyChange(expires_at=expires_at, allowed_cidrs=allowed_cidr or ())
 
     async def work() -> None:
         async with command_unit_of_work(data_dir) as uow:
-            keys = OperatorKeys(uow, await owner_id(uow.session, tenant), environment)
-            issued = await api_keys.create(uow, keys, name, scopes, bounds)
-        print_key(issued.plaintext, as_json)
+            right = Operator(await owner_id(uow.session, tenant), environment)
+            key = await api_keys.create(uow, right, name, scopes, bounds)
+        print_key(key.api_key, as_json)
 
     run_command(work())
 
 
 @app.command("list")
 def list_keys(
-    tenant: TenantName = None, operator: Operator = False, data_dir: DataDir = None, as_json: AsJson = False
+    tenant: TenantName = None,
+    operator: OfOperators = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
 ) -> None:
     """List keys. Secrets are not stored, so they are never printed."""
     check_owner(tenant, operator)
 
     async def work() -> None:
         async with open_database(data_dir) as database, database.as_operator() as session:
-            keys = await KeyRepository(session).list(await owner_id(session, tenant))
+            keys = await queries.keys(session, await owner_id(session, tenant))
         print_rows([key_document(key) for key in keys], as_json, COLUMNS)
 
     run_command(work())
@@ -100,7 +102,7 @@ def list_keys(
 def rotate(
     key_id: KeyId,
     tenant: TenantName = None,
-    operator: Operator = False,
+    operator: OfOperators = False,
     grace_seconds: GraceSeconds = 0,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -110,9 +112,9 @@ def rotate(
 
     async def work() -> None:
         async with command_unit_of_work(data_dir) as uow:
-            keys = OperatorKeys(uow, await owner_id(uow.session, tenant))
-            issued = await api_keys.rotate(uow, keys, key_id, grace_seconds)
-        print_key(issued.plaintext, as_json)
+            right = Operator(await owner_id(uow.session, tenant))
+            key = await api_keys.rotate(uow, right, key_id, grace_seconds)
+        print_key(key.api_key, as_json)
 
     run_command(work())
 
@@ -121,7 +123,7 @@ def rotate(
 def revoke(
     key_id: KeyId,
     tenant: TenantName = None,
-    operator: Operator = False,
+    operator: OfOperators = False,
     end_running: EndRunning = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -131,8 +133,8 @@ def revoke(
 
     async def work() -> None:
         async with command_unit_of_work(data_dir) as uow:
-            keys = OperatorKeys(uow, await owner_id(uow.session, tenant))
-            key = await api_keys.revoke(uow, keys, key_id, end_running=end_running)
+            right = Operator(await owner_id(uow.session, tenant))
+            key = await api_keys.revoke(uow, right, key_id, end_running=end_running)
         print_document(key_document(key), as_json)
 
     run_command(work())
@@ -147,15 +149,11 @@ async def owner_id(session: AsyncSession, tenant: str | None) -> UUID | None:
     return None if tenant is None else (await TenantRepository(session).get(tenant)).id
 
 
-def key_document(key: ApiKey) -> dict[str, Any]:
+def key_document(key: KeyDocument) -> dict[str, Any]:
     times = {name: getattr(key, name) for name in TIMES}
     return {
-        "key_id": key.key_id,
-        "name": key.name,
-        "environment": key.environment,
-        "scopes": key.scopes,
-        "allowed_cidrs": key.allowed_cidrs,
-        "created_by": key.created_by,
+        "key_id": key.id,
+        **key.model_dump(include={"name", "environment", "scopes", "allowed_cidrs", "created_by"}),
         **{
             name: None if time is None else time.isoformat(timespec="seconds") for name, time in times.items()
         },

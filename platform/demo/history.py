@@ -13,7 +13,7 @@ from typing import Final
 from uuid import UUID
 
 from loraplex.platform.services import api_keys
-from loraplex.platform.services.api_keys import OperatorKeys
+from loraplex.platform.services.api_keys import Operator
 from loraplex.platform.services.billing import tenant_billing
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.actors import system_actor
@@ -44,7 +44,7 @@ PREFIX_TOKENS: Final = 192
 
 async def announce_history(uow: UnitOfWork, tenant_id: UUID) -> None:
     """Make the key of a new tenant's sample usage, whose text is not kept. `write_history` is due until it has ended."""
-    await api_keys.create(uow, OperatorKeys(uow, tenant_id), SAMPLE_KEY, [INFERENCE])
+    await api_keys.create(uow, Operator(tenant_id), SAMPLE_KEY, [INFERENCE])
     await tenant_billing.change(uow, tenant_id, {"issuer": ISSUER})
 
 
@@ -88,7 +88,7 @@ async def write_history(database: Database, tenant_id: UUID, adapter: str) -> No
         await ledger.close()
     async with unit_of_work(database, system_actor("demo"), None, None) as uow:
         await use_cases.finalize(uow, tenant_id, month)
-        await api_keys.revoke(uow, OperatorKeys(uow, tenant_id), key.key_id)
+        await api_keys.revoke(uow, Operator(tenant_id), key.key_id)
 
 
 def _samples(random: Random, begin: datetime, end: datetime) -> Iterator[tuple[datetime, SettledUsage]]:

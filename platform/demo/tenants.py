@@ -11,7 +11,7 @@ from loraplex.platform.demo.demo_file import DemoAccess, DemoTenantAccess, read_
 from loraplex.platform.demo.errors import TenantIsNotTheDemos
 from loraplex.platform.demo.history import announce_history, write_history
 from loraplex.platform.services import api_keys, tenants
-from loraplex.platform.services.api_keys import OperatorKeys
+from loraplex.platform.services.api_keys import Operator
 from loraplex.platform.services.people import accounts
 from loraplex.platform.services.people.link_addresses import link_address
 from loraplex.platform.services.push import FolderPush, PushRequest
@@ -121,13 +121,13 @@ async def _tenant_access(
 
 async def _key(uow: UnitOfWork, tenant_id: UUID | None, name: str, scope: str, known: str | None) -> str:
     """Return the key `known` if it still works, else a new key that replaces all keys of that name."""
-    repository, keys = KeyRepository(uow.session), OperatorKeys(uow, tenant_id)
+    repository, operator = KeyRepository(uow.session), Operator(tenant_id)
     if known is not None and await _still_works(repository, tenant_id, name, known):
         return known
     for record in await repository.list(tenant_id):
         if record.name == name and record.revoked_at is None:
-            await api_keys.revoke(uow, keys, record.key_id)
-    return (await api_keys.create(uow, keys, name, [scope])).plaintext
+            await api_keys.revoke(uow, operator, record.key_id)
+    return (await api_keys.create(uow, operator, name, [scope])).api_key
 
 
 async def _still_works(repository: KeyRepository, tenant_id: UUID | None, name: str, text: str) -> bool:

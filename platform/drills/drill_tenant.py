@@ -9,9 +9,9 @@ from typing import Final
 from uuid import UUID
 
 from loraplex.platform.services import api_keys, tenants
-from loraplex.platform.services.api_keys import OperatorKeys
+from loraplex.platform.services.api_keys import Operator
 from loraplex.tenants.actors import command_actor
-from loraplex.tenants.api_keys.keys import KeyChange
+from loraplex.tenants.api_keys.records import KeyChange
 from loraplex.tenants.database import Database
 from loraplex.tenants.scopes import INFERENCE
 from loraplex.tenants.unit_of_work import unit_of_work
@@ -47,10 +47,9 @@ async def create_drill_tenant(database: Database, terms: DrillTenantTerms, life_
         tenant = await tenants.create_without_key(
             uow, terms.name, tier="standard", weight=terms.weight, limits=limits
         )
-        keys = OperatorKeys(uow, tenant.id)
         bounds: KeyChange = {"expires_at": datetime.now(UTC) + timedelta(seconds=life_s)}
-        issued = await api_keys.create(uow, keys, "drill", [INFERENCE], bounds)
-    return DrillTenant(tenant.id, issued.plaintext)
+        key = await api_keys.create(uow, Operator(tenant.id), "drill", [INFERENCE], bounds)
+    return DrillTenant(tenant.id, key.api_key)
 
 
 async def end_drill_tenant(database: Database, tenant_id: UUID) -> None:

@@ -3,32 +3,25 @@
 Invariant: a change writes one audit entry per subject with the limits that changed, and none for one whose limits stay.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
-from loraplex.platform.services.api_keys import KeyAuthority
+from loraplex.platform.services import api_keys
+from loraplex.platform.services.api_keys import Delegated, Member
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.api_keys.delegation import KeyDelegation
+from loraplex.tenants.api_keys.records import KeyChange, NewKeyDocument
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository, QuotaState
-from loraplex.tenants.quotas.limits import QuotaLimits
+from loraplex.tenants.quotas.limits import NO_LIMITS, QuotaLimits
+from loraplex.tenants.quotas.records import LimitsDocument, TenantLimitsDocument
 from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
 from loraplex.tenants.unit_of_work import UnitOfWork, require_revision
 
 ACTION = "quotas.change"
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedLimits:
-    """The limits after a change, and their revision."""
-
-    limits: QuotaLimits
-    revision: int
-
-
 async def change(
     uow: UnitOfWork, tenant_id: UUID, limits: Mapping[str, int | None], *, seen: int | None = None
-) -> ChangedLimits:
+) -> TenantLimitsDocument:
     """Set the limits of a tenant that `limits` names, as an operator. `seen`: the revision that the author has read, None
     for any.
 
@@ -43,49 +36,44 @@ async def change(
     if before != after:
         target = f"tenants/{tenant.id}/quotas"
         await uow.audit.record(ACTION, target, dict(before.items()), dict(after.items()), tenant_id=tenant.id)
-    return ChangedLimits(after, row.revision)
+    return TenantLimitsDocument.of(after, row.revision)
 
 
 async def narrow_key(
     uow: UnitOfWork,
-    tenant_id: UUID,
+    authority: Delegated | Member,
     key_id: str,
     limits: QuotaLimits,
     *,
-    manager: UUID,
     seen: int | None = None,
-) -> ChangedLimits:
-    """Set all limits of a key, as the key `manager` of its tenant: what `manager` is limited in itself, it passes on.
+) -> LimitsDocument:
+    """Set all limits of a key. A key that manages passes on what it is limited in itself; a person has no limits to pass on.
 
     Raises `KeyNotFound`, `ScopeNotHeld`, `BoundNotHeld`, `RevisionMoved`, and `InvalidField` for a limit above the tenant's.
     """
-    state = await QuotaRepository(uow.session, tenant_id).key(key_id)
-    keys = KeyDelegation(uow.session, tenant_id, manager)
-    granted = QuotaLimits(**await keys.limits_for(key_id, dict(limits.items())))
-    return await _narrow(uow, tenant_id, state, granted, seen)
+    state = await QuotaRepository(uow.session, authority.tenant_id).key(key_id)
+    granted = await authority.keys(uow).limits_for(key_id, dict(limits.items()))
+    return await _narrow(uow, authority.tenant_id, state, QuotaLimits(**granted), seen)
 
 
-async def limit_key(
+async def create_limited_key(
     uow: UnitOfWork,
-    tenant_id: UUID,
-    key_id: str,
+    authority: Delegated | Member,
+    name: str,
+    scopes: Sequence[str],
+    bounds: KeyChange,
     limits: QuotaLimits,
-    *,
-    authority: KeyAuthority,
-    seen: int | None = None,
-) -> ChangedLimits:
-    """Set all limits of a key, as a person with the right `authority`, who has no limits to pass on.
-
-    Raises `KeyNotFound`, `ScopeNotHeld`, `RevisionMoved`, and `InvalidField` for a limit above the tenant's.
-    """
-    await authority.locked(key_id)
-    state = await QuotaRepository(uow.session, tenant_id).key(key_id)
-    return await _narrow(uow, tenant_id, state, limits, seen)
+) -> NewKeyDocument:
+    """Create a key as `api_keys.create`, and set its limits as `narrow_key` if it has any. Raises as these two."""
+    made = await api_keys.create(uow, authority, name, scopes, bounds)
+    if limits != NO_LIMITS:
+        await narrow_key(uow, authority, made.id, limits)
+    return made
 
 
 async def narrow_adapter(
     uow: UnitOfWork, tenant_id: UUID, name: str, limits: QuotaLimits, *, seen: int | None = None
-) -> ChangedLimits:
+) -> LimitsDocument:
     """Set all limits of an adapter. Raises `AdapterNotFound`, `RevisionMoved`, and `InvalidField` for a limit above the tenant's."""
     state = await QuotaRepository(uow.session, tenant_id).adapter(name)
     return await _narrow(uow, tenant_id, state, limits, seen)
@@ -93,7 +81,7 @@ async def narrow_adapter(
 
 async def _narrow(
     uow: UnitOfWork, tenant_id: UUID, state: QuotaState, after: QuotaLimits, seen: int | None
-) -> ChangedLimits:
+) -> LimitsDocument:
     quotas = QuotaRepository(uow.session, tenant_id)
     row = await quotas.locked(state)
     require_revision(seen, row.revision)
@@ -105,4 +93,4 @@ async def _narrow(
     for key in replaced:
         old, new = dict(key.before.items()), dict(key.after.items())
         await uow.audit.record(ACTION, f"keys/{key.key_id}/quotas", old, new, tenant_id=tenant_id)
-    return ChangedLimits(after, row.revision)
+    return LimitsDocument.of(after, row.revision)

@@ -25,6 +25,7 @@ from loraplex.platform.observability.request_record import (
     RequestObserver,
     request_record_of,
 )
+from loraplex.platform.web import operator_plane, tenant_plane
 from loraplex.platform.web.adapters.upload_receiver import UploadReceiver
 from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.inference_plane import InferencePlane
@@ -32,9 +33,7 @@ from loraplex.platform.web.openai import routes as openai
 from loraplex.platform.web.openai.missing_endpoints import instead_of
 from loraplex.platform.web.openai.openapi import DOCUMENTED_MODELS
 from loraplex.platform.web.openapi import Application
-from loraplex.platform.web.operator_plane import operator_router
 from loraplex.platform.web.planes import Planes
-from loraplex.platform.web.tenant_plane import tenant_router
 from loraplex.platform.web.transport.body_budget import BodyBudget
 from loraplex.platform.web.transport.cross_origin import CrossOrigin
 from loraplex.platform.web.transport.direct_routes import DirectRoutes
@@ -71,8 +70,8 @@ def create_app(
     endpoint = ManagementEndpoint(dependencies)
     app.state.planes = Planes(dependencies, authenticator, endpoint)
     app.state.upload_receiver = UploadReceiver(dependencies.uploads.in_turns(endpoint.transaction_slot))
-    app.include_router(tenant_router(dependencies, endpoint, authenticator))
-    app.include_router(operator_router(dependencies, endpoint, authenticator))
+    app.include_router(tenant_plane.router)
+    app.include_router(operator_plane.router)
     app.include_router(docs_router())
     for router in routers:
         app.include_router(router)

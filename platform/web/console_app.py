@@ -62,7 +62,7 @@ def create_console(dependencies: GatewayDependencies, options: ConsoleOptions) -
     # It keeps what it planned for a tenant.
     app.state.schema_checks = SchemaChecks(dependencies)
     app.add_route(f"{STATIC_PREFIX}/{{name:path}}", static.send)
-    for router in page_routers(endpoint):
+    for router in page_routers(dependencies):
         # Included, a router would build each of its routes a second time, with the first request.
         app.router.routes.extend(router.routes)
     names = known_names(options.public_url, is_local=options.is_local)

@@ -2,34 +2,28 @@
 
 from fastapi import APIRouter
 
-from loraplex.platform.auth.authenticator import Authenticator
-from loraplex.platform.inference.dependencies import GatewayDependencies
-from loraplex.platform.web.audit.operator_routes import audit_router
-from loraplex.platform.web.endpoint import ManagementEndpoint
-from loraplex.platform.web.engine.operator_routes import engine_router
-from loraplex.platform.web.invoices.credit_routes import credits_router
-from loraplex.platform.web.invoices.operator_routes import invoices_router
-from loraplex.platform.web.limits.operator_routes import quotas_router
-from loraplex.platform.web.rate_cards.operator_routes import rate_cards_router
-from loraplex.platform.web.tenants import billing_routes as tenant_billing
+from loraplex.platform.web.audit import operator_routes as audit
+from loraplex.platform.web.engine import operator_routes as engine
+from loraplex.platform.web.invoices import credit_routes
+from loraplex.platform.web.invoices import operator_routes as invoices
+from loraplex.platform.web.limits import operator_routes as limits
+from loraplex.platform.web.rate_cards import operator_routes as rate_cards
+from loraplex.platform.web.tenants import billing_routes
 from loraplex.platform.web.tenants import operator_routes as tenants
-from loraplex.platform.web.usage.correction_routes import corrections_router
-from loraplex.platform.web.usage.operator_routes import usage_router
+from loraplex.platform.web.usage import correction_routes
+from loraplex.platform.web.usage import operator_routes as usage
 
-
-def operator_router(
-    dependencies: GatewayDependencies, endpoint: ManagementEndpoint, authenticator: Authenticator
-) -> APIRouter:
-    """Build the router of the operator plane."""
-    router = APIRouter(prefix="/operator/v1", tags=["operator"])
-    router.include_router(tenants.router)
-    router.include_router(quotas_router(endpoint, authenticator))
-    router.include_router(credits_router(endpoint, authenticator))
-    router.include_router(invoices_router(endpoint, authenticator))
-    router.include_router(tenant_billing.router)
-    router.include_router(rate_cards_router(endpoint, authenticator))
-    router.include_router(engine_router(dependencies, authenticator))
-    router.include_router(audit_router(endpoint, authenticator))
-    router.include_router(usage_router(endpoint, authenticator, dependencies.currency_of))
-    router.include_router(corrections_router(endpoint, authenticator, dependencies.admission_controller))
-    return router
+router = APIRouter(prefix="/operator/v1", tags=["operator"])
+for room in (
+    tenants.router,
+    limits.router,
+    credit_routes.router,
+    invoices.router,
+    billing_routes.router,
+    rate_cards.router,
+    engine.router,
+    audit.router,
+    usage.router,
+    correction_routes.router,
+):
+    router.include_router(room)

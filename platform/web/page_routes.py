@@ -1,71 +1,66 @@
 """All pages of the console."""
 
-from collections.abc import Callable
-from typing import Final
-
 from fastapi import APIRouter
 
-from loraplex.platform.web.account import (
-    link_pages,
-    mailed_link_pages,
-    oidc_pages,
-    sign_in_pages,
-)
+from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.web.account import link_pages, mailed_link_pages, oidc_pages, sign_in_pages
 from loraplex.platform.web.account import pages as account
-from loraplex.platform.web.adapters.alias_pages import aliases_pages
-from loraplex.platform.web.adapters.pages import adapters_pages
-from loraplex.platform.web.adapters.upload_pages import uploads_pages
-from loraplex.platform.web.adapters.version_pages import versions_pages
-from loraplex.platform.web.audit.pages import audit_pages
-from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.invoices.pages import billing_pages
-from loraplex.platform.web.keys.pages import keys_pages
-from loraplex.platform.web.limits.pages import limits_pages
-from loraplex.platform.web.operator_page_routes import OPERATOR_PAGES, OPERATOR_ROUTERS
-from loraplex.platform.web.overview.index_pages import index_pages
-from loraplex.platform.web.overview.pages import overview_pages
+from loraplex.platform.web.adapters import alias_pages, upload_pages, version_pages
+from loraplex.platform.web.adapters import pages as adapters
+from loraplex.platform.web.audit import pages as audit
+from loraplex.platform.web.engine import operator_pages as engine
+from loraplex.platform.web.invoices import credit_pages
+from loraplex.platform.web.invoices import operator_pages as operator_invoices
+from loraplex.platform.web.invoices import pages as invoices
+from loraplex.platform.web.keys import pages as keys
+from loraplex.platform.web.limits import pages as limits
+from loraplex.platform.web.overview import index_pages as index
+from loraplex.platform.web.overview import pages as overview
 from loraplex.platform.web.playground import pages as playground
 from loraplex.platform.web.playground import token_pages
+from loraplex.platform.web.rate_cards import operator_pages as rate_cards
 from loraplex.platform.web.team import pages as team
-from loraplex.platform.web.usage.pages import usage_pages
-from loraplex.platform.web.usage.request_pages import requests_pages
+from loraplex.platform.web.tenants import operator_pages as tenants
+from loraplex.platform.web.tenants import sign_up_plan_pages, state_pages
+from loraplex.platform.web.usage import operator_pages as operator_usage
+from loraplex.platform.web.usage import pages as usage
+from loraplex.platform.web.usage import request_pages as requests
 from loraplex.platform.web.webhooks import pages as webhooks
 
-PAGES: Final[tuple[Callable[[ConsoleEndpoint], APIRouter], ...]] = (
-    index_pages,
-    audit_pages,
-    billing_pages,
-    keys_pages,
-    adapters_pages,
-    aliases_pages,
-    versions_pages,
-    uploads_pages,
-    limits_pages,
-    overview_pages,
-    requests_pages,
-    usage_pages,
-    *OPERATOR_PAGES,
-)
 
-
-ROUTERS: Final = (
-    sign_in_pages.router,
-    sign_in_pages.tenant_router,
-    link_pages.router,
-    account.router,
-    webhooks.router,
-    team.router,
-    playground.router,
-    token_pages.router,
-    *OPERATOR_ROUTERS,
-)
-
-
-def page_routers(endpoint: ConsoleEndpoint) -> list[APIRouter]:
-    """Build the routers of all pages, each with absolute paths. What needs a mail server or an identity provider is there with it
+def page_routers(dependencies: GatewayDependencies) -> list[APIRouter]:
+    """Return the routers of all pages, each with absolute paths. What needs a mail server or an identity provider is there with it
     alone.
     """
-    dependencies = endpoint.dependencies
-    mailed = () if dependencies.mailed_links is None else (mailed_link_pages.router,)
-    provided = () if dependencies.identity_provider is None else (oidc_pages.router,)
-    return [*ROUTERS, *mailed, *provided, *(build(endpoint) for build in PAGES)]
+    return [
+        index.router,
+        sign_in_pages.router,
+        sign_in_pages.tenant_router,
+        link_pages.router,
+        *(() if dependencies.mailed_links is None else (mailed_link_pages.router,)),
+        *(() if dependencies.identity_provider is None else (oidc_pages.router,)),
+        account.router,
+        audit.router,
+        invoices.router,
+        keys.router,
+        adapters.router,
+        alias_pages.router,
+        version_pages.router,
+        upload_pages.router,
+        playground.router,
+        token_pages.router,
+        limits.router,
+        overview.router,
+        requests.router,
+        usage.router,
+        team.router,
+        webhooks.router,
+        tenants.router,
+        state_pages.router,
+        sign_up_plan_pages.router,
+        rate_cards.router,
+        credit_pages.router,
+        operator_invoices.router,
+        operator_usage.router,
+        engine.router,
+    ]

@@ -6,45 +6,32 @@ of another tenant is 404.
 
 from fastapi import APIRouter
 
-from loraplex.platform.auth.authenticator import Authenticator
-from loraplex.platform.inference.dependencies import GatewayDependencies
-from loraplex.platform.web.adapters.alias_routes import aliases_router
-from loraplex.platform.web.adapters.routes import adapters_router
-from loraplex.platform.web.adapters.upload_routes import uploads_router
-from loraplex.platform.web.adapters.version_routes import versions_router
-from loraplex.platform.web.audit.routes import audit_router
-from loraplex.platform.web.endpoint import ManagementEndpoint
-from loraplex.platform.web.invoices.routes import invoices_router
-from loraplex.platform.web.keys.routes import keys_router
-from loraplex.platform.web.limits.routes import quotas_router
-from loraplex.platform.web.rate_cards.routes import rate_cards_router
+from loraplex.platform.web.adapters import alias_routes, upload_routes, version_routes
+from loraplex.platform.web.adapters import routes as adapters
+from loraplex.platform.web.audit import routes as audit
+from loraplex.platform.web.invoices import routes as invoices
+from loraplex.platform.web.keys import routes as keys
+from loraplex.platform.web.limits import routes as limits
+from loraplex.platform.web.rate_cards import routes as rate_cards
 from loraplex.platform.web.team import routes as team
 from loraplex.platform.web.tenants import me_routes
-from loraplex.platform.web.usage.routes import usage_router
+from loraplex.platform.web.usage import routes as usage
 from loraplex.platform.web.webhooks import routes as webhooks
 
-
-def tenant_router(
-    dependencies: GatewayDependencies, endpoint: ManagementEndpoint, authenticator: Authenticator
-) -> APIRouter:
-    """Build the router of the tenant plane."""
-    router = APIRouter(prefix="/tenant/v1", tags=["tenant"])
-    router.include_router(me_routes.router)
-    for build_router in (
-        keys_router,
-        adapters_router,
-        versions_router,
-        aliases_router,
-        audit_router,
-        invoices_router,
-        rate_cards_router,
-    ):
-        router.include_router(build_router(endpoint, authenticator))
-    router.include_router(team.router)
-    router.include_router(uploads_router(endpoint, authenticator, dependencies.uploads))
-    router.include_router(
-        quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency_of)
-    )
-    router.include_router(usage_router(endpoint, authenticator, dependencies.currency_of))
-    router.include_router(webhooks.router)
-    return router
+router = APIRouter(prefix="/tenant/v1", tags=["tenant"])
+for room in (
+    me_routes.router,
+    keys.router,
+    adapters.router,
+    version_routes.router,
+    alias_routes.router,
+    audit.router,
+    invoices.router,
+    rate_cards.router,
+    team.router,
+    upload_routes.router,
+    limits.router,
+    usage.router,
+    webhooks.router,
+):
+    router.include_router(room)

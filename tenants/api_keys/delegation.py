@@ -12,15 +12,9 @@ from uuid import UUID
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.api_keys.keys import (
-    IssuedKey,
-    KeyChange,
-    KeyLimits,
-    KeyRepository,
-    check_expiry,
-    is_live,
-)
+from loraplex.tenants.api_keys.keys import IssuedKey, KeyLimits, KeyRepository, check_expiry, is_live
 from loraplex.tenants.api_keys.networks import are_covered, check_networks
+from loraplex.tenants.api_keys.records import KeyChange
 from loraplex.tenants.errors import BoundNotHeld, ExpiredKey, RevokedKey, ScopeNotHeld
 from loraplex.tenants.models import ApiKey
 from loraplex.tenants.scopes import KEYS_WRITE, OPERATOR_SCOPES, TENANT_SCOPES, effective_scopes
@@ -193,50 +187,86 @@ class KeyDelegation:
         return record
 
 
-class MemberKeys:
-    """Manages keys on behalf of a person whose role has `scopes`. Keys that the person creates have the person's email address
-    as their author, and no networks, expiry or limits but those given.
+class OwnerKeys:
+    """Manages all keys of an owner without a bound: of a tenant, or for None of the operators. `environment`: of the keys that a
+    tenant gets.
     """
 
     def __init__(
-        self, session: AsyncSession, tenant_id: UUID, scopes: Iterable[str], created_by: str
+        self, session: AsyncSession, tenant_id: UUID | None, created_by: str, environment: str = "live"
     ) -> None:
         self._tenant_id = tenant_id
-        self._scopes = effective_scopes(scopes)
         self._created_by = created_by
+        self._environment = environment
         self._keys = KeyRepository(session)
 
     async def create(self, name: str, scopes: Sequence[str], bounds: KeyChange | None = None) -> IssuedKey:
-        """Raises `ScopeNotHeld`, `InvalidField`, `CountReached`."""
-        self._require([KEYS_WRITE, *scopes])
-        given = bounds or {}
+        """Create a key with no networks and expiry but those given. Raises `InvalidField`, `CountReached`."""
+        given = bounds or KeyChange()
         return await self._keys.create(
-            *(self._tenant_id, name, scopes, "live", given.get("expires_at")),
+            self._tenant_id,
+            name,
+            scopes,
+            self._environment,
+            given.get("expires_at"),
             allowed_cidrs=given.get("allowed_cidrs", ()),
             created_by=self._created_by,
         )
 
     async def locked(self, key_id: str) -> ApiKey:
-        """The key, locked until this transaction ends. Raises `KeyNotFound`, `ScopeNotHeld`."""
-        record = await self._keys.locked(self._tenant_id, key_id)
+        """The key, locked until this transaction ends. Raises `KeyNotFound`."""
+        return await self._keys.locked(self._tenant_id, key_id)
+
+    async def change(self, key_id: str, change: KeyChange, expected: int | None) -> ApiKey:
+        """Raises what `KeyRepository.change` does."""
+        return await self._keys.change(self._tenant_id, key_id, change, expected)
+
+    async def rotate(self, key_id: str, grace_seconds: int) -> IssuedKey:
+        """Raises what `KeyRepository.rotate` does."""
+        return await self._keys.rotate(self._tenant_id, key_id, grace_seconds, created_by=self._created_by)
+
+    async def revoke(self, key_id: str) -> ApiKey:
+        """Raises what `KeyRepository.revoke` does."""
+        return await self._keys.revoke(self._tenant_id, key_id)
+
+    async def limits_for(self, key_id: str, limits: KeyLimits) -> KeyLimits:
+        """The limits that a key gets: `limits`. Locks the key until the transaction ends. Raises `KeyNotFound`."""
+        await self.locked(key_id)
+        return limits
+
+
+class MemberKeys(OwnerKeys):
+    """Manages keys on behalf of a person whose role has `scopes`. Keys that the person creates have the person's email address
+    as their author, and no limits. Every method raises `ScopeNotHeld` for what the role lacks.
+    """
+
+    def __init__(
+        self, session: AsyncSession, tenant_id: UUID, scopes: Iterable[str], created_by: str
+    ) -> None:
+        super().__init__(session, tenant_id, created_by)
+        self._scopes = effective_scopes(scopes)
+
+    async def create(self, name: str, scopes: Sequence[str], bounds: KeyChange | None = None) -> IssuedKey:
+        self._require([KEYS_WRITE, *scopes])
+        return await super().create(name, scopes, bounds)
+
+    async def locked(self, key_id: str) -> ApiKey:
+        record = await super().locked(key_id)
         self._require([KEYS_WRITE, *record.scopes])
         return record
 
     async def change(self, key_id: str, change: KeyChange, expected: int | None) -> ApiKey:
-        """Raises `ScopeNotHeld` and what `KeyRepository.change` does."""
         await self.locked(key_id)
         self._require(change.get("scopes", ()))
-        return await self._keys.change(self._tenant_id, key_id, change, expected)
+        return await super().change(key_id, change, expected)
 
     async def rotate(self, key_id: str, grace_seconds: int) -> IssuedKey:
-        """Raises `ScopeNotHeld` and what `KeyRepository.rotate` does."""
         await self.locked(key_id)
-        return await self._keys.rotate(self._tenant_id, key_id, grace_seconds, created_by=self._created_by)
+        return await super().rotate(key_id, grace_seconds)
 
     async def revoke(self, key_id: str) -> ApiKey:
-        """Raises `ScopeNotHeld` and what `KeyRepository.revoke` does."""
         await self.locked(key_id)
-        return await self._keys.revoke(self._tenant_id, key_id)
+        return await super().revoke(key_id)
 
     def _require(self, scopes: Iterable[str]) -> None:
         require_scopes(self._scopes, scopes, "a role")

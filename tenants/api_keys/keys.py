@@ -5,7 +5,7 @@ one tenant change one at a time, and a tenant never has more of them than its qu
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, ScalarSelect, Select, func, or_, select, text, tuple_
@@ -14,6 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute, aliased, selectinload, with_ex
 
 from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key, is_key_id, parse_key
 from loraplex.tenants.api_keys.networks import check_networks
+from loraplex.tenants.api_keys.records import MAX_GRACE_SECONDS, KeyChange, KeyState
 from loraplex.tenants.database import default_limits
 from loraplex.tenants.errors import (
     CountReached,
@@ -28,12 +29,11 @@ from loraplex.tenants.errors import (
 )
 from loraplex.tenants.models import LIMIT_COLUMNS, ApiKey, Quota
 from loraplex.tenants.names import check_key_name
+from loraplex.tenants.pages import Slice, sliced
 from loraplex.tenants.scopes import check_scopes
 
-MAX_GRACE_SECONDS = 30 * 24 * 3600
 LAST_EXPIRY = datetime(3000, 1, 1, tzinfo=UTC)
 NO_DIGEST = bytes(32)
-KeyState: TypeAlias = Literal["working", "expired", "revoked"]
 KeyLimits: TypeAlias = Mapping[str, int | None]
 """The limits of a key by the names of their columns; None is no limit."""
 FIND_KEY = text("SELECT * FROM find_api_key(:key_id)")
@@ -79,15 +79,6 @@ class IssuedKey:
 
     record: ApiKey
     plaintext: str = field(repr=False)
-
-
-class KeyChange(TypedDict, total=False):
-    """The fields of a key that may change; those that are absent stay."""
-
-    name: str
-    scopes: Sequence[str]
-    expires_at: datetime | None
-    allowed_cidrs: Sequence[str]
 
 
 class KeyRepository:
@@ -166,15 +157,14 @@ class KeyRepository:
         return (await self._session.scalars(query.where(*ending))).all()
 
     async def newest(
-        self, tenant_id: UUID, state: KeyState | None, before: tuple[datetime, UUID] | None, limit: int
+        self, tenant_id: UUID, state: KeyState | None, part: Slice[tuple[datetime, str]]
     ) -> Sequence[ApiKey]:
-        """At most `limit` keys in this state (None: any), newest first, before the one created at that time with that id."""
-        query = of_owner(tenant_id).order_by(None).order_by(ApiKey.created_at.desc(), ApiKey.id.desc())
+        """A part of the keys in this state (None: any), newest first."""
+        query = of_owner(tenant_id).order_by(None)
         if state is not None:
             query = query.where(_in_state(state, datetime.now(UTC)))
-        if before is not None:
-            query = query.where(tuple_(ApiKey.created_at, ApiKey.id) < before)
-        return (await self._session.scalars(query.limit(limit))).all()
+        query = sliced(query, part, ApiKey.created_at, ApiKey.key_id, newest_first=True)
+        return (await self._session.scalars(query)).all()
 
     async def replaced_by(self, tenant_id: UUID, ids: Iterable[UUID]) -> dict[UUID, ApiKey]:
         """The keys that these keys replaced, by the new one's id."""

@@ -5,12 +5,14 @@ Valkey's scripts compute.
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Literal, Self, get_args
+from typing import TYPE_CHECKING, Literal, Self, get_args
 from uuid import UUID
 
 from loraplex.tenants.default_limits import MAX_DEFAULT_TOKENS
 from loraplex.tenants.errors import InvalidField
-from loraplex.tenants.models.quotas import Quota
+
+if TYPE_CHECKING:
+    from loraplex.tenants.models.quotas import Quota
 
 Level = Literal["tenant", "group", "key", "adapter"]
 LimitName = Literal[
@@ -75,7 +77,7 @@ class QuotaLimits:
                 raise InvalidField(name, f"{name} must be between 0 and {MAXIMA[name]}, or null")
 
     @classmethod
-    def of(cls, quota: Quota | None) -> Self:
+    def of(cls, quota: "Quota | None") -> Self:
         """The limits of a row; without a row, no limits."""
         return cls(**{field.name: getattr(quota, field.name, None) for field in fields(cls)})
 

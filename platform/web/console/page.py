@@ -88,6 +88,11 @@ class PageRequest(OpenPage):
             raise SignInNeeded
         return self.session.tenant_id
 
+    @property
+    def currency(self) -> str:
+        """The currency of the tenant's money."""
+        return self.dependencies.currency_of(self.tenant_id)
+
     def lacks(self, scope: str) -> str:
         """Return why the person may not do what needs `scope`; "" where the person may."""
         return "" if scope in self.session.scopes else f"Needs the scope {scope}, which your role has not."
@@ -134,10 +139,6 @@ class PageRequest(OpenPage):
         """Respond with a page that is a dialog where htmx asks for it."""
         layout = "dialog.html" if is_htmx(self.http) else "base.html"
         return self.show(template, status=status, layout=layout, **context)
-
-    def fragment(self, template: str, block: str, /, **context: Any) -> Response:
-        """Respond with one block of a page's template, for htmx."""
-        return self.endpoint.fragment(self.http, self.session, template, block, **context)
 
     def back(self, location: str, toast: str, undo: Undo | None = None) -> Response:
         """Send the browser to `location`, a path of this server, after a change; the page there shows `toast` once."""

@@ -1,36 +1,25 @@
 """Keys: `/console/keys`. Invariant: the text of a new key is in the one response to its form, which no cache keeps."""
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, get_args
-from urllib.parse import urlencode
+from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import BaseModel, Field, field_validator
-from sqlalchemy.ext.asyncio import AsyncSession
-from starlette.requests import Request
 from starlette.responses import Response
 
 from loraplex.platform.services import api_keys, quotas
-from loraplex.platform.services.api_keys import KeyAuthority, member_keys
-from loraplex.platform.services.people.identity import ConsoleSession
-from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.console.form_routes import revision_of
-from loraplex.platform.web.console.forms import parse
-from loraplex.platform.web.console.legacy_forms import Sent, add_form, tenant_of
+from loraplex.platform.services.api_keys import Member
+from loraplex.platform.web.console.form_routes import FormSubmission, form_page, submits
+from loraplex.platform.web.console.page import ROWS, PageRequest, opens
 from loraplex.platform.web.keys import queries
-from loraplex.platform.web.keys.queries import (
-    ALL_SCOPES,
-    MAX_GRACE_SECONDS,
-    DayOfUse,
-    Key,
-    KeyState,
-)
+from loraplex.platform.web.keys.queries import KEY_ORDER, ShownKey
 from loraplex.platform.web.limits import queries as limits
-from loraplex.platform.web.limits.limit_fields import LIMIT_NAMES, Bounds, LimitFields
-from loraplex.platform.web.limits.queries import Limits, StoredLimits
-from loraplex.tenants.unit_of_work import UnitOfWork
+from loraplex.platform.web.limits.limit_fields import LIMIT_NAMES, LimitFields
+from loraplex.tenants.api_keys.records import KEY_STATES, MAX_GRACE_SECONDS, KeyChange
+from loraplex.tenants.scopes import KEYS_WRITE, TENANT_SCOPES, USAGE_READ
 
+Manager = Annotated[PageRequest, opens(KEYS_WRITE)]
+Submission = Annotated[FormSubmission, submits(KEYS_WRITE)]
 LIST: Final = "/console/keys"
 ONE: Final = f"{LIST}/{{key_id}}"
 HOUR_S: Final = 3600
@@ -42,6 +31,8 @@ GRACES: Final = (
     ("other", "Another number of hours"),
 )
 FIELDS: Final = ("name", "scopes", "allowed_cidrs", "expires_at")
+
+router = APIRouter()
 
 
 class KeyForm(BaseModel):
@@ -61,6 +52,11 @@ class KeyForm(BaseModel):
     def networks(self) -> list[str]:
         """The networks one by one."""
         return [network.strip() for network in self.allowed_cidrs.split(",") if network.strip()]
+
+    @property
+    def bounds(self) -> KeyChange:
+        """Its expiry and networks, both as they were typed."""
+        return {"expires_at": self.expires_at, "allowed_cidrs": self.networks}
 
 
 class NewKeyForm(KeyForm, LimitFields):
@@ -85,226 +81,110 @@ class RotateForm(BaseModel):
         return self.hours * HOUR_S if self.grace == "other" else int(self.grace)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewKey:
-    """A key that was just made. `replaces`: the name of the public id that it replaced, None for a key of its own."""
-
-    id: str
-    name: str
-    plaintext: str
-    replaces: str | None = None
-
-
-def keys_pages(endpoint: ConsoleEndpoint) -> APIRouter:
-    """Build the routes of the pages of keys."""
-    router = APIRouter()
-    writer = Depends(endpoint.requires("keys:write"))
-    _add_list(router, endpoint, writer)
-    _add_creation(router, endpoint, writer)
-    _add_key(router, endpoint, writer)
-    _add_edit(router, endpoint, writer)
-    _add_rotation(router, endpoint, writer)
-    _add_revocation(router, endpoint, writer)
-    return router
-
-
-def _add_list(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    @router.get(LIST)
-    async def list_keys(
-        request: Request, session: Annotated[ConsoleSession, writer], state: str = "", before: str = ""
-    ) -> Response:
-        wanted: KeyState | None = next((each for each in get_args(KeyState) if each == state), None)
-        page = await endpoint.query(
-            session, lambda found: queries.key_page(found, tenant_of(session), wanted, before)
-        )
-        query = {"state": wanted} if wanted else {}
-        older = None if page.older is None else f"{LIST}?{urlencode({**query, 'before': page.older})}"
-        newest = f"{LIST}?{urlencode(query)}" if before else None
-        return endpoint.page(
-            *(request, session, "keys/list.html"),
-            keys=page.keys,
-            state=wanted,
-            states=queries.STATES,
-            older=older,
-            newest=newest,
-        )
-
-
-def _add_creation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    async def create_key(sent: Sent) -> Response:
-        session, asked = sent.session, parse(sent.form, NewKeyForm)
-        asked.require_within(await find_bounds(endpoint, session), currency_of(endpoint, session))
-
-        async def work(uow: UnitOfWork) -> NewKey:
-            keys, tenant_id = keys_of(uow, session), tenant_of(session)
-            issued = await api_keys.create(
-                uow,
-                keys,
-                asked.name,
-                asked.scopes,
-                {"expires_at": asked.expires_at, "allowed_cidrs": asked.networks},
-            )
-            if asked.limits != Limits():
-                await quotas.limit_key(uow, tenant_id, issued.record.key_id, asked.limits, authority=keys)
-            return NewKey(id=issued.record.key_id, name=issued.record.name, plaintext=issued.plaintext)
-
-        made = await sent.perform(work, NewKey)
-        return sent.show_once("keys/secret.html", made)
-
-    add_form(
-        *(router, f"{LIST}/new", endpoint),
-        access=writer,
-        template="keys/new.html",
-        find=new_key,
-        send=create_key,
-        fields=(*FIELDS, *LIMIT_NAMES),
-        is_page=True,
-    )
-
-
-def _add_key(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    @router.get(ONE)
-    async def show_key(key_id: str, request: Request, session: Annotated[ConsoleSession, writer]) -> Response:
-        tenant_id, now, currency = tenant_of(session), datetime.now(UTC), currency_of(endpoint, session)
-        sees_use = "usage:read" in session.scopes
-
-        async def read(found: AsyncSession) -> tuple[Key, StoredLimits, list[DayOfUse]]:
-            key = await queries.key(found, tenant_id, key_id)
-            days = await queries.days_of_use(found, tenant_id, key_id, currency, now) if sees_use else []
-            return key, await limits.stored_of_key(found, tenant_id, key_id), days
-
-        key, stored, days = await endpoint.query(session, read)
-        controller = endpoint.dependencies.admission_controller
-        has_limits = any(subject.limits for subject in stored.subjects)
-        counted = await limits.with_use(controller, tenant_id, stored) if has_limits else None
-        own, *groups = counted or stored.subjects
-        return endpoint.page(
-            *(request, session, "keys/key.html"),
-            key=key,
-            limits=own.limits,
-            groups=groups,
-            days=days,
-            is_counted=counted is not None,
-            currency=currency,
-            lacking=lacking_scope(session, key),
-        )
-
-
-def _add_edit(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    async def change_key(sent: Sent) -> Response:
-        key_id, asked = sent.named("key_id"), parse(sent.form, KeyForm)
-
-        async def work(uow: UnitOfWork) -> None:
-            await api_keys.change(
-                uow,
-                keys_of(uow, sent.session),
-                key_id,
-                {
-                    "name": asked.name,
-                    "scopes": asked.scopes,
-                    "allowed_cidrs": asked.networks,
-                    "expires_at": asked.expires_at,
-                },
-                seen=revision_of(sent.form),
-            )
-
-        await sent.perform(work)
-        return sent.back(f"{LIST}/{key_id}", f"Key {asked.name} was changed.")
-
-    add_form(
-        *(router, f"{ONE}/edit", endpoint),
-        access=writer,
-        template="keys/edit.html",
-        find=asked_about,
-        send=change_key,
-        fields=FIELDS,
-    )
-
-
-def _add_rotation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    async def rotate_key(sent: Sent) -> Response:
-        key_id, asked = sent.named("key_id"), parse(sent.form, RotateForm)
-
-        async def work(uow: UnitOfWork) -> NewKey:
-            issued = await api_keys.rotate(uow, keys_of(uow, sent.session), key_id, asked.seconds)
-            return NewKey(
-                id=issued.record.key_id, name=issued.record.name, plaintext=issued.plaintext, replaces=key_id
-            )
-
-        made = await sent.perform(work, NewKey)
-        return sent.show_once("keys/secret.html", made)
-
-    add_form(
-        *(router, f"{ONE}/rotate", endpoint),
-        access=writer,
-        template="keys/rotate.html",
-        find=asked_about,
-        send=rotate_key,
-        fields=("grace", "hours"),
-        graces=GRACES,
-    )
-
-
-def _add_revocation(router: APIRouter, endpoint: ConsoleEndpoint, writer: Any) -> None:
-    async def revoke_key(sent: Sent) -> Response:
-        async def work(uow: UnitOfWork) -> str:
-            keys = keys_of(uow, sent.session)
-            return (await api_keys.revoke(uow, keys, sent.named("key_id"), end_running=end_running)).name
-
-        end_running = bool(sent.form.text("end_running"))
-        name = await sent.perform(work, str)
-        toast = f"Key {name} is revoked: its next request is refused with 401."
-        return sent.back(LIST, toast)
-
-    add_form(
-        *(router, f"{ONE}/revoke", endpoint),
-        access=writer,
-        template="keys/revoke.html",
-        find=asked_about,
-        send=revoke_key,
-    )
-
-
-async def find_bounds(endpoint: ConsoleEndpoint, session: ConsoleSession) -> Bounds:
-    """Return the limits of the tenant, which those of a key must not exceed."""
-    return await endpoint.query(session, lambda found: limits.bounds(found, tenant_of(session)))
-
-
-async def new_key(endpoint: ConsoleEndpoint, request: Request, session: ConsoleSession) -> dict[str, object]:
+async def new_form(page: Manager) -> dict[str, object]:
     """Return what the form of a new key shows."""
+    bounds = await page.query(limits.bounds, page.tenant_id)
+    return {"scopes": scope_options(page), "bounds": bounds, "currency": page.currency}
+
+
+async def key_form(page: Manager, key_id: str) -> dict[str, object]:
+    """Return what forms about a key show. Raises `KeyNotFound`."""
+    key = await page.query(queries.key, page.tenant_id, key_id)
     return {
-        "scopes": scope_options(session),
-        "bounds": await find_bounds(endpoint, session),
-        "currency": currency_of(endpoint, session),
+        "key": key,
+        "lacking": lacking_scope(page, key),
+        "scopes": scope_options(page),
+        "graces": GRACES,
     }
 
 
-async def asked_about(
-    endpoint: ConsoleEndpoint, request: Request, session: ConsoleSession
-) -> dict[str, object]:
-    """Return what forms about a key show. Raises `KeyNotFound`."""
-    key_id = request.path_params["key_id"]
-    key = await endpoint.query(session, lambda found: queries.key(found, tenant_of(session), key_id))
-    return {"key": key, "lacking": lacking_scope(session, key), "scopes": scope_options(session)}
+# `new` is no id of a key.
+@form_page(router, f"{LIST}/new", "keys/new.html", new_form, fields=(*FIELDS, *LIMIT_NAMES), is_page=True)
+async def create_key(submission: Submission) -> Response:
+    values = submission.parse(NewKeyForm)
+    bounds = await submission.query(limits.bounds, submission.tenant_id)
+    values.require_within(bounds, submission.currency)
+    made = await submission.result(
+        quotas.create_limited_key,
+        authority_of(submission),
+        values.name,
+        values.scopes,
+        values.bounds,
+        values.limits,
+    )
+    return submission.dialog("keys/secret.html", made=made, replaces=None)
 
 
-def keys_of(uow: UnitOfWork, session: ConsoleSession) -> KeyAuthority:
-    """Return the right of the session's person over the keys of its tenant."""
-    return member_keys(uow, tenant_of(session), session.scopes)
+@router.get(LIST)
+async def list_keys(page: Manager, state: str = "") -> Response:
+    wanted = next((each for each in KEY_STATES if each == state), None)
+    part = page.part(KEY_ORDER, ROWS)
+    found = await page.query(queries.keys, page.tenant_id, wanted, part)
+    return page.show("keys/list.html", keys=page.rows(part, found), state=wanted, states=KEY_STATES)
 
 
-def currency_of(endpoint: ConsoleEndpoint, session: ConsoleSession) -> str:
-    """Return the currency of the tenant's money."""
-    return endpoint.dependencies.currency_of(tenant_of(session))
+@router.get(ONE)
+async def show_key(page: Manager, key_id: str) -> Response:
+    tenant_id, now, currency = page.tenant_id, datetime.now(UTC), page.currency
+    sees_use = USAGE_READ in page.session.scopes
+    async with page.reading() as session:
+        key = await queries.key(session, tenant_id, key_id)
+        days = await queries.days_of_use(session, tenant_id, key_id, currency, now) if sees_use else []
+        stored = await limits.stored_of_key(session, tenant_id, key_id)
+    has_limits = any(subject.limits for subject in stored.subjects)
+    controller = page.dependencies.admission_controller
+    counted = await limits.with_use(controller, tenant_id, stored) if has_limits else None
+    own, *groups = counted or stored.subjects
+    return page.show(
+        "keys/key.html",
+        key=key,
+        limits=own.limits,
+        groups=groups,
+        days=days,
+        is_counted=counted is not None,
+        currency=currency,
+        lacking=lacking_scope(page, key),
+    )
 
 
-def scope_options(session: ConsoleSession) -> list[tuple[str, str, str]]:
+@form_page(router, f"{ONE}/edit", "keys/edit.html", key_form, fields=FIELDS)
+async def change_key(submission: Submission, key_id: str) -> Response:
+    values = submission.parse(KeyForm)
+    changes: KeyChange = {"name": values.name, "scopes": values.scopes, **values.bounds}
+    await submission.run(api_keys.change, authority_of(submission), key_id, changes, seen=submission.revision)
+    return submission.back(f"{LIST}/{key_id}", f"Key {values.name} was changed.")
+
+
+@form_page(router, f"{ONE}/rotate", "keys/rotate.html", key_form, fields=("grace", "hours"))
+async def rotate_key(submission: Submission, key_id: str) -> Response:
+    grace_s = submission.parse(RotateForm).seconds
+    made = await submission.result(api_keys.rotate, authority_of(submission), key_id, grace_s)
+    return submission.dialog("keys/secret.html", made=made, replaces=key_id)
+
+
+@form_page(router, f"{ONE}/revoke", "keys/revoke.html", key_form)
+async def revoke_key(submission: Submission, key_id: str) -> Response:
+    end_running = bool(submission.form.text("end_running"))
+    ended = await submission.result(
+        api_keys.revoke, authority_of(submission), key_id, end_running=end_running
+    )
+    return submission.back(LIST, f"Key {ended.name} is revoked: its next request is refused with 401.")
+
+
+def authority_of(page: PageRequest) -> Member:
+    """Return the right of the page's person over the keys of its tenant."""
+    return Member(page.tenant_id, page.session.scopes)
+
+
+def scope_options(page: PageRequest) -> list[tuple[str, str, str]]:
     """Return all scopes as choices; one that the person lacks has the reason why it cannot be chosen."""
+    held = page.session.scopes
     return [
-        (scope, scope, "" if scope in session.scopes else "your role cannot grant it") for scope in ALL_SCOPES
+        (scope, scope, "" if scope in held else "your role cannot grant it")
+        for scope in sorted(TENANT_SCOPES)
     ]
 
 
-def lacking_scope(session: ConsoleSession, key: Key) -> str | None:
+def lacking_scope(page: PageRequest, key: ShownKey) -> str | None:
     """Return a scope of the key that the person lacks: then the person may not change the key."""
-    return next((scope for scope in key.scopes if scope not in session.scopes), None)
+    return next((scope for scope in key.scopes if scope not in page.session.scopes), None)

@@ -1,147 +1,125 @@
 """`/tenant/v1/keys`: a tenant's keys, managed with its own keys. A key of another tenant is 404."""
 
-from datetime import datetime
-from typing import Annotated, Any, Final
-from uuid import UUID
+from typing import Annotated, Final, cast
 
-from fastapi import APIRouter, Depends, Request
-from sqlalchemy.ext.asyncio import AsyncSession
+from fastapi import APIRouter
+from pydantic import Field, WithJsonSchema
 from starlette.responses import Response
 
-from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.services import api_keys
-from loraplex.platform.services.api_keys import KeyAuthority, delegated_keys
+from loraplex.platform.services.api_keys import Delegated
 from loraplex.platform.web.cursors import flag, flag_parameter
-from loraplex.platform.web.endpoint import ManagementEndpoint
-from loraplex.platform.web.etags import if_match
-from loraplex.platform.web.keys.documents import (
-    KeyDocument,
-    KeyPatch,
-    NewKeyBody,
-    NewKeyDocument,
-    RotateBody,
-    to_response,
-)
+from loraplex.platform.web.keys.queries import KEY_ORDER
 from loraplex.platform.web.openapi import described, listed
-from loraplex.platform.web.request_bodies import request_model
+from loraplex.platform.web.planes import TenantRequest, requires
+from loraplex.platform.web.request_bodies import RequestModel, Time, request_model
 from loraplex.platform.web.responses import ApiResponse, documented
-from loraplex.platform.web.sorting import SortOrder, by_time
-from loraplex.tenants.api_keys.keys import IssuedKey, KeyRepository
-from loraplex.tenants.models import ApiKey
-from loraplex.tenants.scopes import KEYS_WRITE
-from loraplex.tenants.unit_of_work import UnitOfWork
+from loraplex.tenants.api_keys import queries
+from loraplex.tenants.api_keys.networks import MAX_NETWORKS
+from loraplex.tenants.api_keys.records import MAX_GRACE_SECONDS, KeyChange, KeyDocument, NewKeyDocument
+from loraplex.tenants.names import KEY_NAME_MAX_LENGTH
+from loraplex.tenants.scopes import INFERENCE, KEYS_WRITE, TENANT_SCOPES
 
+Manager = Annotated[TenantRequest, requires(KEYS_WRITE)]
+Name = Annotated[str, Field(min_length=1, max_length=KEY_NAME_MAX_LENGTH)]
+Scope = Annotated[str, WithJsonSchema({"type": "string", "enum": sorted(TENANT_SCOPES)})]
+Scopes = Annotated[list[Scope], Field(min_length=1, max_length=2 * len(TENANT_SCOPES))]
+Networks = Annotated[list[str], Field(max_length=MAX_NETWORKS)]
+NEW: Final = documented(409, 422, response=NewKeyDocument, status=201)
 END_RUNNING: Final = (
     "Whether the key's running requests end within 2 s, on every gateway, and are billed by what was delivered; "
     "else they run on to their end."
 )
-BY_TIME: Final[SortOrder[ApiKey, tuple[datetime, UUID]]] = by_time(
-    lambda record: (record.created_at, record.id)
+
+router = APIRouter()
+
+
+class NewKeyBody(RequestModel):
+    """`allowed_cidrs`: networks from which the key may be used; an empty list allows all. Without `allowed_cidrs` or
+    `expires_at`, the value of the key that creates it applies; neither may exceed that value.
+    """
+
+    name: Name
+    scopes: Scopes = Field(default_factory=lambda: [INFERENCE])
+    expires_at: Time | None = None
+    allowed_cidrs: Networks = Field(default_factory=list)
+
+    def bounds(self) -> KeyChange:
+        """Return the given restrictions: networks and expiry."""
+        return cast("KeyChange", self.model_dump(exclude_unset=True, include={"expires_at", "allowed_cidrs"}))
+
+
+class KeyPatch(RequestModel):
+    """The fields to change; those that are absent stay unchanged."""
+
+    name: Name = Field(default_factory=str)
+    scopes: Scopes = Field(default_factory=list)
+    expires_at: Time | None = None
+    allowed_cidrs: Networks = Field(default_factory=list)
+
+    def change(self) -> KeyChange:
+        """Return the given fields."""
+        return cast("KeyChange", self.model_dump(exclude_unset=True))
+
+
+class RotateBody(RequestModel):
+    """`grace_seconds`: how long the old key stays valid next to the new one."""
+
+    grace_seconds: int = Field(default=0, ge=0, le=MAX_GRACE_SECONDS)
+
+
+@router.get("/keys", **listed(KeyDocument))
+async def list_keys(request: Manager) -> Response:
+    page = request.page(KEY_ORDER)
+    return await request.listing(page, queries.keys, request.tenant_id, page)
+
+
+@router.get("/keys/{key_id}", responses=documented(response=KeyDocument))
+async def get_key(request: Manager, key_id: str) -> Response:
+    return await request.read(queries.key, request.tenant_id, key_id)
+
+
+@router.post("/keys", status_code=201, responses=NEW, openapi_extra=described(NewKeyBody, repeatable=True))
+async def create_key(request: Manager, body: Annotated[NewKeyBody, request_model(NewKeyBody)]) -> Response:
+    return await request.run(api_keys.create, authority_of(request), body.name, body.scopes, body.bounds())
+
+
+@router.post(
+    "/keys/{key_id}/rotate",
+    status_code=201,
+    responses=NEW,
+    openapi_extra=described(RotateBody, optional_body=True, repeatable=True),
 )
+async def rotate_key(
+    request: Manager, key_id: str, body: Annotated[RotateBody, request_model(RotateBody, optional=True)]
+) -> Response:
+    return await request.run(api_keys.rotate, authority_of(request), key_id, body.grace_seconds)
 
 
-def keys_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
-    router = APIRouter()
-    writer = Depends(authenticator.requires(KEYS_WRITE))
-    _add_reads(router, endpoint, writer)
-    _add_issuing(router, endpoint, writer)
-    _add_changes(router, endpoint, writer)
-    return router
+@router.patch(
+    "/keys/{key_id}",
+    responses=documented(409, 412, 428, response=KeyDocument),
+    openapi_extra=described(KeyPatch, if_match=True),
+)
+async def change_key(
+    request: Manager, key_id: str, body: Annotated[KeyPatch, request_model(KeyPatch)]
+) -> Response:
+    authority, seen = authority_of(request), request.if_match
+    return await request.run(api_keys.change, authority, key_id, body.change(), seen=seen)
 
 
-def _add_reads(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -> None:
-    @router.get("/keys", **listed(KeyDocument))
-    async def list_keys(request: Request, caller: Annotated[Caller, writer]) -> Response:
-        return await endpoint.listing(
-            request,
-            caller,
-            BY_TIME,
-            lambda session, page: KeyRepository(session).page(caller.tenant_id, page.after, page.fetch),
-            to_response,
-        )
-
-    @router.get("/keys/{key_id}", responses=documented(response=KeyDocument))
-    async def get_key(key_id: str, caller: Annotated[Caller, writer]) -> Response:
-        async def work(session: AsyncSession) -> ApiResponse:
-            return key_response(await KeyRepository(session).get(caller.tenant_id, key_id))
-
-        return await endpoint.read(caller, work)
+@router.delete(
+    "/keys/{key_id}",
+    status_code=204,
+    responses=documented(),
+    openapi_extra=flag_parameter("end_running", END_RUNNING),
+)
+async def revoke_key(request: Manager, key_id: str) -> Response:
+    end_running = flag(request.http, "end_running")
+    without_body = request.replying(lambda _: ApiResponse(204))
+    return await without_body.run(api_keys.revoke, authority_of(request), key_id, end_running=end_running)
 
 
-def _add_issuing(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -> None:
-    new = documented(409, 422, response=NewKeyDocument, status=201)
-    rotation = described(RotateBody, optional_body=True, repeatable=True)
-
-    @router.post(
-        "/keys", status_code=201, responses=new, openapi_extra=described(NewKeyBody, repeatable=True)
-    )
-    async def create_key(
-        request: Request,
-        caller: Annotated[Caller, writer],
-        body: Annotated[NewKeyBody, request_model(NewKeyBody)],
-    ) -> Response:
-        async def work(uow: UnitOfWork) -> ApiResponse:
-            keys = keys_of(uow, caller)
-            return new_key_response(await api_keys.create(uow, keys, body.name, body.scopes, body.bounds()))
-
-        return await endpoint.perform(request, caller, work)
-
-    @router.post("/keys/{key_id}/rotate", status_code=201, responses=new, openapi_extra=rotation)
-    async def rotate_key(
-        key_id: str,
-        request: Request,
-        caller: Annotated[Caller, writer],
-        body: Annotated[RotateBody, request_model(RotateBody, optional=True)],
-    ) -> Response:
-        async def work(uow: UnitOfWork) -> ApiResponse:
-            keys = keys_of(uow, caller)
-            return new_key_response(await api_keys.rotate(uow, keys, key_id, body.grace_seconds))
-
-        return await endpoint.perform(request, caller, work)
-
-
-def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -> None:
-    changed = documented(409, 412, 428, response=KeyDocument)
-
-    @router.patch("/keys/{key_id}", responses=changed, openapi_extra=described(KeyPatch, if_match=True))
-    async def change_key(
-        key_id: str,
-        request: Request,
-        caller: Annotated[Caller, writer],
-        body: Annotated[KeyPatch, request_model(KeyPatch)],
-    ) -> Response:
-        seen = if_match(request)
-
-        async def work(uow: UnitOfWork) -> ApiResponse:
-            keys = keys_of(uow, caller)
-            return key_response(await api_keys.change(uow, keys, key_id, body.change(), seen=seen))
-
-        return await endpoint.perform(request, caller, work)
-
-    @router.delete(
-        "/keys/{key_id}",
-        status_code=204,
-        responses=documented(),
-        openapi_extra=flag_parameter("end_running", END_RUNNING),
-    )
-    async def revoke_key(key_id: str, request: Request, caller: Annotated[Caller, writer]) -> Response:
-        end_running = flag(request, "end_running")
-
-        async def work(uow: UnitOfWork) -> ApiResponse:
-            await api_keys.revoke(uow, keys_of(uow, caller), key_id, end_running=end_running)
-            return ApiResponse(204)
-
-        return await endpoint.perform(request, caller, work)
-
-
-def keys_of(uow: UnitOfWork, caller: Caller) -> KeyAuthority:
-    return delegated_keys(uow, caller.tenant_id, caller.api_key_id)
-
-
-def key_response(record: ApiKey) -> ApiResponse:
-    return ApiResponse(200, to_response(record), etag=record.revision)
-
-
-def new_key_response(issued: IssuedKey) -> ApiResponse:
-    document = NewKeyDocument(**to_response(issued.record).model_dump(), api_key=issued.plaintext)
-    return ApiResponse(201, document, etag=issued.record.revision, headers={"cache-control": "no-store"})
+def authority_of(request: TenantRequest) -> Delegated:
+    """Return the right of the caller's key over the keys of its tenant."""
+    return Delegated(request.tenant_id, request.caller.api_key_id)

@@ -1,27 +1,13 @@
-"""Response schemas of limits, their use, refusals and threshold events. Budgets in micro-units of money, times in UTC."""
+"""Schemas of limits with their use, and of refusals. Budgets in micro-units of money, times in UTC."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Annotated, Literal
-from uuid import UUID
 
 from pydantic import Field
 
 from loraplex.platform.web.cursors import Listing
 from loraplex.platform.web.request_bodies import RequestModel
 from loraplex.platform.web.responses import ResponseModel
-from loraplex.tenants.counters.counter_replies import RETRY_S, Decision, Explanation, LimitUse, UnknownLimit
-from loraplex.tenants.quotas.delegated_quotas import QuotaState, ResourceUse
-from loraplex.tenants.quotas.limits import (
-    COUNTED,
-    MAX_BUDGET,
-    MAX_INTEGER,
-    MAX_RATE,
-    Level,
-    LimitName,
-    QuotaLimits,
-)
-from loraplex.tenants.quotas.threshold_events import Event
+from loraplex.tenants.quotas.limits import MAX_BUDGET, MAX_INTEGER, MAX_RATE, Level, LimitName
 from loraplex.tenants.records import UtcTime
 
 Rate = Annotated[int | None, Field(ge=0, le=MAX_RATE)]
@@ -69,18 +55,6 @@ class QuotasDocument(Listing[QuotaDocument]):
     currency: str
 
 
-class LimitsDocument(ResponseModel):
-    """The limits of a key or an adapter; where one is null, only that of the tenant applies."""
-
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-    concurrent_requests: int | None
-    tokens_per_day: int | None
-    tokens_per_month: int | None
-    budget_per_day: int | None
-    budget_per_month: int | None
-
-
 class DecisionDocument(ResponseModel):
     """One limit at the time of the request. `used` and `reserved`: before the request, null where unknown. `asked`: the most
     that the request would use. In degraded mode, `limit` and `used` are those of the gateway's share.
@@ -105,75 +79,3 @@ class ExplanationDocument(ResponseModel):
     at: UtcTime
     mode: Literal["counted", "degraded"]
     decisions: list[DecisionDocument]
-
-
-class EventDocument(ResponseModel):
-    """The use of a budget crossed `threshold` percent of its limit. `name` is null when the key or adapter is gone."""
-
-    id: UUID
-    at: UtcTime
-    level: str
-    name: str | None
-    limit_name: str
-    period: str
-    threshold: int
-    used: int
-    limit: int
-
-
-def quota_response(
-    state: QuotaState, uses: Sequence[LimitUse], resources: Mapping[str, ResourceUse] | None
-) -> QuotaDocument:
-    """Build the response of one subject. `uses` are its own; `resources` are the tenant's, and None for other levels."""
-    known = {use.name: use for use in uses}
-    limits: dict[str, LimitDocument] = {
-        name: _limit(state.limits.get(name), known.get(name)) for name in COUNTED
-    }
-    if state.level == "tenant" and resources is not None:
-        limits |= {
-            name: LimitDocument(limit=each.limit, used=each.used, reserved=0, resets_at=None)
-            for name, each in resources.items()
-        }
-    return QuotaDocument(level=state.level, name=state.name, revision=state.revision, limits=limits)
-
-
-def limits_response(limits: QuotaLimits) -> LimitsDocument:
-    return LimitsDocument(**{name: limits.get(name) for name in COUNTED})
-
-
-def explanation_response(explanation: Explanation) -> ExplanationDocument:
-    return ExplanationDocument(
-        request_id=explanation.request_id,
-        at=explanation.at,
-        mode="degraded" if explanation.degraded else "counted",
-        decisions=[*map(_decision, explanation.decisions), *map(_unknown, explanation.unknown)],
-    )
-
-
-def event_response(event: Event) -> EventDocument:
-    row, key_id, adapter = event
-    return EventDocument(
-        id=row.id,
-        at=row.created_at,
-        level=row.level,
-        name=key_id or adapter,
-        limit_name=row.limit_name,
-        period=row.period,
-        threshold=row.threshold,
-        used=row.used,
-        limit=row.limit_value,
-    )
-
-
-def _limit(limit: int | None, use: LimitUse | None) -> LimitDocument:
-    if use is None:
-        return LimitDocument(limit=limit, used=None, reserved=None, resets_at=None)
-    return LimitDocument(limit=limit, used=use.used, reserved=use.reserved, resets_at=use.resets_at)
-
-
-def _decision(decision: Decision) -> DecisionDocument:
-    return DecisionDocument(**asdict(decision))
-
-
-def _unknown(limit: UnknownLimit) -> DecisionDocument:
-    return DecisionDocument(**asdict(limit), used=None, reserved=None, passed=False, retry_after_s=RETRY_S)

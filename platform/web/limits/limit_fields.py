@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from loraplex.platform.web.console.formatting import count, money_total
 from loraplex.platform.web.console.forms import FormInvalid
 from loraplex.platform.web.console.limit_units import unit_of
-from loraplex.platform.web.limits.queries import Limits
+from loraplex.tenants.quotas.limits import QuotaLimits
 
 MICRO: Final = 1_000_000
 _MONEY: Final = re.compile(r"([0-9]{1,12})(?:\.([0-9]{1,6}))?")
@@ -42,9 +42,9 @@ class LimitFields(BaseModel):
     budget_per_month: _Money = None
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> QuotaLimits:
         """All limits, those without a value too."""
-        return Limits(**self.amounts)
+        return QuotaLimits(**self.amounts)
 
     @property
     def amounts(self) -> Bounds:

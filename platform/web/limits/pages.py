@@ -3,47 +3,47 @@
 Invariant: it works while a budget is used up, and while the counters or the engine do not answer.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import partial
-from typing import Annotated, Final, Literal, cast
-from uuid import UUID
+from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import Field
-from sqlalchemy.ext.asyncio import AsyncSession
-from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from loraplex.platform.errors import describe
 from loraplex.platform.services import quotas
-from loraplex.platform.services.api_keys import member_keys
-from loraplex.platform.services.people.identity import ConsoleSession
+from loraplex.platform.services.api_keys import Member
 from loraplex.platform.tenant_limiter import TenantLimiter
 from loraplex.platform.web.console.addresses import path_of, query_form
-from loraplex.platform.web.console.endpoint import ConsoleEndpoint
-from loraplex.platform.web.console.form_routes import MAX_NUMBER
-from loraplex.platform.web.console.forms import Form, FormInvalid, field_errors, parse, read_form
-from loraplex.platform.web.console.legacy_forms import layout_of, tenant_of
+from loraplex.platform.web.console.form_routes import MAX_NUMBER, FormSubmission, form_page, submits
+from loraplex.platform.web.console.forms import Form, FormInvalid, field_errors, parse
 from loraplex.platform.web.console.limit_units import unit_of
+from loraplex.platform.web.console.page import PageRequest, opens
 from loraplex.platform.web.limits import queries as limits
 from loraplex.platform.web.limits import replay as limit_replay
 from loraplex.platform.web.limits.limit_fields import LIMIT_NAMES, LimitFields, typed
-from loraplex.platform.web.limits.queries import Crossed, EditedLimits, StoredLimits
-from loraplex.platform.web.limits.replay import ReplayedDraft, ReplaySubject
+from loraplex.platform.web.limits.queries import EditedLimits
 from loraplex.platform.web.usage import queries as usage
-from loraplex.platform.web.usage.queries import FilterChoices
-from loraplex.tenants.unit_of_work import UnitOfWork
+from loraplex.tenants.quotas import queries as stored_limits
+from loraplex.tenants.quotas.limits import NO_LIMITS, QuotaLimits
+from loraplex.tenants.scopes import ADAPTERS_WRITE, KEYS_WRITE, USAGE_READ
 
+Reader = Annotated[PageRequest, opens(USAGE_READ)]
+KeyManager = Annotated[PageRequest, opens(KEYS_WRITE)]
+KeySubmission = Annotated[FormSubmission, submits(KEYS_WRITE)]
+AdapterWriter = Annotated[PageRequest, opens(ADAPTERS_WRITE)]
+AdapterSubmission = Annotated[FormSubmission, submits(ADAPTERS_WRITE)]
 PATH: Final = "/console/limits"
-USAGE_READ: Final = "usage:read"
-WRITES: Final = {"keys": "keys:write", "adapters": "adapters:write"}
 FOLDERS: Final = {"key": "keys", "group": "keys", "adapter": "adapters"}
+WRITES: Final = {"key": KEYS_WRITE, "group": KEYS_WRITE, "adapter": ADAPTERS_WRITE}
+CHANGED: Final = "The limits are changed. They apply to the next request."
+EVENTS: Final = 20
 MAX_REQUEST_ID: Final = 200
-REPLAYS_AT_ONCE: Final = 2
-"""In one gateway, one of each tenant: a replay takes a connection, and up to a second of the processor beside all requests."""
-REPLAYS_WAITING: Final = 3
-Folder = Literal["keys", "adapters"]
+REPLAYS: Final = TenantLimiter("replays", total=2, per_tenant=1, waiting=3)
+"""In one gateway: a replay takes a connection, and up to a second of the processor beside all requests."""
+
+router = APIRouter()
 
 
 class LimitForm(LimitFields):
@@ -52,130 +52,135 @@ class LimitForm(LimitFields):
     revision: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 
 
-def limits_pages(endpoint: ConsoleEndpoint) -> APIRouter:
-    """Build the routes of the limits pages."""
-    router = APIRouter()
-    reader = Depends(endpoint.requires(USAGE_READ))
-
-    @router.get(PATH)
-    async def show(request: Request, session: Annotated[ConsoleSession, reader]) -> Response:
-        tenant_id = cast("UUID", session.tenant_id)
-
-        async def read(
-            transaction: AsyncSession,
-        ) -> tuple[StoredLimits, tuple[Crossed, ...], FilterChoices]:
-            return (
-                await limits.stored(transaction, tenant_id),
-                await limits.crossed_budgets(transaction, tenant_id),
-                await usage.filter_choices(transaction, tenant_id),
-            )
-
-        stored, crossed, choices = await endpoint.query(session, read)
-        dependencies = endpoint.dependencies
-        counted = await limits.with_use(dependencies.admission_controller, tenant_id, stored)
-        return endpoint.page(
-            request,
-            session,
-            "limits/limits.html",
-            subjects=counted or stored.subjects,
-            is_counted=counted is not None,
-            is_cut=len(stored.subjects) >= limits.SUBJECTS,
-            crossed=crossed,
-            choices=choices,
-            folders=FOLDERS,
-            writable={level: WRITES[folder] in session.scopes for level, folder in FOLDERS.items()},
-            writes={level: WRITES[folder] for level, folder in FOLDERS.items()},
-            currency=dependencies.currency_of(tenant_id),
-        )
-
-    @router.get(f"{PATH}/edit")
-    async def choose(request: Request, session: Annotated[ConsoleSession, reader]) -> Response:
-        level, _, name = query_form(request).text("subject").partition(":")
-        if level not in FOLDERS or not name:
-            return RedirectResponse(PATH, 303)
-        return RedirectResponse(path_of("limits", FOLDERS[level], name), 303)
-
-    @router.get(f"{PATH}/explain")
-    async def explain(request: Request, session: Annotated[ConsoleSession, reader]) -> Response:
-        tenant_id, form = cast("UUID", session.tenant_id), query_form(request)
-        request_id = form.text("request")[:MAX_REQUEST_ID]
-        found, error = None, None
-        if request_id:
-            try:
-                found = await limits.explain(
-                    endpoint.dependencies.admission_controller, tenant_id, request_id
-                )
-            except Exception as failure:
-                error = describe(failure)
-                if error.row.status not in (404, 503):
-                    raise
-        return endpoint.page(
-            request,
-            session,
-            "limits/explain.html",
-            form=form.entered(),
-            found=found,
-            error=error,
-            asked=request_id,
-            currency=endpoint.dependencies.currency_of(tenant_id),
-        )
-
-    _add_replay(router, endpoint)
-    for folder in ("keys", "adapters"):
-        _add_edit(router, endpoint, folder)
-    return router
+async def key_form(page: KeyManager, name: str) -> dict[str, object]:
+    """Return what the form of a key's limits shows. Raises `KeyNotFound`."""
+    return _limit_form(page, "keys", await page.query(limits.of_key, page.tenant_id, name))
 
 
-def _add_replay(router: APIRouter, endpoint: ConsoleEndpoint) -> None:
-    replays = TenantLimiter("replays", total=REPLAYS_AT_ONCE, per_tenant=1, waiting=REPLAYS_WAITING)
+async def adapter_form(page: AdapterWriter, name: str) -> dict[str, object]:
+    """Return what the form of an adapter's limits shows. Raises `AdapterNotFound`."""
+    return _limit_form(page, "adapters", await page.query(limits.of_adapter, page.tenant_id, name))
 
-    @router.get(f"{PATH}/what-if")
-    async def what_if(
-        request: Request, session: Annotated[ConsoleSession, Depends(endpoint.requires(USAGE_READ))]
-    ) -> Response:
-        """The draft is in the address; without one the form begins with the limits in force."""
-        tenant_id, form = cast("UUID", session.tenant_id), query_form(request)
-        level, _, name = form.text("subject").partition(":")
-        draft, errors = _draft(form)
 
-        async def find(transaction: AsyncSession) -> tuple[ReplaySubject, FilterChoices]:
-            subject = await limit_replay.subject(transaction, tenant_id, level, name)
-            return subject, await usage.filter_choices(transaction, tenant_id)
+@router.get(PATH)
+async def show_limits(page: Reader) -> Response:
+    tenant_id = page.tenant_id
+    async with page.reading() as session:
+        stored = await limits.stored(session, tenant_id)
+        crossed = await stored_limits.events(session, tenant_id, None, EVENTS)
+        choices = await usage.filter_choices(session, tenant_id)
+    counted = await limits.with_use(page.dependencies.admission_controller, tenant_id, stored)
+    return page.show(
+        "limits/limits.html",
+        subjects=counted or stored.subjects,
+        is_counted=counted is not None,
+        is_cut=len(stored.subjects) >= limits.SUBJECTS,
+        crossed=crossed,
+        choices=choices,
+        folders=FOLDERS,
+        writable={level: scope in page.session.scopes for level, scope in WRITES.items()},
+        writes=WRITES,
+        currency=page.currency,
+    )
 
-        async def replay(
-            of: ReplaySubject, limited: limits.Limits, transaction: AsyncSession
-        ) -> ReplayedDraft:
-            return await limit_replay.replay(transaction, tenant_id, of, limited, datetime.now(UTC))
 
-        subject, choices = await endpoint.query(session, find)
-        found, error = None, None
+@router.get(f"{PATH}/edit")
+async def choose_subject(page: Reader) -> Response:
+    level, _, name = query_form(page.http).text("subject").partition(":")
+    if level not in FOLDERS or not name:
+        return RedirectResponse(PATH, 303)
+    return RedirectResponse(path_of("limits", FOLDERS[level], name), 303)
+
+
+@router.get(f"{PATH}/explain")
+async def explain_refusal(page: Reader) -> Response:
+    form = query_form(page.http)
+    request_id = form.text("request")[:MAX_REQUEST_ID]
+    found, error = None, None
+    if request_id:
         try:
-            if draft is not None:
-                async with replays.slot(tenant_id):
-                    found = await endpoint.query(session, partial(replay, subject, draft))
+            found = await limits.explain(page.dependencies.admission_controller, page.tenant_id, request_id)
         except Exception as failure:
             error = describe(failure)
-            if error.row.status not in (409, 429, 503):
+            if error.row.status not in (404, 503):
                 raise
-        own = subject.state.limits if draft is None and not errors else limits.Limits()
-        return endpoint.page(
-            request,
-            session,
-            "limits/what_if.html",
-            status=422 if errors else 200,
-            form=form.entered(errors),
-            subject=subject,
-            choices=choices,
-            values={each: typed(each, own.get(each)) for each in LIMIT_NAMES},
-            found=found,
-            error=error,
-            days=limit_replay.DAYS,
-            unit_of=unit_of,
-            currency=endpoint.dependencies.currency_of(tenant_id),
-        )
+    return page.show(
+        "limits/explain.html",
+        form=form.entered(),
+        found=found,
+        error=error,
+        asked=request_id,
+        unit_of=unit_of,
+        currency=page.currency,
+    )
 
 
-def _draft(form: Form) -> tuple[limits.Limits | None, Mapping[str, str]]:
+@router.get(f"{PATH}/what-if")
+async def replay_draft(page: Reader) -> Response:
+    """The draft is in the address; without one the form begins with the limits in force."""
+    tenant_id, form = page.tenant_id, query_form(page.http)
+    level, _, name = form.text("subject").partition(":")
+    draft, errors = _draft(form)
+    async with page.reading() as session:
+        subject = await limit_replay.subject(session, tenant_id, level, name)
+        choices = await usage.filter_choices(session, tenant_id)
+    found, error = None, None
+    try:
+        if draft is not None:
+            async with REPLAYS.slot(tenant_id):
+                now = datetime.now(UTC)
+                found = await page.query(limit_replay.replay, tenant_id, subject, draft, now)
+    except Exception as failure:
+        error = describe(failure)
+        if error.row.status not in (409, 429, 503):
+            raise
+    own = subject.state.limits if draft is None and not errors else NO_LIMITS
+    return page.show(
+        "limits/what_if.html",
+        status=422 if errors else 200,
+        form=form.entered(errors),
+        subject=subject,
+        choices=choices,
+        values={each: typed(each, own.get(each)) for each in LIMIT_NAMES},
+        found=found,
+        error=error,
+        days=limit_replay.DAYS,
+        unit_of=unit_of,
+        currency=page.currency,
+    )
+
+
+@form_page(router, f"{PATH}/keys/{{name}}", "limits/edit.html", key_form, fields=LIMIT_NAMES)
+async def limit_key(submission: KeySubmission, name: str) -> Response:
+    values = submission.parse(LimitForm)
+    found = await submission.query(limits.of_key, submission.tenant_id, name)
+    values.require_within(found.bounds, submission.currency)
+    authority = Member(submission.tenant_id, submission.session.scopes)
+    await submission.run(quotas.narrow_key, authority, name, values.limits, seen=values.revision)
+    return submission.back(PATH, CHANGED)
+
+
+@form_page(router, f"{PATH}/adapters/{{name}}", "limits/edit.html", adapter_form, fields=LIMIT_NAMES)
+async def limit_adapter(submission: AdapterSubmission, name: str) -> Response:
+    values = submission.parse(LimitForm)
+    found = await submission.query(limits.of_adapter, submission.tenant_id, name)
+    values.require_within(found.bounds, submission.currency)
+    await submission.run(
+        quotas.narrow_adapter, submission.tenant_id, name, values.limits, seen=values.revision
+    )
+    return submission.back(PATH, CHANGED)
+
+
+def _limit_form(page: PageRequest, folder: str, found: EditedLimits) -> dict[str, object]:
+    return {
+        "found": found,
+        "values": {each: typed(each, value) for each, value in found.limits.items()},
+        "currency": page.currency,
+        "action": path_of("limits", folder, found.id),
+    }
+
+
+def _draft(form: Form) -> tuple[QuotaLimits | None, Mapping[str, str]]:
     """The draft in an address, None where it has none or a wrong one; and what is wrong with it, by field."""
     if not any(name in form.fields for name in LIMIT_NAMES):
         return None, {}
@@ -187,73 +192,3 @@ def _draft(form: Form) -> tuple[limits.Limits | None, Mapping[str, str]]:
             return fields.limits, {}
     except FormInvalid as invalid:
         return None, invalid.errors
-
-
-def _add_edit(router: APIRouter, endpoint: ConsoleEndpoint, folder: Folder) -> None:
-    writer = Depends(endpoint.requires(WRITES[folder]))
-    path = f"{PATH}/{folder}/{{name}}"
-
-    @router.get(path)
-    async def edit(request: Request, name: str, session: Annotated[ConsoleSession, writer]) -> Response:
-        return await shown(request, session, name, Form({}, {}), {})
-
-    @router.post(path)
-    async def save(
-        request: Request,
-        name: str,
-        session: Annotated[ConsoleSession, writer],
-        form: Annotated[Form, Depends(read_form)],
-    ) -> Response:
-        work = _change_of_key if folder == "keys" else _change_of_adapter
-        try:
-            fields = parse(form, LimitForm)
-            found = await find_limits(session, name)
-            fields.require_within(found.bounds, endpoint.dependencies.currency_of(tenant_of(session)))
-            with field_errors():
-                changes = work(session, name, fields.limits, fields.revision)
-                await endpoint.perform(request, session, form, changes)
-        except FormInvalid as invalid:
-            return await shown(request, session, name, form, invalid.errors)
-        return endpoint.back(
-            request, session, PATH, "The limits are changed. They apply to the next request."
-        )
-
-    async def shown(
-        request: Request, session: ConsoleSession, name: str, form: Form, errors: Mapping[str, str]
-    ) -> Response:
-        found = await find_limits(session, name)
-        return endpoint.page(
-            request,
-            session,
-            "limits/edit.html",
-            status=422 if errors else 200,
-            layout=layout_of(request),
-            form=form.entered(errors),
-            found=found,
-            values={each: typed(each, value) for each, value in found.limits.items()},
-            currency=endpoint.dependencies.currency_of(tenant_of(session)),
-            action=path_of("limits", folder, name),
-        )
-
-    async def find_limits(session: ConsoleSession, name: str) -> EditedLimits:
-        find = limits.of_key if folder == "keys" else limits.of_adapter
-        return await endpoint.query(session, lambda found: find(found, tenant_of(session), name))
-
-
-Work = Callable[[UnitOfWork], Awaitable[object]]
-
-
-def _change_of_key(session: ConsoleSession, name: str, changed: limits.Limits, seen: int) -> Work:
-    async def work(uow: UnitOfWork) -> None:
-        tenant_id = cast("UUID", session.tenant_id)
-        authority = member_keys(uow, tenant_id, session.scopes)
-        await quotas.limit_key(uow, tenant_id, name, changed, authority=authority, seen=seen)
-
-    return work
-
-
-def _change_of_adapter(session: ConsoleSession, name: str, changed: limits.Limits, seen: int) -> Work:
-    async def work(uow: UnitOfWork) -> None:
-        await quotas.narrow_adapter(uow, cast("UUID", session.tenant_id), name, changed, seen=seen)
-
-    return work

@@ -1,36 +1,45 @@
-"""Limits with their use, why a request was refused, and crossed budgets, as the API answers them.
+"""Limits with their use, and why a request was refused.
 
 Invariant: what PostgreSQL keeps is read without the counters, so that limits are shown while these do not answer.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Final, TypeAlias
+from typing import Final
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.web.console.limit_units import Unit, unit_of
+from loraplex.platform.web.limits.documents import (
+    DecisionDocument,
+    ExplanationDocument,
+    LimitDocument,
+    QuotaDocument,
+)
+from loraplex.platform.web.sorting import SortOrder
 from loraplex.tenants.admission.controller import AdmissionController
 from loraplex.tenants.audit_queries import last_authors
-from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
+from loraplex.tenants.counters.counter_replies import RETRY_S, LimitUse
 from loraplex.tenants.errors import RefusalNotFound, StoreUnavailable
-from loraplex.tenants.quotas.delegated_quotas import QuotaRepository, QuotaState
-from loraplex.tenants.quotas.limits import COUNTED, MAXIMA, Level, QuotaLimits
-from loraplex.tenants.quotas.threshold_events import quota_events
+from loraplex.tenants.pages import Slice
+from loraplex.tenants.quotas.delegated_quotas import Place, QuotaRepository, QuotaState, ResourceUse
+from loraplex.tenants.quotas.limits import COUNTED, Level
+from loraplex.tenants.records import Record
 
 SUBJECTS: Final = 100
 """Subjects with limits that a page shows; the API has all."""
 NEAREST: Final = 4
-EVENTS: Final = 20
 CHANGED: Final = "quotas.change"
-Limits: TypeAlias = QuotaLimits
-"""All limits of a subject, as a change sets them."""
+OF_KEYS: Final = ("key", "group")
+BY_PLACE: Final[SortOrder[QuotaState, Place]] = SortOrder(
+    lambda state: state.place, lambda place: place, lambda position: (str(position[0]), str(position[1]))
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitState:
+class LimitState(LimitDocument):
     """One limit of one subject. Money in micro-units. `used` and `reserved` are None while the counters do not answer.
 
     `level` and `subject` say whose limit it is; `subject` is the name of the tenant, key or adapter.
@@ -40,9 +49,6 @@ class LimitState:
     subject: str
     name: str
     limit: int
-    used: int | None
-    reserved: int | None
-    resets_at: datetime | None
 
     @property
     def unit(self) -> Unit:
@@ -59,8 +65,7 @@ class LimitState:
         return self.limit == 0, 0 if self.limit == 0 else self.taken * 1_000_000 // self.limit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitedSubject:
+class LimitedSubject(Record):
     """A tenant, key or adapter with the limits it has. `id`: the key's public id, else its name. `set_by` is None where the
     audit log does not say it any more.
     """
@@ -68,18 +73,20 @@ class LimitedSubject:
     level: Level
     id: str
     name: str
-    revision: int
     limits: tuple[LimitState, ...]
-    set_by: str | None
-    set_at: datetime | None
+    set_by: str | None = None
+    set_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLimits:
-    """What PostgreSQL knows of a tenant's limits; `states` are their subjects as the counters ask for them."""
+    """What PostgreSQL knows of limits: their subjects as the counters ask for them, and as a page shows them. `resources`: the
+    limits of the tenant alone, with their use.
+    """
 
     states: Sequence[QuotaState]
     subjects: tuple[LimitedSubject, ...]
+    resources: Mapping[str, ResourceUse]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,117 +101,55 @@ class EditedLimits:
     bounds: Mapping[str, int | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crossed:
-    """The use of a budget crossed `threshold` percent of its limit. `name` is None when the key or adapter is gone."""
-
-    at: datetime
-    level: str
-    name: str | None
-    limit_name: str
-    period: str
-    threshold: int
-    used: int
-    limit: int
+async def quota_page(
+    session: AsyncSession, tenant_id: UUID, part: Slice[Place]
+) -> tuple[list[QuotaState], Mapping[str, ResourceUse]]:
+    """Return a part of the subjects with limits, and what the tenant, which is the first of them, uses of its own."""
+    repository = QuotaRepository(session, tenant_id)
+    states = await repository.page(part.after, part.fetch)
+    return states, await repository.resources(states[0].limits) if part.after is None else {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitDecision:
-    """One limit as the request found it. None where it was unknown; money in micro-units."""
-
-    level: Level
-    name: str
-    limit: int
-    used: int | None
-    reserved: int | None
-    asked: int
-    passed: bool
-    retry_after_s: float | None
-    known: bool
-
-    @property
-    def unit(self) -> Unit:
-        return unit_of(self.name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """Every limit that was looked at for a refused request. `degraded`: counted by one gateway's share."""
-
-    request_id: str
-    at: datetime
-    degraded: bool
-    decisions: tuple[LimitDecision, ...]
+async def quota_documents(
+    controller: AdmissionController,
+    tenant_id: UUID,
+    states: Sequence[QuotaState],
+    resources: Mapping[str, ResourceUse],
+) -> list[QuotaDocument]:
+    """Return these limits with their use. Raises `StoreUnavailable`."""
+    uses = await _uses(controller, tenant_id, states)
+    return [
+        QuotaDocument(
+            level=state.level,
+            name=state.name,
+            revision=state.revision,
+            limits=_limits(state, uses[state.subject_id], resources),
+        )
+        for state in states
+    ]
 
 
 async def stored(session: AsyncSession, tenant_id: UUID) -> StoredLimits:
     """Read the limits of the tenant, of its keys and of its adapters, at most `SUBJECTS` of them."""
     repository = QuotaRepository(session, tenant_id)
     states = await repository.page(None, SUBJECTS)
-    names = await repository.key_names([state.name for state in states if state.level in ("key", "group")])
+    names = await repository.key_names([state.name for state in states if state.level in OF_KEYS])
     authors = await last_authors(session, tenant_id, CHANGED, {_target(state) for state in states})
+    resources = await repository.resources(states[0].limits)
     subjects = []
     for state in states:
         author = authors.get(_target(state))
+        name = names.get(state.name, state.name) if state.level in OF_KEYS else state.name
         subject = LimitedSubject(
             level=state.level,
             id=state.name,
-            name=names.get(state.name, state.name) if state.level in ("key", "group") else state.name,
-            revision=state.revision,
-            limits=tuple(_limits(state, names.get(state.name, state.name))),
+            name=name,
+            limits=_states(state, name, (), resources),
             set_by=None if author is None else author.actor,
             set_at=None if author is None else author.at,
         )
         subjects.append(subject)
-    resources = [
-        LimitState(
-            level="tenant",
-            subject=subjects[0].name,
-            name=name,
-            limit=each.limit,
-            used=each.used,
-            reserved=0,
-            resets_at=None,
-        )
-        for name, each in (await repository.resources(states[0].limits)).items()
-    ]
-    tenant = replace(subjects[0], limits=(*subjects[0].limits, *resources))
-    return StoredLimits(states, (tenant, *subjects[1:]))
-
-
-async def with_use(
-    controller: AdmissionController, tenant_id: UUID, found: StoredLimits
-) -> tuple[LimitedSubject, ...] | None:
-    """Ask the counters for the use of these limits; None while they do not answer."""
-    try:
-        uses = await controller.quotas(tenant_id, [state.subject for state in found.states])
-    except StoreUnavailable:
-        return None
-    by_place: dict[tuple[UUID, str], LimitUse] = {(use.subject_id, use.name): use for use in uses}
-    return tuple(
-        replace(subject, limits=tuple(_counted(each, state.subject_id, by_place) for each in subject.limits))
-        for state, subject in zip(found.states, found.subjects, strict=True)
-    )
-
-
-def nearest(subjects: Iterable[LimitedSubject]) -> tuple[LimitState, ...]:
-    """The limits of which the largest part is taken, the nearest first."""
-    every = [each for subject in subjects for each in subject.limits if each.used is not None]
-    return tuple(sorted(every, key=lambda each: each.nearness, reverse=True)[:NEAREST])
-
-
-async def explain(controller: AdmissionController, tenant_id: UUID, request_id: str) -> Refusal:
-    """Why a request was refused. Raises `RefusalNotFound` after a day, or if no limit refused it; `StoreUnavailable`."""
-    found = await controller.explain(tenant_id, request_id)
-    if found is None:
-        raise RefusalNotFound("no request of this id was refused by a limit in the last 24 hours")
-    return _refusal(found)
-
-
-async def bounds(session: AsyncSession, tenant_id: UUID) -> Mapping[str, int | None]:
-    """The limits of the tenant by their names, which those of its keys and adapters must not exceed; None is no limit."""
-    above = (await QuotaRepository(session, tenant_id).tenant()).limits
-    return {each: above.get(each) for each in COUNTED}
+    return StoredLimits(states, tuple(subjects), resources)
 
 
 async def stored_of_key(session: AsyncSession, tenant_id: UUID, key_id: str) -> StoredLimits:
@@ -214,115 +159,124 @@ async def stored_of_key(session: AsyncSession, tenant_id: UUID, key_id: str) -> 
     states = [await repository.key(key_id), *([] if group is None else [group])]
     subjects = [
         LimitedSubject(
-            level=state.level,
-            id=state.name,
-            name=state.name,
-            revision=state.revision,
-            limits=tuple(_limits(state, state.name)),
-            set_by=None,
-            set_at=None,
+            level=state.level, id=state.name, name=state.name, limits=_states(state, state.name, (), {})
         )
         for state in states
     ]
-    return StoredLimits(states, tuple(subjects))
+    return StoredLimits(states, tuple(subjects), {})
+
+
+async def with_use(
+    controller: AdmissionController, tenant_id: UUID, found: StoredLimits
+) -> tuple[LimitedSubject, ...] | None:
+    """Ask the counters for the use of these limits; None while they do not answer."""
+    try:
+        uses = await _uses(controller, tenant_id, found.states)
+    except StoreUnavailable:
+        return None
+    counted = []
+    for state, subject in zip(found.states, found.subjects, strict=True):
+        limits = _states(state, subject.name, uses[state.subject_id], found.resources)
+        counted.append(subject.model_copy(update={"limits": limits}))
+    return tuple(counted)
+
+
+def nearest(subjects: Iterable[LimitedSubject]) -> tuple[LimitState, ...]:
+    """The limits of which the largest part is taken, the nearest first."""
+    every = [each for subject in subjects for each in subject.limits if each.used is not None]
+    return tuple(sorted(every, key=lambda each: each.nearness, reverse=True)[:NEAREST])
+
+
+async def explain(controller: AdmissionController, tenant_id: UUID, request_id: str) -> ExplanationDocument:
+    """Why a request was refused. Raises `RefusalNotFound` after a day, or if no limit refused it; `StoreUnavailable`."""
+    found = await controller.explain(tenant_id, request_id)
+    if found is None:
+        raise RefusalNotFound("no request of this id was refused by a limit in the last 24 hours")
+    decisions = [DecisionDocument.model_validate(each) for each in found.decisions]
+    for each in found.unknown:
+        unknown = DecisionDocument(
+            **asdict(each), used=None, reserved=None, passed=False, retry_after_s=RETRY_S
+        )
+        decisions.append(unknown)
+    return ExplanationDocument(
+        request_id=found.request_id,
+        at=found.at,
+        mode="degraded" if found.degraded else "counted",
+        decisions=decisions,
+    )
+
+
+async def bounds(session: AsyncSession, tenant_id: UUID) -> Mapping[str, int | None]:
+    """The limits of the tenant by their names, which those of its keys and adapters must not exceed; None is no limit."""
+    return _by_name(await QuotaRepository(session, tenant_id).tenant())
 
 
 async def of_key(session: AsyncSession, tenant_id: UUID, key_id: str) -> EditedLimits:
     """The limits of a key. Raises `KeyNotFound`."""
     repository = QuotaRepository(session, tenant_id)
     state = await repository.key(key_id)
-    return await _edited(repository, state, (await repository.key_names([key_id]))[key_id])
+    names = await repository.key_names([key_id])
+    return _edited(state, names[key_id], await repository.tenant())
 
 
 async def of_adapter(session: AsyncSession, tenant_id: UUID, name: str) -> EditedLimits:
     """The limits of an adapter. Raises `AdapterNotFound`."""
     repository = QuotaRepository(session, tenant_id)
-    return await _edited(repository, await repository.adapter(name), name)
+    return _edited(await repository.adapter(name), name, await repository.tenant())
 
 
-async def crossed_budgets(session: AsyncSession, tenant_id: UUID) -> tuple[Crossed, ...]:
-    """The newest events of budgets that crossed 80 or 100 percent."""
-    return tuple(
-        Crossed(
-            at=row.created_at,
-            level=row.level,
-            name=key_id or adapter,
-            limit_name=row.limit_name,
-            period=row.period,
-            threshold=row.threshold,
-            used=row.used,
-            limit=row.limit_value,
-        )
-        for row, key_id, adapter in await quota_events(session, tenant_id, None, EVENTS)
-    )
-
-
-async def _edited(repository: QuotaRepository, state: QuotaState, name: str) -> EditedLimits:
-    above = (await repository.tenant()).limits
+def _edited(state: QuotaState, name: str, tenant: QuotaState) -> EditedLimits:
     return EditedLimits(
         level=state.level,
         id=state.name,
         name=name,
         revision=state.revision,
-        limits={each: state.limits.get(each) for each in COUNTED},
-        bounds={each: above.get(each) for each in COUNTED},
+        limits=_by_name(state),
+        bounds=_by_name(tenant),
     )
 
 
-def _limits(state: QuotaState, subject: str) -> Iterable[LimitState]:
+def _by_name(state: QuotaState) -> Mapping[str, int | None]:
+    return {name: state.limits.get(name) for name in COUNTED}
+
+
+async def _uses(
+    controller: AdmissionController, tenant_id: UUID, states: Sequence[QuotaState]
+) -> Mapping[UUID, Sequence[LimitUse]]:
+    """The use of limits by the ids of their subjects; of others none."""
+    uses: dict[UUID, list[LimitUse]] = defaultdict(list)
+    for use in await controller.quotas(tenant_id, [state.subject for state in states]):
+        uses[use.subject_id].append(use)
+    return uses
+
+
+def _limits(
+    state: QuotaState, uses: Iterable[LimitUse], resources: Mapping[str, ResourceUse]
+) -> dict[str, LimitDocument]:
+    """The limits of one subject by their names. `uses` are its own; `resources` are the tenant's, and no other's."""
+    known = {use.name: use for use in uses}
+    limits: dict[str, LimitDocument] = {}
+    for name in COUNTED:
+        limit, use = state.limits.get(name), known.get(name)
+        limits[name] = (
+            LimitDocument(limit=limit, used=None, reserved=None, resets_at=None)
+            if use is None
+            else LimitDocument(limit=limit, used=use.used, reserved=use.reserved, resets_at=use.resets_at)
+        )
+    if state.level == "tenant":
+        for resource, each in resources.items():
+            limits[resource] = LimitDocument(limit=each.limit, used=each.used, reserved=0, resets_at=None)
+    return limits
+
+
+def _states(
+    state: QuotaState, subject: str, uses: Iterable[LimitUse], resources: Mapping[str, ResourceUse]
+) -> tuple[LimitState, ...]:
     """The limits that the subject has, in the order of their names in the API."""
-    for name in COUNTED if state.level == "tenant" else MAXIMA:
-        limit = state.limits.get(name)
-        if limit is not None:
-            yield LimitState(
-                level=state.level,
-                subject=subject,
-                name=name,
-                limit=limit,
-                used=None,
-                reserved=None,
-                resets_at=None,
-            )
-
-
-def _counted(limit: LimitState, subject_id: UUID, uses: Mapping[tuple[UUID, str], LimitUse]) -> LimitState:
-    use = uses.get((subject_id, limit.name))
-    if use is None:
-        return limit
-    return replace(limit, used=use.used, reserved=use.reserved, resets_at=use.resets_at)
-
-
-def _refusal(found: Explanation) -> Refusal:
-    decisions = [
-        LimitDecision(
-            level=each.level,
-            name=each.name,
-            limit=each.limit,
-            used=each.used,
-            reserved=each.reserved,
-            asked=each.asked,
-            passed=each.passed,
-            retry_after_s=each.retry_after_s,
-            known=True,
-        )
-        for each in found.decisions
-    ]
-    unknown = [
-        LimitDecision(
-            level=each.level,
-            name=each.name,
-            limit=each.limit,
-            used=None,
-            reserved=None,
-            asked=each.asked,
-            passed=False,
-            retry_after_s=None,
-            known=False,
-        )
-        for each in found.unknown
-    ]
-    return Refusal(
-        request_id=found.request_id, at=found.at, degraded=found.degraded, decisions=(*decisions, *unknown)
+    return tuple(
+        LimitState(level=state.level, subject=subject, name=name, **dict(each))
+        for name, each in _limits(state, uses, resources).items()
+        if each.limit is not None
     )
 
 

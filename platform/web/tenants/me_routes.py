@@ -8,11 +8,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
 from loraplex.platform.auth.authenticator import Caller
-from loraplex.platform.web.keys.documents import KeyDocument, to_response
 from loraplex.platform.web.planes import TenantRequest, requires
 from loraplex.platform.web.responses import ResponseModel, documented
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys import queries as keys
+from loraplex.tenants.api_keys.records import KeyDocument
 from loraplex.tenants.database import default_limits
 from loraplex.tenants.default_limits import UnknownParameters
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
@@ -48,7 +48,7 @@ async def me(request: Anyone) -> Response:
 
 
 async def _me(session: AsyncSession, caller: Caller) -> MeDocument:
-    key = await KeyRepository(session).get(caller.tenant_id, caller.key_id)
+    key = await keys.key(session, caller.tenant_id, caller.key_id)
     limits, tenant = default_limits(session), await TenantRepository(session).by_id(caller.tenant_id)
     own = (await QuotaRepository(session, caller.tenant_id).tenant()).limits.default_max_tokens
     shown = TenantDocument(
@@ -58,4 +58,4 @@ async def _me(session: AsyncSession, caller: Caller) -> MeDocument:
         default_max_tokens=limits.max_tokens(caller.tier, own),
         unknown_parameters="report" if limits.reports_unknown(tenant.unknown_parameters) else "refuse",
     )
-    return MeDocument(tenant=shown, key=to_response(key), scopes=sorted(caller.scopes))
+    return MeDocument(tenant=shown, key=key, scopes=sorted(caller.scopes))

@@ -20,12 +20,12 @@ from loraplex.platform.web.console.amounts import PERCENT_DIGITS, decimal
 from loraplex.platform.web.console.form_routes import FormSubmission, form_page, form_post, submits_operator
 from loraplex.platform.web.console.forms import Entered
 from loraplex.platform.web.console.page import PageRequest, opens_operator
-from loraplex.tenants.invoices import queries as invoices
 from loraplex.platform.web.path_ids import TenantId
 from loraplex.platform.web.sorting import SortOrder, by_text
 from loraplex.platform.web.tenants import queries
 from loraplex.platform.web.tenants.queries import ActiveTenant, TenantDetail, TierChange
 from loraplex.platform.web.tenants.tenant_forms import BillingForm, LimitsForm, NewTenantForm, TierForm
+from loraplex.tenants.invoices import queries as invoices
 
 Operator = Annotated[PageRequest, opens_operator()]
 Submission = Annotated[FormSubmission, submits_operator()]
@@ -44,7 +44,7 @@ async def list_tenants(page: Operator) -> Response:
     search, part = query_form(page.http).text("name"), page.part(BY_NAME, parameter=AFTER)
     found = await page.query(queries.tenants, datetime.now(UTC), search, part)
     return page.show(
-        "tenants/tenants.html", tenants=page.rows(part, found, AFTER), form=Entered({"name": search})
+        "tenants/tenants.html", tenants=page.rows(part, found, parameter=AFTER), form=Entered({"name": search})
     )
 
 

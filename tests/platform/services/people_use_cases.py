@@ -24,7 +24,8 @@ BY_PEOPLE: Final = {
     *(sessions.switch_tenant, sessions.view_as_operator, sign_in.open_session),
     playground_tokens.issue_console_token,
     *(invitations.new_account, invitations.grant, team.reset_member, tenants.create_without_key),
-    *(accounts.demo_link, team.remove_member, team.revoke_invitation, quotas.limit_key),
+    *(accounts.demo_link, team.remove_member, team.revoke_invitation),
+    quotas.create_limited_key,
 }
 """Use cases and their parts that only the console, the demo or `team.remove` calls."""
 

@@ -6,10 +6,10 @@ import pytest
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.services import api_keys
-from loraplex.platform.services.api_keys import OperatorKeys, delegated_keys, snapshot
-from loraplex.platform.web.keys.documents import to_response
+from loraplex.platform.services.api_keys import Delegated, Operator
 from loraplex.tenants.actors import command_actor, key_actor
-from loraplex.tenants.api_keys.keys import KeyChange, KeyRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.records import KeyChange, KeyDocument
 from loraplex.tenants.audit_queries import audit_entries
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import ScopeNotHeld
@@ -21,17 +21,31 @@ BOUNDS = KeyChange(expires_at=datetime(2100, 1, 1, tzinfo=UTC), allowed_cidrs=["
 async def test_the_audit_log_shows_a_key_as_responses_do(database: Database) -> None:
     tenant_id = await make_tenant(database)
     async with unit_of_work(database, command_actor(), None, None) as uow:
-        keys = OperatorKeys(uow, tenant_id, "test")
-        issued = await api_keys.create(uow, keys, "ci", ["inference"], BOUNDS)
-        renewed = await api_keys.rotate(uow, keys, issued.record.key_id, 60)
-        for record in (issued.record, renewed.record):
-            # Where a key stands among others is not its own change.
-            derived = {"last_used_at", "parent_id", "limit_root"}
-            shown = to_response(record).model_dump(mode="json", exclude=derived)
-            assert snapshot(record) == shown and record.created_by == "command"
+        operator = Operator(tenant_id, "test")
+        issued = await api_keys.create(uow, operator, "ci", ["inference"], BOUNDS)
+        renewed = await api_keys.rotate(uow, operator, issued.id, 60)
+        ended = await api_keys.revoke(uow, operator, issued.id)
         written = await audit_entries(uow.session, tenant_id, {}, None, 9)
-    assert [entry.action for entry in reversed(written)] == ["key.create", "key.rotate", "key.create"]
-    assert all(issued.plaintext not in str(entry.after) for entry in written)
+        reread = KeyDocument.of(await KeyRepository(uow.session).get(tenant_id, issued.id))
+    assert [entry.action for entry in reversed(written)] == [
+        *("key.create", "key.rotate", "key.create", "key.revoke")
+    ]
+    # Where a key stands among others is not its own change.
+    derived = {"last_used_at", "parent_id", "limit_root", "api_key"}
+    by_action = {(entry.action, entry.target): entry for entry in written}
+    for key in (issued, renewed):
+        after = by_action["key.create", f"keys/{key.id}"].after
+        assert after is not None and after == key.model_dump(mode="json", exclude=derived)
+        assert set(after) == {
+            *("id", "name", "environment", "scopes", "allowed_cidrs", "created_by"),
+            *("created_at", "expires_at", "revoked_at", "replaced_by"),
+        }
+        assert key.created_by == "command" and after["created_at"].endswith("Z")
+    rotated = by_action["key.rotate", f"keys/{issued.id}"].after
+    assert rotated is not None and rotated["replaced_by"] == renewed.id
+    # What a change returns is what is read afterwards.
+    assert ended == reread and renewed.parent_id == issued.id
+    assert all(issued.api_key not in str(entry.after) for entry in written)
 
 
 async def test_a_manager_grants_no_more_than_it_has(database: Database) -> None:
@@ -42,14 +56,14 @@ async def test_a_manager_grants_no_more_than_it_has(database: Database) -> None:
         admin = (await repository.create(tenant_id, "admin", ["tenant:admin"])).record
     actor = key_actor(manager.key_id, None, None)
     async with unit_of_work(database, actor, tenant_id, None) as uow:
-        keys = delegated_keys(uow, tenant_id, manager.id)
-        issued = await api_keys.create(uow, keys, "child", ["inference"])
-        assert issued.record.created_by == manager.key_id
+        right = Delegated(tenant_id, manager.id)
+        issued = await api_keys.create(uow, right, "child", ["inference"])
+        assert issued.created_by == manager.key_id
         for refused in (
-            api_keys.create(uow, keys, "child", ["usage:read"]),
-            api_keys.change(uow, keys, issued.record.key_id, KeyChange(scopes=["usage:read"])),
-            api_keys.rotate(uow, keys, admin.key_id, 0),
-            api_keys.revoke(uow, keys, admin.key_id),
+            api_keys.create(uow, right, "child", ["usage:read"]),
+            api_keys.change(uow, right, issued.id, KeyChange(scopes=["usage:read"])),
+            api_keys.rotate(uow, right, admin.key_id, 0),
+            api_keys.revoke(uow, right, admin.key_id),
         ):
             with pytest.raises(ScopeNotHeld):
                 await refused

@@ -33,7 +33,7 @@ from loraplex.engine.fake_engine import FakeEngine
 from loraplex.platform.cli.main import main
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.services import api_keys, tenants
-from loraplex.platform.services.api_keys import OperatorKeys
+from loraplex.platform.services.api_keys import Operator
 from loraplex.platform.web.app import create_app
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
@@ -88,11 +88,10 @@ class World:
                 connection.execute(restart.format(sql.Identifier(table)))
         async with unit_of_work(self.database, system_actor("walk"), None, None) as uow:
             created = await tenants.create(uow, "harbor")
-            keys = OperatorKeys(uow, created.id)
-            ci = await api_keys.create(uow, keys, "ci", ["inference"])
-            operator = await api_keys.create(uow, OperatorKeys(uow, None), "op", ["operator"])
-        self.tenant_id, self.key_id = created.id, ci.record.key_id
-        self.admin_key, self.operator_key = created.api_key, operator.plaintext
+            ci = await api_keys.create(uow, Operator(created.id), "ci", ["inference"])
+            operator = await api_keys.create(uow, Operator(None), "op", ["operator"])
+        self.tenant_id, self.key_id = created.id, ci.id
+        self.admin_key, self.operator_key = created.api_key, operator.api_key
 
     async def tenant(self, method: str, path: str, body: Any = None, **headers: str) -> Outcome:
         """Send a request to `/tenant/v1` with the tenant's first key. `if_match="1"` sends `If-Match: "1"`."""

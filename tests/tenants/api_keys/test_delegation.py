@@ -12,7 +12,8 @@ from sqlalchemy import text
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.tenants.api_keys.delegation import KeyDelegation
-from loraplex.tenants.api_keys.keys import IssuedKey, KeyChange, KeyRepository
+from loraplex.tenants.api_keys.keys import IssuedKey, KeyRepository
+from loraplex.tenants.api_keys.records import KeyChange
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
     BoundNotHeld,

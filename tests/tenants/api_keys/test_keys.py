@@ -11,7 +11,8 @@ from tests.tenants.registry_records import make_tenant
 
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key, parse_key
-from loraplex.tenants.api_keys.keys import IssuedKey, KeyChange, KeyRepository
+from loraplex.tenants.api_keys.keys import IssuedKey, KeyRepository
+from loraplex.tenants.api_keys.records import KeyChange
 from loraplex.tenants.database import Database
 from loraplex.tenants.default_limits import DefaultLimits
 from loraplex.tenants.errors import (

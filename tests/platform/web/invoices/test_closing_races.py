@@ -37,8 +37,6 @@ from loraplex.tenants.invoices.records import InvoiceDocument
 from loraplex.tenants.invoices.rows import export_invoice
 from loraplex.tenants.invoices.verification import verify_export
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
-from loraplex.tenants.models import Invoice
-from loraplex.tenants.models import UsageRecord
 from loraplex.tenants.quotas.reservation import Reservation
 from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 from loraplex.tenants.usage.records import CorrectionDocument

@@ -10,7 +10,7 @@ from tests.platform.web.limits.test_queries import CountingAdmissions
 from tests.platform.web.observed_tenant import observed_tenant
 from tests.platform.web.overview.test_pages import counters
 
-from loraplex.platform.web.keys import queries
+from loraplex.platform.web.keys import pages
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.audit_queries import audit_entries
 from loraplex.tenants.database import Database
@@ -261,7 +261,7 @@ async def test_a_change_of_what_moved_meanwhile_is_refused(console: Console, sig
 async def test_long_lists_have_pages(
     console: Console, signed_in: SignedIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queries, "PAGE", 2)
+    monkeypatch.setattr(pages, "ROWS", 2)
     browser = await signed_in()
     for number in range(3):
         await make(console, browser, f"key {number}")
@@ -270,4 +270,26 @@ async def test_long_lists_have_pages(
     older = first.find('nav[aria-label="Pages"] a').attributes["href"]
     assert older is not None
     last = await browser.page(older)
-    assert last.texts("tbody th") == ["key 0"] and last.find('a[href="/console/keys?"]').text() == "Newer"
+    assert (
+        last.texts("tbody th") == ["key 0"]
+        and last.find('nav[aria-label="Pages"] a[href="/console/keys"]').text() == "Newer"
+    )
+
+
+async def test_a_rotation_or_revocation_that_is_sent_twice_runs_once(
+    console: Console, signed_in: SignedIn
+) -> None:
+    browser = await signed_in()
+    key_id = await make(console, browser)
+    rotate = f"/console/keys/{key_id}/rotate"
+    sent = {**(await browser.page(rotate)).form(rotate), "grace": "0"}
+    made = [Page(await browser.post(rotate, sent)) for _ in range(2)]
+    secret = made[0].find("#secret").text()
+    assert made[1].find("#secret").text() == secret and all("It replaces" in each.text for each in made)
+    revoke = f"/console/keys/{secret.split('_')[2]}/revoke"
+    sent = (await browser.page(revoke)).form(revoke)
+    for _ in range(2):
+        done = await browser.post(revoke, sent)
+        assert (done.status_code, done.headers["location"]) == (303, "/console/keys")
+        assert "Key app is revoked" in (await browser.page("/console/keys")).find(".toast").text()
+    assert [action for action, _ in await actions(console)] == ["key.rotate", "key.create", "key.revoke"]

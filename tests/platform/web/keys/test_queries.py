@@ -8,10 +8,19 @@ from tests.tenants.ledger.stored_usage import Used, settle
 from tests.tenants.ledger.stored_usage import make_tenant as make_using_tenant
 from tests.tenants.registry_records import make_tenant
 
+from loraplex.platform.web.cursors import Cursors, Page
 from loraplex.platform.web.keys import queries as keys
+from loraplex.platform.web.keys.queries import KEY_ORDER
 from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.records import KeyDocument
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import KeyNotFound
+
+
+def part(
+    size: int = 50, after: tuple[datetime, str] | None = None
+) -> Page[KeyDocument, tuple[datetime, str]]:
+    return Page(size, after, {}, Cursors(b"key", b"scope"), KEY_ORDER)
 
 
 async def create(database: Database, tenant_id: UUID, *names: str) -> list[str]:
@@ -31,7 +40,7 @@ async def test_keys_are_listed_newest_first_with_their_states(database: Database
         issued = await KeyRepository(session).rotate(tenant_id, rotated, 3600)
         await KeyRepository(session).revoke(tenant_id, ended)
     async with database.as_tenant(tenant_id) as session:
-        listed = (await keys.key_page(session, tenant_id)).keys
+        listed = await keys.keys(session, tenant_id, None, part())
         assert [(key.id, key.state) for key in listed] == [
             (issued.record.key_id, "working"),
             (ended, "revoked"),
@@ -40,29 +49,34 @@ async def test_keys_are_listed_newest_first_with_their_states(database: Database
         ]
         assert (listed[0].replaces, listed[2].replaced_by) == (rotated, issued.record.key_id)
         assert listed[0].replaced_until == listed[2].expires_at is not None
-        working = await keys.key_page(session, tenant_id, "working")
-        assert {key.id for key in working.keys} == {issued.record.key_id, rotated, first}
-        assert [key.id for key in (await keys.key_page(session, tenant_id, "revoked")).keys] == [ended]
-        assert (await keys.key_page(session, tenant_id, "expired")).keys == []
+        working = await keys.keys(session, tenant_id, "working", part())
+        assert {key.id for key in working} == {issued.record.key_id, rotated, first}
+        assert [key.id for key in await keys.keys(session, tenant_id, "revoked", part())] == [ended]
+        assert await keys.keys(session, tenant_id, "expired", part()) == []
     async with database.as_tenant(other) as session:
         with pytest.raises(KeyNotFound):
             await keys.key(session, other, first)
 
 
-async def test_pages_follow_each_other(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "PAGE", 2)
+async def test_pages_follow_each_other(database: Database) -> None:
     tenant_id = await make_tenant(database)
-    made = await create(database, tenant_id, *"abcde")
-    seen: list[str] = []
-    cursor: str | None = ""
+    made = await create(database, tenant_id, *"abc")
     async with database.as_tenant(tenant_id) as session:
-        while cursor is not None:
-            page = await keys.key_page(session, tenant_id, None, cursor)
-            seen += [key.id for key in page.keys]
-            cursor = page.older
-        assert seen == made[::-1]
-        unreadable = await keys.key_page(session, tenant_id, None, "2026-01-01T00:00:00Z \0 ' OR 1=1")
-        assert [key.id for key in unreadable.keys] == made[:2:-1]
+        # Those of one transaction have one time: the id decides among them.
+        for name in "de":
+            made.append((await KeyRepository(session).create(tenant_id, name, ["inference"])).record.key_id)
+    seen: list[str] = []
+    after: tuple[datetime, str] | None = None
+    async with database.as_tenant(tenant_id) as session:
+        while True:
+            page = part(2, after)
+            found = await keys.keys(session, tenant_id, None, page)
+            seen += [key.id for key in page.cut(found)]
+            cursor = page.next(found)
+            if cursor is None:
+                break
+            after = KEY_ORDER.read(page.cursors.decode(cursor)[1])
+    assert seen[2:] == made[2::-1] and sorted(seen) == sorted(made)
 
 
 async def test_requests_are_those_of_the_last_24_hours(database: Database) -> None:

@@ -9,6 +9,7 @@ from tests.platform.fake_admissions import FakeAdmissions
 from tests.platform.web.observed_tenant import observed_tenant, set_limits
 
 from loraplex.platform.services import quotas
+from loraplex.platform.web.console.limit_units import unit_of
 from loraplex.platform.web.limits import queries as limits
 from loraplex.tenants.actors import Actor
 from loraplex.tenants.counters.counter_replies import Decision, Explanation, LimitUse, UnknownLimit
@@ -113,8 +114,10 @@ async def test_why_a_request_was_refused() -> None:
         request_id="r", at=AT, decisions=(passed,), unknown=(unknown,), degraded=True
     )
     found = await limits.explain(admissions, tenant_id, "r")
-    assert (found.request_id, found.at, found.degraded) == ("r", AT, True)
-    assert [(each.name, each.passed, each.known, each.unit) for each in found.decisions] == [
+    assert (found.request_id, found.at, found.mode) == ("r", AT, "degraded")
+    assert [
+        (each.name, each.passed, each.used is not None, unit_of(each.name)) for each in found.decisions
+    ] == [
         ("requests_per_minute", True, True, "requests"),
         ("budget_per_day", False, False, "money"),
     ]
