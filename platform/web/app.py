@@ -27,7 +27,6 @@ from loraplex.platform.observability.request_record import (
 )
 from loraplex.platform.web import operator_plane, tenant_plane
 from loraplex.platform.web.adapters.upload_receiver import UploadReceiver
-from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.inference_plane import InferencePlane
 from loraplex.platform.web.openai import routes as openai
 from loraplex.platform.web.openai.missing_endpoints import instead_of
@@ -67,9 +66,8 @@ def create_app(
     app.state.body_budget = BodyBudget(dependencies.config.max_buffered_body_bytes)
     app.state.inference = InferencePlane(dependencies, authenticator)
     app.include_router(openai.router)
-    endpoint = ManagementEndpoint(dependencies)
-    app.state.planes = Planes(dependencies, authenticator, endpoint)
-    app.state.upload_receiver = UploadReceiver(dependencies.uploads.in_turns(endpoint.transaction_slot))
+    app.state.planes = planes = Planes(dependencies, authenticator)
+    app.state.upload_receiver = UploadReceiver(dependencies.uploads.in_turns(planes.runner.slot))
     app.include_router(tenant_plane.router)
     app.include_router(operator_plane.router)
     app.include_router(docs_router())

@@ -9,10 +9,11 @@ A route asks for it by `requires(SCOPE)` or `requires_operator()`, first among i
 Invariant: a route runs in the caller's database role and in one of its tenant's slots.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 from uuid import UUID
 
 from fastapi import Depends
@@ -22,28 +23,34 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from loraplex.platform.auth.authenticator import Authenticator, Caller, OperatorCaller
+from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.inference.dependencies import GatewayDependencies
-from loraplex.platform.web.cursors import Page
-from loraplex.platform.web.endpoint import ManagementEndpoint, actor_of, repeatable_of, tenant_of
+from loraplex.platform.observability.request_id import request_id_of
+from loraplex.platform.web.cursors import CURSOR_DOMAIN, Cursors, Page, page_of
 from loraplex.platform.web.etags import if_match, if_match_or_any
+from loraplex.platform.web.request_bodies import body_sha256
 from loraplex.platform.web.responses import ApiResponse, from_stored, reply_with, respond, to_stored
+from loraplex.platform.web.runner import Runner
 from loraplex.platform.web.sorting import KeyT, RowT, SortOrder
-from loraplex.tenants.actors import Actor
+from loraplex.tenants.actors import Actor, key_actor, operator_actor
+from loraplex.tenants.idempotency import RepeatableRequest
 from loraplex.tenants.stored_responses import StoredResponse
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_IDEMPOTENCY_KEY: Final = re.compile(r"[!-~]{1,255}")
 CallerT = TypeVar("CallerT", Caller, OperatorCaller)
 
 
-@dataclass(frozen=True, slots=True)
 class Planes:
     """What the routes of both planes share, as `app.state.planes`."""
 
-    dependencies: GatewayDependencies
-    authenticator: Authenticator
-    endpoint: ManagementEndpoint
+    def __init__(self, dependencies: GatewayDependencies, authenticator: Authenticator) -> None:
+        self.dependencies = dependencies
+        self.authenticator = authenticator
+        self.runner = Runner(dependencies, "requests")
+        self.cursor_key = dependencies.derive_key(CURSOR_DOMAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +90,17 @@ class PlaneRequest(Generic[CallerT]):
 
     def slot(self) -> AbstractAsyncContextManager[None]:
         """Take one of the caller's slots, for work that is no query and no change."""
-        return self.planes.endpoint.runner.slot(tenant_of(self.caller))
+        return self.planes.runner.slot(tenant_of(self.caller))
 
     def reading(self) -> AbstractAsyncContextManager[AsyncSession]:
         """Open a transaction for several queries."""
-        return self.planes.endpoint.runner.reading(tenant_of(self.caller))
+        return self.planes.runner.reading(tenant_of(self.caller))
 
     async def query(
         self, find: Callable[Concatenate[AsyncSession, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Return what `find` reads."""
-        return await self.planes.endpoint.runner.query(tenant_of(self.caller), find, *args, **kwargs)
+        return await self.planes.runner.query(tenant_of(self.caller), find, *args, **kwargs)
 
     async def read(
         self,
@@ -106,7 +113,8 @@ class PlaneRequest(Generic[CallerT]):
 
     def page(self, order: SortOrder[RowT, KeyT], filters: Iterable[str] = ()) -> Page[RowT, KeyT]:
         """Parse the query of a listing. Its cursors are valid for this path and this caller only."""
-        return self.planes.endpoint.page(self.http, self.caller, order, filters)
+        scope = f"{tenant_of(self.caller) or 'operator'} {self.http.url.path}".encode()
+        return page_of(self.http, Cursors(self.planes.cursor_key, scope), order, filters)
 
     async def listing(
         self,
@@ -132,7 +140,7 @@ class PlaneRequest(Generic[CallerT]):
         async def work(uow: UnitOfWork) -> StoredResponse:
             return to_stored(self._respond(await use_case(uow, *args, **kwargs)))
 
-        runner, repeatable = self.planes.endpoint.runner, repeatable_of(self.http, self.caller)
+        runner, repeatable = self.planes.runner, repeatable_of(self.http, self.caller)
         return from_stored(await runner.change(self.actor, tenant_of(self.caller), repeatable, work))
 
     def _respond(self, result: Any) -> Response:
@@ -172,3 +180,38 @@ def requires_operator() -> Any:
         return OperatorRequest(planes, request, await planes.authenticator.authorize_operator(request))
 
     return Depends(authorized)
+
+
+def tenant_of(caller: Caller | OperatorCaller) -> UUID | None:
+    """Return the caller's tenant; None for an operator."""
+    return caller.tenant_id if isinstance(caller, Caller) else None
+
+
+def actor_of(request: Request, caller: Caller | OperatorCaller) -> Actor:
+    """Return the caller as the author of a change."""
+    actor = key_actor if isinstance(caller, Caller) else operator_actor
+    return actor(caller.key_id, caller.address, request_id_of(request.scope))
+
+
+def repeatable_of(request: Request, caller: Caller | OperatorCaller) -> RepeatableRequest | None:
+    """Return the identity of a POST with an Idempotency-Key; None without one. Raises `InvalidParameter`."""
+    key = idempotency_key(request) if request.method == "POST" else None
+    if key is None:
+        return None
+    return RepeatableRequest(
+        caller=f"key:{caller.api_key_id}",
+        key=key,
+        route=f"{request.method} {request.url.path}",
+        body_sha256=body_sha256(request),
+        tenant_id=tenant_of(caller),
+    )
+
+
+def idempotency_key(request: Request) -> str | None:
+    """Return the Idempotency-Key; None without one. Raises `InvalidParameter`."""
+    given = request.headers.getlist("idempotency-key")
+    if given and (len(given) != 1 or not _IDEMPOTENCY_KEY.fullmatch(given[0])):
+        raise InvalidParameter(
+            "Idempotency-Key must be one text of 1 to 255 visible ASCII characters.", param="Idempotency-Key"
+        )
+    return given[0] if given else None

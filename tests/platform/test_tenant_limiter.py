@@ -10,15 +10,13 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.platform.web.adapters.upload_program import submit_whole
-from tests.platform.web.test_endpoint import caller_of
 from tests.platform.web.upload_server import CONFIG, UploadHome
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.errors import Overloaded, ShareExceeded
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
-from loraplex.platform.web.endpoint import ManagementEndpoint
-from loraplex.platform.web.responses import ApiResponse
+from loraplex.platform.web.runner import Runner
 from loraplex.tenants.audit_log import Actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import NotFound
@@ -103,29 +101,29 @@ async def test_a_slot_handed_to_a_cancelled_request_goes_to_the_next() -> None:
 
 
 async def test_a_slow_tenant_leaves_connections_to_the_others(database: Database) -> None:
-    slow, quick = [await caller_of(database, await make_tenant(database, name)) for name in ("slow", "quick")]
+    slow, quick = [await make_tenant(database, name) for name in ("slow", "quick")]
     small = Database(database.url, pool_size=AT_ONCE + 1)
     dependencies: Any = SimpleNamespace(
         database=small, derive_key=lambda *parts: bytes(32), policy_publisher=None, config=ServingConfig()
     )
-    endpoint, end, running = ManagementEndpoint(dependencies), asyncio.Event(), 0
+    runner, end, running = Runner(dependencies, "requests"), asyncio.Event(), 0
 
-    async def wait(session: AsyncSession) -> ApiResponse:
+    async def wait(session: AsyncSession) -> bool:
         nonlocal running
         running += 1
         await end.wait()
-        return ApiResponse(204)
+        return True
 
-    async def answer(session: AsyncSession) -> ApiResponse:
-        return ApiResponse(204)
+    async def answer(session: AsyncSession) -> bool:
+        return True
 
-    waiting = [asyncio.create_task(endpoint.read(slow, wait)) for _ in range(2 * AT_ONCE)]
+    waiting = [asyncio.create_task(runner.query(slow, wait)) for _ in range(2 * AT_ONCE)]
     while running < AT_ONCE:
         await asyncio.sleep(0.01)
-    assert (await asyncio.wait_for(endpoint.read(quick, answer), 60)).status_code == 204
+    assert await asyncio.wait_for(runner.query(quick, answer), 60)
     assert running == AT_ONCE
     end.set()
-    assert {response.status_code for response in await asyncio.gather(*waiting)} == {204}
+    assert all(await asyncio.gather(*waiting))
     assert running == 2 * AT_ONCE
     await small.close()
 

@@ -14,8 +14,7 @@ from loraplex.platform.services import uploads as use_cases
 from loraplex.platform.tenant_limiter import TenantLimiter
 from loraplex.platform.web.adapters.multipart_upload import FRAME_BYTES, receive_folder
 from loraplex.platform.web.adapters.upload_documents import content_digest
-from loraplex.platform.web.endpoint import idempotency_key
-from loraplex.platform.web.planes import TenantRequest
+from loraplex.platform.web.planes import TenantRequest, idempotency_key
 from loraplex.platform.web.transport.body_stream import BodyChunks, declared_size
 from loraplex.tenants.registry.records import AcceptedVersion, PartDocument
 from loraplex.tenants.registry.uploads import DeclaredFile

@@ -11,7 +11,6 @@ from typing import Any, Final, TypeVar, overload
 from urllib.parse import quote, urlencode
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -84,17 +83,6 @@ class ConsoleEndpoint:
         """What the gateway's routes use."""
         return self._dependencies
 
-    def requires(self, scope: str | None = None) -> Callable[[Request], Awaitable[ConsoleSession]]:
-        """Return a dependency of FastAPI that gives a page its session, which must have `scope`.
-
-        It raises `SignInNeeded`, `InsufficientScope` and `StoreUnavailable` of tenants.
-        """
-
-        async def required(request: Request) -> ConsoleSession:
-            return await self.signed_in(request, scope)
-
-        return required
-
     async def signed_in(self, request: Request, scope: str | None = None) -> ConsoleSession:
         """Return the session of a page of the tenant area, which must have `scope`. It raises as the dependency does."""
         session = await self.session(request)
@@ -103,11 +91,6 @@ class ConsoleEndpoint:
         if scope is not None and scope not in session.scopes:
             raise InsufficientScope(_scope_missing(scope, session), param=scope)
         return session
-
-    def requires_operator(self) -> Callable[[Request], Awaitable[ConsoleSession]]:
-        """Return a dependency of FastAPI that gives a page of the operator area its session. It raises as `requires`."""
-
-        return self.signed_in_operator
 
     async def signed_in_operator(self, request: Request) -> ConsoleSession:
         """Return the session of a page of the operator area. It raises as `signed_in`."""
@@ -153,12 +136,6 @@ class ConsoleEndpoint:
 
     def _network(self, request: Request) -> str:
         return client_network(self._dependencies.addresses.of(request))
-
-    async def query(
-        self, session: ConsoleSession, find: Callable[[AsyncSession], Awaitable[FoundT]]
-    ) -> FoundT:
-        """Return what `find` reads in the role of the session's tenant, or of operators."""
-        return await self.runner.query(session.tenant_id, find)
 
     @overload
     async def perform(

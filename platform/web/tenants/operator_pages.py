@@ -44,7 +44,9 @@ async def list_tenants(page: Operator) -> Response:
     search, part = query_form(page.http).text("name"), page.part(BY_NAME, parameter=AFTER)
     found = await page.query(queries.tenants, datetime.now(UTC), search, part)
     return page.show(
-        "tenants/tenants.html", tenants=page.rows(part, found, parameter=AFTER), form=Entered({"name": search})
+        "tenants/tenants.html",
+        tenants=page.rows(part, found, parameter=AFTER),
+        form=Entered({"name": search}),
     )
 
 

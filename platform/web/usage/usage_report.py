@@ -15,9 +15,8 @@ from starlette.responses import Response, StreamingResponse
 
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.web.cursors import Page
-from loraplex.platform.web.endpoint import tenant_of
 from loraplex.platform.web.path_ids import filtered_tenant
-from loraplex.platform.web.planes import PlaneRequest
+from loraplex.platform.web.planes import PlaneRequest, tenant_of
 from loraplex.platform.web.responses import ApiResponse, respond
 from loraplex.platform.web.sorting import Position, SortOrder
 from loraplex.platform.web.usage import queries as usage

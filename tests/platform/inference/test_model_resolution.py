@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.platform.auth.authentication import Clock
-from tests.platform.web.test_endpoint import caller_of
+from tests.platform.web.test_planes import caller_of
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.auth.authenticator import Caller

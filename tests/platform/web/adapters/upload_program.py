@@ -30,7 +30,6 @@ from loraplex.platform.server.secret import derive
 from loraplex.platform.web.adapters import upload_routes
 from loraplex.platform.web.adapters.upload_receiver import UploadReceiver
 from loraplex.platform.web.app import error_response
-from loraplex.platform.web.endpoint import ManagementEndpoint
 from loraplex.platform.web.planes import Planes
 from loraplex.platform.web.transport.body_budget import BodyBudget
 from loraplex.tenants.audit_log import Actor
@@ -54,9 +53,8 @@ def upload_app(database: Database, home: UploadHome) -> FastAPI:
     )
     app = FastAPI()
     app.state.body_budget = BodyBudget(1 << 20)
-    endpoint = ManagementEndpoint(dependencies)
-    app.state.planes = Planes(dependencies, Authenticator(database, 0), endpoint)
-    app.state.upload_receiver = UploadReceiver(home.uploads.in_turns(endpoint.transaction_slot))
+    app.state.planes = planes = Planes(dependencies, Authenticator(database, 0))
+    app.state.upload_receiver = UploadReceiver(home.uploads.in_turns(planes.runner.slot))
     app.include_router(upload_routes.router, prefix="/tenant/v1")
     for error in (GatewayError, AdaptersError, TenantsError):
         app.add_exception_handler(error, on_error)

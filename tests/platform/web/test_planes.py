@@ -19,8 +19,7 @@ from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.server.secret import derive
-from loraplex.platform.web.cursors import Page
-from loraplex.platform.web.endpoint import ManagementEndpoint
+from loraplex.platform.web.planes import Planes, TenantRequest
 from loraplex.platform.web.request_bodies import RequestModel, request_model
 from loraplex.platform.web.responses import REPLAYED_HEADER, ApiResponse, ResponseModel
 from loraplex.platform.web.sorting import SortOrder, by_text
@@ -35,7 +34,7 @@ from loraplex.tenants.errors import (
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.unit_of_work import UnitOfWork
 
-BY_LETTER: SortOrder[str, str] = by_text(lambda letter: letter)
+BY_LETTER: SortOrder[Any, str] = by_text(lambda made: made.name)
 
 
 class Made(ResponseModel):
@@ -64,7 +63,7 @@ class Policies:
 class Making:
     """Work that makes an adapter, notes it, and answers with a secret; `begun` and `go` hold it where a test wants."""
 
-    endpoint: ManagementEndpoint
+    planes: Planes
     caller: Caller
     policies: Policies
     runs: int = 0
@@ -96,17 +95,22 @@ class Making:
         headers = {} if key is None else {"idempotency-key": key}
         made = request("POST", path, headers=headers, body=body or {})
         await request_model(Anything).dependency(made)
-        return await self.endpoint.perform(made, self.caller, self.work)
+        return await requested(self, made).run(self.work)
 
 
-def endpoint(database: Database, policies: Policies, secret: bytes = b"s" * 32) -> ManagementEndpoint:
+def requested(making: "Making", made: Request) -> TenantRequest:
+    """The request of the caller, whose work says itself how it is answered."""
+    return TenantRequest(making.planes, made, making.caller).replying(lambda response: response)
+
+
+def planes_of(database: Database, policies: Policies, secret: bytes = b"s" * 32) -> Planes:
     dependencies: Any = SimpleNamespace(
         database=database,
         policy_publisher=policies,
         derive_key=lambda *parts: derive(secret, *parts),
         config=ServingConfig(),
     )
-    return ManagementEndpoint(dependencies)
+    return Planes(dependencies, Authenticator(database, 0))
 
 
 async def caller_of(database: Database, tenant_id: UUID) -> Caller:
@@ -119,7 +123,7 @@ async def caller_of(database: Database, tenant_id: UUID) -> Caller:
 async def making(database: Database) -> Making:
     policies = Policies()
     caller = await caller_of(database, await make_tenant(database))
-    made = Making(endpoint(database, policies), caller, policies)
+    made = Making(planes_of(database, policies), caller, policies)
     made.go.set()
     return made
 
@@ -160,9 +164,7 @@ async def test_a_repeated_post_gets_the_same_response(making: Making, database: 
     assert first.headers.items() == [each for each in again.headers.items() if each[0] != REPLAYED_HEADER]
     assert again.headers[REPLAYED_HEADER] == "true"
     assert (await making.post("k-2")).body != first.body
-    other = Making(
-        making.endpoint, await caller_of(database, making.caller.tenant_id), making.policies, runs=5
-    )
+    other = Making(making.planes, await caller_of(database, making.caller.tenant_id), making.policies, runs=5)
     other.go.set()
     assert (await other.post()).body != first.body
 
@@ -214,7 +216,7 @@ async def test_after_a_crash_the_repetition_gets_the_same_response(
 ) -> None:
     """The gateway dies before it responds: another one, with the same secret, returns the response."""
     lost = await making.post()
-    other = Making(endpoint(database, Policies()), making.caller, making.policies)
+    other = Making(planes_of(database, Policies()), making.caller, making.policies)
     assert (await other.post()).body == lost.body and other.runs == 0
 
 
@@ -227,7 +229,7 @@ async def test_a_stored_response_is_encrypted(making: Making, database: Database
         await session.execute(text("UPDATE idempotency_records SET idempotency_key = 'k-9'"))
     with pytest.raises(StoredResponseUnreadable):
         await making.post("k-9")
-    strange = Making(endpoint(database, Policies(), b"t" * 32), making.caller, making.policies)
+    strange = Making(planes_of(database, Policies(), b"t" * 32), making.caller, making.policies)
     with pytest.raises(StoredResponseUnreadable):
         await strange.post("k-9")
 
@@ -250,7 +252,7 @@ async def test_keys_that_are_refused(making: Making) -> None:
 async def test_only_a_post_is_stored(making: Making, database: Database) -> None:
     made: Request = request("PUT", headers={"idempotency-key": "k"})
     for _ in range(2):
-        await making.endpoint.perform(made, making.caller, making.work)
+        await requested(making, made).run(making.work)
     assert await counts(database) == (2, 2, 0)
 
 
@@ -262,15 +264,15 @@ async def test_a_change_that_cannot_be_published_stays_committed(making: Making,
 
 async def letters(making: Making, caller: Caller, path: str, query: str) -> Any:
     """The document of a listing of three."""
+    asked = TenantRequest(making.planes, request(path=path, query=query), caller)
+    asked.http.scope["route"] = SimpleNamespace(status_code=None)
+    page = asked.page(BY_LETTER)
 
-    async def rows(session: AsyncSession, page: Page[str, str]) -> list[str]:
-        return [letter for letter in "abc" if page.after is None or letter > page.after][: page.fetch]
+    async def rows(session: AsyncSession) -> list[Made]:
+        found = [letter for letter in "abc" if page.after is None or letter > page.after][: page.fetch]
+        return [Made(name=letter, secret="") for letter in found]
 
-    made = request(path=path, query=query)
-    answer = await making.endpoint.listing(
-        made, caller, BY_LETTER, rows, lambda letter: Made(name=letter, secret="")
-    )
-    return json.loads(bytes(answer.body))
+    return json.loads(bytes((await asked.listing(page, rows)).body))
 
 
 async def test_a_cursor_is_valid_for_one_tenant_and_path(making: Making, database: Database) -> None:
