@@ -65,18 +65,6 @@ class ManagementEndpoint:
         """Return what `find` reads, for a response that takes several transactions or no `ApiResponse`."""
         return await self.runner.query(tenant_of(caller), find)
 
-    async def read_with_other_store(
-        self,
-        caller: ManagementCaller,
-        find: Callable[[AsyncSession], Awaitable[FoundT]],
-        build: Callable[[FoundT], Awaitable[ApiResponse]],
-    ) -> Response:
-        """Like `read`, for data of a second store: `build` runs in the same slot, but holds no database connection."""
-        async with self.runner.slot(tenant_of(caller)):
-            async with self._session(caller) as session:
-                found = await find(session)
-            return respond(await build(found))
-
     async def perform(self, request: Request, caller: ManagementCaller, work: UseCase) -> Response:
         """Respond with the result of `work`, a use case that runs in one unit of work of the caller. A repeated POST with the
         Idempotency-Key of a completed one gets the stored response.
@@ -119,10 +107,6 @@ class ManagementEndpoint:
     def transaction_slot(self, tenant_id: UUID) -> AbstractAsyncContextManager[None]:
         """Take one of the tenant's slots, for transactions of its requests that do not run here. Raises `Overloaded`."""
         return self.runner.slot(tenant_id)
-
-    def _session(self, caller: ManagementCaller) -> AbstractAsyncContextManager[AsyncSession]:
-        tenant_id, database = tenant_of(caller), self._dependencies.database
-        return database.as_operator() if tenant_id is None else database.as_tenant(tenant_id)
 
 
 def tenant_of(caller: ManagementCaller) -> UUID | None:
