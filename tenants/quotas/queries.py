@@ -15,7 +15,8 @@ from loraplex.tenants.quotas.threshold_events import quota_events
 async def tenant_limits(session: AsyncSession, tenant_id: UUID) -> TenantLimitsDocument:
     """Return the limits of a tenant, for operators. Raises `TenantNotFound`."""
     tenant = await TenantRepository(session).by_id(tenant_id)
-    return TenantLimitsDocument.of(*await TenantQuotas(session).get(tenant.id))
+    limits, revision = await TenantQuotas(session).get(tenant.id)
+    return TenantLimitsDocument.of(limits, revision)
 
 
 async def key_limits(session: AsyncSession, tenant_id: UUID, key_id: str) -> LimitsDocument:
