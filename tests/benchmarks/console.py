@@ -219,7 +219,7 @@ def pages_of(app: FastAPI) -> list[str]:
     """The paths of all pages, and further views of some. Left out are paths with parameters that are not `KNOWN`."""
     paths = {
         route.path
-        for router in page_routers(app.state.endpoint)
+        for router in page_routers(app.state.endpoint.dependencies)
         for route in router.routes
         if isinstance(route, APIRoute) and "GET" in (route.methods or ())
     }

@@ -72,7 +72,7 @@ SELECT (SELECT min(name) FROM adapters WHERE tenant_id = :tenant_id) AS name,
 KNOWN: Final = frozenset(
     {
         *("name", "key_id", "request_id", "version", "alias", "entry_id"),
-        *("identity", "delivery", "invoice_id", "tenant_id"),
+        *("webhook_id", "delivery_id", "invoice_id", "tenant_id"),
     }
 )
 """Parameters of paths that every loaded tenant has a value for."""
@@ -135,7 +135,7 @@ async def sign_in_admin(
     endpoint_id = await add_webhook(database, tenant_id)
     await add_event(database, tenant_id)
     names |= {"version": "1", "alias": "production", "entry_id": str(user_id), "tenant_id": str(tenant_id)}
-    names |= {"identity": str(endpoint_id), "delivery": str(await dispatched(database, endpoint_id))}
+    names |= {"webhook_id": str(endpoint_id), "delivery_id": str(await dispatched(database, endpoint_id))}
     names["first_day"] = (datetime.now(UTC) - REPORTED).date().isoformat()
     names["invoice_id"] = await _draft_invoice(database, tenant_id, shape)
     return await _signed_in(app, database, user_id, tenant_id, names, stack)
