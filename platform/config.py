@@ -3,6 +3,7 @@
 Invariant: no other module reads a setting from the environment.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -11,7 +12,15 @@ from tomllib import TOMLDecodeError
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AliasChoices,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -52,8 +61,8 @@ BODIES_BUFFERED = 4
 MIN_GRACE_S = 30.0
 GIVEN_WITH = {"tls_key": "tls_certificate", "smtp_from": "smtp_url", "oidc_client_id": "oidc_issuer"}
 
-REMOVED = {"chunked_prefill": "long prompts are always computed in parts beside what decodes"}
-"""Settings of earlier releases, and what holds without them."""
+REMOVED = {"chunked_prefill": ("true", "long prompts are always computed in parts beside what decodes")}
+"""Settings of earlier releases: the value that holds now, and what that means."""
 
 
 def _url(name: str) -> AliasChoices:
@@ -330,6 +339,13 @@ class Settings(BaseSettings):
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_is_gone(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Leave out settings of earlier releases that have the value which holds now."""
+        held = {name for name, (value, _) in REMOVED.items() if str(values.get(name)).lower() == value}
+        return {name: value for name, value in values.items() if name not in held}
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -410,6 +426,10 @@ def load_settings(flags: Mapping[str, Any] | None = None, config_file: Path | No
         model_config = SettingsConfigDict(toml_file=config_file or DEFAULT_CONFIG_FILE)
 
     given = {name: value for name, value in (flags or {}).items() if value is not None}
+    for name, (held, _) in REMOVED.items():
+        # pydantic-settings does not look at names in the environment that are no settings.
+        if os.environ.get(f"LORAPLEX_{name.upper()}", held).lower() != held:
+            raise SettingsError(_gone(name))
     try:
         return FromFile(**given)
     except ValidationError as error:
@@ -418,10 +438,14 @@ def load_settings(flags: Mapping[str, Any] | None = None, config_file: Path | No
         raise SettingsError(f"{config_file or DEFAULT_CONFIG_FILE}: not valid TOML: {error}") from None
 
 
+def _gone(name: str) -> str:
+    return f"setting `{name}` is gone: {REMOVED[name][1]}. Remove it."
+
+
 def _explain(detail: ErrorDetails) -> str:
     name = str(detail["loc"][0]).lower().removeprefix("loraplex_")
     if name in REMOVED:
-        return f"setting `{name}` is gone: {REMOVED[name]}. Remove it."
+        return _gone(name)
     if detail["type"] == "extra_forbidden":
         return f"unknown setting `{name}`; allowed: {', '.join(sorted(Settings.model_fields))}"
     field = Settings.model_fields.get(name)

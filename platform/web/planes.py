@@ -92,6 +92,10 @@ class PlaneRequest(Generic[CallerT]):
         """Take one of the caller's slots, for work that is no query and no change."""
         return self.planes.runner.slot(tenant_of(self.caller))
 
+    def session(self) -> AbstractAsyncContextManager[AsyncSession]:
+        """Open a transaction for queries, in a slot that was taken."""
+        return self.planes.runner.session(tenant_of(self.caller))
+
     def reading(self) -> AbstractAsyncContextManager[AsyncSession]:
         """Open a transaction for several queries."""
         return self.planes.runner.reading(tenant_of(self.caller))

@@ -36,12 +36,15 @@ class Runner:
         """Take one of the tenant's slots; an operator needs none. Raises `Overloaded`, `ShareExceeded`."""
         return nullcontext() if tenant_id is None else self._limiter.slot(tenant_id)
 
+    def session(self, tenant_id: UUID | None) -> AbstractAsyncContextManager[AsyncSession]:
+        """Open a transaction that changes nothing, in the role of the tenant, or of operators for None; in a slot that was taken."""
+        database = self._database
+        return database.as_operator() if tenant_id is None else database.as_tenant(tenant_id)
+
     @asynccontextmanager
     async def reading(self, tenant_id: UUID | None) -> AsyncIterator[AsyncSession]:
-        """Open a transaction that changes nothing, in the role of the tenant, or of operators for None."""
-        database = self._database
-        role = database.as_operator() if tenant_id is None else database.as_tenant(tenant_id)
-        async with self.slot(tenant_id), role as session:
+        """Take a slot, and open a transaction as `session`."""
+        async with self.slot(tenant_id), self.session(tenant_id) as session:
             yield session
 
     async def query(

@@ -157,13 +157,13 @@ class KeyRepository:
         return (await self._session.scalars(query.where(*ending))).all()
 
     async def newest(
-        self, tenant_id: UUID, state: KeyState | None, part: Slice[tuple[datetime, str]]
+        self, tenant_id: UUID, state: KeyState | None, part: Slice[tuple[datetime, UUID]]
     ) -> Sequence[ApiKey]:
         """A part of the keys in this state (None: any), newest first."""
         query = of_owner(tenant_id).order_by(None)
         if state is not None:
             query = query.where(_in_state(state, datetime.now(UTC)))
-        query = sliced(query, part, ApiKey.created_at, ApiKey.key_id, newest_first=True)
+        query = sliced(query, part, ApiKey.created_at, ApiKey.id, newest_first=True)
         return (await self._session.scalars(query)).all()
 
     async def replaced_by(self, tenant_id: UUID, ids: Iterable[UUID]) -> dict[UUID, ApiKey]:

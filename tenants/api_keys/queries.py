@@ -10,8 +10,8 @@ from loraplex.tenants.api_keys.records import KeyDocument
 from loraplex.tenants.models import ApiKey
 from loraplex.tenants.pages import Slice, sliced
 
-Position = tuple[datetime, str]
-"""When a key was created, and its public id."""
+Position = tuple[datetime, UUID]
+"""When a key was created, and its internal id."""
 
 
 async def keys(
@@ -20,7 +20,7 @@ async def keys(
     """Return keys of a tenant, or for None of the operators, the oldest first; without `part` all of them."""
     query = of_owner(tenant_id)
     if part is not None:
-        query = sliced(query.order_by(None), part, ApiKey.created_at, ApiKey.key_id)
+        query = sliced(query.order_by(None), part, ApiKey.created_at, ApiKey.id)
     return [KeyDocument.of(row) for row in await session.scalars(query)]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, TypedDict
+from uuid import UUID
 
 from pydantic import Field
 
@@ -45,6 +46,8 @@ class KeyDocument(Record):
     replaced_by: str | None
     parent_id: str | None
     limit_root: str | None
+    # The key's internal id, by which listings sort keys of one time.
+    row_id: UUID = Field(default=UUID(int=0), exclude=True, repr=False)
     # Sent as the ETag, not in the body: so a result that is stored for a repetition has none.
     revision: int = Field(default=0, exclude=True)
 
@@ -55,6 +58,7 @@ class KeyDocument(Record):
         """
         return cls(
             id=row.key_id,
+            row_id=row.id,
             name=row.name,
             environment=row.environment,
             scopes=row.scopes,

@@ -39,11 +39,12 @@ class PipelinedCommands:
 
         The silence includes the opening of a connection. See `SilenceTimer` for a loop that is late.
         """
-        pipe = self._pipe
-        due = asyncio.get_running_loop().time() + wait_s
+        pipe, loop = self._pipe, asyncio.get_running_loop()
+        due = loop.time() + wait_s
         while pipe is None or not pipe.takes_commands:
             async with asyncio.timeout_at(due):
                 pipe = await self._opened()
+            wait_s = due - loop.time()
         reply = pipe.send(hiredis.pack_command(tuple(arguments)))  # type: ignore[arg-type]  # of any length
         expiry = expire_reply(reply, wait_s, pipe.replied)
         try:

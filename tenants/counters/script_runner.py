@@ -5,7 +5,7 @@ the server has replied that it did not run.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha1
 from pathlib import Path
@@ -78,7 +78,9 @@ class ScriptRunner:
         self._deadline_s = deadline_s
         self.takes_turns = bulk or self._pipelined is None
         self._turns = asyncio.Semaphore(MAX_COMMANDS)
-        self._send = self._in_turn if self._pipelined is None or bulk else self._pipelined.run
+        self._send: Callable[[float, Sequence[str | int]], Awaitable[Any]] = self._in_turn
+        if not bulk:
+            self._send = self._in_a_cluster if self._pipelined is None else self._pipelined.run
         self.fallbacks = 0
         """Scripts that had to be sent with their text."""
 
@@ -109,6 +111,11 @@ class ScriptRunner:
             raise ValkeyUnavailable(f"Valkey did not answer: {error}") from error
         except FAILURES as error:
             raise ValkeyUnavailable(f"Valkey did not answer: {error}") from error
+
+    async def _in_a_cluster(self, deadline_s: float, arguments: Sequence[str | int]) -> Any:
+        """Wait for a turn within the deadline, too: one silent node would hold all turns, and delay callers of the others."""
+        async with Deadline(deadline_s, self.replies), self._turns:
+            return await self._client.execute_command(*arguments)
 
     async def _in_turn(self, deadline_s: float, arguments: Sequence[str | int]) -> Any:
         async with self._turns:

@@ -1,7 +1,7 @@
 """Use cases on invoices and credits: draft, finalize, record the payment, void; grant a credit.
 
-Invariant: a credit is never changed or taken back; invoices use it up. Each use case on invoices takes the tenant's billing lock, may be repeated, and writes one audit entry for what it changes. A repeated step
-that finds its work done changes nothing.
+Invariant: a credit is never changed or taken back; invoices use it up. Each use case on invoices takes the tenant's billing lock,
+may be repeated, and writes one audit entry for what it changes. A repeated step that finds its work done changes nothing.
 """
 
 from collections.abc import Mapping

@@ -3,12 +3,9 @@
 from typing import Annotated
 from uuid import UUID
 
-from pydantic import Field, PlainSerializer
+from pydantic import Field
 
-from loraplex.tenants.records import Record, UtcTime
-
-PicoAmount = Annotated[int, PlainSerializer(str, return_type=str, when_used="json")]
-"""Exact pico-units of money, as JSON a decimal string."""
+from loraplex.tenants.records import Pico, Record, UtcTime
 
 
 def is_absent(value: object) -> bool:
@@ -36,7 +33,7 @@ class RequestDocument(Record):
     completion_tokens: int
     ttft_ms: int | None
     duration_ms: int | None
-    amount_pico: PicoAmount
+    amount_pico: Pico
     price_version_id: UUID | None
     client_request_id: str | None
     system_fingerprint: str | None
@@ -73,5 +70,5 @@ class CorrectionDocument(Record):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    amount_pico: PicoAmount
+    amount_pico: Pico
     currency: str

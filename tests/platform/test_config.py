@@ -245,10 +245,16 @@ def test_the_engines_are_sockets_or_one_application_of_ray() -> None:
     assert load_settings().ray_application is None
 
 
-def test_a_setting_of_an_earlier_release_says_what_holds_without_it(tmp_path: Path) -> None:
+def test_a_setting_of_an_earlier_release_says_what_holds_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "loraplex.toml"
+    gone = "`chunked_prefill` is gone: long prompts are always computed in parts"
     file.write_text("chunked_prefill = false")
-    with pytest.raises(
-        SettingsError, match="`chunked_prefill` is gone: long prompts are always computed in parts"
-    ):
+    with pytest.raises(SettingsError, match=gone):
         load_settings(config_file=file)
+    file.write_text("chunked_prefill = true")
+    load_settings(config_file=file)
+    monkeypatch.setenv("LORAPLEX_CHUNKED_PREFILL", "false")
+    with pytest.raises(SettingsError, match=gone):
+        load_settings()

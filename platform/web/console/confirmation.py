@@ -1,9 +1,8 @@
 """The page that asks before something is destroyed or stopped: it says what happens, and may ask for a name to be typed."""
 
 from dataclasses import dataclass
-from typing import Any
 
-from loraplex.platform.web.console.forms import Entered, Form, FormInvalid
+from loraplex.platform.web.console.forms import Form, FormInvalid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +24,6 @@ class Confirmation:
     method: str = "POST"
     typed: str | None = None
     ends_running: bool = False
-
-    def context(self, form: Entered | None = None) -> dict[str, Any]:
-        """Return what its template reads."""
-        return {"asked": self, "form": form}
 
     def require(self, form: Form) -> None:
         """Raise `FormInvalid` unless the name was typed."""

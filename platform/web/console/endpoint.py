@@ -182,8 +182,8 @@ class ConsoleEndpoint:
         tenant_id, repeatable = session.tenant_id, repeatable_of(request, session, form)
         done = await self.runner.change(self._actor(request, session), tenant_id, repeatable, stored)
         request.state.form_is_repeated = not fresh
-        if fresh:
-            return fresh[0]
+        if fresh or returns is None:
+            return next(iter(fresh), None)
         try:
             return result.validate_json(done.body)
         except ValidationError:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.platform.web.sorting import SortOrder
+from loraplex.platform.web.sorting import SortOrder, by_time
 from loraplex.tenants.api_keys.keys import KeyRepository, is_live
 from loraplex.tenants.api_keys.queries import Position
 from loraplex.tenants.api_keys.records import KeyDocument, KeyState
@@ -19,11 +19,7 @@ from loraplex.tenants.pages import Slice
 
 HOURS: Final = 24
 DAYS: Final = 30
-KEY_ORDER: Final[SortOrder[KeyDocument, Position]] = SortOrder(
-    lambda key: (key.created_at, key.id),
-    lambda place: (place[0].isoformat(), place[1]),
-    lambda position: (datetime.fromisoformat(str(position[0])), str(position[1])),
-)
+KEY_ORDER: Final[SortOrder[KeyDocument, Position]] = by_time(lambda key: (key.created_at, key.row_id))
 ShownState: TypeAlias = Literal["working", "replaced", "expired", "revoked"]
 
 

@@ -54,9 +54,11 @@ NARROWING: Final = described(DelegatedQuotaUpdate, if_match=True)
 )
 async def list_quotas(request: Reader) -> Response:
     tenant_id, page = request.tenant_id, request.page(BY_PLACE)
-    states, resources = await request.query(quota_page, tenant_id, page)
     controller = request.dependencies.admission_controller
+    # The counters are read in the same slot, while no connection is held.
     async with request.slot():
+        async with request.session() as session:
+            states, resources = await quota_page(session, tenant_id, page)
         data = await quota_documents(controller, tenant_id, page.cut(states), resources)
     currency = request.dependencies.currency_of(tenant_id)
     document = QuotasDocument(currency=currency, data=data, next_cursor=page.next(states))

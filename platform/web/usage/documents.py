@@ -12,8 +12,8 @@ from loraplex.platform.web.cursors import Listing
 from loraplex.platform.web.responses import ResponseModel
 from loraplex.platform.web.usage.phase_reasons import WAITS
 from loraplex.tenants.quotas.limits import Level, LimitName
-from loraplex.tenants.records import UtcTime
-from loraplex.tenants.usage.records import PicoAmount, RequestDocument, is_absent
+from loraplex.tenants.records import Pico, UtcTime
+from loraplex.tenants.usage.records import RequestDocument, is_absent
 
 RowT = TypeVar("RowT", bound="UsageDocument")
 PARTS = 1_000_000
@@ -27,7 +27,7 @@ class UsageSumsDocument(ResponseModel):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    amount_pico: PicoAmount
+    amount_pico: Pico
 
 
 class UsageTotalsDocument(UsageSumsDocument):

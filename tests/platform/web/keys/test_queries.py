@@ -18,8 +18,8 @@ from loraplex.tenants.errors import KeyNotFound
 
 
 def part(
-    size: int = 50, after: tuple[datetime, str] | None = None
-) -> Page[KeyDocument, tuple[datetime, str]]:
+    size: int = 50, after: tuple[datetime, UUID] | None = None
+) -> Page[KeyDocument, tuple[datetime, UUID]]:
     return Page(size, after, {}, Cursors(b"key", b"scope"), KEY_ORDER)
 
 
@@ -66,7 +66,7 @@ async def test_pages_follow_each_other(database: Database) -> None:
         for name in "de":
             made.append((await KeyRepository(session).create(tenant_id, name, ["inference"])).record.key_id)
     seen: list[str] = []
-    after: tuple[datetime, str] | None = None
+    after: tuple[datetime, UUID] | None = None
     async with database.as_tenant(tenant_id) as session:
         while True:
             page = part(2, after)

@@ -7,7 +7,10 @@ from typing import Any
 
 import httpx
 from sqlalchemy import text
+from tests.platform.web.gateway import SECRET
 
+from loraplex.platform.server.secret import derive
+from loraplex.platform.web.cursors import CURSOR_DOMAIN, Cursors
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.key_format import parse_key
 from loraplex.tenants.api_keys.keys import KeyRepository
@@ -258,3 +261,26 @@ async def test_a_restricted_key_creates_no_key_with_fewer_restrictions(
     assert heir["allowed_cidrs"] == ["127.0.0.0/8"] and datetime.fromisoformat(heir["expires_at"]) == end
     rotated = await call(gateway, fenced, "POST", f"{own}/rotate")
     assert rotated.status_code == 201 and rotated.json()["expires_at"] == heir["expires_at"]
+
+
+async def test_a_cursor_of_the_last_release_goes_on_where_it_was(
+    start_gateway: Any, database: Database
+) -> None:
+    """Its position is the time and the internal id of a key."""
+    gateway = await start_gateway()
+    admin = await gateway.tenant("lists", ("tenant:admin",))
+    for name in ("second", "third"):
+        body = {"name": name, "scopes": ["inference"]}
+        assert (await call(gateway, admin, "POST", KEYS, body)).status_code == 201
+    async with database.as_operator() as session:
+        rows = await session.execute(
+            text(
+                "SELECT id, created_at, name, tenant_id FROM api_keys WHERE name <> 'key' ORDER BY created_at"
+            )
+        )
+        (first, *_) = rows.all()
+    scope = f"{first.tenant_id} {KEYS}".encode()
+    cursors = Cursors(derive(SECRET, CURSOR_DOMAIN), scope)
+    cursor = cursors.encode({}, (first.created_at.astimezone(UTC).isoformat(), str(first.id)))
+    rest = (await call(gateway, admin, "GET", f"{KEYS}?cursor={cursor}")).json()
+    assert [each["name"] for each in rest["data"]] == ["third"] and rest["next_cursor"] is None
