@@ -393,8 +393,11 @@ async def test_concurrent_bodies_are_bounded(start: StartTenant) -> None:
 
     first = asyncio.create_task(tenant.put(upload, WEIGHTS, 1, slow()))
     await sending.wait()
-    while (response := await tenant.put(upload, CONFIG, 1, FILES[CONFIG])).status_code == 200:
-        await asyncio.sleep(0.01)
+    # A request that came before the first had its slot would have the first one refused.
+    async with asyncio.timeout(60):
+        while not tenant.home.left():
+            await asyncio.sleep(0.01)
+    response = await tenant.put(upload, CONFIG, 1, FILES[CONFIG])
     assert code(response)[:2] == (429, "rate_limit_exceeded") and response.headers["retry-after"] == "1"
     assert response.headers["x-loraplex-limit"] == "uploads"
     finish.set()
