@@ -114,16 +114,6 @@ class Authenticator:
         )
         self._shared = SingleFlight[AuthenticatedKey | None]()
 
-    def requires(
-        self, scope: str | None = None, *, cached: bool = False, known: bool = False
-    ) -> Callable[[Request], Awaitable[Caller]]:
-        """Return a dependency that is `authorize` with these arguments."""
-
-        async def authorized(request: Request) -> Caller:
-            return await self.authorize(request, scope, cached=cached, known=known)
-
-        return authorized
-
     async def authorize(
         self, request: Request, scope: str | None = None, *, cached: bool = False, known: bool = False
     ) -> Caller:
@@ -137,14 +127,6 @@ class Authenticator:
             caller = await self.authenticate(headers, address, cached=cached, known=known)
         request.state.tenant_id = caller.tenant_id
         return check_scope(caller, scope)
-
-    def requires_operator(self) -> Callable[[Request], Awaitable[OperatorCaller]]:
-        """Return a dependency that is `authorize_operator`."""
-
-        async def authorized(request: Request) -> OperatorCaller:
-            return await self.authorize_operator(request)
-
-        return authorized
 
     async def authorize_operator(self, request: Request) -> OperatorCaller:
         """Accept an operator's key."""

@@ -9,7 +9,7 @@ import binascii
 import hmac
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
@@ -84,11 +84,9 @@ class Page(Generic[RowT, KeyT]):
         """How many rows to read: one more than the page has, to know whether there is a next page."""
         return self.limit + 1
 
-    def listing(
-        self, rows: Sequence[Any], to_response: Callable[[Any], Any] = lambda row: row
-    ) -> Listing[Any]:
-        """Build the response of `rows`, which were read with `fetch`."""
-        return Listing(data=[to_response(row) for row in self.cut(rows)], next_cursor=self.next(rows))
+    def listing(self, rows: Sequence[Any]) -> Listing[Any]:
+        """Build the response of records that were read with `fetch`."""
+        return Listing(data=[*self.cut(rows)], next_cursor=self.next(rows))
 
     def cut(self, rows: Sequence[ItemT]) -> Sequence[ItemT]:
         """Return the rows of this page."""

@@ -1,10 +1,10 @@
 """Ids in paths: parsed by the type of a route's parameter, such as `Annotated[UUID, PathId(WebhookNotFound, "no such webhook")]`."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from uuid import UUID
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PlainValidator
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
@@ -38,21 +38,14 @@ class PathId:
         return {"type": "string"}
 
 
-def tenant_id_of(text: str) -> UUID:
-    """Parse a tenant id. Raises `TenantNotFound` for a text that is no UUID in canonical form."""
-    tenant_id = canonical_uuid(text)
-    if tenant_id is None:
-        raise TenantNotFound(f"no tenant {text[:40]}")
-    return tenant_id
-
-
-TenantId = Annotated[UUID, PlainValidator(tenant_id_of, json_schema_input_type=str)]
+TENANT_ID: Final = PathId(TenantNotFound, "no tenant {}")
+TenantId = Annotated[UUID, TENANT_ID]
 """The id of a tenant in a path."""
 
 
 def filtered_tenant(text: str) -> UUID:
     """Parse the tenant id of the filter. Raises `InvalidParameter`."""
-    try:
-        return tenant_id_of(text)
-    except TenantNotFound:
-        raise InvalidParameter("`tenant_id` must be a UUID.", param="tenant_id") from None
+    tenant_id = canonical_uuid(text)
+    if tenant_id is None:
+        raise InvalidParameter("`tenant_id` must be a UUID.", param="tenant_id")
+    return tenant_id

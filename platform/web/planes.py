@@ -55,7 +55,7 @@ class Planes:
 
 @dataclass(frozen=True, slots=True)
 class PlaneRequest(Generic[CallerT]):
-    """An authorized request. What a use case or query returns is sent with the status of the route, as `responses.reply` says,
+    """An authorized request. What a use case or query returns is sent with the status of the route, as `reply_with` says,
     or as the function says that `replying` was given.
     """
 

@@ -262,8 +262,7 @@ class QuotaAdmissionController:
         cost = usage.cost_pico(reservation.price.price)
         usage = replace(usage, amount_pico=cost, limits=reservation.limits)
         if self._ended(reservation, usage):
-            await self._settlements.settle(PendingSettlement(reservation, usage))
-            self._shipping.begin()
+            await self._withdraw(reservation, usage)
         self._recorder.settled(reservation.request.tokens, usage.tokens, time.perf_counter() - began)
 
     async def cancel(self, reservation: Reservation, *, refused: bool = False) -> None:
@@ -364,7 +363,6 @@ class QuotaAdmissionController:
         """Return whether the request was running until now."""
         if self._requests.running.pop(reservation.id, None) is None:
             return False
-        self._requests.active[reservation.tenant_id] = None
         self._local_limiter.settle(reservation.id, usage.tokens, refused=usage.refused)
         if usage.refused:
             self._recent_refusals.forget(reservation.request)

@@ -18,7 +18,7 @@ from loraplex.platform.web.adapters.routes import MAX_DESCRIPTION
 from loraplex.platform.web.console.addresses import path_of
 from loraplex.platform.web.console.form_routes import FormSubmission, VersionNumber, form_page, submits
 from loraplex.platform.web.console.forms import FormInvalid
-from loraplex.platform.web.console.page import PageRequest, opens
+from loraplex.platform.web.console.page import AFTER, PageRequest, opens
 from loraplex.tenants.errors import AdapterNotFound, VersionNotFound
 from loraplex.tenants.registry import queries
 from loraplex.tenants.registry.records import VersionDocument
@@ -29,8 +29,6 @@ Writer = Annotated[PageRequest, opens(ADAPTERS_WRITE)]
 Submission = Annotated[FormSubmission, submits(ADAPTERS_WRITE)]
 LIST: Final = "/console/adapters"
 ONE: Final = f"{LIST}/{{name}}"
-AFTER: Final = "after"
-"""The parameter of the list's address that names the last adapter of the page before."""
 
 router = APIRouter()
 

@@ -37,7 +37,6 @@ from loraplex.tenants.idempotency import RepeatableRequest
 from loraplex.tenants.stored_responses import StoredResponse
 from loraplex.tenants.unit_of_work import UnitOfWork
 
-FoundT = TypeVar("FoundT")
 ResultT = TypeVar("ResultT")
 FIRST_PAGE: Final[dict[Area, str]] = {"tenant": TENANT_PATH, "operator": OPERATOR_PATH}
 
@@ -162,7 +161,7 @@ class ConsoleEndpoint:
         session: ConsoleSession,
         form: Form,
         work: Callable[[UnitOfWork], Awaitable[Any]],
-        returns: type[Any] | None = None,
+        returns: Any = None,
     ) -> Any:
         """Run `work` in one unit of work of the session's person, once for a form that is sent twice.
 
@@ -171,19 +170,19 @@ class ConsoleEndpoint:
         """
         if session.viewing_as_operator:
             raise InsufficientScope("You look into this tenant as an operator: nothing can be changed here.")
-        kind: Any = type(None) if returns is None else returns
-        result, fresh = result_type(kind), []
+        result, fresh = None if returns is None else result_type(returns), []
 
         async def stored(uow: UnitOfWork) -> StoredResponse:
-            produced = await work(uow)
-            fresh.append(produced if returns is not None else None)
-            return StoredResponse(200, [], result.dump_json(fresh[0]))
+            fresh.append(await work(uow))
+            return StoredResponse(200, [], b"null" if result is None else result.dump_json(fresh[0]))
 
         tenant_id, repeatable = session.tenant_id, repeatable_of(request, session, form)
         done = await self.runner.change(self._actor(request, session), tenant_id, repeatable, stored)
         request.state.form_is_repeated = not fresh
-        if fresh or returns is None:
-            return next(iter(fresh), None)
+        if result is None:
+            return None
+        if fresh:
+            return fresh[0]
         try:
             return result.validate_json(done.body)
         except ValidationError:

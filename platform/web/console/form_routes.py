@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint, is_htmx
 from loraplex.platform.web.console.forms import (
     Entered,
@@ -80,12 +81,10 @@ class FormSubmission(PageRequest):
 
         Raises `InsufficientScope` where an operator looks into a tenant.
         """
-
-        async def work(uow: UnitOfWork) -> object:
-            return await use_case(uow, *args, **kwargs)
-
         self._take_key()
-        await self.endpoint.perform(self.http, self.session, self.form, work)
+        await self.endpoint.perform(
+            self.http, self.session, self.form, lambda uow: use_case(uow, *args, **kwargs)
+        )
 
     async def result(
         self,
@@ -96,15 +95,13 @@ class FormSubmission(PageRequest):
         """Run `use_case` as `run` does, and return its result: that of the first time for a form that is sent twice. pydantic
         writes its annotated return type as JSON.
         """
-
-        async def work(uow: UnitOfWork) -> T:
-            return await use_case(uow, *args, **kwargs)
-
         returns = signature(use_case).return_annotation
         if returns is Signature.empty:
             raise TypeError(f"{use_case} says not what it returns")
         self._take_key()
-        return await self.endpoint.perform(self.http, self.session, self.form, work, returns)
+        return await self.endpoint.perform(
+            self.http, self.session, self.form, lambda uow: use_case(uow, *args, **kwargs), returns
+        )
 
     async def run_own(
         self,
@@ -116,11 +113,9 @@ class FormSubmission(PageRequest):
 
         Its result is never stored: it may be the token of a session. So a form that is sent twice runs twice.
         """
-
-        async def work(uow: UnitOfWork) -> T:
-            return await use_case(uow, *args, **kwargs)
-
-        return await self.endpoint.perform_own(self.http, self.session, work)
+        return await self.endpoint.perform_own(
+            self.http, self.session, lambda uow: use_case(uow, *args, **kwargs)
+        )
 
     def _take_key(self) -> None:
         """A second change with the form's key would be taken for a repetition of the first one."""
@@ -131,8 +126,14 @@ class FormSubmission(PageRequest):
 
 async def submission_of(request: Request, scope: str | None) -> FormSubmission:
     """Read a form of the tenant area. Raises as `opens` and `read_form`."""
+    return await _read(request, lambda endpoint: endpoint.signed_in(request, scope))
+
+
+async def _read(
+    request: Request, session_of: Callable[[ConsoleEndpoint], Awaitable[ConsoleSession]]
+) -> FormSubmission:
     endpoint: ConsoleEndpoint = request.app.state.endpoint
-    session = await endpoint.signed_in(request, scope)
+    session = await session_of(endpoint)
     return FormSubmission(endpoint, request, session, await read_form(request))
 
 
@@ -149,9 +150,7 @@ def submits_operator() -> Any:
     """Return a dependency that gives a form of the operator area its `FormSubmission`. It raises as `submits`."""
 
     async def submitted(request: Request) -> FormSubmission:
-        endpoint: ConsoleEndpoint = request.app.state.endpoint
-        session = await endpoint.signed_in_operator(request)
-        return FormSubmission(endpoint, request, session, await read_form(request))
+        return await _read(request, lambda endpoint: endpoint.signed_in_operator(request))
 
     return Depends(submitted)
 
@@ -160,9 +159,7 @@ def submits_in_both_areas() -> Any:
     """Return a dependency that gives a form of either area its `FormSubmission`. It raises `SignInNeeded`, and as `read_form`."""
 
     async def submitted(request: Request) -> FormSubmission:
-        endpoint: ConsoleEndpoint = request.app.state.endpoint
-        session = await endpoint.signed_in_anywhere(request)
-        return FormSubmission(endpoint, request, session, await read_form(request))
+        return await _read(request, lambda endpoint: endpoint.signed_in_anywhere(request))
 
     return Depends(submitted)
 

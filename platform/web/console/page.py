@@ -33,6 +33,8 @@ ROWS: Final = 50
 """The rows of a page's listing."""
 BEFORE: Final = "before"
 """The parameter of an address that names the last row of the page before."""
+AFTER: Final = "after"
+"""The same in lists whose addresses have had this name from the start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from loraplex.platform.web.console.amounts import Micro
 from loraplex.platform.web.console.form_routes import form_page
+from loraplex.platform.web.console.page import AFTER
 from loraplex.platform.web.invoices.operator_pages import Operator, Submission
-from loraplex.platform.web.invoices.pages import AFTER
 from loraplex.platform.web.invoices.routes import BY_GRANT
 from loraplex.tenants.accounts.queries import tenant_named
 from loraplex.tenants.invoices import queries, use_cases

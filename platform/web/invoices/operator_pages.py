@@ -12,8 +12,8 @@ from starlette.responses import Response
 from loraplex.platform.web.console.confirmation import Confirmation
 from loraplex.platform.web.console.form_routes import FormSubmission, form_page, form_post, submits_operator
 from loraplex.platform.web.console.forms import Entered, FormInvalid, field_errors
-from loraplex.platform.web.console.page import PageRequest, Rows, opens_operator
-from loraplex.platform.web.invoices.pages import AFTER, download
+from loraplex.platform.web.console.page import AFTER, PageRequest, Rows, opens_operator
+from loraplex.platform.web.invoices.pages import download
 from loraplex.platform.web.invoices.routes import InvoiceId
 from loraplex.platform.web.sorting import BY_CREATION
 from loraplex.tenants.accounts.queries import tenant_named

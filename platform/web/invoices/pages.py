@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from loraplex.platform.web.console.page import PageRequest, opens
+from loraplex.platform.web.console.page import AFTER, PageRequest, opens
 from loraplex.platform.web.invoices.formats import FORMATS, saved
 from loraplex.platform.web.invoices.queries import alerts, prices
 from loraplex.platform.web.invoices.routes import INVOICE_ID
@@ -24,8 +24,6 @@ Reader = Annotated[PageRequest, opens(BILLING_READ)]
 PATH: Final = "/console/billing"
 USAGE: Final = "/console/usage"
 DRAFT: Final = "draft"
-AFTER: Final = "after"
-"""The parameter of an address that names the last row of the page before."""
 
 router = APIRouter()
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from loraplex.platform.services import quotas
 from loraplex.platform.web.limits.documents import Count, QuotaLimitFields
 from loraplex.platform.web.openapi import described
-from loraplex.platform.web.path_ids import tenant_id_of
+from loraplex.platform.web.path_ids import TENANT_ID
 from loraplex.platform.web.planes import OperatorRequest, requires_operator
 from loraplex.platform.web.request_bodies import request_model
 from loraplex.platform.web.responses import documented
@@ -38,7 +38,7 @@ class TenantQuotaUpdate(QuotaLimitFields):
 
 @router.get("", responses=documented(response=TenantLimitsDocument))
 async def get_quotas(request: Operator, tenant_id: str) -> Response:
-    return await request.read(queries.tenant_limits, tenant_id_of(tenant_id))
+    return await request.read(queries.tenant_limits, TENANT_ID.parse(tenant_id))
 
 
 @router.patch(
@@ -52,4 +52,4 @@ async def change_quotas(
     body: Annotated[TenantQuotaUpdate, request_model(TenantQuotaUpdate)],
 ) -> Response:
     seen = request.if_match
-    return await request.run(quotas.change, tenant_id_of(tenant_id), body.named(), seen=seen)
+    return await request.run(quotas.change, TENANT_ID.parse(tenant_id), body.named(), seen=seen)

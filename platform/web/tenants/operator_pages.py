@@ -19,7 +19,7 @@ from loraplex.platform.web.console.addresses import query_form
 from loraplex.platform.web.console.amounts import PERCENT_DIGITS, decimal
 from loraplex.platform.web.console.form_routes import FormSubmission, form_page, form_post, submits_operator
 from loraplex.platform.web.console.forms import Entered
-from loraplex.platform.web.console.page import PageRequest, opens_operator
+from loraplex.platform.web.console.page import AFTER, PageRequest, opens_operator
 from loraplex.platform.web.path_ids import TenantId
 from loraplex.platform.web.sorting import SortOrder, by_text
 from loraplex.platform.web.tenants import queries
@@ -32,8 +32,6 @@ Submission = Annotated[FormSubmission, submits_operator()]
 LIST: Final = "/operator/console"
 PATH: Final = "/operator/console/tenants"
 ONE: Final = f"{PATH}/{{tenant_id}}"
-AFTER: Final = "after"
-"""The parameter of an address that names the last tenant of the page before."""
 BY_NAME: Final[SortOrder[ActiveTenant, str]] = by_text(lambda row: row.tenant.name)
 
 router = APIRouter()

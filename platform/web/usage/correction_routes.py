@@ -11,8 +11,9 @@ from loraplex.platform.services.billing import usage_corrections
 from loraplex.platform.web.openapi import described
 from loraplex.platform.web.planes import OperatorRequest, requires_operator
 from loraplex.platform.web.request_bodies import RequestModel, request_model
-from loraplex.platform.web.responses import REPLAYED_HEADER, documented
+from loraplex.platform.web.responses import documented
 from loraplex.tenants.ledger.corrections import MAX_REASON
+from loraplex.tenants.unit_of_work import UnitOfWork
 from loraplex.tenants.usage.records import CorrectionDocument
 
 Operator = Annotated[OperatorRequest, requires_operator()]
@@ -36,8 +37,15 @@ class UsageCorrection(RequestModel):
 async def correct_usage(
     request: Operator, body: Annotated[UsageCorrection, request_model(UsageCorrection)]
 ) -> Response:
-    response = await request.run(usage_corrections.reverse, body.request_id, body.reason)
-    if REPLAYED_HEADER not in response.headers:
-        correction = CorrectionDocument.model_validate_json(bytes(response.body))
-        await request.dependencies.admission_controller.recount(correction.tenant_id)
+    corrected: list[UUID] = []
+
+    async def reverse(uow: UnitOfWork) -> CorrectionDocument:
+        correction = await usage_corrections.reverse(uow, body.request_id, body.reason)
+        corrected.append(correction.tenant_id)
+        return correction
+
+    response = await request.run(reverse)
+    # After the commit; a repetition, which did not run, corrected nothing.
+    for tenant_id in corrected:
+        await request.dependencies.admission_controller.recount(tenant_id)
     return response

@@ -1,6 +1,7 @@
 """Authentication: addresses, kinds of keys, freshness, and hostile headers."""
 
 import asyncio
+from functools import partial
 from uuid import uuid4
 
 import pytest
@@ -36,7 +37,7 @@ from loraplex.tenants.valkey import open_valkey
 async def test_a_caller_is_its_key_and_its_tenant(database: Database) -> None:
     key, uses = await make_key(database, ["tenant:admin"]), Uses()
     authenticator = Authenticator(database, 0, key_use=uses)
-    caller = await authenticator.requires("keys:write")(request_from("203.0.113.9", key))
+    caller = await authenticator.authorize(request_from("203.0.113.9", key), "keys:write")
     assert (caller.tenant_name, caller.key_id) == ("acme", key.split("_")[2])
     assert (caller.weight, caller.tier, caller.policy_epoch) == (1.0, "standard", 1)
     assert caller.address == "203.0.113.9" and "keys:write" in caller.scopes
@@ -65,7 +66,7 @@ async def test_networks_of_a_key(cached: bool, database: Database) -> None:
     key, uses = await make_key(database, ["inference"], ["10.0.0.0/8", "2001:db8::/32"]), Uses()
     proxies = ClientAddresses([parse_network("192.0.2.0/24")])
     authenticator = Authenticator(database, 60, addresses=proxies, key_use=uses)
-    authorized = authenticator.requires("inference", cached=cached)
+    authorized = partial(authenticator.authorize, scope="inference", cached=cached)
     for peer, forwarded, allowed in FROM:
         uses.noted.clear()
         if allowed:
@@ -90,19 +91,19 @@ async def test_each_kind_of_key_on_its_own_plane(database: Database) -> None:
         await make_key(database, ["operator"], ["10.0.0.0/8"], tenant=None),
     )
     authenticator = Authenticator(database, 0)
-    operator = await authenticator.requires_operator()(request_from("10.0.0.1", operators))
+    operator = await authenticator.authorize_operator(request_from("10.0.0.1", operators))
     assert isinstance(operator, OperatorCaller)
     assert (operator.key_id, operator.address) == (operators.split("_")[2], "10.0.0.1")
     for refused, error in (
-        (authenticator.requires_operator()(request_from("10.0.0.1", tenants)), InsufficientScope),
-        (authenticator.requires()(request_from("10.0.0.1", operators)), InsufficientScope),
-        (authenticator.requires("usage:write")(request_from("10.0.0.1", tenants)), InsufficientScope),
-        (authenticator.requires_operator()(request_from("11.0.0.1", operators)), AddressNotAllowed),
+        (authenticator.authorize_operator(request_from("10.0.0.1", tenants)), InsufficientScope),
+        (authenticator.authorize(request_from("10.0.0.1", operators)), InsufficientScope),
+        (authenticator.authorize(request_from("10.0.0.1", tenants), "usage:write"), InsufficientScope),
+        (authenticator.authorize_operator(request_from("11.0.0.1", operators)), AddressNotAllowed),
     ):
         with pytest.raises(error) as caught:
             await refused
         assert describe(caught.value).row.status == 403
-    assert isinstance(await authenticator.requires()(request_from("10.0.0.1", tenants)), Caller)
+    assert isinstance(await authenticator.authorize(request_from("10.0.0.1", tenants)), Caller)
 
 
 async def test_what_is_cached_is_looked_up_once_and_planes_always(database: Database) -> None:
