@@ -1,9 +1,10 @@
-"""The fingerprint of the server secret, and what the secret has sealed.
+"""The fingerprint of the server secret, what the secret has sealed, and the acceptance of another one, which voids that: people
+and receivers set it up again.
 
 Invariant: one start at a time compares and writes the fingerprint: the lock of `fingerprint` lasts until the commit.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from loraplex.tenants.models import (
     User,
     WebhookEndpoint,
 )
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 VOID: Final = b""
 """In place of sealed bytes: no secret opens it, so that what needs it is refused until it is set up again."""
@@ -102,3 +104,15 @@ class InstallationRepository:
     async def _count(self, statement: Update | Delete) -> int:
         result: Any = await self._session.execute(statement, execution_options={"synchronize_session": False})
         return int(result.rowcount)
+
+
+async def accept_secret(uow: UnitOfWork, fingerprint: bytes) -> Voided:
+    """Void what the secret before sealed, and recognize the secret of this fingerprint from now on."""
+    installation = InstallationRepository(uow.session)
+    before = await installation.fingerprint()
+    voided = await installation.void_sealed()
+    await installation.recognize(fingerprint)
+    seen = None if before is None else {"fingerprint": before.hex()}
+    after = {"fingerprint": fingerprint.hex(), **asdict(voided)}
+    await uow.audit.record("installation.accept_secret", "installation", seen, after)
+    return voided

@@ -12,7 +12,7 @@ COMPUTING = (
     *("tenants/billing", "tenants/invoices", "tenants/ledger", "tenants/quotas/reservation.py"),
     *("tenants/models/billing.py", "tenants/models/usage.py"),
 )
-PLATFORM = ("services", "services/billing", "web/*", "cli/billing", "jobs")
+PLATFORM = ("web/*", "cli/billing", "jobs")
 ABOUT_MONEY = re.compile(r"billing|credit|invoice|month|rate_card|usage(?!/phase_reasons)")
 TIME = re.compile(r"(^|_)(m?s|seconds|milliseconds|since)$", re.IGNORECASE)
 PATH = re.compile(r"(folder|path|parent|dir)$", re.IGNORECASE)
@@ -118,8 +118,8 @@ def test_the_walk_finds_the_modules_that_compute_money() -> None:
         "tenants/billing/pricing.py",
         "tenants/ledger/statements.py",
         "tenants/quotas/reservation.py",
-        "platform/services/billing/rate_cards.py",
-        "platform/services/billing/tenant_billing.py",
+        "tenants/billing/use_cases.py",
+        "tenants/ledger/use_cases.py",
         "platform/web/rate_cards/operator_routes.py",
         "platform/web/rate_cards/documents.py",
         "platform/cli/billing/rate_card.py",

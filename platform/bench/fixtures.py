@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from loraplex.adapters.push import FolderPush, PushRequest
 from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, LocalAdapterStore
 from loraplex.adapters.target_modules import BaseModel, adaptable_modules
@@ -28,10 +29,10 @@ from loraplex.platform.bench.report import BenchFailed
 from loraplex.platform.bench.workload import vocabulary_text
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.server.base_model_file import read_base_model
-from loraplex.platform.services import api_keys, tenants
-from loraplex.platform.services.api_keys import Operator
-from loraplex.platform.services.push import FolderPush, PushRequest
 from loraplex.tenants.actors import command_actor
+from loraplex.tenants.administration import tenants
+from loraplex.tenants.api_keys import use_cases as api_keys
+from loraplex.tenants.api_keys.use_cases import Operator
 from loraplex.tenants.database import Database
 from loraplex.tenants.default_limits import DefaultLimits
 from loraplex.tenants.scopes import INFERENCE

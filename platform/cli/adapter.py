@@ -16,6 +16,7 @@ from rich.table import Table
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.adapters.errors import AdapterRejected, AdaptersError, TensorsRejected
+from loraplex.adapters.push import VALIDATING, Promotion, PushedVersion, PushRequest
 from loraplex.adapters.report import ValidationReport
 from loraplex.adapters.storage.garbage_collection import remove_files_of
 from loraplex.adapters.versions.pending_folders import PendingFolders
@@ -27,12 +28,12 @@ from loraplex.platform.cli.remote_push import open_remote_push
 from loraplex.platform.errors import GatewayError
 from loraplex.platform.parameters.adapter_profile import read_profile_change
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
-from loraplex.platform.services import adapters, aliases, versions
-from loraplex.platform.services.push import VALIDATING, Promotion, PushedVersion, PushRequest
 from loraplex.platform.startup_errors import StartError
+from loraplex.tenants.administration import adapters, versions
 from loraplex.tenants.errors import InvalidField, TenantsError
 from loraplex.tenants.models import TOOL_STYLES, AdapterVersion
 from loraplex.tenants.registry import queries
+from loraplex.tenants.registry import use_cases as aliases
 from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository, ProfileChange
 from loraplex.tenants.registry.aliases import WHOLE, AliasRepository
 from loraplex.tenants.registry.records import AliasDocument

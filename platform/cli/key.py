@@ -12,11 +12,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.cli.command_context import DataDir, command_unit_of_work, open_database, run_command
 from loraplex.platform.cli.output import AsJson, print_document, print_key, print_rows
-from loraplex.platform.services import api_keys
-from loraplex.platform.services.api_keys import Operator
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys import queries
+from loraplex.tenants.api_keys import use_cases as api_keys
 from loraplex.tenants.api_keys.records import KeyChange, KeyDocument
+from loraplex.tenants.api_keys.use_cases import Operator
 from loraplex.tenants.scopes import INFERENCE, OPERATOR
 
 app = typer.Typer(name="key", help="API keys of tenants and operators.", no_args_is_help=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
+from loraplex.adapters.push import FolderPush
 from loraplex.adapters.target_modules import BaseModel, adaptable_modules
 from loraplex.adapters.validation.result import ValidationResult
 from loraplex.engine.checkpoints.config_reader import load_model_config
@@ -23,7 +24,6 @@ from loraplex.platform.server.base_model_file import (
     model_names,
     read_base_model,
 )
-from loraplex.platform.services.push import FolderPush
 from loraplex.platform.startup_errors import DependencyFailed
 from loraplex.platform.workers.pool import WorkerPool
 

@@ -10,8 +10,8 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from loraplex.platform.services.serving_cost import cost_per_million
 from loraplex.platform.startup_errors import SettingsError
+from loraplex.tenants.ledger.serving_cost import cost_per_million
 
 MAX_PRICE_MICRO = 10**12
 MAX_TOKENS_PER_SECOND = 1e9

@@ -18,10 +18,10 @@ import typer
 
 from loraplex.adapters.errors import FolderRejected
 from loraplex.adapters.limits import DEFAULT_LIMITS
+from loraplex.adapters.push import VALIDATING, PushedVersion, PushRequest, rejection, report_of
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, max_file_bytes
 from loraplex.adapters.storage.safe_files import OpenFile, hash_descriptor, open_regular, read_exactly
 from loraplex.adapters.storage.threads import on_thread
-from loraplex.platform.services.push import VALIDATING, PushedVersion, PushRequest, rejection, report_of
 from loraplex.platform.startup_errors import RequestFailed, SettingsError
 from loraplex.tenants.api_keys.key_format import parse_key
 from loraplex.tenants.errors import MalformedKey

@@ -11,9 +11,9 @@ import typer
 
 from loraplex.platform.cli.command_context import DataDir, command_unit_of_work, open_database, run_command
 from loraplex.platform.cli.output import AsJson, print_document, print_key, print_rows
-from loraplex.platform.services import tenants
 from loraplex.tenants.accounts.records import TenantAccountDocument
 from loraplex.tenants.accounts.tenants import TenantRepository, TierChange
+from loraplex.tenants.administration import tenants
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.models import Tenant
 from loraplex.tenants.quotas.limits import MAXIMA

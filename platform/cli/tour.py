@@ -25,6 +25,7 @@ import typer
 from rich.console import Console
 
 from loraplex.adapters.errors import AdaptersError
+from loraplex.adapters.push import PushRequest
 from loraplex.engine.messages import BASE_MODEL
 from loraplex.platform.cli.command_context import exit_codes
 from loraplex.platform.cli.remote_push import open_remote_push
@@ -37,7 +38,6 @@ from loraplex.platform.drills.faults.engine_loss import EngineKill, longest_loss
 from loraplex.platform.drills.installation import Installation, find_installation
 from loraplex.platform.drills.traffic import DrillLoad
 from loraplex.platform.inference.rate_limit_headers import MODE_HEADER
-from loraplex.platform.services.push import PushRequest
 from loraplex.platform.startup_errors import RequestFailed, StartError
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError

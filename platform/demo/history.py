@@ -12,12 +12,12 @@ from random import Random
 from typing import Final
 from uuid import UUID
 
-from loraplex.platform.services import api_keys
-from loraplex.platform.services.api_keys import Operator
-from loraplex.platform.services.billing import tenant_billing
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.actors import system_actor
+from loraplex.tenants.api_keys import use_cases as api_keys
 from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.use_cases import Operator
+from loraplex.tenants.billing import use_cases as billing
 from loraplex.tenants.billing.pricing import PriceVersion
 from loraplex.tenants.billing.rate_cards import RateCards
 from loraplex.tenants.database import Database
@@ -26,7 +26,7 @@ from loraplex.tenants.invoices import use_cases
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.ledger.partitions import LedgerPartitions, LedgerRetention
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
-from loraplex.tenants.quotas.periods import periods_of
+from loraplex.tenants.periods import periods_of
 from loraplex.tenants.quotas.reservation import RequestTimings, Reservation, ReservationRequest, SettledUsage
 from loraplex.tenants.registry.resolution import ModelResolver
 from loraplex.tenants.scopes import INFERENCE
@@ -45,7 +45,7 @@ PREFIX_TOKENS: Final = 192
 async def announce_history(uow: UnitOfWork, tenant_id: UUID) -> None:
     """Make the key of a new tenant's sample usage, whose text is not kept. `write_history` is due until it has ended."""
     await api_keys.create(uow, Operator(tenant_id), SAMPLE_KEY, [INFERENCE])
-    await tenant_billing.change(uow, tenant_id, {"issuer": ISSUER})
+    await billing.change_billing(uow, tenant_id, {"issuer": ISSUER})
 
 
 async def write_history(database: Database, tenant_id: UUID, adapter: str) -> None:

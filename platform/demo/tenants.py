@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
+from loraplex.adapters.push import FolderPush, PushRequest
 from loraplex.platform.demo.demo_file import DemoAccess, DemoTenantAccess, read_demo_file, write_demo_file
 from loraplex.platform.demo.errors import TenantIsNotTheDemos
 from loraplex.platform.demo.history import announce_history, write_history
-from loraplex.platform.services import api_keys, tenants
-from loraplex.platform.services.api_keys import Operator
 from loraplex.platform.services.people import accounts
 from loraplex.platform.services.people.link_addresses import link_address
-from loraplex.platform.services.push import FolderPush, PushRequest
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.actors import system_actor
+from loraplex.tenants.administration import tenants
+from loraplex.tenants.api_keys import use_cases as api_keys
 from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.use_cases import Operator
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidApiKey, NameTaken, TenantSuspended
 from loraplex.tenants.scopes import INFERENCE, OPERATOR, TENANT_ADMIN

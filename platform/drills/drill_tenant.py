@@ -8,10 +8,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from loraplex.platform.services import api_keys, tenants
-from loraplex.platform.services.api_keys import Operator
 from loraplex.tenants.actors import command_actor
+from loraplex.tenants.administration import tenants
+from loraplex.tenants.api_keys import use_cases as api_keys
 from loraplex.tenants.api_keys.records import KeyChange
+from loraplex.tenants.api_keys.use_cases import Operator
 from loraplex.tenants.database import Database
 from loraplex.tenants.scopes import INFERENCE
 from loraplex.tenants.unit_of_work import unit_of_work

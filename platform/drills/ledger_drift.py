@@ -18,7 +18,7 @@ from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable
 from loraplex.tenants.ledger.usage_export import exported_rows
-from loraplex.tenants.quotas.periods import periods_around
+from loraplex.tenants.periods import periods_around
 
 POLL_S: Final = 0.25
 QUIET_S: Final = 1.0

@@ -20,10 +20,10 @@ from loraplex.platform.observability.health import Health
 from loraplex.platform.observability.request_stats import RequestRecorder
 from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.services.people.mailed_links import MailedLinks
-from loraplex.platform.services.serving_cost import AcceleratorPrice
 from loraplex.tenants.admission.controller import AdmissionController
 from loraplex.tenants.api_keys.last_used import LastUsedTracker
 from loraplex.tenants.database import Database
+from loraplex.tenants.ledger.serving_cost import AcceleratorPrice
 from loraplex.tenants.unit_of_work import PolicyPublisher
 from loraplex.tenants.webhooks.encrypted_secrets import WebhookSecrets
 from loraplex.tenants.webhooks.use_cases import WebhookRules

@@ -72,7 +72,6 @@ from loraplex.platform.server.secret import derive, tenant_namespace
 from loraplex.platform.server.validated_adapters import report_other_fingerprints
 from loraplex.platform.services.people.mail import MailServer
 from loraplex.platform.services.people.mailed_links import MailedLinks
-from loraplex.platform.services.serving_cost import AcceleratorPrice
 from loraplex.platform.startup_errors import SettingsError
 from loraplex.platform.web.app import create_app
 from loraplex.platform.web.console_app import ConsoleOptions, add_console
@@ -85,6 +84,7 @@ from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.ledger.partitions import LedgerPartitions, LedgerRetention
+from loraplex.tenants.ledger.serving_cost import AcceleratorPrice
 from loraplex.tenants.retention import Retention
 from loraplex.tenants.webhooks.encrypted_secrets import WebhookSecrets
 

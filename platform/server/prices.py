@@ -10,8 +10,8 @@ from typing import Final
 import structlog
 
 from loraplex.platform.config import Settings
-from loraplex.platform.services.billing import rate_cards
 from loraplex.tenants.actors import system_actor
+from loraplex.tenants.billing import use_cases as rate_cards
 from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.billing.rate_cards import RateCards
 from loraplex.tenants.database import Database

@@ -144,6 +144,7 @@ def _serving_metrics(
 
 
 async def _demo_banner(settings: Settings, gateway: OpenGateway, listener: socket.socket) -> str:
+    from loraplex.adapters.push import FolderPush
     from loraplex.adapters.storage.blob_store import BlobStore
     from loraplex.adapters.target_modules import BaseModel, adaptable_modules
     from loraplex.adapters.validation.own_files import OwnFilesValidation
@@ -151,7 +152,6 @@ async def _demo_banner(settings: Settings, gateway: OpenGateway, listener: socke
     from loraplex.platform.demo.announcement import announcement
     from loraplex.platform.demo.demo_file import DEMO_FILE
     from loraplex.platform.demo.tenants import prepare_demo
-    from loraplex.platform.services.push import FolderPush
     from loraplex.tenants.actors import system_actor
     from loraplex.tenants.unit_of_work import unit_of_work
 

@@ -1,5 +1,5 @@
 """Fences: points up to which every gateway has shipped its journal, before counters are rebuilt or files removed; and the news of
-whose running requests end.
+whose running requests end (`tenants/running_requests.py`).
 
 Invariant: a gateway confirms a fence only after it treats the fenced counters as outdated and PostgreSQL has all that its
 journal had then. So whatever counters of a fenced epoch admitted and was answered is in the ledger (README.md, "Epochs").
@@ -14,12 +14,10 @@ from datetime import datetime
 from uuid import UUID
 
 import structlog
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.admission.config import AdmissionConfig
-from loraplex.tenants.database import Database, writing
+from loraplex.tenants.database import Database
 from loraplex.tenants.errors import PolicyStale, QuotaUnavailable
-from loraplex.tenants.ledger import statements
 from loraplex.tenants.ledger.usage_ledger import Ended, Fence, UsageLedger
 from loraplex.tenants.single_flight import SingleFlight
 
@@ -46,32 +44,6 @@ async def ship_everywhere(database: Database, tenant_id: UUID, settings: Admissi
                 await asyncio.sleep(CONFIRMED_PAUSE_SECONDS)
     finally:
         await ledger.close()
-
-
-async def end_running(
-    session: AsyncSession,
-    tenant_id: UUID,
-    *,
-    api_key_id: UUID | None = None,
-    adapter_id: UUID | None = None,
-    version: int | None = None,
-) -> bool:
-    """End what runs of the tenant, or only of the key, the adapter or its version, on every gateway, once the session commits.
-
-    A late change of its transaction: no other fence is raised until that ends. Return False where all of the tenant's had ended.
-    """
-    parameters = {
-        "tenant_id": tenant_id,
-        "api_key_id": api_key_id,
-        "adapter_id": adapter_id,
-        "version": version,
-        "whole": api_key_id is None and adapter_id is None,
-    }
-    # Deferred triggers lock the tenant's row, and its holder may wait for the lock of fences.
-    await session.execute(statements.FIRE_TRIGGERS)
-    async with writing(session):
-        await session.execute(statements.LOCK_FENCES)
-        return (await session.execute(statements.END_RUNNING, parameters)).one_or_none() is not None
 
 
 @asynccontextmanager

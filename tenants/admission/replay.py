@@ -12,8 +12,8 @@ from typing import Final
 
 from loraplex.tenants.admission.local_limiter import Bucket
 from loraplex.tenants.ledger.usage_steps import PeriodUse, UsageStep
+from loraplex.tenants.periods import Periods, periods_of
 from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, NANO_PER_MICRO, RATES, LimitName, QuotaLimits
-from loraplex.tenants.quotas.periods import Periods, periods_of
 
 _REQUESTS: Final = "requests_per_minute"
 _CONCURRENT: Final = "concurrent_requests"

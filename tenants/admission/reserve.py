@@ -54,8 +54,8 @@ from loraplex.tenants.errors import (
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
+from loraplex.tenants.periods import periods_of
 from loraplex.tenants.quotas.limits import COUNTED, PERIODIC, LimitName
-from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.quotas.policies import Policies
 from loraplex.tenants.quotas.reservation import OnProvisional, Reservation, ReservationRequest
 

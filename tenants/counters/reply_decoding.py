@@ -23,8 +23,8 @@ from loraplex.tenants.counters.counter_replies import (
     PolicyOutdated,
     SettledUse,
 )
+from loraplex.tenants.periods import period_end
 from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, NANO_PER_MICRO, Level, LimitName, Subject
-from loraplex.tenants.quotas.periods import period_end
 
 # As the scripts number them, also in denials of the release that knew no groups.
 LEVELS: tuple[Level, ...] = ("tenant", "key", "adapter", "group")

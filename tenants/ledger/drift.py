@@ -18,7 +18,7 @@ from loraplex.tenants.ids import CLOCKS_APART, WRONG_CLOCK, uuid7_from
 from loraplex.tenants.ledger.invoice_drift import invoices_compared
 from loraplex.tenants.ledger.statements import AMOUNT_NANO
 from loraplex.tenants.models import NO_ID
-from loraplex.tenants.quotas.periods import period_end, periods_of
+from loraplex.tenants.periods import period_end, periods_of
 
 Compared: TypeAlias = Literal["rollups", "monthly_rollups", "days", "months", "invoices"]
 MAX_NAMED: Final = 20

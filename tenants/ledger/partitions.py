@@ -14,7 +14,7 @@ import structlog
 
 from loraplex.tenants.errors import DatabaseUnavailable
 from loraplex.tenants.ledger.writer_connection import WriterConnection
-from loraplex.tenants.quotas.periods import period_end, periods_of
+from loraplex.tenants.periods import period_end, periods_of
 
 LEDGER: Final = "usage_records"
 PHASES: Final = "request_phases"

@@ -284,33 +284,12 @@ WHERE tenant_id = :tenant_id AND epoch <= CAST(:fenced_epoch AS bigint)
 RETURNING epoch
 """)
 # One fence at a time until its commit: a gateway that sees one has seen all earlier ones.
-LOCK_FENCES: Final = text("SELECT pg_advisory_xact_lock(hashtextextended('loraplex admission fences', 0))")
 RAISE_FENCE: Final = text("""
 INSERT INTO admission_epochs AS e (tenant_id, epoch, fenced_epoch, fence)
 VALUES (:tenant_id, 0, CASE WHEN :outdates THEN CAST(:above AS bigint) ELSE 0 END, nextval('admission_fence'))
 ON CONFLICT (tenant_id) DO UPDATE SET fence = excluded.fence,
     fenced_epoch = greatest(e.fenced_epoch, excluded.fenced_epoch, CASE WHEN :outdates THEN e.epoch END)
 RETURNING fence, fenced_epoch
-""")
-FIRE_TRIGGERS: Final = text("SET CONSTRAINTS ALL IMMEDIATE")
-# The fence by which running requests end: of the whole tenant, or of one key, or on an adapter or one version of it. None where
-# the tenant's have ended already.
-END_RUNNING: Final = text("""
-WITH raised AS (
-    INSERT INTO admission_epochs AS e (tenant_id, epoch, fence, ended_policy_epoch)
-    SELECT id, 0, nextval('admission_fence'), CASE WHEN :whole THEN policy_epoch ELSE 0 END
-    FROM tenants WHERE id = :tenant_id
-    ON CONFLICT (tenant_id) DO UPDATE SET fence = excluded.fence,
-        ended_policy_epoch = greatest(e.ended_policy_epoch, excluded.ended_policy_epoch)
-    WHERE NOT :whole OR e.ended_policy_epoch < excluded.ended_policy_epoch
-    RETURNING fence
-), ended_keys AS (
-    UPDATE api_keys SET ended_fence = fence FROM raised WHERE tenant_id = :tenant_id AND id = :api_key_id
-), ended_versions AS (
-    UPDATE adapter_versions SET ended_fence = fence FROM raised WHERE tenant_id = :tenant_id
-        AND adapter_id = :adapter_id AND (CAST(:version AS integer) IS NULL OR version = :version)
-)
-SELECT fence FROM raised
 """)
 # One row at least, for the time.
 FENCES: Final = """

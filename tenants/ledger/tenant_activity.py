@@ -13,7 +13,7 @@ from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.models import Adapter, UsageRollup
-from loraplex.tenants.quotas.periods import periods_of
+from loraplex.tenants.periods import periods_of
 
 NEAR_PERCENT: Final = 80
 """A limit is near from this share of it on."""

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.ids import WRONG_CLOCK, uuid7_from
 from loraplex.tenants.ledger.drift import FIRST_TIME, LAST_TIME
-from loraplex.tenants.quotas.periods import period_end, period_start
+from loraplex.tenants.periods import period_end, period_start
 
 ROWS_AT_ONCE: Final = 1000
 COLUMNS: Final = (

@@ -27,7 +27,7 @@ from loraplex.tenants.ledger.refusal_counts import Refused
 from loraplex.tenants.ledger.write_batching import WriteBatcher
 from loraplex.tenants.ledger.writer_connection import WriterConnection
 from loraplex.tenants.models import ApiKey, ReservationRow, Tenant, UsageTotal
-from loraplex.tenants.quotas.periods import periods_around
+from loraplex.tenants.periods import periods_around
 from loraplex.tenants.quotas.policies import ROWS_AT_ONCE, TenantPolicy, policy_of, policy_rows
 from loraplex.tenants.quotas.reservation import (
     NO_REQUEST_ID,
@@ -37,6 +37,7 @@ from loraplex.tenants.quotas.reservation import (
     ReservationRequest,
     SettledUsage,
 )
+from loraplex.tenants.running_requests import LOCK_FENCES
 
 MAX_REAPED = 256
 FORGOTTEN_GATEWAY_SECONDS = 3600.0
@@ -194,7 +195,7 @@ class UsageLedger:
     async def raise_fence(self, tenant_id: UUID, *, above: int = 0, outdates: bool = True) -> Fence:
         """Raise the tenant's next fence. With `outdates`, its counters are outdated, those up to epoch `above` included."""
         async with self._database.as_writer() as session:
-            await session.execute(statements.LOCK_FENCES)
+            await session.execute(LOCK_FENCES)
             parameters = {"tenant_id": tenant_id, "above": above, "outdates": outdates}
             number, fenced_epoch = (await session.execute(statements.RAISE_FENCE, parameters)).one()
         return Fence(tenant_id, fenced_epoch, number)

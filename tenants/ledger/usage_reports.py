@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.ledger.refusal_counts import REFUSED
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.models.usage import REST
-from loraplex.tenants.quotas.periods import period_end, period_start, periods_of
+from loraplex.tenants.periods import period_end, period_start, periods_of
 
 Bucket: TypeAlias = Literal["1h", "1d", "1mo"]
 Dimension: TypeAlias = Literal["tenant", "adapter", "key", "class"]

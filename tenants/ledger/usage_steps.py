@@ -18,8 +18,8 @@ from loraplex.tenants.errors import ReplayTooSlow
 from loraplex.tenants.ids import CLOCKS_APART, uuid7_from
 from loraplex.tenants.ledger.statements import AMOUNT_NANO
 from loraplex.tenants.models import ApiKey, UsageTotal
+from loraplex.tenants.periods import periods_of
 from loraplex.tenants.quotas.limits import Level, Subject
-from loraplex.tenants.quotas.periods import periods_of
 
 STEP: Final = timedelta(seconds=10)
 """A minute's sum could not tell a burst, which a bucket refuses, from as many requests that come evenly."""

@@ -32,7 +32,7 @@ from loraplex.tenants.ledger.histograms import GAP_BOUNDS_MS, counted
 from loraplex.tenants.ledger.partitions import LEDGER, LedgerPartitions, LedgerRetention
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.ledger.usage_reports import Bucket, Dimension, UsageQuery, first_rows
-from loraplex.tenants.quotas.periods import periods_of
+from loraplex.tenants.periods import periods_of
 from loraplex.tenants.quotas.reservation import (
     RequestTimings,
     Reservation,

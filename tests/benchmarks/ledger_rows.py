@@ -17,7 +17,7 @@ from psycopg import AsyncConnection, sql
 from loraplex.platform.bench.report import available_cores
 from loraplex.tenants.ledger.histograms import BUCKETS, TTFT_BOUNDS_MS
 from loraplex.tenants.models import NO_ID
-from loraplex.tenants.quotas.periods import period_end, period_start, periods_of
+from loraplex.tenants.periods import period_end, period_start, periods_of
 
 TABLES: Final = ["usage_records", "usage_rollups", "request_rollups", "usage_totals"]
 LARGEST_PERCENT: Final = 20

@@ -21,9 +21,9 @@ from tests.end_to_end.test_never_lose import postmaster_of
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.datastores.embedded.servers import ServerPair
 from loraplex.platform.datastores.migrations import upgrade
-from loraplex.platform.services import adapters, tenants, versions
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.actors import Actor
+from loraplex.tenants.administration import adapters, tenants, versions
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Quota

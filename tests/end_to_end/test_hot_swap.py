@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 from tests.end_to_end.live_server import LiveServer
 
+from loraplex.adapters.push import PushRequest
 from loraplex.platform.cli.command_context import open_tenant_command
 from loraplex.platform.cli.local_push import local_push
 from loraplex.platform.demo.tenants import ADAPTERS_FOLDER as BUNDLED
-from loraplex.platform.services.push import PushRequest
 
 NAME = "swap"
 VERSIONS = {1: "pirate", 2: "support"}

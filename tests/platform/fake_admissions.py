@@ -12,8 +12,8 @@ from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.errors import LimitExceeded, PolicyStale
 from loraplex.tenants.ledger.refusal_counts import Refused
 from loraplex.tenants.ledger.usage_ledger import Ended
+from loraplex.tenants.periods import periods_of
 from loraplex.tenants.quotas.limits import Subject
-from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.quotas.reservation import (
     OnProvisional,
     Reservation,

@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.cli.command_context import DataDir, command_unit_of_work, open_database, run_command
 from loraplex.platform.cli.output import AsJson, print_document, print_rows
-from loraplex.platform.services.billing import rate_cards
 from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.billing import use_cases as rate_cards
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.billing.rate_card_records import RateCardDocument

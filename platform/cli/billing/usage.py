@@ -39,7 +39,7 @@ from loraplex.tenants.ledger.drift import (
 )
 from loraplex.tenants.ledger.usage_export import COLUMNS, TEXTS, exported_rows
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
-from loraplex.tenants.quotas.periods import period_start, periods_of
+from loraplex.tenants.periods import period_start, periods_of
 from loraplex.tenants.rfc3339 import utc_text
 from loraplex.tenants.valkey import open_valkey
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import UUID
 
-from loraplex.platform.services import tenants
 from loraplex.platform.services.people.credentials import Check
 from loraplex.platform.services.people.identity import person_actor
 from loraplex.platform.services.people.sessions import Area
 from loraplex.platform.services.people.sign_in import Client, SignedIn, find_link, open_session
+from loraplex.tenants.administration import tenants
 from loraplex.tenants.database import Database, writing
 from loraplex.tenants.errors import InvalidField, LinkNotValid, SignUpClosed
 from loraplex.tenants.names import check_email, check_person_name

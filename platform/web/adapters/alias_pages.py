@@ -12,7 +12,6 @@ from fastapi import APIRouter
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from loraplex.platform.services import aliases
 from loraplex.platform.web.adapters import adapter_queries as detail
 from loraplex.platform.web.adapters.adapter_queries import AdapterDetail
 from loraplex.platform.web.adapters.pages import ONE, Submission, Writer
@@ -23,6 +22,7 @@ from loraplex.platform.web.console.forms import Form, FormInvalid
 from loraplex.platform.web.etags import ABSENT
 from loraplex.tenants.errors import AliasMoved, AliasNotFound
 from loraplex.tenants.registry import queries
+from loraplex.tenants.registry import use_cases as aliases
 from loraplex.tenants.registry.records import AliasDocument
 
 ALIAS: Final = f"{ONE}/aliases/{{alias}}"

@@ -7,7 +7,6 @@ from pydantic import Field
 from starlette.responses import Response
 
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.services import aliases
 from loraplex.platform.web.adapters.routes import Reader, Writer
 from loraplex.platform.web.etags import ABSENT, if_match_or_new
 from loraplex.platform.web.openapi import described, listed
@@ -15,6 +14,7 @@ from loraplex.platform.web.request_bodies import RequestModel, request_model
 from loraplex.platform.web.responses import documented, reply_with
 from loraplex.platform.web.sorting import SortOrder, by_text
 from loraplex.tenants.registry import queries
+from loraplex.tenants.registry import use_cases as aliases
 from loraplex.tenants.registry.adapters import MAX_VERSION
 from loraplex.tenants.registry.aliases import MAX_TARGETS, WHOLE
 from loraplex.tenants.registry.records import AliasDocument

@@ -9,7 +9,6 @@ from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from loraplex.platform.services import adapters
 from loraplex.platform.web.adapters import adapter_queries as detail
 from loraplex.platform.web.adapters import queries as listing
 from loraplex.platform.web.adapters.adapter_queries import AdapterDetail, VersionDetail, config_diff
@@ -19,6 +18,7 @@ from loraplex.platform.web.console.addresses import path_of
 from loraplex.platform.web.console.form_routes import FormSubmission, VersionNumber, form_page, submits
 from loraplex.platform.web.console.forms import FormInvalid
 from loraplex.platform.web.console.page import AFTER, PageRequest, opens
+from loraplex.tenants.administration import adapters
 from loraplex.tenants.errors import AdapterNotFound, VersionNotFound
 from loraplex.tenants.registry import queries
 from loraplex.tenants.registry.records import VersionDocument

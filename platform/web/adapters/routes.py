@@ -6,12 +6,12 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
-from loraplex.platform.services import adapters
 from loraplex.platform.web.openapi import described, listed
 from loraplex.platform.web.planes import TenantRequest, requires
 from loraplex.platform.web.request_bodies import RequestModel, request_model
 from loraplex.platform.web.responses import ApiResponse, documented
 from loraplex.platform.web.sorting import SortOrder, by_text
+from loraplex.tenants.administration import adapters
 from loraplex.tenants.names import ADAPTER_NAME
 from loraplex.tenants.registry import queries
 from loraplex.tenants.registry.records import AdapterDocument

@@ -9,8 +9,8 @@ from uuid import UUID, uuid4, uuid5
 
 from starlette.requests import Request
 
+from loraplex.adapters.uploads import use_cases
 from loraplex.adapters.uploads.service import Uploads
-from loraplex.platform.services import uploads as use_cases
 from loraplex.platform.tenant_limiter import TenantLimiter
 from loraplex.platform.web.adapters.multipart_upload import FRAME_BYTES, receive_folder
 from loraplex.platform.web.adapters.upload_documents import content_digest

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import PlainValidator, WithJsonSchema
 from starlette.responses import Response
 
-from loraplex.platform.services import uploads
+from loraplex.adapters.uploads import use_cases as uploads
 from loraplex.platform.web.adapters.routes import Writer
 from loraplex.platform.web.adapters.upload_documents import UploadBody, binary_body, folder_body
 from loraplex.platform.web.adapters.upload_receiver import UploadReceiver

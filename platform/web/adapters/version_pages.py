@@ -8,11 +8,11 @@ from typing import Final
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from loraplex.platform.services import versions
 from loraplex.platform.web.adapters import adapter_queries as detail
 from loraplex.platform.web.adapters.pages import ONE, Submission, Writer
 from loraplex.platform.web.console.addresses import path_of
 from loraplex.platform.web.console.form_routes import VersionNumber, form_page
+from loraplex.tenants.administration import versions
 from loraplex.tenants.registry import queries
 
 VERSION: Final = f"{ONE}/versions/{{version}}"

@@ -8,12 +8,12 @@ from pydantic import PlainValidator, WithJsonSchema
 from starlette.responses import Response
 
 from loraplex.platform.parameters.adapter_profile import profile_schema, read_profile_change
-from loraplex.platform.services import versions
 from loraplex.platform.web.adapters.routes import Reader, Writer
 from loraplex.platform.web.openapi import described, listed
 from loraplex.platform.web.request_bodies import body_read_by
 from loraplex.platform.web.responses import documented
 from loraplex.platform.web.sorting import SortOrder, by_number
+from loraplex.tenants.administration import versions
 from loraplex.tenants.errors import VersionNotFound
 from loraplex.tenants.registry import queries
 from loraplex.tenants.registry.adapters import ProfileChange

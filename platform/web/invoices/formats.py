@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from loraplex.platform.errors import InvalidParameter, UnknownParameter
-from loraplex.platform.services.billing.invoice_formats import (
+from loraplex.platform.web.invoices.invoice_formats import (
     CONTENT_SECURITY_POLICY,
     invoice_csv,
     invoice_html,

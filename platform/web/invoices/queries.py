@@ -8,8 +8,8 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.platform.services.billing import rate_cards
 from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.billing import use_cases as rate_cards
 from loraplex.tenants.billing.rate_card_records import RateCardDocument, RatedUsageDocument
 from loraplex.tenants.billing.rate_cards import RateCards, scope_of
 from loraplex.tenants.billing.tenant_billing import TenantBillings

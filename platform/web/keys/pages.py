@@ -7,15 +7,16 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field, field_validator
 from starlette.responses import Response
 
-from loraplex.platform.services import api_keys, quotas
-from loraplex.platform.services.api_keys import Member
 from loraplex.platform.web.console.form_routes import FormSubmission, form_page, submits
 from loraplex.platform.web.console.page import ROWS, PageRequest, opens
 from loraplex.platform.web.keys import queries
 from loraplex.platform.web.keys.queries import KEY_ORDER, ShownKey
 from loraplex.platform.web.limits import queries as limits
 from loraplex.platform.web.limits.limit_fields import LIMIT_NAMES, LimitFields
+from loraplex.tenants.api_keys import use_cases as api_keys
 from loraplex.tenants.api_keys.records import KEY_STATES, MAX_GRACE_SECONDS, KeyChange
+from loraplex.tenants.api_keys.use_cases import Member
+from loraplex.tenants.quotas import use_cases as quotas
 from loraplex.tenants.scopes import KEYS_WRITE, TENANT_SCOPES, USAGE_READ
 
 Manager = Annotated[PageRequest, opens(KEYS_WRITE)]

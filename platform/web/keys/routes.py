@@ -6,8 +6,6 @@ from fastapi import APIRouter
 from pydantic import Field, WithJsonSchema
 from starlette.responses import Response
 
-from loraplex.platform.services import api_keys
-from loraplex.platform.services.api_keys import Delegated
 from loraplex.platform.web.cursors import flag, flag_parameter
 from loraplex.platform.web.keys.queries import KEY_ORDER
 from loraplex.platform.web.openapi import described, listed
@@ -15,8 +13,10 @@ from loraplex.platform.web.planes import TenantRequest, requires
 from loraplex.platform.web.request_bodies import RequestModel, Time, request_model
 from loraplex.platform.web.responses import ApiResponse, documented
 from loraplex.tenants.api_keys import queries
+from loraplex.tenants.api_keys import use_cases as api_keys
 from loraplex.tenants.api_keys.networks import MAX_NETWORKS
 from loraplex.tenants.api_keys.records import MAX_GRACE_SECONDS, KeyChange, KeyDocument, NewKeyDocument
+from loraplex.tenants.api_keys.use_cases import Delegated
 from loraplex.tenants.names import KEY_NAME_MAX_LENGTH
 from loraplex.tenants.scopes import INFERENCE, KEYS_WRITE, TENANT_SCOPES
 

@@ -6,7 +6,6 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
-from loraplex.platform.services import quotas
 from loraplex.platform.web.limits.documents import Count, QuotaLimitFields
 from loraplex.platform.web.openapi import described
 from loraplex.platform.web.path_ids import TENANT_ID
@@ -15,6 +14,7 @@ from loraplex.platform.web.request_bodies import request_model
 from loraplex.platform.web.responses import documented
 from loraplex.tenants.default_limits import MAX_DEFAULT_TOKENS
 from loraplex.tenants.quotas import queries
+from loraplex.tenants.quotas import use_cases as quotas
 from loraplex.tenants.quotas.records import TenantLimitsDocument
 
 Operator = Annotated[OperatorRequest, requires_operator()]

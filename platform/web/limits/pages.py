@@ -12,8 +12,6 @@ from pydantic import Field
 from starlette.responses import RedirectResponse, Response
 
 from loraplex.platform.errors import describe
-from loraplex.platform.services import quotas
-from loraplex.platform.services.api_keys import Member
 from loraplex.platform.tenant_limiter import TenantLimiter
 from loraplex.platform.web.console.addresses import path_of, query_form
 from loraplex.platform.web.console.form_routes import MAX_NUMBER, FormSubmission, form_page, submits
@@ -25,7 +23,9 @@ from loraplex.platform.web.limits import replay as limit_replay
 from loraplex.platform.web.limits.limit_fields import LIMIT_NAMES, LimitFields, typed
 from loraplex.platform.web.limits.queries import EditedLimits
 from loraplex.platform.web.usage import queries as usage
+from loraplex.tenants.api_keys.use_cases import Member
 from loraplex.tenants.quotas import queries as stored_limits
+from loraplex.tenants.quotas import use_cases as quotas
 from loraplex.tenants.quotas.limits import NO_LIMITS, QuotaLimits
 from loraplex.tenants.scopes import ADAPTERS_WRITE, KEYS_WRITE, USAGE_READ
 

@@ -7,8 +7,6 @@ from uuid import UUID
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from loraplex.platform.services import quotas
-from loraplex.platform.services.api_keys import Delegated
 from loraplex.platform.web.cursors import page_parameters
 from loraplex.platform.web.limits.documents import ExplanationDocument, QuotaLimitFields, QuotasDocument
 from loraplex.platform.web.limits.queries import BY_PLACE, quota_documents, quota_page
@@ -18,7 +16,9 @@ from loraplex.platform.web.planes import TenantRequest, requires
 from loraplex.platform.web.request_bodies import request_model
 from loraplex.platform.web.responses import ApiResponse, documented, respond
 from loraplex.platform.web.sorting import SortOrder, by_time
+from loraplex.tenants.api_keys.use_cases import Delegated
 from loraplex.tenants.quotas import queries
+from loraplex.tenants.quotas import use_cases as quotas
 from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.quotas.records import EventDocument, LimitsDocument
 from loraplex.tenants.scopes import ADAPTERS_READ, ADAPTERS_WRITE, KEYS_WRITE, USAGE_READ

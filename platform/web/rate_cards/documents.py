@@ -6,7 +6,6 @@ from uuid import UUID
 from pydantic import Field, model_validator
 
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.services.billing.rate_cards import MONTH
 from loraplex.platform.web.cursors import Listing
 from loraplex.platform.web.request_bodies import RequestModel, Time
 from loraplex.platform.web.sorting import SortOrder, by_id
@@ -17,6 +16,7 @@ from loraplex.tenants.billing.rate_card_records import (
     RatedTotalDocument,
     RatedUsageDocument,
 )
+from loraplex.tenants.billing.use_cases import MONTH
 from loraplex.tenants.models.billing import CURRENCY
 from loraplex.tenants.names import ADAPTER_NAME, TENANT_NAME
 

@@ -12,11 +12,11 @@ from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from loraplex.platform.services.billing import rate_cards as use_cases
 from loraplex.platform.web.console.form_routes import FormSubmission, form_post, submits_operator
 from loraplex.platform.web.console.forms import Entered
 from loraplex.platform.web.console.page import PageRequest, opens_operator
 from loraplex.platform.web.rate_cards import queries
+from loraplex.tenants.billing import use_cases
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import MAX_PRICE, Price
 from loraplex.tenants.unit_of_work import UnitOfWork

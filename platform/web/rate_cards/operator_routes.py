@@ -11,7 +11,6 @@ from fastapi import APIRouter
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from loraplex.platform.services.billing import rate_cards
 from loraplex.platform.web.cursors import Page, page_parameters
 from loraplex.platform.web.openapi import described, listed
 from loraplex.platform.web.path_ids import filtered_tenant
@@ -26,6 +25,7 @@ from loraplex.platform.web.rate_cards.documents import (
 )
 from loraplex.platform.web.request_bodies import request_model
 from loraplex.platform.web.responses import documented
+from loraplex.tenants.billing import use_cases as rate_cards
 from loraplex.tenants.billing.rate_card_records import RateCardDocument, RatedUsageDocument
 from loraplex.tenants.billing.rate_cards import RateCards
 

@@ -8,9 +8,9 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.platform.services.billing import rate_cards
 from loraplex.tenants.accounts.queries import tenant_named
 from loraplex.tenants.accounts.tenants import names_of
+from loraplex.tenants.billing import use_cases as rate_cards
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.billing.rate_card_records import RateCardDocument

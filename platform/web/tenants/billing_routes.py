@@ -7,7 +7,6 @@ from pydantic import Field
 from starlette.responses import Response
 
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.services.billing import tenant_billing
 from loraplex.platform.web.openapi import described
 from loraplex.platform.web.path_ids import TenantId
 from loraplex.platform.web.planes import OperatorRequest, requires_operator
@@ -15,6 +14,7 @@ from loraplex.platform.web.rate_cards.documents import Currency
 from loraplex.platform.web.request_bodies import RequestModel, request_model
 from loraplex.platform.web.responses import documented
 from loraplex.platform.web.tenants import queries
+from loraplex.tenants.billing import use_cases as billing
 from loraplex.tenants.billing.records import TenantBillingDocument
 from loraplex.tenants.models.billing import MAX_TAX_RATE_PPM
 from loraplex.tenants.quotas.limits import MAX_BUDGET
@@ -69,4 +69,4 @@ async def change_billing(
     body: Annotated[TenantBillingUpdate, request_model(TenantBillingUpdate)],
 ) -> Response:
     seen, fields = request.if_match, body.named()
-    return await request.run(tenant_billing.change, tenant_id, fields, seen=seen)
+    return await request.run(billing.change_billing, tenant_id, fields, seen=seen)

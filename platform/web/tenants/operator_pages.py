@@ -12,9 +12,6 @@ from uuid import UUID
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from loraplex.platform.services import quotas
-from loraplex.platform.services import tenants as use_cases
-from loraplex.platform.services.billing import tenant_billing
 from loraplex.platform.web.console.addresses import query_form
 from loraplex.platform.web.console.amounts import PERCENT_DIGITS, decimal
 from loraplex.platform.web.console.form_routes import FormSubmission, form_page, form_post, submits_operator
@@ -25,7 +22,10 @@ from loraplex.platform.web.sorting import SortOrder, by_text
 from loraplex.platform.web.tenants import queries
 from loraplex.platform.web.tenants.queries import ActiveTenant, TenantDetail, TierChange
 from loraplex.platform.web.tenants.tenant_forms import BillingForm, LimitsForm, NewTenantForm, TierForm
+from loraplex.tenants.administration import tenants as use_cases
+from loraplex.tenants.billing import use_cases as billing
 from loraplex.tenants.invoices import queries as invoices
+from loraplex.tenants.quotas import use_cases as quotas
 
 Operator = Annotated[PageRequest, opens_operator()]
 Submission = Annotated[FormSubmission, submits_operator()]
@@ -97,7 +97,7 @@ async def change_limits(submission: Submission, tenant_id: TenantId) -> Response
 async def change_billing(submission: Submission, tenant_id: TenantId) -> Response:
     values = submission.parse(BillingForm)
     fields = values.model_dump(exclude={"revision"})
-    await submission.run(tenant_billing.change, tenant_id, fields, seen=values.revision)
+    await submission.run(billing.change_billing, tenant_id, fields, seen=values.revision)
     return submission.back(f"{PATH}/{tenant_id}", "The next invoice states this.")
 
 

@@ -11,7 +11,6 @@ from pydantic import Field
 from starlette.responses import Response
 
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.services import tenants as use_cases
 from loraplex.platform.web.openapi import described, listed
 from loraplex.platform.web.path_ids import TenantId
 from loraplex.platform.web.planes import OperatorRequest, requires_operator
@@ -21,6 +20,7 @@ from loraplex.platform.web.sorting import SortOrder, by_text
 from loraplex.tenants.accounts import queries
 from loraplex.tenants.accounts.records import NewTenantDocument, TenantAccountDocument
 from loraplex.tenants.accounts.tenants import MAX_WEIGHT, TierChange
+from loraplex.tenants.administration import tenants as use_cases
 from loraplex.tenants.names import TENANT_NAME
 
 Operator = Annotated[OperatorRequest, requires_operator()]

@@ -7,11 +7,11 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
-from loraplex.platform.services.billing import usage_corrections
 from loraplex.platform.web.openapi import described
 from loraplex.platform.web.planes import OperatorRequest, requires_operator
 from loraplex.platform.web.request_bodies import RequestModel, request_model
 from loraplex.platform.web.responses import documented
+from loraplex.tenants.ledger import use_cases as usage_corrections
 from loraplex.tenants.ledger.corrections import MAX_REASON
 from loraplex.tenants.unit_of_work import UnitOfWork
 from loraplex.tenants.usage.records import CorrectionDocument

@@ -9,7 +9,7 @@ from datetime import datetime
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.ledger.usage_reports import TenantUsage, UsageSums, usage_of_tenants
-from loraplex.tenants.quotas.periods import period_end, periods_of
+from loraplex.tenants.periods import period_end, periods_of
 
 
 @dataclass(frozen=True, slots=True)

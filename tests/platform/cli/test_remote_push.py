@@ -11,8 +11,8 @@ import pytest
 from tests.adapters.validation.good_folder import CONFIG, WEIGHTS, write_good
 
 from loraplex.adapters.errors import FolderRejected, VersionRejected
+from loraplex.adapters.push import PushRequest
 from loraplex.platform.cli.remote_push import ATTEMPTS, RemotePush, open_remote_push
-from loraplex.platform.services.push import PushRequest
 from loraplex.platform.startup_errors import RequestFailed, SettingsError
 from loraplex.tenants.api_keys.key_format import generate_key
 from loraplex.tenants.errors import InvalidName

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from loraplex.adapters.push import FolderPush
 from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.adapters.target_modules import BaseModel, adaptable_modules
 from loraplex.adapters.validation.own_files import OwnFilesValidation
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.platform.demo.model import ensure_demo_model
-from loraplex.platform.services.push import FolderPush
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.unit_of_work import unit_of_work

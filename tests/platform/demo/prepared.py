@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from loraplex.adapters.push import FolderPush
 from loraplex.platform.demo.demo_file import DemoAccess
 from loraplex.platform.demo.tenants import prepare_demo
-from loraplex.platform.services.push import FolderPush
 from loraplex.tenants.database import Database
 
 CONSOLE = "http://127.0.0.1:8000"

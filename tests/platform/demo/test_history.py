@@ -8,9 +8,9 @@ import pytest
 from tests.platform.demo.prepared import prepare
 from tests.tenants.ledger.settled_rows import read
 
+from loraplex.adapters.push import FolderPush
 from loraplex.platform.cli.billing.usage import compared_sums
 from loraplex.platform.demo.history import ISSUER, SAMPLE_KEY
-from loraplex.platform.services.push import FolderPush
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.billing.rate_cards import RateCards

@@ -34,9 +34,9 @@ from loraplex.tenants.ids import uuid7
 from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.ledger.usage_ledger import Fence, UsageLedger
 from loraplex.tenants.models import ApiKey, Quota
+from loraplex.tenants.periods import periods_of
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
 from loraplex.tenants.quotas.limits import QuotaLimits, Subject
-from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.quotas.reservation import Reservation, ReservationRequest, SettledUsage
 from loraplex.tenants.scopes import INFERENCE, KEYS_WRITE
 from loraplex.tenants.valkey import ANSWER_SECONDS, open_valkey

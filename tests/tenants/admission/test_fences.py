@@ -18,10 +18,11 @@ from tests.tenants.admission.gateways import (
     used,
 )
 
+from loraplex.tenants import running_requests
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.admission import fences
 from loraplex.tenants.admission.controller import QuotaAdmissionController
-from loraplex.tenants.admission.fences import end_running, ship_everywhere
+from loraplex.tenants.admission.fences import ship_everywhere
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, PolicyStale, QuotaUnavailable
@@ -146,7 +147,7 @@ async def test_every_gateway_learns_once_what_ended_and_a_new_one_nothing(
         ]
         for number, (subject, _) in enumerate(ends, 1):
             async with database.as_tenant(tenant_id) as session:
-                assert await end_running(session, tenant_id, **subject)
+                assert await running_requests.end(session, tenant_id, **subject)
             await until(partial(all_have, known, number))
         assert known == [[ended for _, ended in ends]] * 2
         async with tenant.gateway() as third:
@@ -169,7 +170,7 @@ async def test_a_gateway_without_postgresql_learns_it_at_its_return(
         monkeypatch.setattr(gateway.maintenance.ledger, "fences", unavailable)
         for key_id in key_ids:
             async with database.as_operator() as session:
-                await end_running(session, tenant.tenant_id, api_key_id=key_id)
+                await running_requests.end(session, tenant.tenant_id, api_key_id=key_id)
         await asyncio.sleep(0.1)
         assert found == []
         monkeypatch.setattr(gateway.maintenance.ledger, "fences", read)
@@ -186,7 +187,7 @@ async def test_a_tenant_ends_once_and_callers_read_before_are_read_again(
         await gateway.cancel(await gateway.admit(tenant.request()))
         async with database.as_operator() as session:
             suspended = await TenantRepository(session).suspend(tenant.key.tenant_name or "")
-            assert [await end_running(session, tenant.tenant_id) for _ in range(2)] == [True, False]
+            assert [await running_requests.end(session, tenant.tenant_id) for _ in range(2)] == [True, False]
         await until(lambda: bool(found))
         assert found[0] == Ended(tenant.tenant_id, suspended.policy_epoch)
         assert suspended.policy_epoch > (tenant.key.policy_epoch or 0)
@@ -212,7 +213,7 @@ async def test_a_fence_that_takes_long_to_confirm_delays_no_end(
         monkeypatch.setattr(gateway.maintenance.fences, "_ship", lambda: asyncio.sleep(1.5))
         for _ in range(2):
             async with database.as_operator() as session:
-                await end_running(session, tenant.tenant_id, api_key_id=tenant.key.api_key_id)
+                await running_requests.end(session, tenant.tenant_id, api_key_id=tenant.key.api_key_id)
             began = asyncio.get_running_loop().time()
             await until(lambda: bool(found))
             assert asyncio.get_running_loop().time() - began < 1.4

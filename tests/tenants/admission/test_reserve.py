@@ -26,8 +26,8 @@ from loraplex.tenants.counters.counter_replies import Admitted
 from loraplex.tenants.counters.deadline import BUSY_SECONDS, Deadline, ReplyClock
 from loraplex.tenants.errors import PriceMissing, QuotaUnavailable, ValkeyUnavailable
 from loraplex.tenants.ids import uuid7
+from loraplex.tenants.periods import periods_of
 from loraplex.tenants.quotas.limits import QuotaLimits
-from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.quotas.policies import TenantPolicy
 from loraplex.tenants.quotas.reservation import Reservation, ReservationRequest
 

@@ -33,8 +33,8 @@ from loraplex.tenants.counters.counter_replies import (
 )
 from loraplex.tenants.counters.counters import LEASE_S, Counters
 from loraplex.tenants.counters.snapshot import CounterSnapshot
+from loraplex.tenants.periods import periods_of
 from loraplex.tenants.quotas.limits import COUNTED, Level, QuotaLimits, Subject
-from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.quotas.reservation import REFUSED, ReservationRequest, SettledUsage
 from loraplex.tenants.valkey import open_valkey
 

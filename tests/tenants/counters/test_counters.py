@@ -37,8 +37,8 @@ from loraplex.tenants.counters.counter_replies import (
 )
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import InvalidField
+from loraplex.tenants.periods import periods_of
 from loraplex.tenants.quotas.limits import COUNTED, MAX_BUDGET, MAX_INTEGER, MAX_RATE, QuotaLimits
-from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.valkey import open_valkey, tenant_key
 
 # Of each limit, a value that lets exactly two requests of 10 tokens and 1000 nano-units through.

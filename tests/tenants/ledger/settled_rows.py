@@ -12,7 +12,7 @@ from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
 from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.models import NO_ID
-from loraplex.tenants.quotas.periods import periods_of
+from loraplex.tenants.periods import periods_of
 from loraplex.tenants.quotas.reservation import Reservation, ReservationRequest, SettledUsage
 
 AT = datetime(2026, 11, 30, 23, 59, 59, 999_000, tzinfo=UTC)

@@ -13,7 +13,7 @@ from loraplex.tenants.ids import uuid7, uuid7_from
 from loraplex.tenants.ledger.histograms import BUCKETS, TTFT_BOUNDS_MS, bucket_of
 from loraplex.tenants.ledger.statements import SETTLE
 from loraplex.tenants.ledger.usage_ledger import to_json
-from loraplex.tenants.quotas.periods import periods_of
+from loraplex.tenants.periods import periods_of
 
 ADAPTERS = ("coral", "support")
 CURRENCIES = ("EUR", "USD")

@@ -6,7 +6,7 @@ from tests.platform.web.adapters.test_pages import add
 from tests.platform.web.browser import Browser, Console, SignedIn
 from tests.platform.web.upload_server import declared
 
-from loraplex.platform.services import uploads
+from loraplex.adapters.uploads import use_cases as uploads
 from loraplex.tenants.registry.uploads import DeclaredFile
 from loraplex.tenants.unit_of_work import unit_of_work
 

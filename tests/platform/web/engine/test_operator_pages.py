@@ -15,10 +15,10 @@ from loraplex.engine.messages import OTHER_TENANTS, EngineStats, TenantSteps
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability.health import Dependency, Health
 from loraplex.platform.observability.metrics import Metrics
-from loraplex.platform.services.serving_cost import AcceleratorPrice
 from loraplex.tenants.admission.counter_drift import CounterDrift
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.counters.counter_replies import PeriodUse
+from loraplex.tenants.ledger.serving_cost import AcceleratorPrice
 
 AREA = "/operator/console"
 NOW = datetime.now(UTC)

@@ -25,7 +25,6 @@ from tests.platform.web.invoices.test_invoices import (
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 from tests.tenants.ledger.settled_rows import read, reservation, usage
 
-from loraplex.platform.services.billing import usage_corrections
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.billing.pricing import PriceVersion
 from loraplex.tenants.database import Database
@@ -36,6 +35,7 @@ from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.invoices.records import InvoiceDocument
 from loraplex.tenants.invoices.rows import export_invoice
 from loraplex.tenants.invoices.verification import verify_export
+from loraplex.tenants.ledger import use_cases as usage_corrections
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas.reservation import Reservation
 from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from loraplex.platform.services.billing.invoice_formats import (
+from loraplex.platform.web.invoices.invoice_formats import (
     CONTENT_SECURITY_POLICY,
     LINE_COLUMNS,
     invoice_csv,

@@ -7,11 +7,11 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from tests.platform.services.walked_world import World, open_world
+from tests.platform.use_cases.walked_world import World, open_world
 from tests.platform.web.invoices.drafted_invoice import draft_invoice
 from tests.tenants.invoices.billed_tenant import bill
 
-from loraplex.platform.services.billing.invoice_formats import CONTENT_SECURITY_POLICY
+from loraplex.platform.web.invoices.invoice_formats import CONTENT_SECURITY_POLICY
 from loraplex.tenants.invoices.months import Month
 
 JANUARY = Month(2026, 1)

@@ -11,9 +11,9 @@ from sqlalchemy.event import listen
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
 
-from loraplex.platform.services.billing import rate_cards
 from loraplex.platform.web.invoices import queries as billing
 from loraplex.tenants.actors import system_actor
+from loraplex.tenants.billing import use_cases as rate_cards
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database

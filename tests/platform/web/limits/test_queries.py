@@ -8,13 +8,13 @@ import pytest
 from tests.platform.fake_admissions import FakeAdmissions
 from tests.platform.web.observed_tenant import observed_tenant, set_limits
 
-from loraplex.platform.services import quotas
 from loraplex.platform.web.console.limit_units import unit_of
 from loraplex.platform.web.limits import queries as limits
 from loraplex.tenants.actors import Actor
 from loraplex.tenants.counters.counter_replies import Decision, Explanation, LimitUse, UnknownLimit
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import KeyNotFound, RefusalNotFound, ValkeyUnavailable
+from loraplex.tenants.quotas import use_cases as quotas
 from loraplex.tenants.quotas.limits import COUNTED, QuotaLimits, Subject
 from loraplex.tenants.unit_of_work import unit_of_work
 

@@ -14,7 +14,6 @@ from loraplex.adapters.errors import BlobStoreUnavailable
 from loraplex.adapters.storage.free_space import DiskSpace
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines.pool import EnginePool
-from loraplex.platform.services.billing import rate_cards as cards
 from loraplex.platform.web.engine import drift, health
 from loraplex.platform.web.engine import queries as engine
 from loraplex.platform.web.rate_cards import queries as rate_cards
@@ -23,12 +22,13 @@ from loraplex.platform.web.usage import operator_queries as operator_usage
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.admission.counter_drift import CounterDrift
 from loraplex.tenants.admission.drift_log import MAX_KEPT, DriftLog
+from loraplex.tenants.billing import use_cases as cards
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.counters.counter_replies import PeriodUse
 from loraplex.tenants.database import Database
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.models import Quota, UsageTotal
-from loraplex.tenants.quotas.periods import periods_of
+from loraplex.tenants.periods import periods_of
 from loraplex.tenants.unit_of_work import unit_of_work
 
 NOW = datetime.now(UTC)

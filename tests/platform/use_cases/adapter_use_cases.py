@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tests.platform.services.use_case import UseCase
-from tests.platform.services.walked_world import NO_ID, Outcome, World
+from tests.platform.use_cases.use_case import UseCase
+from tests.platform.use_cases.walked_world import NO_ID, Outcome, World
 from tests.platform.web.upload_server import declared
 from tests.tenants.registry_records import digest
 
-from loraplex.platform.services import adapters, aliases, uploads, versions
+from loraplex.adapters.uploads import use_cases as uploads
+from loraplex.tenants.administration import adapters, versions
+from loraplex.tenants.registry import use_cases as aliases
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
 

@@ -9,13 +9,13 @@ from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
 
-from loraplex.platform.services import quotas
+from loraplex.tenants import running_requests
 from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.accounts.records import NewTenantDocument, TenantAccountDocument
 from loraplex.tenants.accounts.tenants import TenantRepository, TierChange
-from loraplex.tenants.admission import fences
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.models import Tenant
+from loraplex.tenants.quotas import use_cases as quotas
 from loraplex.tenants.scopes import TENANT_ADMIN
 from loraplex.tenants.unit_of_work import UnitOfWork, require_revision
 
@@ -56,7 +56,7 @@ async def suspend(uow: UnitOfWork, tenant_id: UUID, *, end_running: bool = True)
     tenant = await tenants.living(tenant_id)
     before = _snapshot(tenant)
     await tenants.suspend(tenant.name)
-    ended = end_running and await fences.end_running(uow.session, tenant_id)
+    ended = end_running and await running_requests.end(uow.session, tenant_id)
     return await _changed(uow, "tenant.suspend", tenant, before, ended=ended)
 
 
@@ -74,7 +74,7 @@ async def delete(uow: UnitOfWork, tenant_id: UUID) -> TenantAccountDocument:
     deletions = TenantDeletions(uow.session)
     before = _snapshot(await deletions.locked(tenant_id))
     tenant = await deletions.begin(tenant_id)
-    ended = before["deleted_at"] is None and await fences.end_running(uow.session, tenant_id)
+    ended = before["deleted_at"] is None and await running_requests.end(uow.session, tenant_id)
     return await _changed(uow, "tenant.delete", tenant, before, ended=ended)
 
 

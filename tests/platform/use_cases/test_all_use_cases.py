@@ -3,17 +3,18 @@
 from collections.abc import AsyncIterator
 from importlib import import_module
 from inspect import iscoroutinefunction
+from itertools import chain
 from pathlib import Path
 from pkgutil import walk_packages
 from typing import Final
 
 import pytest
-from tests.platform.services import account_use_cases as accounts
-from tests.platform.services import adapter_use_cases as of_adapters
-from tests.platform.services import invoice_use_cases as of_invoices
-from tests.platform.services import people_use_cases as of_people
-from tests.platform.services.use_case import UseCase, Way
-from tests.platform.services.walked_world import (
+from tests.platform.use_cases import account_use_cases as accounts
+from tests.platform.use_cases import adapter_use_cases as of_adapters
+from tests.platform.use_cases import invoice_use_cases as of_invoices
+from tests.platform.use_cases import people_use_cases as of_people
+from tests.platform.use_cases.use_case import UseCase, Way
+from tests.platform.use_cases.walked_world import (
     Dump,
     World,
     author_of,
@@ -23,12 +24,13 @@ from tests.platform.services.walked_world import (
     open_world,
 )
 
-from loraplex import tenants
+from loraplex import adapters, tenants
+from loraplex.adapters.uploads import use_cases as uploads
 from loraplex.adapters.versions.pending_folders import GATEWAYS_LOCK, PENDING_FOLDER, PendingFolders
-from loraplex.platform import services
-from loraplex.platform.services import installation, uploads
-from loraplex.platform.services.billing import rate_cards
+from loraplex.platform.services import people
+from loraplex.tenants import installation
 from loraplex.tenants.actors import Actor
+from loraplex.tenants.billing import use_cases as rate_cards
 from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
 from loraplex.tenants.unit_of_work import UnitOfWork
@@ -125,9 +127,8 @@ async def assert_published(world: World, before: Dump) -> None:
 def test_every_use_case_is_walked() -> None:
     """A use case is a public coroutine function with an author: an `Actor`, or a unit of work, which has one."""
     found = set()
-    rooms = walk_packages(tenants.__path__, f"{tenants.__name__}.")
-    modules = [*walk_packages(services.__path__, f"{services.__name__}.")]
-    for module in (*modules, *(each for each in rooms if each.name.endswith(".use_cases"))):
+    packages = (adapters, tenants, people)
+    for module in chain.from_iterable(walk_packages(each.__path__, f"{each.__name__}.") for each in packages):
         members = vars(import_module(module.name))
         for name, each in members.items():
             if iscoroutinefunction(each) and not name.startswith("_"):

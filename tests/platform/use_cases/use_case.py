@@ -1,17 +1,17 @@
-"""A row of the walk over all use cases: one function of `services`, its way over HTTP and, where there is one, its command."""
+"""A row of the walk over all use cases: one function, its way over HTTP and, where there is one, its command."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tests.platform.services.walked_world import Outcome, World
+from tests.platform.use_cases.walked_world import Outcome, World
 
 Way: TypeAlias = Callable[[World], Awaitable[Outcome]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UseCase:
-    """One function of `services` and the ways that lead to it. `entries`: the actions of its audit entries, in order.
+    """A use case and the ways that lead to it. `entries`: the actions of its audit entries, in order.
 
     `refused_…`: ways that the use case refuses. `given`: brings the world to where the use case applies. `http` None: there is
     no route; `command` None: there is no command.

@@ -11,9 +11,10 @@ import pytest
 from sqlalchemy import select
 from tests.tenants.registry_records import digest
 
-from loraplex.platform.services import tenants, uploads, versions
+from loraplex.adapters.uploads import use_cases as uploads
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.actors import Actor
+from loraplex.tenants.administration import tenants, versions
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AuditEntry
 from loraplex.tenants.registry.adapters import AdapterRepository

@@ -6,10 +6,10 @@ Invariant: a change writes one audit entry per subject with the limits that chan
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
-from loraplex.platform.services import api_keys
-from loraplex.platform.services.api_keys import Delegated, Member
 from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys import use_cases as api_keys
 from loraplex.tenants.api_keys.records import KeyChange, NewKeyDocument
+from loraplex.tenants.api_keys.use_cases import Delegated, Member
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository, QuotaState
 from loraplex.tenants.quotas.limits import NO_LIMITS, QuotaLimits
 from loraplex.tenants.quotas.records import LimitsDocument, TenantLimitsDocument

@@ -3,10 +3,9 @@
 from typing import Final
 
 from tests.platform.services.people.people_world import add_person
-from tests.platform.services.use_case import UseCase
-from tests.platform.services.walked_world import NO_ID, Outcome, World
+from tests.platform.use_cases.use_case import UseCase
+from tests.platform.use_cases.walked_world import NO_ID, Outcome, World
 
-from loraplex.platform.services import quotas, tenants
 from loraplex.platform.services.people import (
     accounts,
     invitations,
@@ -16,6 +15,8 @@ from loraplex.platform.services.people import (
     sign_up,
     team,
 )
+from loraplex.tenants.administration import tenants
+from loraplex.tenants.quotas import use_cases as quotas
 
 MARA, EVE, NEW = "mara@example.com", "eve@example.com", "new@example.com"
 BY_PEOPLE: Final = {

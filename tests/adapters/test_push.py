@@ -23,6 +23,7 @@ from loraplex.adapters.errors import (
     StorageFull,
     VersionRejected,
 )
+from loraplex.adapters.push import FolderPush, PushRequest
 from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.garbage_collection import remove_files_of, remove_from
 from loraplex.adapters.storage.local_store import LocalAdapterStore
@@ -31,15 +32,15 @@ from loraplex.adapters.validation.own_files import OwnFilesValidation
 from loraplex.adapters.versions.pending_folders import PENDING_FOLDER, PendingFolders
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.engine.messages import ProbeReport
-from loraplex.platform.services import adapters, aliases
-from loraplex.platform.services.push import FolderPush, PushRequest
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.actors import Actor
+from loraplex.tenants.administration import adapters
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import CountReached, InvalidName
 from loraplex.tenants.models import Adapter, AuditEntry
 from loraplex.tenants.names import check_adapter_name
 from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
+from loraplex.tenants.registry import use_cases as aliases
 from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository
 from loraplex.tenants.registry.resolution import ModelResolver
 from loraplex.tenants.unit_of_work import unit_of_work
@@ -349,7 +350,7 @@ async def test_a_version_without_a_commit_leaves_nothing(home: Home, monkeypatch
     async def fail(*_: object) -> None:
         raise CountReached("max_adapters", "late")
 
-    monkeypatch.setattr("loraplex.platform.services.versions.change_profile", fail)
+    monkeypatch.setattr("loraplex.tenants.administration.versions.change_profile", fail)
     for push in (home.push.push, home.push.push_unprobed):
         with pytest.raises(CountReached):
             await push(home.tenant_id, home.request(profile=AdapterProfile("hermes")))
@@ -372,7 +373,7 @@ async def test_a_file_that_shrinks_while_it_is_copied_is_refused(
     def shrink(*_: object, **__: object) -> bytes:
         raise EOFError("the file ends 4 bytes early")
 
-    monkeypatch.setattr("loraplex.platform.services.push.copy_opened", shrink)
+    monkeypatch.setattr("loraplex.adapters.push.copy_opened", shrink)
     with pytest.raises(AdapterRejected, match="changed while it was read"):
         await home.push.push(home.tenant_id, home.request())
     assert home.left() == []

@@ -9,13 +9,14 @@ from sqlalchemy import select, text
 from tests.platform.web.managed_tenant import RESERVE
 from tests.tenants.registry_records import digest
 
-from loraplex.platform.services import adapters, aliases, versions
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.actors import Actor
+from loraplex.tenants.administration import adapters, versions
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, InUse, InvalidName
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.models import AuditEntry
+from loraplex.tenants.registry import use_cases as aliases
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 

@@ -1,13 +1,16 @@
-"""Use cases on rate cards, for operators: a new version, the first card of an installation, a month's usage under a draft.
+"""Use cases on prices, for operators: a new version of a rate card, the first card of an installation, a month's usage under a
+draft, and the billing data of a tenant.
 
-Invariant: a version that was in force never changes. A creation writes one audit entry, which names the tenant of its card.
+Invariant: a version that was in force never changes. A change writes one audit entry, which names its tenant; one that changes
+nothing writes none.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -21,11 +24,14 @@ from loraplex.tenants.billing.rate_card_records import (
     RatedUsageDocument,
 )
 from loraplex.tenants.billing.rate_cards import RateCards, scope_of
+from loraplex.tenants.billing.records import TenantBillingDocument
+from loraplex.tenants.billing.tenant_billing import TenantBillings
 from loraplex.tenants.errors import InvalidField
-from loraplex.tenants.quotas.periods import period_start, periods_of
-from loraplex.tenants.unit_of_work import UnitOfWork
+from loraplex.tenants.periods import period_start, periods_of
+from loraplex.tenants.unit_of_work import UnitOfWork, require_revision
 
-ACTION = "rate-card.create"
+ACTION: Final = "rate-card.create"
+BILLING_ACTION: Final = "billing.change"
 MONTH: Final = "20[0-9]{2}-(0[1-9]|1[0-2])"
 
 
@@ -99,3 +105,24 @@ def snapshot(version: RateCardDocument) -> dict[str, Any]:
         "effective_from": version.effective_from,
         "effective_to": version.effective_to,
     }
+
+
+async def change_billing(
+    uow: UnitOfWork, tenant_id: UUID, fields: Mapping[str, Any], *, seen: int | None = None
+) -> TenantBillingDocument:
+    """Set the billing data of a tenant that `fields` names. Another currency begins with the next month, or at once for a
+    tenant that was never used. `seen`: the revision that the author has read, None for any.
+
+    Raises `TenantNotFound`, `RevisionMoved`, and `InUse` for another currency in the month in which the last one began.
+    """
+    tenant = await TenantRepository(uow.session).living(tenant_id)
+    billings = TenantBillings(uow.session)
+    row = await billings.locked(tenant.id)
+    require_revision(seen, row.revision)
+    before = (await billings.read(row)).model_dump()
+    changed = await billings.change(row, fields)
+    after = changed.model_dump()
+    if before != after:
+        target = f"tenants/{tenant.id}/billing"
+        await uow.audit.record(BILLING_ACTION, target, before, after, tenant_id=tenant.id)
+    return changed

@@ -26,11 +26,12 @@ from loraplex.adapters.validation.upload_files import PICKLE_FILE, PICKLE_REASON
 from loraplex.adapters.versions.lifecycle import register_folder
 from loraplex.adapters.versions.pending_folders import PendingFolder, PendingFolders
 from loraplex.adapters.versions.version_job import LifecycleConfig, Validation, VersionJob
-from loraplex.platform.services import adapters, aliases, versions
+from loraplex.tenants.administration import adapters, versions
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound
 from loraplex.tenants.models import Adapter, AdapterVersion
 from loraplex.tenants.names import check_adapter_name
+from loraplex.tenants.registry import use_cases as aliases
 from loraplex.tenants.registry.adapters import (
     SERVING_STATES,
     AdapterProfile,

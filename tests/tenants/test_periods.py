@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.tenants.quotas.periods import Periods, period_end, period_start, periods_around, periods_of
+from loraplex.tenants.periods import Periods, period_end, period_start, periods_around, periods_of
 
 TIMES = st.datetimes(datetime(1971, 1, 1), datetime(9000, 1, 1), timezones=st.just(UTC))
 

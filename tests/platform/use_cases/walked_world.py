@@ -32,11 +32,12 @@ from loraplex.adapters.uploads.service import Lifecycle, Uploads
 from loraplex.engine.fake_engine import FakeEngine
 from loraplex.platform.cli.main import main
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
-from loraplex.platform.services import api_keys, tenants
-from loraplex.platform.services.api_keys import Operator
 from loraplex.platform.web.app import create_app
 from loraplex.tenants.actors import system_actor
+from loraplex.tenants.administration import tenants
 from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
+from loraplex.tenants.api_keys import use_cases as api_keys
+from loraplex.tenants.api_keys.use_cases import Operator
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database

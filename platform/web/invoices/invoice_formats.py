@@ -61,7 +61,7 @@ def invoice_csv(invoice: InvoiceDocument) -> str:
 def invoice_html(invoice: InvoiceDocument) -> str:
     """Render an invoice as one page without script and without links. Send it with `CONTENT_SECURITY_POLICY`."""
     rate = decimal_text(invoice.tax_rate_ppm, PPM_PERCENT_DIGITS, scale=PPM_PERCENT_DIGITS)
-    return _TEMPLATES.get_template("invoice.html").render(
+    return _TEMPLATES.get_template("document.html").render(
         invoice=invoice,
         title="Draft invoice" if invoice.number is None else f"Invoice {invoice.number}",
         style=STYLE,

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from tests.platform.services.use_case import UseCase
-from tests.platform.services.walked_world import NO_ID, Outcome, World
+from tests.platform.use_cases.use_case import UseCase
+from tests.platform.use_cases.walked_world import NO_ID, Outcome, World
 from tests.tenants.invoices.billed_tenant import bill
 
 from loraplex.tenants.actors import system_actor

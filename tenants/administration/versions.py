@@ -7,6 +7,7 @@ again.
 from typing import Any
 from uuid import UUID
 
+from loraplex.tenants import running_requests
 from loraplex.tenants.admission import fences
 from loraplex.tenants.errors import InUse
 from loraplex.tenants.models import Adapter, AdapterVersion
@@ -104,7 +105,7 @@ async def force_delete(
     before = {"digest": record.digest}
     await uow.audit.record("version.delete", target_of(name, version), before, after, tenant_id=tenant_id)
     if end_running:
-        await fences.end_running(uow.session, tenant_id, adapter_id=record.adapter_id, version=version)
+        await running_requests.end(uow.session, tenant_id, adapter_id=record.adapter_id, version=version)
     return record.adapter_id
 
 

@@ -4,13 +4,13 @@ from datetime import UTC, datetime, timedelta
 
 from tests.tenants.ledger.stored_usage import Used, make_tenant, settle
 
-from loraplex.platform.services.serving_cost import (
+from loraplex.tenants.database import Database
+from loraplex.tenants.ledger.serving_cost import (
     AcceleratorPrice,
     ServingCost,
     cost_per_million,
     serving_cost,
 )
-from loraplex.tenants.database import Database
 from loraplex.tenants.ledger.usage_reports import UsageSums
 
 START = datetime(2026, 10, 30, 20, tzinfo=UTC)

@@ -5,6 +5,7 @@ Invariant: a deletion needs an adapter that nothing uses. An operator may force 
 
 from uuid import UUID
 
+from loraplex.tenants import running_requests
 from loraplex.tenants.admission import fences
 from loraplex.tenants.registry.adapters import AdapterRepository, require_revision
 from loraplex.tenants.registry.aliases import AliasRepository
@@ -66,7 +67,7 @@ async def force_delete(uow: UnitOfWork, tenant_id: UUID, name: str, *, end_runni
     after = {"forced": True, "end_running": end_running}
     await uow.audit.record("adapter.delete", target(name), before, after, tenant_id=tenant_id)
     if end_running:
-        await fences.end_running(uow.session, tenant_id, adapter_id=adapter.id)
+        await running_requests.end(uow.session, tenant_id, adapter_id=adapter.id)
     return adapter.id
 
 

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 import pytest
 from tests.adapters.validation.good_folder import CONFIG, MODEL, WEIGHTS, write_good
 from tests.adapters.versions.lifecycle_server import BAD_PROBE, BASE_DIGEST, QUICK, Server
-from tests.platform.services.walked_world import (
+from tests.platform.use_cases.walked_world import (
     Dump,
     Outcome,
     World,

@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 import pytest
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.platform.services import api_keys
-from loraplex.platform.services.api_keys import Delegated, Operator
 from loraplex.tenants.actors import command_actor, key_actor
+from loraplex.tenants.api_keys import use_cases as api_keys
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.api_keys.records import KeyChange, KeyDocument
+from loraplex.tenants.api_keys.use_cases import Delegated, Operator
 from loraplex.tenants.audit_queries import audit_entries
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import ScopeNotHeld

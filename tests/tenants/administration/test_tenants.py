@@ -6,10 +6,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from loraplex.platform.services import tenants
 from loraplex.tenants.accounts.records import NewTenantDocument
 from loraplex.tenants.accounts.tenants import TierChange
 from loraplex.tenants.actors import Actor
+from loraplex.tenants.administration import tenants
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.audit_queries import audit_entries
 from loraplex.tenants.audit_records import OperatorAuditDocument

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from loraplex.tenants.admission import fences
+from loraplex.tenants import running_requests
 from loraplex.tenants.api_keys.delegation import KeyDelegation, MemberKeys, OwnerKeys
 from loraplex.tenants.api_keys.records import KeyChange, KeyDocument, NewKeyDocument
 from loraplex.tenants.models import ApiKey
@@ -118,7 +118,7 @@ async def revoke(
     more = {"end_running": True} if end_running else {}
     await _record(uow, "key.revoke", record, before, **more)
     if end_running and record.tenant_id is not None:
-        await fences.end_running(uow.session, record.tenant_id, api_key_id=record.id)
+        await running_requests.end(uow.session, record.tenant_id, api_key_id=record.id)
     # The flush has made the row forget the public ids of other keys.
     return shown.model_copy(update={"revoked_at": record.revoked_at, "revision": record.revision})
 

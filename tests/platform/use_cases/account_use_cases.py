@@ -3,16 +3,20 @@
 from dataclasses import replace
 from typing import Final
 
-from tests.platform.services.use_case import UseCase, Way
-from tests.platform.services.walked_world import NO_ID, Outcome, World
+from tests.platform.use_cases.use_case import UseCase, Way
+from tests.platform.use_cases.walked_world import NO_ID, Outcome, World
 from tests.tenants.ledger.settled_rows import AT, reservation, usage
 from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched, end
 
-from loraplex.platform.services import api_keys, quotas, tenants
-from loraplex.platform.services.billing import rate_cards, tenant_billing, usage_corrections
 from loraplex.tenants.actors import system_actor
+from loraplex.tenants.administration import tenants
+from loraplex.tenants.api_keys import use_cases as api_keys
+from loraplex.tenants.billing import use_cases as billing
+from loraplex.tenants.billing import use_cases as rate_cards
 from loraplex.tenants.ids import uuid7_from
+from loraplex.tenants.ledger import use_cases as usage_corrections
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
+from loraplex.tenants.quotas import use_cases as quotas
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.unit_of_work import unit_of_work
 from loraplex.tenants.webhooks import use_cases as webhooks
@@ -177,7 +181,7 @@ BILLING: Final = (
         refused_command=lambda world: world.command(*_price_arguments(BEGINS)),
     ),
     UseCase(
-        function=tenant_billing.change,
+        function=billing.change_billing,
         entries=("billing.change",),
         http=lambda world: world.operator(
             "PATCH", f"/tenants/{world.tenant_id}/billing", {"vat_id": "DE1"}, if_match="1"

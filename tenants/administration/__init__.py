@@ -1,0 +1,1 @@
+"""Use cases over several rooms: the life of a tenant, and of its adapters behind a fence."""
