@@ -16,7 +16,7 @@ from uuid import UUID
 
 from starlette.requests import Request
 
-from loraplex.platform.auth.client_address import ClientAddresses, client_network
+from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.auth.failure_buckets import FailureBuckets
 from loraplex.platform.auth.key_cache import KeyCache, Lookup
 from loraplex.platform.errors import (
@@ -30,7 +30,7 @@ from loraplex.platform.tenant_limiter import AT_ONCE, TenantLimiter
 from loraplex.tenants.api_keys.key_format import ParsedKey, parse_key
 from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository, check_key, check_usable
 from loraplex.tenants.api_keys.last_used import LastUsedTracker
-from loraplex.tenants.api_keys.networks import is_within, parse_address, parse_network
+from loraplex.tenants.api_keys.networks import client_network, is_within, parse_address, parse_network
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, MalformedKey, PolicyStale, UnknownKey
 from loraplex.tenants.scopes import OPERATOR, effective_scopes

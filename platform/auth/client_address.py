@@ -7,7 +7,6 @@ it. Entries that a client writes have no effect.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address, IPv6Network
 from typing import Final
 
 from starlette.requests import Request
@@ -15,12 +14,7 @@ from starlette.requests import Request
 from loraplex.tenants.api_keys.networks import Address, Network, is_within, parse_address
 
 HEADER = "x-forwarded-for"
-UNKNOWN: Final = "unknown"
 KNOWN_ADDRESSES: Final = 4096
-SUBSCRIBER_BITS: Final = 64
-"""An IPv6 subscriber has at least a /64, and may change its address within it at will (RFC 6177)."""
-NAT64: Final = IPv6Network("64:ff9b::/96")
-"""IPv4 addresses behind a translator (RFC 6052), which would otherwise all be one subscriber."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +44,6 @@ class ClientAddresses:
 def _normal_text(host: str) -> str | None:
     address = parse_address(host)
     return None if address is None else str(address)
-
-
-def client_network(address: str | None) -> str:
-    """Return the network that counts as one client: an IPv4 address, the /64 of an IPv6 address, or `UNKNOWN`."""
-    parsed = None if address is None else parse_address(address)
-    if isinstance(parsed, IPv6Address) and parsed in NAT64:
-        parsed = IPv4Address(int(parsed) - int(NAT64.network_address))
-    if isinstance(parsed, IPv6Address):
-        return str(IPv6Network((parsed, SUBSCRIBER_BITS), strict=False))
-    return UNKNOWN if parsed is None else str(parsed)
 
 
 def forwarded(headers: Sequence[str]) -> list[str]:

@@ -12,11 +12,11 @@ from loraplex.platform.cli.output import AsJson, print_document, print_rows
 from loraplex.platform.cli.tenant import LimitOptions, Weight, read_limit
 from loraplex.platform.config import load_settings
 from loraplex.platform.server.gateway_address import running_gateways
-from loraplex.platform.services.people import accounts, sign_up, team
-from loraplex.platform.services.people.link_addresses import link_address
 from loraplex.platform.startup_errors import DependencyFailed
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.models import User
+from loraplex.tenants.people import accounts, sign_up, team
+from loraplex.tenants.people.link_addresses import link_address
 from loraplex.tenants.people.links import FIRST_RUN_LIFETIME, INVITATION_LIFETIME, RESET_LIFETIME
 from loraplex.tenants.people.memberships import tenants_of
 from loraplex.tenants.people.roles import ADMIN

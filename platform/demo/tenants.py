@@ -11,8 +11,6 @@ from loraplex.adapters.push import FolderPush, PushRequest
 from loraplex.platform.demo.demo_file import DemoAccess, DemoTenantAccess, read_demo_file, write_demo_file
 from loraplex.platform.demo.errors import TenantIsNotTheDemos
 from loraplex.platform.demo.history import announce_history, write_history
-from loraplex.platform.services.people import accounts
-from loraplex.platform.services.people.link_addresses import link_address
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.administration import tenants
@@ -21,6 +19,8 @@ from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.api_keys.use_cases import Operator
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidApiKey, NameTaken, TenantSuspended
+from loraplex.tenants.people import accounts
+from loraplex.tenants.people.link_addresses import link_address
 from loraplex.tenants.scopes import INFERENCE, OPERATOR, TENANT_ADMIN
 from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 

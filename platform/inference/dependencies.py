@@ -9,6 +9,7 @@ from loraplex.engine.client import EngineClient
 from loraplex.grammar import constraints
 from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.auth.identity_provider import IdentityProvider
+from loraplex.platform.auth.mailed_links import MailedLinks
 from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.inference.background_tasks import BackgroundTasks
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
@@ -19,7 +20,6 @@ from loraplex.platform.inference.structured_output.value_validation import Value
 from loraplex.platform.observability.health import Health
 from loraplex.platform.observability.request_stats import RequestRecorder
 from loraplex.platform.parameters.json_object import BodyLimits
-from loraplex.platform.services.people.mailed_links import MailedLinks
 from loraplex.tenants.admission.controller import AdmissionController
 from loraplex.tenants.api_keys.last_used import LastUsedTracker
 from loraplex.tenants.database import Database

@@ -13,9 +13,8 @@ from typing import Final, Literal, TypeAlias
 
 import structlog
 
-from loraplex.platform.auth.client_address import client_network
 from loraplex.platform.startup_errors import MachineUnfit
-from loraplex.tenants.api_keys.networks import Network, is_within, parse_address
+from loraplex.tenants.api_keys.networks import Network, client_network, is_within, parse_address
 
 DESCRIPTOR_RESERVE: Final = 512
 """Open files that are left to stores, engines, uploads and worker processes."""

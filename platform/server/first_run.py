@@ -4,10 +4,10 @@ Invariant: the server prints a link that makes its bearer an operator only while
 no log collector reads it. The newest link alone works.
 """
 
-from loraplex.platform.services.people.accounts import has_operator, invite_operator, was_operator_invited
-from loraplex.platform.services.people.link_addresses import link_address
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
+from loraplex.tenants.people.accounts import has_operator, invite_operator, was_operator_invited
+from loraplex.tenants.people.link_addresses import link_address
 from loraplex.tenants.unit_of_work import unit_of_work
 
 

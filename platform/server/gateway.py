@@ -22,6 +22,8 @@ from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.engine.messages import EngineInfo
 from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.auth.identity_provider import IdentityProvider, ProviderOptions
+from loraplex.platform.auth.mail import MailServer
+from loraplex.platform.auth.mailed_links import MailedLinks
 from loraplex.platform.config import Settings
 from loraplex.platform.datastores.connections import (
     StoreAddresses,
@@ -70,8 +72,6 @@ from loraplex.platform.server.resources import (
 )
 from loraplex.platform.server.secret import derive, tenant_namespace
 from loraplex.platform.server.validated_adapters import report_other_fingerprints
-from loraplex.platform.services.people.mail import MailServer
-from loraplex.platform.services.people.mailed_links import MailedLinks
 from loraplex.platform.startup_errors import SettingsError
 from loraplex.platform.web.app import create_app
 from loraplex.platform.web.console_app import ConsoleOptions, add_console

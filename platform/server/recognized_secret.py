@@ -9,13 +9,13 @@ from typing import Final
 
 from loraplex.platform.config import Settings
 from loraplex.platform.server.secret import SECRET_FILE, derive, fingerprint, known_secret, server_secret
-from loraplex.platform.services.people.totp import SecondFactorSecrets
 from loraplex.platform.startup_errors import SecretRefused
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import SecondFactorState, WebhookSecretUnreadable
 from loraplex.tenants.installation import InstallationRepository, Voided, accept_secret
+from loraplex.tenants.people.totp import SecondFactorSecrets
 from loraplex.tenants.unit_of_work import unit_of_work
 from loraplex.tenants.webhooks.encrypted_secrets import WebhookSecrets
 

@@ -22,6 +22,11 @@ Network: TypeAlias = IPv4Network | IPv6Network
 MAX_NETWORKS: Final = 64
 MAX_LENGTH: Final = 64
 MAPPED_BITS: Final = 96
+UNKNOWN: Final = "unknown"
+SUBSCRIBER_BITS: Final = 64
+"""An IPv6 subscriber has at least a /64, and may change its address within it at will (RFC 6177)."""
+NAT64: Final = IPv6Network("64:ff9b::/96")
+"""IPv4 addresses behind a translator (RFC 6052), which would otherwise all be one subscriber."""
 
 
 def parse_address(text: str) -> Address | None:
@@ -33,6 +38,16 @@ def parse_address(text: str) -> Address | None:
     if isinstance(address, IPv4Address):
         return address
     return address.ipv4_mapped or IPv6Address(int(address))
+
+
+def client_network(address: str | None) -> str:
+    """Return the network that counts as one client: an IPv4 address, the /64 of an IPv6 address, or `UNKNOWN`."""
+    parsed = None if address is None else parse_address(address)
+    if isinstance(parsed, IPv6Address) and parsed in NAT64:
+        parsed = IPv4Address(int(parsed) - int(NAT64.network_address))
+    if isinstance(parsed, IPv6Address):
+        return str(IPv6Network((parsed, SUBSCRIBER_BITS), strict=False))
+    return UNKNOWN if parsed is None else str(parsed)
 
 
 def parse_network(text: str) -> Network:

@@ -1,35 +1,43 @@
-"""Recovery codes of accounts. Invariant: a code is used by the DELETE that finds it, so that it works once."""
+"""Recovery codes: each takes the place of one code of the authenticator app, once, where the app is lost.
 
-from collections.abc import Iterable
+Invariant: only digests are stored, keyed with the server secret, so that a copy of the database does not suffice to find codes.
+"""
+
+import secrets
+from typing import Final
 from uuid import UUID
 
-from sqlalchemy import delete, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.models import RecoveryCode, User
+from loraplex.tenants.people.recovery_code_rows import RecoveryCodeRepository
+from loraplex.tenants.stored_responses import DeriveKey
+
+DOMAIN: Final = b"loraplex/recovery-code/v1"
+COUNT: Final = 10
+LENGTH: Final = 10
+ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+"""Base 32 of Crockford: without letters that are read as another one."""
+_READ_AS: Final = str.maketrans("oil", "011", " -")
 
 
-class RecoveryCodeRepository:
-    """The digests of unused codes, seen by a session of the gateway's role (`as_writer`, `writing`)."""
+def recovery_code(entered: str) -> str | None:
+    """Return what was entered as a recovery code; None if it has not the form of one, as a code of the app has not."""
+    code = entered.strip().lower().translate(_READ_AS)
+    return code if len(code) == LENGTH and all(each in ALPHABET for each in code) else None
 
-    def __init__(self, session: AsyncSession) -> None:
-        self._session = session
 
-    async def replace(self, user_id: UUID, digests: Iterable[bytes]) -> None:
-        """Store new codes of an account in place of the present ones. Of two replacements at once, one set is left."""
-        await self._session.execute(select(User.id).where(User.id == user_id).with_for_update())
-        await self._session.execute(delete(RecoveryCode).where(RecoveryCode.user_id == user_id))
-        rows = [{"user_id": user_id, "code_digest": each} for each in digests]
-        if rows:
-            await self._session.execute(insert(RecoveryCode).values(rows))
+async def issue_recovery_codes(session: AsyncSession, user_id: UUID, derive_key: DeriveKey) -> list[str]:
+    """Store new codes of an account in place of the present ones; return them. `session` has the gateway's role (`writing`)."""
+    codes = ["".join(secrets.choice(ALPHABET) for _ in range(LENGTH)) for _ in range(COUNT)]
+    digests = [_digest(derive_key, user_id, code) for code in codes]
+    await RecoveryCodeRepository(session).replace(user_id, digests)
+    return [f"{code[: LENGTH // 2]}-{code[LENGTH // 2 :]}" for code in codes]
 
-    async def use(self, user_id: UUID, digest: bytes) -> bool:
-        """Use a code up; False if the account has no such code."""
-        own = (RecoveryCode.user_id == user_id, RecoveryCode.code_digest == digest)
-        statement = delete(RecoveryCode).where(*own).returning(RecoveryCode.user_id)
-        return await self._session.scalar(statement) is not None
 
-    async def left(self, user_id: UUID) -> int:
-        """Return how many codes of an account are unused."""
-        query = select(func.count()).where(RecoveryCode.user_id == user_id)
-        return (await self._session.scalars(query)).one()
+async def use_recovery_code(session: AsyncSession, user_id: UUID, code: str, derive_key: DeriveKey) -> bool:
+    """Use a code up; False if the account has no such code. `session` has the gateway's role (`writing`)."""
+    return await RecoveryCodeRepository(session).use(user_id, _digest(derive_key, user_id, code))
+
+
+def _digest(derive_key: DeriveKey, user_id: UUID, code: str) -> bytes:
+    return derive_key(DOMAIN, user_id.bytes, code.encode())

@@ -1,226 +1,144 @@
-"""Sessions of the console, kept on the server.
+"""Use cases on sessions: find, end, switch the tenant, look into a tenant as an operator.
 
-Invariant: a session is found only while its person may be where it is: the account is enabled, the tenant is neither suspended
-nor deleted, and the membership or the operator's right still exists.
+Invariant: a session's rights are read at every request, and another token stands for other rights: a switch ends the old one.
+Keys that the console made end with the sessions, on the gateways of every tenant of the person.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from ipaddress import IPv4Address, IPv6Address
-from typing import Any, Final
-from uuid import UUID, uuid4
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Final, Literal, TypeAlias
+from uuid import UUID
 
-from sqlalchemy import ColumnElement, ScalarSelect, and_, delete, func, insert, or_, select, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.database import Database, writing
+from loraplex.tenants.errors import TenantNotFound, UserNotFound
+from loraplex.tenants.people import session_rows as stored
+from loraplex.tenants.people.console_keys import end_console_keys
+from loraplex.tenants.people.identity import ConsoleSession, console_session
+from loraplex.tenants.people.memberships import MembershipRepository
+from loraplex.tenants.people.session_rows import SessionOfPerson, SessionRepository
+from loraplex.tenants.people.users import CredentialRepository
+from loraplex.tenants.unit_of_work import UnitOfWork
 
-from loraplex.tenants.errors import LinkNotValid, UserNotFound
-from loraplex.tenants.models import Adapter, ApiKey, Membership, Tenant, User, UserSession
-from loraplex.tenants.people.memberships import TenantOfPerson, tenants_as_json, tenants_from_json
-from loraplex.tenants.people.tokens import new_token, token_digest
-
-IDLE: Final = timedelta(hours=12)
-"""The time without a request after which a session ends."""
-ABSOLUTE: Final = timedelta(days=7)
-"""The time after which a session ends in any case."""
-MAX_AGENT_LENGTH: Final = 300
+Area: TypeAlias = Literal["tenant", "operator"]
+SEEN_EVERY: Final = timedelta(minutes=1)
+"""How exactly the time of the last request is stored, which costs a write."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundSession:
-    """A session that works. `tenant_id` None: the operator's area; `role` None there, and for an operator who looks in.
+async def find_session(
+    database: Database, token: str, area: Area, *, now: datetime | None = None
+) -> ConsoleSession | None:
+    """Return the session of a token in this area, if it works. Raises `DatabaseUnavailable`."""
+    return await database.bounded(partial(_find, database, token, area, now or datetime.now(UTC)))
 
-    `by_link_only`: the person has neither a password nor an identity of a provider. `adapters` and `keys`: how many adapters,
-    and keys that work, the tenant has.
+
+async def _find(database: Database, token: str, area: Area, now: datetime) -> ConsoleSession | None:
+    async with database.as_writer() as session:
+        repository = SessionRepository(session)
+        found = await repository.find(token, now)
+        if found is None or (found.tenant_id is None) != (area == "operator"):
+            return None
+        if now - found.last_seen_at >= SEEN_EVERY:
+            await repository.touch(found.id, now)
+            await CredentialRepository(session).seen(found.user_id, now)
+        return console_session(found, token)
+
+
+async def sessions_of_person(
+    database: Database, session: ConsoleSession, *, now: datetime | None = None
+) -> Sequence[SessionOfPerson]:
+    """Return the person's own sessions in all tenants, the one used last first."""
+    async with database.as_writer() as writer:
+        return await SessionRepository(writer).of_person(session.user_id, now or datetime.now(UTC))
+
+
+async def end_session(uow: UnitOfWork, session: ConsoleSession) -> None:
+    """Sign out: end this session, and the keys that the console made for the person in this tenant."""
+    async with writing(uow.session):
+        await stored.end_session(uow.session, session.id)
+        if session.tenant_id is not None:
+            uow.notify_of(await end_console_keys(uow.session, session.email, session.tenant_id))
+    await uow.audit.record("session.end", _target(session.user_id))
+
+
+async def end_own_session(uow: UnitOfWork, session: ConsoleSession, session_id: UUID) -> None:
+    """End one session of the same person, in whatever tenant. Raises `UserNotFound` for one of another person."""
+    async with writing(uow.session):
+        own = await SessionRepository(uow.session).of_person(session.user_id, datetime.now(UTC))
+        if session_id not in [each.id for each in own]:
+            raise UserNotFound("no such session")
+        await stored.end_session(uow.session, session_id)
+        uow.notify_of(await end_console_keys(uow.session, session.email))
+    await uow.audit.record("session.end", _target(session.user_id))
+
+
+async def end_all_sessions(uow: UnitOfWork, user_id: UUID, *, but: UUID | None = None) -> int:
+    """Sign a person out everywhere, in every tenant and area; return how many sessions were ended. `but`: one that stays."""
+    async with writing(uow.session):
+        ended = await SessionRepository(uow.session).end_all(user_id, but=but)
+        person = await CredentialRepository(uow.session).by_id(user_id)
+        uow.notify_of(await end_console_keys(uow.session, person.email))
+    await uow.audit.record("session.end_all", _target(user_id), None, {"sessions": ended})
+    return ended
+
+
+async def end_member_sessions(uow: UnitOfWork, tenant_id: UUID, user_id: UUID) -> int:
+    """Sign a member out of this tenant, as its admin; return how many sessions were ended. Raises `UserNotFound`."""
+    _, user = await MembershipRepository(uow.session, tenant_id).get(user_id)
+    ended = await leave_tenant(uow, tenant_id, user_id, user.email)
+    await uow.audit.record("session.end_all", _target(user_id), None, {"sessions": ended})
+    return ended
+
+
+async def leave_tenant(uow: UnitOfWork, tenant_id: UUID, user_id: UUID, email: str) -> int:
+    """End the sessions of a person in a tenant, and what they may still do: part of a change of the person's rights there."""
+    async with writing(uow.session):
+        ended = await stored.end_sessions_in(uow.session, tenant_id, user_id)
+        uow.notify_of(await end_console_keys(uow.session, email, tenant_id))
+    return ended
+
+
+async def switch_tenant(uow: UnitOfWork, session: ConsoleSession, tenant_id: UUID) -> str:
+    """Replace the session by one in another tenant of the person, with the same absolute end; return its token.
+
+    Raises `TenantNotFound` for a tenant that the person is no member of, `UserNotFound` when the session has ended.
     """
-
-    id: UUID
-    user_id: UUID
-    email: str
-    name: str
-    is_operator: bool
-    by_link_only: bool
-    tenant_id: UUID | None
-    tenant_name: str | None
-    role: str | None
-    viewing: bool
-    second_factor: bool
-    created_at: datetime
-    last_seen_at: datetime
-    expires_at: datetime
-    adapters: int
-    keys: int
-    tenants: list[TenantOfPerson]
+    if tenant_id not in dict(session.tenants):
+        raise TenantNotFound(f"no tenant {tenant_id}")
+    async with writing(uow.session):
+        return await SessionRepository(uow.session).replace(session.id, tenant_id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewSession:
-    """What a session is made with. `expires_at`: its absolute end."""
-
-    user_id: UUID
-    tenant_id: UUID | None
-    expires_at: datetime
-    viewing: bool = False
-    second_factor: bool = False
-    address: str | None = None
-    user_agent: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOfPerson:
-    """One of a person's sessions. `tenant_name` None: in the operator's area."""
-
-    id: UUID
-    tenant_name: str | None
-    viewing: bool
-    created_at: datetime
-    last_seen_at: datetime
-    expires_at: datetime
-    address: IPv4Address | IPv6Address | None
-    user_agent: str | None
+async def view_as_operator(uow: UnitOfWork, session: ConsoleSession, tenant_id: UUID) -> str:
+    """Open a session of an operator who looks into a tenant, read-only, next to the one in the operator's area; return its
+    token. Raises `TenantNotFound`, also for a suspended tenant.
+    """
+    tenant = await TenantRepository(uow.session).living(tenant_id)
+    if tenant.suspended_at is not None:
+        raise TenantNotFound("this tenant is suspended: resume it before looking into it")
+    async with writing(uow.session):
+        token = await SessionRepository(uow.session).replace(session.id, tenant_id, viewing=True, keep=True)
+    await uow.audit.record("tenant.view", f"tenants/{tenant_id}", tenant_id=tenant_id)
+    return token
 
 
-class SessionRepository:
-    """Sessions, seen by a session of the gateway's role (`as_writer`, `writing`)."""
-
-    def __init__(self, session: AsyncSession) -> None:
-        self._session = session
-
-    async def create(self, new: NewSession) -> str:
-        """Store a session and return its token, which is stored nowhere."""
-        token = new_token()
-        values = {name: getattr(new, name) for name in NewSession.__dataclass_fields__}
-        values["user_agent"] = "".join(filter(str.isprintable, new.user_agent or ""))[:MAX_AGENT_LENGTH]
-        await self._session.execute(
-            insert(UserSession).values(**values, id=uuid4(), token_sha256=token_digest(token))
+async def renew_session(
+    uow: UnitOfWork, session: ConsoleSession, *, second_factor: bool | None = None
+) -> str:
+    """Replace the session's token and end all other sessions of the person, after a change of what protects the account: part
+    of such use cases. `second_factor`: whether the new session counts as confirmed by a code; None: as before.
+    """
+    async with writing(uow.session):
+        repository = SessionRepository(uow.session)
+        token = await repository.replace(
+            session.id, session.tenant_id, viewing=session.viewing_as_operator, second_factor=second_factor
         )
-        return token
-
-    async def replace(
-        self,
-        old: UUID,
-        tenant_id: UUID | None,
-        *,
-        viewing: bool = False,
-        second_factor: bool | None = None,
-        keep: bool = False,
-    ) -> str:
-        """Store a session like `old` with another token, tenant and rights, and end `old` unless `keep`. Both end absolutely at
-        the same time. Returns the token. Raises `UserNotFound` when `old` has ended.
-        """
-        columns = (UserSession.user_id, UserSession.expires_at, UserSession.address, UserSession.user_agent)
-        query = select(*columns, UserSession.second_factor).where(UserSession.id == old)
-        row = (await self._session.execute(query.with_for_update())).one_or_none()
-        if row is None:
-            raise UserNotFound("this session has ended")
-        values = dict(row._mapping) | {"tenant_id": tenant_id, "viewing": viewing}
-        values["address"] = None if row.address is None else str(row.address)
-        if second_factor is not None:
-            values["second_factor"] = second_factor
-        token = await self.create(NewSession(**values))
-        if not keep:
-            await end_session(self._session, old)
-        return token
-
-    async def find(self, token: str, now: datetime) -> FoundSession | None:
-        """Return the session of a token if it works now."""
-        try:
-            digest = token_digest(token)
-        except LinkNotValid:
-            return None
-        row = (await self._session.execute(_working(UserSession.token_sha256 == digest, now))).one_or_none()
-        if row is None:
-            return None
-        return FoundSession(**{**row._mapping, "tenants": tenants_from_json(row.tenants)})
-
-    async def touch(self, session_id: UUID, now: datetime) -> None:
-        """Store when the session was last used."""
-        await self._session.execute(
-            update(UserSession).where(UserSession.id == session_id).values(last_seen_at=now)
-        )
-
-    async def of_person(self, user_id: UUID, now: datetime) -> Sequence[SessionOfPerson]:
-        """Return a person's sessions in all tenants and areas, the one used last first."""
-        columns = (
-            *(UserSession.id, Tenant.name.label("tenant_name"), UserSession.viewing),
-            *(UserSession.created_at, UserSession.last_seen_at, UserSession.expires_at),
-            *(UserSession.address, UserSession.user_agent),
-        )
-        query = select(*columns).outerjoin(Tenant, Tenant.id == UserSession.tenant_id)
-        open_ = (UserSession.user_id == user_id, UserSession.expires_at > now)
-        idle = UserSession.last_seen_at > now - IDLE
-        found = await self._session.execute(
-            query.where(*open_, idle).order_by(UserSession.last_seen_at.desc())
-        )
-        return [SessionOfPerson(**row._mapping) for row in found]
-
-    async def end_all(self, user_id: UUID, *, but: UUID | None = None) -> int:
-        """End every session of a person, but one; return how many were ended."""
-        conditions = [UserSession.user_id == user_id]
-        if but is not None:
-            conditions.append(UserSession.id != but)
-        result: Any = await self._session.execute(delete(UserSession).where(*conditions))
-        return int(result.rowcount)
+        found = await repository.find(token, datetime.now(UTC))
+        await repository.end_all(session.user_id, but=None if found is None else found.id)
+        uow.notify_of(await end_console_keys(uow.session, session.email))
+    return token
 
 
-async def end_session(session: AsyncSession, session_id: UUID) -> bool:
-    """End one session that the role of `session` sees; False if there is none."""
-    result: Any = await session.execute(delete(UserSession).where(UserSession.id == session_id))
-    return bool(result.rowcount)
-
-
-async def end_sessions_in(session: AsyncSession, tenant_id: UUID, user_id: UUID) -> int:
-    """End the sessions of a person in one tenant; return how many were ended."""
-    own = (UserSession.tenant_id == tenant_id, UserSession.user_id == user_id)
-    result: Any = await session.execute(delete(UserSession).where(*own))
-    return int(result.rowcount)
-
-
-def _working(condition: ColumnElement[bool], now: datetime) -> Any:
-    member = and_(Membership.tenant_id == UserSession.tenant_id, Membership.user_id == UserSession.user_id)
-    may_enter = or_(
-        and_(UserSession.tenant_id.is_(None), User.is_operator),
-        and_(
-            UserSession.tenant_id.is_not(None),
-            Tenant.deleted_at.is_(None),
-            Tenant.suspended_at.is_(None),
-            or_(Membership.role.is_not(None), UserSession.viewing & User.is_operator),
-        ),
-    )
-    columns = (
-        *(UserSession.id, UserSession.user_id, UserSession.tenant_id, UserSession.viewing),
-        *(
-            UserSession.second_factor,
-            UserSession.created_at,
-            UserSession.last_seen_at,
-            UserSession.expires_at,
-        ),
-        *(User.email, User.name, User.is_operator, Tenant.name.label("tenant_name"), Membership.role),
-        and_(User.password_hash.is_(None), User.oidc_issuer.is_(None)).label("by_link_only"),
-        *(_count(Adapter, Adapter.deleted_at.is_(None)).label("adapters"), _working_keys(now).label("keys")),
-        tenants_as_json(UserSession.user_id).label("tenants"),
-    )
-    return (
-        select(*columns)
-        .join(User, User.id == UserSession.user_id)
-        .outerjoin(Tenant, Tenant.id == UserSession.tenant_id)
-        .outerjoin(Membership, member)
-        .where(
-            condition,
-            User.disabled_at.is_(None),
-            UserSession.expires_at > now,
-            UserSession.last_seen_at > now - IDLE,
-            may_enter,
-        )
-    )
-
-
-def _count(of: type[Adapter] | type[ApiKey], *conditions: ColumnElement[bool]) -> ScalarSelect[int]:
-    """Count the rows of the session's tenant: none in the operator's area."""
-    query = select(func.count()).select_from(of).where(of.tenant_id == UserSession.tenant_id, *conditions)
-    return query.correlate(UserSession).scalar_subquery()
-
-
-def _working_keys(now: datetime) -> ScalarSelect[int]:
-    expired = ApiKey.expires_at <= now
-    return _count(ApiKey, ApiKey.kind == "key", ApiKey.revoked_at.is_(None), expired.is_not(True))
+def _target(user_id: UUID) -> str:
+    return f"users/{user_id}"

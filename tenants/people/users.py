@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.errors import NameTaken, UserNotFound
 from loraplex.tenants.models import Membership, User
 from loraplex.tenants.names import EMAIL, check_email, check_person_name, is_name
-from loraplex.tenants.people.recovery_codes import RecoveryCodeRepository
+from loraplex.tenants.people.recovery_code_rows import RecoveryCodeRepository
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.invoices.invoices import invoice_id
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.people.memberships import MembershipRepository
-from loraplex.tenants.people.sessions import ABSOLUTE, NewSession, SessionRepository
+from loraplex.tenants.people.session_rows import ABSOLUTE, NewSession, SessionRepository
 from loraplex.tenants.people.users import UserRepository
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository

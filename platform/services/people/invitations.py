@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import UUID
 
-from loraplex.platform.services.people.credentials import Check
-from loraplex.platform.services.people.identity import person_actor
-from loraplex.platform.services.people.sessions import Area
-from loraplex.platform.services.people.sign_in import Client, SignedIn, find_link, open_session
 from loraplex.tenants.administration import tenants
 from loraplex.tenants.database import Database, writing
 from loraplex.tenants.errors import InvalidField, LinkNotValid, SignUpClosed
 from loraplex.tenants.names import check_email, check_person_name
+from loraplex.tenants.people.credentials import Check
+from loraplex.tenants.people.identity import person_actor
 from loraplex.tenants.people.links import Link, LinkRepository
 from loraplex.tenants.people.memberships import MembershipRepository
-from loraplex.tenants.people.passwords import check_password, hash_password
+from loraplex.tenants.people.password_hashing import check_password, hash_password
 from loraplex.tenants.people.roles import ADMIN
+from loraplex.tenants.people.sessions import Area
+from loraplex.tenants.people.sign_in import Client, SignedIn, find_link, open_session
 from loraplex.tenants.people.sign_up_plans import SignUpPlanRepository
 from loraplex.tenants.people.users import CredentialRepository, Credentials, UserRepository
 from loraplex.tenants.stored_responses import DeriveKey

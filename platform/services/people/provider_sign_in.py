@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from loraplex.platform.auth.identity_provider import ProviderIdentity
-from loraplex.platform.services.people.identity import person_actor
 from loraplex.platform.services.people.invitations import grant, new_account
-from loraplex.platform.services.people.sessions import Area, end_all_sessions
-from loraplex.platform.services.people.sign_in import Client, SignedIn, find_link, open_session
 from loraplex.tenants.database import Database, writing
 from loraplex.tenants.errors import LinkNotValid, SignInRefused
+from loraplex.tenants.people.identity import person_actor
 from loraplex.tenants.people.links import Link, LinkRepository
+from loraplex.tenants.people.sessions import Area, end_all_sessions
+from loraplex.tenants.people.sign_in import Client, SignedIn, find_link, open_session
 from loraplex.tenants.people.users import CredentialRepository, Credentials
 from loraplex.tenants.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work
 

@@ -11,12 +11,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loraplex.platform.services.people import sign_up
-from loraplex.platform.services.people.errors import SignInSlowed
-from loraplex.platform.services.people.mailed_links import MailedLinks
+from loraplex.platform.auth.mailed_links import MailedLinks
 from loraplex.platform.web.console.form_routes import OpenSubmission, form_post, submits_as_anybody
 from loraplex.platform.web.console.forms import Entered
 from loraplex.platform.web.console.page import OpenPage, opens_to_anybody
+from loraplex.tenants.errors import SignInSlowed
+from loraplex.tenants.people import sign_up
 
 PASSWORD: Final = "/console/forgot-password"
 SIGN_UP: Final = "/console/sign-up"

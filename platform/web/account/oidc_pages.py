@@ -17,22 +17,22 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from loraplex.platform.auth.identity_provider import Attempt, IdentityProvider, ProviderIdentity, new_attempt
-from loraplex.platform.services.people.errors import (
-    AlreadyMember,
-    LinkNotValid,
-    SignInRefused,
-    SignInSlowed,
-)
 from loraplex.platform.services.people.provider_sign_in import (
     accept_by_provider,
     find_invitation,
     sign_in_by_provider,
 )
-from loraplex.platform.services.people.sessions import Area
 from loraplex.platform.web.console.error_pages import USED_UP
 from loraplex.platform.web.console.form_routes import OpenSubmission, submits_as_anybody
 from loraplex.platform.web.console.forms import Entered
 from loraplex.platform.web.console.page import OpenPage, opens_to_anybody
+from loraplex.tenants.errors import (
+    AlreadyMember,
+    LinkNotValid,
+    SignInRefused,
+    SignInSlowed,
+)
+from loraplex.tenants.people.sessions import Area
 
 START: Final = "/console/oidc/start"
 CALLBACK: Final = "/console/oidc/callback"

@@ -10,15 +10,6 @@ from uuid import UUID
 from starlette.responses import Response
 
 from loraplex.platform.observability.request_id import request_id_of
-from loraplex.platform.services.people import passwords, second_factor
-from loraplex.platform.services.people.own_account import OwnAccount, protection
-from loraplex.platform.services.people.second_factor import Enrolment
-from loraplex.platform.services.people.sessions import (
-    end_all_sessions,
-    end_own_session,
-    find_session,
-    sessions_of_person,
-)
 from loraplex.platform.web.account.both_areas import BothAreas
 from loraplex.platform.web.console.cookies import THEMES, area_of, theme_of
 from loraplex.platform.web.console.endpoint import FIRST_PAGE, PageElsewhere, redirect
@@ -33,6 +24,15 @@ from loraplex.platform.web.console.forms import Entered
 from loraplex.platform.web.console.page import PageRequest, opens_in_both_areas
 from loraplex.platform.web.path_ids import PathId
 from loraplex.tenants.errors import UserNotFound
+from loraplex.tenants.people import passwords, second_factor
+from loraplex.tenants.people.own_account import OwnAccount, protection
+from loraplex.tenants.people.second_factor import Enrolment
+from loraplex.tenants.people.sessions import (
+    end_all_sessions,
+    end_own_session,
+    find_session,
+    sessions_of_person,
+)
 
 Person = Annotated[PageRequest, opens_in_both_areas()]
 Submission = Annotated[FormSubmission, submits_in_both_areas()]

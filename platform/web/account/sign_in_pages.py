@@ -7,17 +7,6 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from loraplex.platform.services.people import sessions
-from loraplex.platform.services.people.errors import (
-    LinkNotValid,
-    SecondFactorNeeded,
-    SignInRefused,
-    SignInSlowed,
-)
-from loraplex.platform.services.people.own_account import protection
-from loraplex.platform.services.people.recovery_codes import recovery_code
-from loraplex.platform.services.people.sign_in import SignedIn, find_link, sign_in, use_link
-from loraplex.platform.services.people.sign_up import is_open
 from loraplex.platform.web.account.both_areas import BothAreas
 from loraplex.platform.web.account.link_pages import show_link
 from loraplex.platform.web.account.sign_in_tickets import Pair, SignInTickets
@@ -32,6 +21,17 @@ from loraplex.platform.web.console.form_routes import (
 )
 from loraplex.platform.web.console.forms import Entered
 from loraplex.platform.web.console.page import OpenPage, opens_to_anybody
+from loraplex.tenants.errors import (
+    LinkNotValid,
+    SecondFactorNeeded,
+    SignInRefused,
+    SignInSlowed,
+)
+from loraplex.tenants.people import sessions
+from loraplex.tenants.people.own_account import protection
+from loraplex.tenants.people.recovery_codes import recovery_code
+from loraplex.tenants.people.sign_in import SignedIn, find_link, sign_in, use_link
+from loraplex.tenants.people.sign_up import is_open
 
 Visitor = Annotated[OpenPage, opens_to_anybody()]
 OpenForm = Annotated[OpenSubmission, submits_as_anybody()]

@@ -14,8 +14,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loraplex.platform.services.people.sessions import Area
 from loraplex.platform.web.console.origin import PublicOrigin
+from loraplex.tenants.people.sessions import Area
 
 OPERATOR_PATH: Final = "/operator/console"
 TENANT_PATH: Final = "/console"

@@ -14,15 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from loraplex.platform.auth.client_address import client_network
 from loraplex.platform.auth.failure_buckets import REFILL_S, FailureBuckets
 from loraplex.platform.errors import FormRefused, InsufficientScope
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.observability.request_id import request_id_of
-from loraplex.platform.services.people.errors import SignInSlowed
-from loraplex.platform.services.people.identity import ConsoleSession
-from loraplex.platform.services.people.sessions import Area, find_session
-from loraplex.platform.services.people.sign_in import SignedIn
 from loraplex.platform.web.console.cookies import OPERATOR_PATH, TENANT_PATH, Cookies, Undo, area_of
 from loraplex.platform.web.console.csrf import is_token, masked
 from loraplex.platform.web.console.forms import CSRF_HEADER, Form
@@ -32,8 +27,12 @@ from loraplex.platform.web.console.templating import Templates
 from loraplex.platform.web.cursors import CURSOR_DOMAIN
 from loraplex.platform.web.runner import Runner
 from loraplex.tenants.actors import Actor
-from loraplex.tenants.errors import StoredResponseUnreadable
+from loraplex.tenants.api_keys.networks import client_network
+from loraplex.tenants.errors import SignInSlowed, StoredResponseUnreadable
 from loraplex.tenants.idempotency import RepeatableRequest
+from loraplex.tenants.people.identity import ConsoleSession
+from loraplex.tenants.people.sessions import Area, find_session
+from loraplex.tenants.people.sign_in import SignedIn
 from loraplex.tenants.stored_responses import StoredResponse
 from loraplex.tenants.unit_of_work import UnitOfWork
 

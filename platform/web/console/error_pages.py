@@ -11,7 +11,6 @@ from starlette.responses import Response
 from loraplex.platform.errors import ClientError, ErrorRow, describe, unavailable_store
 from loraplex.platform.observability.request_id import request_id_of
 from loraplex.platform.observability.request_record import request_record_of
-from loraplex.platform.services.people.errors import LinkNotValid
 from loraplex.platform.web.console.endpoint import (
     ConsoleEndpoint,
     PageElsewhere,
@@ -21,6 +20,7 @@ from loraplex.platform.web.console.endpoint import (
     sign_in_address,
 )
 from loraplex.platform.web.console.forms import FormInvalid
+from loraplex.tenants.errors import LinkNotValid
 
 LOG: Final = structlog.get_logger("loraplex.console")
 USED_UP: Final = (

@@ -14,7 +14,6 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint, is_htmx
 from loraplex.platform.web.console.forms import (
     Entered,
@@ -26,6 +25,7 @@ from loraplex.platform.web.console.forms import (
     read_open_form,
 )
 from loraplex.platform.web.console.page import OpenPage, PageRequest
+from loraplex.tenants.people.identity import ConsoleSession
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 P = ParamSpec("P")

@@ -20,12 +20,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from loraplex.platform.inference.dependencies import GatewayDependencies
-from loraplex.platform.services.people.identity import ConsoleSession
-from loraplex.platform.services.people.sign_in import SignedIn
 from loraplex.platform.web.console.cookies import Undo
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint, SignInNeeded, is_htmx
 from loraplex.platform.web.cursors import Cursors, Page, page_from
 from loraplex.platform.web.sorting import KeyT, RowT, SortOrder
+from loraplex.tenants.people.identity import ConsoleSession
+from loraplex.tenants.people.sign_in import SignedIn
 
 P = ParamSpec("P")
 T = TypeVar("T")

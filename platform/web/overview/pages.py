@@ -7,7 +7,6 @@ from typing import Annotated, Final, cast
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from loraplex.platform.services.people.own_account import is_fresh
 from loraplex.platform.web.adapters.residency import residency
 from loraplex.platform.web.console.addresses import chosen, query_form
 from loraplex.platform.web.console.charts import ChartRow, Series, named, symbol
@@ -18,6 +17,7 @@ from loraplex.platform.web.limits import queries as limits
 from loraplex.platform.web.overview import onboarding as first_steps
 from loraplex.platform.web.overview import queries as overview
 from loraplex.platform.web.overview.queries import RANGES, RangeName, RequestOverview, SpendOverview
+from loraplex.tenants.people.own_account import is_fresh
 from loraplex.tenants.scopes import ADAPTERS_READ, BILLING_READ, KEYS_WRITE, USAGE_READ
 
 MONEY_READ: Final = frozenset({USAGE_READ, BILLING_READ})

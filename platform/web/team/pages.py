@@ -8,14 +8,14 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from loraplex.platform.services.people import team
-from loraplex.platform.services.people.link_addresses import link_address
-from loraplex.platform.services.people.sessions import end_member_sessions
-from loraplex.platform.services.people.sign_up import is_open
 from loraplex.platform.web.console.form_routes import FormSubmission, form_page, form_post, submits
 from loraplex.platform.web.console.forms import Entered
 from loraplex.platform.web.console.page import PageRequest, opens
 from loraplex.platform.web.team.routes import UserId
+from loraplex.tenants.people import team
+from loraplex.tenants.people.link_addresses import link_address
+from loraplex.tenants.people.sessions import end_member_sessions
+from loraplex.tenants.people.sign_up import is_open
 from loraplex.tenants.scopes import TENANT_ADMIN
 from loraplex.tenants.unit_of_work import UnitOfWork
 

@@ -7,9 +7,6 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
-from loraplex.platform.services.people import team
-from loraplex.platform.services.people.link_addresses import link_address
-from loraplex.platform.services.people.team import Invited
 from loraplex.platform.web.openapi import described, listed
 from loraplex.platform.web.path_ids import PathId
 from loraplex.platform.web.planes import TenantRequest, requires
@@ -18,7 +15,10 @@ from loraplex.platform.web.responses import ApiResponse, documented
 from loraplex.platform.web.sorting import BY_CREATION
 from loraplex.tenants.errors import UserNotFound
 from loraplex.tenants.names import EMAIL_MAX_LENGTH
+from loraplex.tenants.people import team
+from loraplex.tenants.people.link_addresses import link_address
 from loraplex.tenants.people.records import InvitationDocument, Role, UserDocument
+from loraplex.tenants.people.team import Invited
 from loraplex.tenants.scopes import TENANT_ADMIN
 
 Admin = Annotated[TenantRequest, requires(TENANT_ADMIN)]

@@ -6,8 +6,6 @@ from typing import Final
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from loraplex.platform.services.people import sign_up
-from loraplex.platform.services.people.sign_up import PublishedPlan
 from loraplex.platform.web.console.amounts import decimal
 from loraplex.platform.web.console.form_routes import form_post
 from loraplex.platform.web.console.forms import Entered
@@ -16,6 +14,8 @@ from loraplex.platform.web.rate_cards import queries as rate_cards
 from loraplex.platform.web.tenants.operator_pages import Operator, Submission
 from loraplex.platform.web.tenants.operator_routes import Weight
 from loraplex.platform.web.tenants.tenant_forms import Limits
+from loraplex.tenants.people import sign_up
+from loraplex.tenants.people.sign_up import PublishedPlan
 
 PATH: Final = "/operator/console/plan"
 BUDGETS: Final = ("budget_per_day", "budget_per_month")

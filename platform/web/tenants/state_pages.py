@@ -7,7 +7,6 @@ from typing import Any, Final, TypeAlias
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from loraplex.platform.services.people.sessions import view_as_operator
 from loraplex.platform.web.console.confirmation import Confirmation
 from loraplex.platform.web.console.endpoint import redirect
 from loraplex.platform.web.console.form_routes import form_page
@@ -16,6 +15,7 @@ from loraplex.platform.web.tenants.operator_pages import LIST, ONE, PATH, Operat
 from loraplex.tenants.accounts import queries
 from loraplex.tenants.accounts.records import TenantAccountDocument
 from loraplex.tenants.administration import tenants as use_cases
+from loraplex.tenants.people.sessions import view_as_operator
 
 TENANT_AREA: Final = "/console"
 CONFIRM: Final = "tenants/confirm.html"

@@ -12,7 +12,6 @@ from uuid import UUID
 from fastapi import APIRouter
 from starlette.responses import Response, StreamingResponse
 
-from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.platform.web.console.addresses import chosen, day_of, link, path_of, query_form
 from loraplex.platform.web.console.charts import MAX_SERIES, ChartRow, Series, named, symbol
 from loraplex.platform.web.console.forms import Form, FormInvalid
@@ -27,6 +26,7 @@ from loraplex.platform.web.usage.queries import (
     UsagePeriod,
     UsageReport,
 )
+from loraplex.tenants.people.identity import ConsoleSession
 from loraplex.tenants.scopes import ADAPTERS_READ, KEYS_WRITE, USAGE_READ
 
 PATH: Final = "/console/usage"

@@ -3,7 +3,7 @@
 import pytest
 from starlette.requests import Request
 
-from loraplex.platform.auth.client_address import UNKNOWN, ClientAddresses, client_network
+from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.tenants.api_keys.networks import parse_network
 
 
@@ -44,20 +44,3 @@ def address(trusted: str, peer: str | None, *forwarded: str) -> str | None:
 )
 def test_whose_word_is_taken(trusted: str, peer: str | None, forwarded: list[str], expected: str) -> None:
     assert address(trusted, peer, *forwarded) == expected
-
-
-@pytest.mark.parametrize(
-    ("of", "network"),
-    [
-        ("203.0.113.9", "203.0.113.9"),
-        ("::ffff:203.0.113.9", "203.0.113.9"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
-        ("2001:db8:1:3::9", "2001:db8:1:3::/64"),
-        ("64:ff9b::203.0.113.9", "203.0.113.9"),
-        ("64:ff9b:0:1::cb00:7109", "64:ff9b:0:1::/64"),
-        (None, UNKNOWN),
-    ],
-)
-def test_a_client_is_an_ipv4_address_or_an_ipv6_subscriber(of: str | None, network: str) -> None:
-    assert client_network(of) == network

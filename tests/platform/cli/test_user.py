@@ -17,8 +17,8 @@ from loraplex.platform.cli import tenant, user
 from loraplex.platform.server.first_run import first_run_notice
 from loraplex.platform.server.gateway_address import GatewayAddress, announced
 from loraplex.platform.services.people.invitations import Acceptance, accept_invitation
-from loraplex.platform.services.people.sign_in import SignedIn
 from loraplex.tenants.database import Database
+from loraplex.tenants.people.sign_in import SignedIn
 
 
 @pytest.fixture(autouse=True)

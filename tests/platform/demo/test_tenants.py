@@ -11,11 +11,11 @@ from loraplex.adapters.push import FolderPush
 from loraplex.platform.demo.announcement import announcement
 from loraplex.platform.demo.demo_file import DEMO_FILE, read_demo_file
 from loraplex.platform.demo.errors import TenantIsNotTheDemos
-from loraplex.platform.services.people.sign_in import use_link
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import LinkNotValid, RevokedKey
+from loraplex.tenants.people.sign_in import use_link
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.resolution import ModelResolver
 

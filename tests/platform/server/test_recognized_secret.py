@@ -13,12 +13,12 @@ from tests.tenants.registry_records import make_tenant
 from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.server.recognized_secret import recognized_secret
 from loraplex.platform.server.secret import SECRET_FILE, derive, fingerprint
-from loraplex.platform.services.people.totp import SecondFactorSecrets
 from loraplex.platform.startup_errors import SecretRefused
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import SecondFactorState, StoredResponseUnreadable, WebhookSecretUnreadable
 from loraplex.tenants.idempotency import RepeatableRequest
+from loraplex.tenants.people.totp import SecondFactorSecrets
 from loraplex.tenants.stored_responses import EncryptedResponses, StoredResponse
 from loraplex.tenants.unit_of_work import unit_of_work
 from loraplex.tenants.webhooks import use_cases as webhooks

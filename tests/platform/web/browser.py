@@ -14,12 +14,6 @@ import pytest
 from fastapi import FastAPI
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 from tests.platform.fake_admissions import FakeAdmissions
-from tests.platform.services.people.people_world import (
-    ADDRESS,
-    AGENT,
-    PASSWORD,
-    add_person,
-)
 from tests.platform.web.gateway import (
     BASE_MODEL,
     SECRET,
@@ -29,6 +23,12 @@ from tests.platform.web.gateway import (
     namespace_of,
 )
 from tests.platform.web.upload_server import UploadHome
+from tests.tenants.people.people_world import (
+    ADDRESS,
+    AGENT,
+    PASSWORD,
+    add_person,
+)
 
 from loraplex.engine.fake_engine import FakeEngine
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
@@ -44,14 +44,14 @@ from loraplex.platform.inference.structured_output.value_validation import (
     value_validation_task,
 )
 from loraplex.platform.server.secret import derive
-from loraplex.platform.services.people.identity import ConsoleSession
-from loraplex.platform.services.people.sign_in import sign_in
 from loraplex.platform.web.app import create_app
 from loraplex.platform.web.console.cookies import SESSION_COOKIE
 from loraplex.platform.web.console_app import ConsoleOptions, add_console
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
+from loraplex.tenants.people.identity import ConsoleSession
+from loraplex.tenants.people.sign_in import sign_in
 
 ORIGIN = "http://console.test"
 

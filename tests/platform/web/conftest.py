@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.platform.services.people.people_world import cheap_passwords
 from tests.platform.web.browser import console, signed_in
 from tests.platform.web.gateway import start_gateway
 from tests.platform.web.managed_tenant import ManagedTenant, managed
 from tests.platform.web.operator_client import operator
+from tests.tenants.people.people_world import cheap_passwords
 
 __all__ = ["cheap_passwords", "console", "operator", "signed_in", "start_gateway", "tenant"]
 

@@ -25,12 +25,12 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from tests.platform.services.people.people_world import add_person
 from tests.platform.web.gateway import BASE_MODEL, Gateway, start_gateway
 from tests.platform.web.invoices.drafted_invoice import draft_invoice
 from tests.platform.web.route_table import routes_of
 from tests.platform.web.upload_server import CONFIG, WEIGHTS, declared
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
+from tests.tenants.people.people_world import add_person
 from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched, end
 
 from loraplex.tenants.accounts.tenants import TenantRepository

@@ -8,12 +8,12 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
-from tests.platform.services.people.people_world import add_person
 from tests.platform.web.gateway import Gateway, start_gateway
 from tests.platform.web.invoices.drafted_invoice import draft_invoice
 from tests.platform.web.route_table import OPERATOR, SCOPES, in_process, routes_of
 from tests.platform.web.upload_server import CONFIG, WEIGHTS, declared
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
+from tests.tenants.people.people_world import add_person
 from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched
 
 from loraplex.tenants.api_keys.keys import KeyRepository

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from loraplex.tenants.api_keys.networks import (
     MAX_NETWORKS,
+    UNKNOWN,
     are_covered,
     check_networks,
+    client_network,
     is_within,
     parse_address,
     parse_network,
@@ -111,3 +113,20 @@ def test_any_text_is_a_network_or_refused(text: str) -> None:
 )
 def test_networks_cover_others(narrow: list[str], wide: list[str], covered: bool) -> None:
     assert are_covered(narrow, wide) is covered
+
+
+@pytest.mark.parametrize(
+    ("of", "network"),
+    [
+        ("203.0.113.9", "203.0.113.9"),
+        ("::ffff:203.0.113.9", "203.0.113.9"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::9", "2001:db8:1:3::/64"),
+        ("64:ff9b::203.0.113.9", "203.0.113.9"),
+        ("64:ff9b:0:1::cb00:7109", "64:ff9b:0:1::/64"),
+        (None, UNKNOWN),
+    ],
+)
+def test_a_client_is_an_ipv4_address_or_an_ipv6_subscriber(of: str | None, network: str) -> None:
+    assert client_network(of) == network

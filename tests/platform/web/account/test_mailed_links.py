@@ -6,16 +6,16 @@ from dataclasses import dataclass, field, replace
 import httpx
 import pytest
 from sqlalchemy import text
-from tests.platform.services.people.people_world import PASSWORD, add_person
 from tests.platform.web.browser import ORIGIN, Console
+from tests.tenants.people.people_world import PASSWORD, add_person
 
+from loraplex.platform.auth.mail import MailServer
+from loraplex.platform.auth.mailed_links import MailedLinks
 from loraplex.platform.errors import MailNotSent
-from loraplex.platform.services.people import sign_up
-from loraplex.platform.services.people.mail import MailServer
-from loraplex.platform.services.people.mailed_links import MailedLinks
 from loraplex.platform.web.app import create_app
 from loraplex.platform.web.console_app import ConsoleOptions, add_console
 from loraplex.tenants.actors import system_actor
+from loraplex.tenants.people import sign_up
 from loraplex.tenants.unit_of_work import unit_of_work
 
 MARA, OTHER = "mara@example.com", "another long password"

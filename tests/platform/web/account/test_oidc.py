@@ -6,16 +6,16 @@ import httpx
 import pytest
 from sqlalchemy import text
 from tests.platform.auth.small_provider import SmallProvider
-from tests.platform.services.people.people_world import PASSWORD, acting, add_person
 from tests.platform.web.account.oidc_browser import Way, accept, begin, small_provider
 from tests.platform.web.browser import ORIGIN, Browser, Console, Page
+from tests.tenants.people.people_world import PASSWORD, acting, add_person
 
 from loraplex.platform.auth.failure_buckets import BURST, REFILL_S, FailureBuckets
-from loraplex.platform.services.people import accounts, team
-from loraplex.platform.services.people.mail import MailServer
-from loraplex.platform.services.people.mailed_links import MailedLinks
+from loraplex.platform.auth.mail import MailServer
+from loraplex.platform.auth.mailed_links import MailedLinks
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.errors import ResetForbidden
+from loraplex.tenants.people import accounts, team
 from loraplex.tenants.unit_of_work import unit_of_work
 
 MARA = "mara@example.com"

@@ -10,12 +10,12 @@ from typing import NoReturn
 import httpx
 import pytest
 from selectolax.lexbor import LexborHTMLParser
-from tests.platform.services.people.people_world import acting
 from tests.platform.web.account.oidc_browser import CALLBACK, accept, with_provider
 from tests.platform.web.browser import Console
+from tests.tenants.people.people_world import acting
 
 from loraplex.platform.auth.identity_provider import IdentityProvider, ProviderOptions
-from loraplex.platform.services.people import team
+from loraplex.tenants.people import team
 
 PACKAGE, CLIENT, SECRET = "oidc-provider@9", "loraplex", "a secret of the client"
 CACHE = Path(__file__).resolve().parents[4] / ".loraplex-test" / "oidc-provider"

@@ -3,12 +3,12 @@
 import httpx
 import pyotp
 from sqlalchemy import text
-from tests.platform.services.people.people_world import PASSWORD
 from tests.platform.web.browser import ORIGIN, Console, Page, SignedIn
+from tests.tenants.people.people_world import PASSWORD
 
-from loraplex.platform.services.people.accounts import DEMO_EMAIL, demo_link
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.people.accounts import DEMO_EMAIL, demo_link
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.unit_of_work import unit_of_work
 

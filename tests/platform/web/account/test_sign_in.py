@@ -7,13 +7,13 @@ from uuid import UUID
 import pyotp
 import pytest
 from tests.platform.sent_statements import sent_statements
-from tests.platform.services.people.people_world import PASSWORD, add_person
 from tests.platform.web.browser import ORIGIN, Browser, Console, Page, SignedIn
+from tests.tenants.people.people_world import PASSWORD, add_person
 
 from loraplex.platform.auth.failure_buckets import BURST, REFILL_S, FailureBuckets
-from loraplex.platform.services.people.accounts import demo_link, invite_operator, reset_user
-from loraplex.platform.services.people.identity import person_actor
 from loraplex.platform.web.console_app import ConsoleOptions, add_console
+from loraplex.tenants.people.accounts import demo_link, invite_operator, reset_user
+from loraplex.tenants.people.identity import person_actor
 from loraplex.tenants.unit_of_work import unit_of_work
 
 MARA = "mara@harbor.example"

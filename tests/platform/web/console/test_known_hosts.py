@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 from playwright.async_api import expect
-from tests.platform.services.people.people_world import PASSWORD, add_person
 from tests.platform.web.browser import Console, Page, SignedIn
 from tests.platform.web.console.chromium import opened
 from tests.platform.web.gateway import served
+from tests.tenants.people.people_world import PASSWORD, add_person
 
 from loraplex.platform.web.console_app import ConsoleOptions, add_console
 

@@ -4,8 +4,8 @@ import re
 from uuid import uuid4
 
 import pytest
-from tests.platform.services.people.people_world import PASSWORD
 from tests.platform.web.browser import ORIGIN, Console, Page, SignedIn
+from tests.tenants.people.people_world import PASSWORD
 
 POST = {"origin": ORIGIN}
 

@@ -5,8 +5,8 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import text
-from tests.platform.services.people.people_world import add_person
 from tests.platform.web.keys.test_routes import call, refusal
+from tests.tenants.people.people_world import add_person
 
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database

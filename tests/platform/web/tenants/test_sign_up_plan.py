@@ -2,11 +2,11 @@
 
 from tests.platform.web.browser import Console, Page, SignedIn
 
-from loraplex.platform.services.people.sign_up import is_open
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.billing import use_cases as rate_cards
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.people.sign_up import is_open
 from loraplex.tenants.unit_of_work import unit_of_work
 
 PLAN = "/operator/console/plan"

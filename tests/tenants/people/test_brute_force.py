@@ -6,15 +6,15 @@ from uuid import UUID
 
 import pytest
 from sqlalchemy import delete, select
-from tests.platform.services.people.people_world import PASSWORD, add_person, cheap_passwords, signed_in
+from tests.tenants.people.people_world import PASSWORD, add_person, cheap_passwords, signed_in
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.platform.services.people.mail import MailServer
-from loraplex.platform.services.people.mailed_links import MailedLinks
+from loraplex.platform.auth.mail import MailServer
+from loraplex.platform.auth.mailed_links import MailedLinks
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import SignInRefused, SignInSlowed
 from loraplex.tenants.models import SignInThrottle
-from loraplex.tenants.people import passwords
+from loraplex.tenants.people import password_hashing as passwords
 from loraplex.tenants.people.throttle import (
     FORGOTTEN,
     FREE_TRIES,

@@ -11,14 +11,14 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
-from loraplex.platform.auth.client_address import client_network
-from loraplex.platform.services.people.identity import person_actor
-from loraplex.platform.services.people.recovery_codes import recovery_code, use_recovery_code
-from loraplex.platform.services.people.totp import SecondFactorSecrets, matching_step
+from loraplex.tenants.api_keys.networks import client_network
 from loraplex.tenants.database import Database, writing
 from loraplex.tenants.errors import SecondFactorNeeded, SignInRefused
-from loraplex.tenants.people.passwords import password_matches
+from loraplex.tenants.people.identity import person_actor
+from loraplex.tenants.people.password_hashing import password_matches
+from loraplex.tenants.people.recovery_codes import recovery_code, use_recovery_code
 from loraplex.tenants.people.throttle import SignInTries
+from loraplex.tenants.people.totp import SecondFactorSecrets, matching_step
 from loraplex.tenants.people.users import CredentialRepository, Credentials
 from loraplex.tenants.stored_responses import DeriveKey
 from loraplex.tenants.unit_of_work import unit_of_work

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from loraplex.platform.auth.mail import MailServer
 from loraplex.platform.errors import MailNotSent
-from loraplex.platform.services.people.mail import MailServer
 
 SENDER = "loraplex <no-reply@example.com>"
 

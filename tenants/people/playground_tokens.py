@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
-from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.tenants.errors import ScopeNotHeld
 from loraplex.tenants.people.console_keys import issue_console_key
+from loraplex.tenants.people.identity import ConsoleSession
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 LIFETIME: Final = timedelta(minutes=10)

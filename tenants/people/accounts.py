@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
 
-from loraplex.platform.services.people.sessions import end_all_sessions
 from loraplex.tenants.database import Database, writing
 from loraplex.tenants.models import User
 from loraplex.tenants.names import check_email
@@ -21,6 +20,7 @@ from loraplex.tenants.people.links import (
 )
 from loraplex.tenants.people.memberships import MembershipRepository, administered_tenants, tenants_of
 from loraplex.tenants.people.roles import ADMIN
+from loraplex.tenants.people.sessions import end_all_sessions
 from loraplex.tenants.people.users import UserRepository
 from loraplex.tenants.unit_of_work import UnitOfWork
 

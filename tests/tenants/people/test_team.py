@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import text
-from tests.platform.services.people.people_world import (
+from tests.tenants.people.people_world import (
     ADDRESS,
     AGENT,
     PASSWORD,
@@ -19,11 +19,7 @@ from tests.platform.services.people.people_world import (
 )
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.platform.services.people import accounts, team
-from loraplex.platform.services.people.invitations import Acceptance
-from loraplex.platform.services.people.sessions import find_session
-from loraplex.platform.services.people.sign_in import SignedIn, find_link
-from loraplex.platform.services.people.team import Invited
+from loraplex.platform.services.people.invitations import Acceptance, accept_invitation
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
@@ -38,8 +34,11 @@ from loraplex.tenants.errors import (
     SignInRefused,
     UserNotFound,
 )
-from loraplex.tenants.people import links
+from loraplex.tenants.people import accounts, links, team
 from loraplex.tenants.people.memberships import MembershipRepository
+from loraplex.tenants.people.sessions import find_session
+from loraplex.tenants.people.sign_in import SignedIn, find_link
+from loraplex.tenants.people.team import Invited
 from loraplex.tenants.unit_of_work import unit_of_work
 
 __all__ = ["cheap_passwords"]
@@ -69,7 +68,7 @@ async def accepted(
     database: Database, token: str, password: str = PASSWORD, now: datetime | None = None
 ) -> SignedIn:
     entered = Acceptance(name="New Person", password=password)
-    return await team.accept_invitation(
+    return await accept_invitation(
         *(database, token, entered, ADDRESS, AGENT), derive_key=derive_key, now=now
     )
 

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 from sqlalchemy import text
-from tests.platform.services.people.people_world import (
+from tests.tenants.people.people_world import (
     ADDRESS,
     PASSWORD,
     add_person,
@@ -14,10 +14,10 @@ from tests.platform.services.people.people_world import (
 )
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.platform.services.people.sessions import find_session
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import SignInRefused
-from loraplex.tenants.people.sessions import ABSOLUTE, IDLE
+from loraplex.tenants.people.session_rows import ABSOLUTE, IDLE
+from loraplex.tenants.people.sessions import find_session
 from loraplex.tenants.scopes import TENANT_SCOPES
 
 __all__ = ["cheap_passwords"]

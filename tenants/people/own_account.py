@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from loraplex.platform.services.people.credentials import Check
-from loraplex.platform.services.people.identity import ConsoleSession
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import SignInRefused
-from loraplex.tenants.people.recovery_codes import RecoveryCodeRepository
+from loraplex.tenants.people.credentials import Check
+from loraplex.tenants.people.identity import ConsoleSession
+from loraplex.tenants.people.recovery_code_rows import RecoveryCodeRepository
 from loraplex.tenants.people.users import CredentialRepository
 from loraplex.tenants.stored_responses import DeriveKey
 from loraplex.tenants.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from loraplex.tenants.actors import Actor, operator_actor
 from loraplex.tenants.people.roles import VIEWING_SCOPES, scopes_of
-from loraplex.tenants.people.sessions import ABSOLUTE, FoundSession
+from loraplex.tenants.people.session_rows import ABSOLUTE, FoundSession
 
 CSRF_DOMAIN = b"loraplex/csrf/v1\0"
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import UUID
 
-from loraplex.platform.services.people.credentials import Check
-from loraplex.platform.services.people.identity import ConsoleSession, console_session, person_actor
-from loraplex.platform.services.people.sessions import Area
 from loraplex.tenants.database import Database, writing
 from loraplex.tenants.errors import LinkNotValid, SignInRefused
+from loraplex.tenants.people.credentials import Check
+from loraplex.tenants.people.identity import ConsoleSession, console_session, person_actor
 from loraplex.tenants.people.links import Link, LinkRepository
 from loraplex.tenants.people.memberships import TenantOfPerson, tenants_of
-from loraplex.tenants.people.sessions import ABSOLUTE, NewSession, SessionRepository
+from loraplex.tenants.people.session_rows import ABSOLUTE, NewSession, SessionRepository
+from loraplex.tenants.people.sessions import Area
 from loraplex.tenants.people.users import CredentialRepository, Credentials
 from loraplex.tenants.stored_responses import DeriveKey
 from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work

@@ -11,15 +11,15 @@ from argon2.profiles import CHEAPEST
 from sqlalchemy import select
 
 from loraplex.platform.server.secret import derive
-from loraplex.platform.services.people.identity import ConsoleSession
-from loraplex.platform.services.people.own_account import OwnAccount
-from loraplex.platform.services.people.sessions import Area
-from loraplex.platform.services.people.sign_in import SignedIn, sign_in
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AuditEntry
-from loraplex.tenants.people import passwords
+from loraplex.tenants.people import password_hashing as passwords
+from loraplex.tenants.people.identity import ConsoleSession
 from loraplex.tenants.people.memberships import MembershipRepository
-from loraplex.tenants.people.passwords import hash_password
+from loraplex.tenants.people.own_account import OwnAccount
+from loraplex.tenants.people.password_hashing import hash_password
+from loraplex.tenants.people.sessions import Area
+from loraplex.tenants.people.sign_in import SignedIn, sign_in
 from loraplex.tenants.people.users import UserRepository
 from loraplex.tenants.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work
 

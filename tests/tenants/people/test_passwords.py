@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pyotp
 import pytest
-from tests.platform.services.people.people_world import (
+from tests.tenants.people.people_world import (
     ADDRESS,
     PASSWORD,
     acting,
@@ -16,13 +16,13 @@ from tests.platform.services.people.people_world import (
 )
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.platform.services.people import accounts, passwords, second_factor, team
-from loraplex.platform.services.people.own_account import protection
-from loraplex.platform.services.people.sessions import find_session, renew_session
-from loraplex.platform.services.people.sign_in import SignedIn, use_link
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, LinkNotValid, SecondFactorNeeded, SignInRefused
+from loraplex.tenants.people import accounts, passwords, second_factor, team
+from loraplex.tenants.people.own_account import protection
+from loraplex.tenants.people.sessions import find_session, renew_session
+from loraplex.tenants.people.sign_in import SignedIn, use_link
 from loraplex.tenants.unit_of_work import unit_of_work
 
 __all__ = ["cheap_passwords"]

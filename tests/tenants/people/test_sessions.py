@@ -3,7 +3,7 @@
 from uuid import UUID, uuid4
 
 import pytest
-from tests.platform.services.people.people_world import (
+from tests.tenants.people.people_world import (
     ADDRESS,
     AGENT,
     acting,
@@ -15,16 +15,16 @@ from tests.platform.services.people.people_world import (
 from tests.tenants.registry_records import make_tenant
 from tests.tenants.test_unit_of_work import Publisher
 
-from loraplex.platform.services.people import accounts, sessions
-from loraplex.platform.services.people.identity import ConsoleSession
-from loraplex.platform.services.people.playground_tokens import issue_console_token
-from loraplex.platform.services.people.sessions import find_session
-from loraplex.platform.services.people.sign_in import SignedIn
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RevokedKey, ScopeNotHeld, TenantNotFound, UserNotFound
+from loraplex.tenants.people import accounts, sessions
+from loraplex.tenants.people.identity import ConsoleSession
+from loraplex.tenants.people.playground_tokens import issue_console_token
 from loraplex.tenants.people.roles import VIEWING_SCOPES, scopes_of
+from loraplex.tenants.people.sessions import find_session
+from loraplex.tenants.people.sign_in import SignedIn
 from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
 __all__ = ["cheap_passwords"]

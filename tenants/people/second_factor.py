@@ -10,13 +10,13 @@ from typing import Final
 import pyotp
 import segno
 
-from loraplex.platform.services.people.identity import ConsoleSession
-from loraplex.platform.services.people.own_account import OwnAccount
-from loraplex.platform.services.people.recovery_codes import issue_recovery_codes
-from loraplex.platform.services.people.sessions import renew_session
-from loraplex.platform.services.people.totp import STEP_S, SecondFactorSecrets, matching_step
 from loraplex.tenants.database import writing
 from loraplex.tenants.errors import InvalidField, SecondFactorState
+from loraplex.tenants.people.identity import ConsoleSession
+from loraplex.tenants.people.own_account import OwnAccount
+from loraplex.tenants.people.recovery_codes import issue_recovery_codes
+from loraplex.tenants.people.sessions import renew_session
+from loraplex.tenants.people.totp import STEP_S, SecondFactorSecrets, matching_step
 from loraplex.tenants.people.users import CredentialRepository
 from loraplex.tenants.unit_of_work import UnitOfWork
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import pyotp
 import pytest
 from sqlalchemy import text
-from tests.platform.services.people.people_world import (
+from tests.tenants.people.people_world import (
     PASSWORD,
     actions,
     add_person,
@@ -18,12 +18,6 @@ from tests.platform.services.people.people_world import (
 )
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.platform.services.people import second_factor
-from loraplex.platform.services.people.identity import ConsoleSession
-from loraplex.platform.services.people.own_account import Protection, protection
-from loraplex.platform.services.people.second_factor import Enrolment, TurnedOn
-from loraplex.platform.services.people.sessions import find_session
-from loraplex.platform.services.people.sign_in import SignedIn
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
     InvalidField,
@@ -32,6 +26,12 @@ from loraplex.tenants.errors import (
     SignInRefused,
     SignInSlowed,
 )
+from loraplex.tenants.people import second_factor
+from loraplex.tenants.people.identity import ConsoleSession
+from loraplex.tenants.people.own_account import Protection, protection
+from loraplex.tenants.people.second_factor import Enrolment, TurnedOn
+from loraplex.tenants.people.sessions import find_session
+from loraplex.tenants.people.sign_in import SignedIn
 
 __all__ = ["cheap_passwords"]
 pytestmark = pytest.mark.usefixtures("cheap_passwords")

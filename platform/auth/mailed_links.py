@@ -9,17 +9,17 @@ from typing import Final
 
 import structlog
 
-from loraplex.platform.auth.client_address import client_network
+from loraplex.platform.auth.mail import MailServer
 from loraplex.platform.errors import MailNotSent
-from loraplex.platform.services.people.accounts import reset_user
-from loraplex.platform.services.people.identity import person_actor
-from loraplex.platform.services.people.link_addresses import SIGN_IN_PATH, link_address
-from loraplex.platform.services.people.mail import MailServer
-from loraplex.platform.services.people.sign_up import is_open
+from loraplex.tenants.api_keys.networks import client_network
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import SignInSlowed, SignUpClosed
 from loraplex.tenants.names import check_email
+from loraplex.tenants.people.accounts import reset_user
+from loraplex.tenants.people.identity import person_actor
+from loraplex.tenants.people.link_addresses import SIGN_IN_PATH, link_address
 from loraplex.tenants.people.links import SIGN_UP_LIFETIME, InvitationRepository
+from loraplex.tenants.people.sign_up import is_open
 from loraplex.tenants.people.throttle import SignInTries
 from loraplex.tenants.people.users import CredentialRepository, Credentials
 from loraplex.tenants.unit_of_work import unit_of_work
