@@ -7,13 +7,13 @@ from typing import Annotated, Final
 
 from starlette.responses import Response
 
-from loraplex.platform.services.people.invitations import Acceptance, accept_invitation
 from loraplex.platform.web.account.both_areas import BothAreas
 from loraplex.platform.web.console.cookies import area_of
 from loraplex.platform.web.console.endpoint import FIRST_PAGE, redirect
 from loraplex.platform.web.console.form_routes import OpenSubmission, form_post, submits_as_anybody
 from loraplex.platform.web.console.forms import Entered, FormInvalid
 from loraplex.platform.web.console.page import OpenPage
+from loraplex.tenants.administration.invitations import Acceptance, accept_invitation
 from loraplex.tenants.errors import LinkNotValid, SecondFactorNeeded
 from loraplex.tenants.people.passwords import reset_password
 from loraplex.tenants.people.sign_in import find_link

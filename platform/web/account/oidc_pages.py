@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from loraplex.platform.auth.identity_provider import Attempt, IdentityProvider, ProviderIdentity, new_attempt
-from loraplex.platform.services.people.provider_sign_in import (
+from loraplex.platform.auth.provider_sign_in import (
     accept_by_provider,
     find_invitation,
     sign_in_by_provider,

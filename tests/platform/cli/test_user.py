@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from loraplex.platform.cli import tenant, user
 from loraplex.platform.server.first_run import first_run_notice
 from loraplex.platform.server.gateway_address import GatewayAddress, announced
-from loraplex.platform.services.people.invitations import Acceptance, accept_invitation
+from loraplex.tenants.administration.invitations import Acceptance, accept_invitation
 from loraplex.tenants.database import Database
 from loraplex.tenants.people.sign_in import SignedIn
 

@@ -6,8 +6,7 @@ from tests.platform.use_cases.use_case import UseCase
 from tests.platform.use_cases.walked_world import NO_ID, Outcome, World
 from tests.tenants.people.people_world import add_person
 
-from loraplex.platform.services.people import invitations
-from loraplex.tenants.administration import tenants
+from loraplex.tenants.administration import invitations, tenants
 from loraplex.tenants.people import accounts, playground_tokens, sessions, sign_in, sign_up, team
 from loraplex.tenants.quotas import use_cases as quotas
 

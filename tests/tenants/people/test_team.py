@@ -19,8 +19,8 @@ from tests.tenants.people.people_world import (
 )
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.platform.services.people.invitations import Acceptance, accept_invitation
 from loraplex.tenants.actors import system_actor
+from loraplex.tenants.administration.invitations import Acceptance, accept_invitation
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
     AlreadyMember,

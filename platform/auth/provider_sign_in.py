@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from loraplex.platform.auth.identity_provider import ProviderIdentity
-from loraplex.platform.services.people.invitations import grant, new_account
+from loraplex.tenants.administration.invitations import grant, new_account
 from loraplex.tenants.database import Database, writing
 from loraplex.tenants.errors import LinkNotValid, SignInRefused
 from loraplex.tenants.people.identity import person_actor

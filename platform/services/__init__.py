@@ -1,1 +1,0 @@
-"""Use cases: the one place that changes what a tenant has."""

@@ -1,1 +1,0 @@
-"""Use cases of people: sign in, sessions, invitations, roles, passwords and the second factor."""
