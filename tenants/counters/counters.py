@@ -1,6 +1,6 @@
 """Counts every limit of a tenant in Valkey, by one atomic script per step.
 
-Invariant: settled plus open use never exceeds a limit under any concurrency; tenants/admission/README.md has the proof.
+Invariant: settled plus open use never exceeds a limit under any concurrency; README.md has the proof.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
 -- Replace all counters by what PostgreSQL knows, unless they are of this epoch or a later one. The old counters have other
--- names and expire. Their buckets continue if they live and this epoch is the next (admission/README.md, "Never over-admit").
+-- names and expire. Their buckets continue if they live and this epoch is the next (README.md, "Never over-admit").
 -- Returns the epoch in force, 0 for none.
 -- ARGV: epoch, policy epoch, whether buckets start full, lease in microseconds, number of totals; for each total its
 -- subject, period, tokens, amount; then for each open reservation its id, key, adapter or -, tokens, amount, day, month,

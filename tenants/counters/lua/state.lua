@@ -9,7 +9,7 @@ local LIFE = 8 * DAY
 local PERIOD_LIFE = { d = 10 * DAY, m = 40 * DAY }
 
 -- What the keys and fields mean. Older scripts must ignore what is added under one layout; a change that they would misread needs
--- the next one (admission/README.md, "Gateways of two releases"). Any layout keeps the state's epoch, policy, clock and layout.
+-- the next one (README.md, "Gateways of two releases"). Any layout keeps the state's epoch, policy, clock and layout.
 local LAYOUT = 2
 -- The first layout that knows groups. These scripts read all before it, too.
 local GROUPED = 2
