@@ -1,7 +1,12 @@
-"""What the documents say about names is checked here: settings, commands, files, the test command and the constraints."""
+"""What the documents say about names is checked here: settings, commands, files, classes, the test command, constraints.
+
+A sentence that an edit cut in two, or put into another one, is found as well, where its marks are plain.
+"""
 
 import re
 import tomllib
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -16,13 +21,23 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 SETTINGS_DOCUMENT = ROOT / "platform" / "README.md"
 FOLDERS = ("adapters", "deploy", "engine", "grammar", "migrations", "platform", "tenants", "tests")
-DOCUMENTS = [README, *(ROOT / folder / "README.md" for folder in FOLDERS)]
-ALL_DOCUMENTS = [README, *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))]
+DOCUMENTS = [README, *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))]
 CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
 SETTINGS_BEGIN, SETTINGS_END = "<!-- settings: checked -->", "<!-- settings: end -->"
 FAULTS_BEGIN, FAULTS_END = "<!-- faults: checked -->", "<!-- faults: end -->"
 SIZES = ((1 << 50, "PiB"), (1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
-NOT_FILES = ("loraplex.toml", "__init__.py")
+ELSEWHERE = (
+    *("loraplex.toml", "compose/secrets/loraplex.toml", "journal/", "digests.txt"),  # of an installation
+    *("FREEZE.txt", "gpu.jsonl", "DIR/gpu.jsonl", "../results/gpu-TIME.jsonl"),  # of a run on a card
+    *("tenants/notes/", "platform/web/notes/"),  # of an example
+)
+"""Files and folders that a document names and the repository does not have."""
+EACH_FOLDER = ("__init__.py", "conftest.py")
+EACH_ROOM = ("tables.py", "records.py", "queries.py", "rows.py", "use_cases.py", "routes.py", "pages.py")
+FOREIGN = {"InferencePool", "bmm", "DecodeStream"}
+"""Names of other programs that no file of the repository has."""
+SOURCES = (".py", ".lua", ".toml", ".yaml", ".yml", ".html", ".mako", ".conf", ".service")
+BEGINNINGS = "The|It|This|These|They|An|If|When|Where|Each|Every|So|But|In|Its|What|Who"
 TEXT_TYPES = (str, Path, SecretStr)
 
 
@@ -103,23 +118,50 @@ def test_every_command_is_in_the_readme() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_file_a_document_names_exists(document: Path) -> None:
-    text = document.read_text()
-    for name in re.findall(r"`([\w./-]+\.(?:py|md|txt|toml|mako|jsonl))`", text):
-        if name not in NOT_FILES:
-            assert (document.parent / name).is_file() or (ROOT / name).is_file(), name
-    for name in re.findall(r"`([\w.-]+(?:/[\w.-]+)*/)`", text):
-        assert (document.parent / name).is_dir() or (ROOT / name).is_dir(), name
+def test_every_file_and_folder_a_document_names_exists(document: Path) -> None:
+    """Paths begin at the root, at the document's folder, or, in the operator's guide, at `deploy`."""
+    begins = {ROOT, document.parent, *(each for each in document.parents if each.name == "deploy")}
+    begins |= {ROOT / "deploy" / "kubernetes"} if document.name == "kubernetes.md" else set()
+    for name in re.findall(r"`([\w./-]+(?:\.(?:py|lua|md|txt|toml|mako|jsonl)|/))`", document.read_text()):
+        if name not in (*ELSEWHERE, *EACH_FOLDER, *EACH_ROOM) and not name.startswith("/"):
+            assert any((begin / name).exists() for begin in begins), name
 
 
-@pytest.mark.parametrize("document", ALL_DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_module_that_any_document_names_exists(document: Path) -> None:
-    folders = [folder for folder in document.parents if folder.is_relative_to(ROOT)]
-    for name in re.findall(r"`((?:[\w.-]+/)+\w+\.py)`", document.read_text()):
-        assert any((folder / name).is_file() for folder in folders), name
+def test_every_class_and_member_that_a_document_names_exists() -> None:
+    """`CamelCase` and `module.name`, word by word: each is in a file of the product or its tests."""
+    known = set(FOREIGN)
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in SOURCES:
+                known |= set(re.findall(r"\w+", path.read_text()))
+    for document in DOCUMENTS:
+        for name in re.findall(r"`([a-zA-Z_]\w*(?:\.[a-zA-Z_]\w*)*)`", prose(document)):
+            file = re.search(r"\.(?:py|lua|md|txt|toml|jsonl?|html)$", name)
+            if not file and ("." in name or re.fullmatch(r"[A-Z][a-z]+[A-Z]\w*", name)):
+                assert set(name.split(".")) <= known, f"{document.relative_to(ROOT)}: {name}"
 
 
-@pytest.mark.parametrize("document", ALL_DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_sentence_is_cut_or_spliced(document: Path) -> None:
+    found = list(splices(prose(document)))
+    assert not found, found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Servers run with a user of their own,\n\npasswords and sockets.",
+        "The id is a HMAC (of the tenant, `a.py`: access log \N{MIDDLE DOT} `b.py`).",
+        "The client waits for its first event The server answers.",
+        "- One (two.\n- Three.",
+        "A `name without an end.",
+    ],
+)
+def test_a_cut_or_spliced_sentence_is_found(text: str) -> None:
+    assert list(splices(text))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_leads_to_a_file(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
         if "://" not in target:
@@ -149,6 +191,27 @@ def test_continuous_integration_reads_the_test_command_from_the_readme() -> None
     assert len(marked) == 2
     assert "&& pytest -n 3" in marked[1].splitlines()[0]
     assert "/^<!-- test command -->$/" in (ROOT / ".ci" / "run").read_text()
+
+
+def prose(document: Path) -> str:
+    """The text of a document without its blocks of code."""
+    return re.sub(r"^ *```.*?^ *```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def splices(text: str) -> Iterator[str]:
+    """Yield the beginnings of what no author writes: in tables, lists and paragraphs."""
+    pieces = [each.strip() for each in re.split(r"\n\s*\n|\n(?= *(?:[-*]|\d+\.) )|\n(?=\|)", text)]
+    for piece in pieces:
+        words = re.sub(r"`[^`]*`", "`", piece)
+        whole = all(words.count(opened) == words.count(closed) for opened, closed in ("()", "[]"))
+        fragment = not piece.startswith("|") and " \N{MIDDLE DOT} " in piece
+        begun = not piece.startswith("#") and re.search(rf"[a-z,]\s+(?:{BEGINNINGS})\s", words)
+        if piece.count("`") % 2 or not whole or fragment or begun:
+            yield piece[:100]
+    for before, after in pairwise(re.split(r"\n\s*\n", text)):
+        unended = not re.match(r"[|#<!]| *(?:[-*]|\d+\.) ", before) and re.search(r"[a-z,]$", before)
+        if unended and after[:1].islower():
+            yield f"{before[-50:]} / {after[:50]}"
 
 
 def code(text: str) -> list[str]:
