@@ -1,7 +1,7 @@
 """The requests in progress in a gateway: their bound, shared by all tenants (longest queue drop, for requests in place of
 packets), and their end with their tenant, key or version.
 
-Invariant: at most `total` sequences are in progress, of one tenant at most half of `total`, or one. A request gives way only to
+Invariant: at most `total` sequences are in progress, of one tenant at most half of `total`, or one. A request is shed only for
 a tenant that has fewer sequences than its own, and only before the engine has started it.
 """
 
@@ -37,37 +37,37 @@ class InFlightRequest:
         self.sequences = sequences
         self._requests = requests
         self._deadline: asyncio.Timeout | None = None
-        self._gave_way = False
+        self._was_shed = False
 
     @property
-    def may_give_way(self) -> bool:
+    def may_be_shed(self) -> bool:
         """Whether the request is running `until_started`, the engine has not started it, and nothing has ended it."""
         waits = self._deadline is not None and self._stop is None
-        return waits and not self._gave_way and self.ended is None
+        return waits and not self._was_shed and self.ended is None
 
     @property
-    def gave_way(self) -> bool:
+    def was_shed(self) -> bool:
         """Whether the request lost its place to another one."""
-        return self._gave_way
+        return self._was_shed
 
     def until_started(self) -> "_UntilStarted":
         """Run a block that ends with `started`. An error of the block frees the place.
 
-        Cancels the block and raises `Overloaded` when the request gives way, `RequestRevoked` when it is ended.
+        Cancels the block and raises `Overloaded` when the request is shed, `RequestRevoked` when it is ended.
         """
         self._deadline = asyncio.timeout(None)
         return _UntilStarted(self, self._deadline)
 
     def started(self, stop: Callable[[RequestRevoked], None]) -> None:
         """Keep the place until `release`; `stop` ends what runs. Raises what ended the block, if that has just happened."""
-        if self._gave_way or self.ended is not None:
+        if self._was_shed or self.ended is not None:
             raise self.reason()
         self._stop = stop
 
-    def give_way(self) -> None:
+    def shed(self) -> None:
         """Free the place at once and cancel the block of `until_started`."""
         self.release()
-        self._gave_way = True
+        self._was_shed = True
         self._cancel()
 
     def end(self, ended: Ended) -> None:
@@ -140,7 +140,7 @@ class InFlightRequests:
         self._sequences: Counter[UUID] = Counter()
 
     def add(self, context: RequestContext, sequences: int) -> InFlightRequest:
-        """Add a request of `sequences`, its prompts times `n`. Larger tenants' newest requests give way where it needs room.
+        """Add a request of `sequences`, its prompts times `n`. Larger tenants' newest requests are shed where it needs room.
 
         Raises `ShareExceeded`, `Overloaded`, or `InvalidParameter` for a request that never fits.
         """
@@ -155,8 +155,8 @@ class InFlightRequests:
                 f"This tenant may have {self._per_tenant} sequences in progress, and this request has {sequences}; try again.",
                 limit="sequences",
             )
-        for each in self._giving_way(own, self._sequences.total() + sequences - self._total):
-            each.give_way()
+        for each in self._to_shed(own, self._sequences.total() + sequences - self._total):
+            each.shed()
         request = InFlightRequest(self, context, sequences)
         self._by_tenant.setdefault(tenant_id, {})[request] = None
         self._sequences[tenant_id] = own
@@ -177,7 +177,7 @@ class InFlightRequests:
         if not requests:
             del self._by_tenant[request.tenant_id], self._sequences[request.tenant_id]
 
-    def _giving_way(self, own: int, missing: int) -> list[InFlightRequest]:
+    def _to_shed(self, own: int, missing: int) -> list[InFlightRequest]:
         """Choose requests that free `missing` sequences, each the newest of the largest tenant that has more than `own`.
 
         Raises `Overloaded` when there are not enough.
@@ -186,7 +186,7 @@ class InFlightRequests:
             return []
         sizes = {tenant_id: size for tenant_id, size in self._sequences.items() if size > own}
         waiting = {
-            tenant_id: [each for each in self._by_tenant[tenant_id] if each.may_give_way]
+            tenant_id: [each for each in self._by_tenant[tenant_id] if each.may_be_shed]
             for tenant_id in sizes
         }
         chosen: list[InFlightRequest] = []

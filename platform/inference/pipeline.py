@@ -87,7 +87,7 @@ class _PreparedRequest:
 
 
 class InferencePipeline:
-    """Turns checked parameters into a running `Generation`."""
+    """Starts a `Generation` from checked parameters."""
 
     def __init__(self, dependencies: GatewayDependencies) -> None:
         self._dependencies = dependencies
@@ -152,7 +152,7 @@ class InferencePipeline:
                 await generation.start()
                 request.started(generation.stop)
             except BaseException as error:
-                await generation.close(request.ended or error, charged=not request.gave_way)
+                await generation.close(request.ended or error, charged=not request.was_shed)
                 raise
             finally:
                 context.is_recorded = generation.is_recorded

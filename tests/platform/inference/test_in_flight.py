@@ -1,4 +1,4 @@
-"""The sequences in progress are bounded, and the largest tenants give way: by example and against random arrivals. Requests end
+"""The sequences in progress are bounded, and the largest tenants are shed: by example and against random arrivals. Requests end
 with their tenant, key or version.
 """
 
@@ -105,7 +105,7 @@ async def test_the_newest_request_of_the_largest_tenant_gives_way() -> None:
     assert not requests._sequences and not requests._by_tenant
 
 
-async def test_what_the_engine_has_started_does_not_give_way() -> None:
+async def test_what_the_engine_has_started_is_not_shed() -> None:
     requests = InFlightRequests(4)
     async with AsyncExitStack() as stack:
         started = place(requests, BIG, 2)
@@ -138,12 +138,12 @@ async def test_one_tenant_has_half_at_most() -> None:
     place(requests, BIG, 4)
 
 
-async def test_a_request_that_gave_way_just_before_it_started_does_not_start() -> None:
+async def test_a_request_that_was_shed_just_before_it_started_does_not_start() -> None:
     requests = InFlightRequests(2)
     request = place(requests, BIG, 1)
     with pytest.raises(Overloaded, match="gave way"):
         async with request.until_started():
-            request.give_way()
+            request.shed()
             request.started(ignore)
 
 
@@ -206,7 +206,7 @@ async def arrive(
         assert dict(requests._sequences) == before
         larger = [each.request for each in placed if before[each.request.tenant_id] > own]
         if own <= total / (len(before | {tenant_id: 0}) + 1):
-            assert any(not each.may_give_way for each in larger)
+            assert any(not each.may_be_shed for each in larger)
         return []
     gone = [each for each in placed if each.gone(requests)]
     assert all(before[each.request.tenant_id] > own for each in gone)
@@ -273,7 +273,7 @@ async def test_only_what_ended_ends(
     await cancel(*tasks)
 
 
-async def test_what_has_ended_does_not_give_way_while_it_is_closed() -> None:
+async def test_what_has_ended_is_not_shed_while_it_is_closed() -> None:
     requests, closing = InFlightRequests(4), asyncio.Event()
 
     async def run() -> None:
