@@ -82,9 +82,9 @@ class Authenticator:
     Requests that need the same key at once share its look-up there. Keys that were never found share a part of the
     connections, so that forged ones delay no other.
 
-    With `known`, a key whose look-up fails because PostgreSQL is away counts as it was read, if that is at most `known_s`
-    seconds ago and no newer policy of its tenant was published. Admission checks the latter for `cached` callers, and
-    `require_policy` for others. A look-up that hangs delays such a caller by half a second at most, and by nothing once
+    With `known`, a key whose look-up fails because PostgreSQL is away is served as it was last read (stale on error), if that
+    is at most `known_s` seconds ago and no newer policy of its tenant was published. Admission checks the latter for
+    `cached` callers, and `require_policy` for others. A look-up that hangs delays such a caller by half a second at most, and by nothing once
     the database's circuit breaker is open.
     """
 

@@ -20,7 +20,7 @@ FAILURE_S: Final = 5.0
 
 
 class ProviderDocument:
-    """Kept for `LIFETIME_S`; a provider that is away then still counts as it was. `fetch` raises `SignInRefused`."""
+    """Kept for `LIFETIME_S`; where the provider is away, it is served stale. `fetch` raises `SignInRefused`."""
 
     def __init__(
         self,

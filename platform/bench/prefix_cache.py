@@ -40,7 +40,7 @@ async def measure_prefix_cache(model: str, shape: PrefixCacheShape, settings: Ma
     completions: dict[str, list[Completion]] = {COLD: [], WARM: [], OTHER: []}
     async with run_local_server(model, own) as server:
         async with open_fixtures(server) as fixtures:
-            owner, other = await fixtures.tenant("owner"), await fixtures.tenant("stranger")
+            owner, other = await fixtures.tenant("owner"), await fixtures.tenant("other")
         pool = await token_pool(server.base_url, owner.api_key, BASE_MODEL)
         for index in range(shape.prefixes + 1):  # the first one warms up
             found = await _three(server.base_url, shape, pool, (owner, other), index)

@@ -61,7 +61,7 @@ async def run_drill(fault: Fault, load: DrillLoad, progress: Progress) -> DrillR
             async with traffic:
                 await _warm_up(traffic)
                 await watchdog.ready()
-                began_s, ended_s = await _suffer(fault, watchdog, traffic, progress)
+                began_s, ended_s = await _inject_fault(fault, watchdog, traffic, progress)
                 progress("waiting until no request fails")
                 await _recover(traffic, ended_s, load.recover_s)
             progress("comparing the ledger and the quota counters with what clients know")
@@ -132,7 +132,7 @@ async def _warm_up(traffic: Traffic) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def _suffer(
+async def _inject_fault(
     fault: Fault, watchdog: DrillWatchdog, traffic: Traffic, progress: Progress
 ) -> tuple[float, float]:
     """Make the fault and take it back; return when it began and ended. Raises `DrillImpossible`."""

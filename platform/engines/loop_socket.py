@@ -1,7 +1,8 @@
 """A ZeroMQ socket on an event loop: messages are handed to a function in the turn in which they came, sends never wait.
 
-Invariant: no message stays unread while the loop runs. The descriptor of a socket only tells of changes, and sending and
-receiving consume what it told, so the socket's state is read after each (https://libzmq.readthedocs.io/en/latest/zmq_getsockopt.html).
+Invariant: no message stays unread while the loop runs. The descriptor of a socket only signals changes, and sending and
+receiving consume that signal, so the socket's state is read after each
+(https://libzmq.readthedocs.io/en/latest/zmq_getsockopt.html).
 """
 
 import asyncio

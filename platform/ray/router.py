@@ -149,7 +149,7 @@ class PlacementRouter(RequestRouter):
             task.add_done_callback(self._asking.discard)
 
     async def _ask(self, replica: RunningReplica) -> None:
-        # A dead replica leaves the list by itself. Ray is told the deadline, and does not keep it.
+        # A dead replica leaves the list by itself. Ray gets the deadline, and does not keep it.
         with suppress(RayError, TimeoutError):
             async with asyncio.timeout(MAX_RECOUNT_S):
                 count = await replica.get_queue_len(deadline_s=MAX_RECOUNT_S)

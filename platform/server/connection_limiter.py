@@ -1,7 +1,7 @@
 """Bounds the open connections of a listener, per client address and in total, below this process's limit of open files.
 
-Invariant: a connection over a bound is closed before a byte of it is read. At the bound in total, an idle connection gives way
-to a client with fewer connections, so that clients which send nothing never keep others out.
+Invariant: a connection over a bound is closed before a byte of it is read. At the bound in total, an idle connection is
+closed for a client with fewer connections, so that clients which send nothing never keep others out.
 """
 
 import resource
@@ -48,7 +48,7 @@ class ConnectionLimiter:
     """Counts connections by client address; `trusted` proxies, whose clients are many, are bounded in total only.
 
     A client has at most as many connections as are free. Beyond that, the newest idle connection of the client with the
-    most connections gives way, if that client then still has no fewer. A connection is idle without a request in progress.
+    most connections is closed, if that client then still has no fewer. A connection is idle without a request in progress.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ConnectionLimiter:
             self._clients[place.client].idle.pop(place, None)
 
     def set_idle(self, place: Place) -> None:
-        """Let the connection give way from now on."""
+        """Let the connection be closed for another one from now on."""
         if place.client is not None:
             self._clients[place.client].idle[place] = None
 

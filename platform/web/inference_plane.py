@@ -64,7 +64,7 @@ class DialectResponse(Protocol):
         ...
 
     async def collect(self, generation: Generation) -> BaseModel:
-        """Wait for the end of the generation, and return the whole response."""
+        """Wait for the end of the generation, and return the non-streaming response."""
         ...
 
 

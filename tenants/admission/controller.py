@@ -186,7 +186,7 @@ class QuotaAdmissionController:
 
     @property
     def counter_drifts(self) -> tuple[int, ...]:
-        """The sizes, in pico-units, of the drifts that reconciliation has found and not mended yet: one for each tenant."""
+        """The sizes, in pico-units, of the drifts that reconciliation has found and not repaired yet: one for each tenant."""
         return self._reconciliation.drifts_pico
 
     @property

@@ -99,7 +99,7 @@ class Reconciliation:
 
     @property
     def drifts_pico(self) -> tuple[int, ...]:
-        """The sizes of the drifts that are to be compared once more or mended, in pico-units."""
+        """The sizes of the drifts that are to be compared once more or repaired, in pico-units."""
         return tuple(drift.pico for drift in self._drifting.values())
 
     def _has_pending_updates(self, tenant_id: UUID) -> bool:

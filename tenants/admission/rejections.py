@@ -1,4 +1,4 @@
-"""Turns decisions of the counters into what a caller gets: the tightest rates, or an error that names the limit; never a secret."""
+"""What a caller gets of a decision of the counters: the tightest rates, or an error that names the limit; never a secret."""
 
 from collections.abc import Sequence
 from dataclasses import replace

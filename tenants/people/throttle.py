@@ -54,7 +54,7 @@ class SignInTries:
     async def take(self, now: datetime) -> None:
         """Count one try, until `give_back`. Raises `SignInSlowed`; a slowed try is not counted.
 
-        A try that the first read finds slowed locks nothing, so that a flood of them holds nobody up.
+        A try that the first read finds slowed locks nothing, so that a flood of them delays no other try.
         """
         seen = await self._counts(self._all)
         subjects, slowing = self._subjects(seen, now)

@@ -1,6 +1,6 @@
 """Clients that keep what they were charged for, and the comparison of that with the ledger and all its sums.
 
-Invariant: a request is finished once its client has its end: the whole answer, or `[DONE]`.
+Invariant: a request is finished once its client has its end: the non-streaming answer, or `[DONE]`.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Turns constrained output into content and tool calls, and validates finished values.
+"""Parses constrained output into content and tool calls, and validates finished values.
 
 Invariant: a parser only collects the values to validate. A worker process validates them before the `finish_reason` is sent.
 """

@@ -1,4 +1,4 @@
-"""Turns every error of a page into a response for people: what happened, what to do, and the request's id."""
+"""The response for people to every error of a page: what happened, what to do, and the request's id."""
 
 from typing import Final
 

@@ -41,7 +41,7 @@ FormContext: TypeAlias = Callable[..., Awaitable[Mapping[str, object]]]
 Again: TypeAlias = Callable[..., Awaitable[Response]]
 """(submission, what was typed with its errors, ids of the path) -> the page that the form is on, with status 422."""
 Send: TypeAlias = Callable[..., Awaitable[Response]]
-"""(submission, ids of the path) -> the response. An error that the author can mend shows the form again."""
+"""(submission, ids of the path) -> the response. An error that the author can correct shows the form again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def form_page(
     `shown_at`: another path of the GET.
 
     The first parameter of `context` is a `PageRequest`, that of the function a `FormSubmission`; the others of `context` are
-    ids of the path, which the function has, too. An error that the author can mend is shown in the form, with status 422 and
+    ids of the path, which the function has, too. An error that the author can correct is shown in the form, with status 422 and
     all that was typed: at a field of `fields`, else above the form. `renamed` as in `entered_again`. `is_page`: the form is
     never a dialog, though a script may send it for one.
     """
@@ -237,7 +237,7 @@ def form_post(
 ) -> Callable[[Send], Send]:
     """Add a form that stands on a page of another address: POST at `path` calls the decorated function.
 
-    Where the author can mend an error, `again` shows that page. `fields` and `renamed` as in `entered_again`; without `fields`
+    Where the author can correct an error, `again` shows that page. `fields` and `renamed` as in `entered_again`; without `fields`
     the page shows the error of each field itself.
     """
 

@@ -148,7 +148,7 @@ def parse(form: Form, model: type[ModelT]) -> ModelT:
 
 @contextmanager
 def field_errors() -> Iterator[None]:
-    """Turn an error that the author of a form can mend into `FormInvalid`, at the field that the error names.
+    """Raise `FormInvalid` for an error that the author of a form can correct, at the field that the error names.
 
     These are the errors with status 400, 403, 409, 412 and 422; all others pass.
     """

@@ -1,7 +1,7 @@
-"""The names by which browsers may ask for the console.
+"""The allowed hosts of the console.
 
-Invariant: a page of another site cannot make its own name lead here (DNS rebinding) and then read the console's answers as if they
-were its own: a request by a name that is not known runs no page.
+Invariant: a page of another site cannot point its own name at this server (DNS rebinding) and then read the console's
+answers as if they were its own: a request by a name that is not known runs no page.
 """
 
 import re
@@ -20,7 +20,7 @@ _HOST: Final = re.compile(r"(?:\[(?P<ipv6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0
 
 
 def known_names(public_url: str | None, *, is_local: bool) -> frozenset[str] | None:
-    """Return the names that lead here besides `localhost`: that of `public_url`. None: any name may.
+    """Return the allowed hosts besides `localhost`: that of `public_url`. None: any host.
 
     `is_local`: no other machine reaches this server, so it has no names but those of a proxy, which `public_url` says.
     """

@@ -148,7 +148,7 @@ class _CollectedChoice:
 
 
 async def collect_chat(head: ResponseHead, generation: Generation, text_of: TextOf) -> ChatCompletion:
-    """Collect the whole response, once every choice has finished. Raises `SchemaNotSatisfied` when one does not satisfy it."""
+    """Collect the non-streaming response, once every choice has finished. Raises `SchemaNotSatisfied`."""
     choices = [_CollectedChoice() for _ in range(generation.choices)]
     scored: Scored | None = None
     async for index, event in generation.events():

@@ -100,7 +100,7 @@ def completion_chunks(
 
 
 async def collect_completion(head: ResponseHead, generation: Generation, text_of: TextOf) -> Completion:
-    """Collect the whole response, once every choice of every prompt has finished. Raises `SchemaNotSatisfied`."""
+    """Collect the non-streaming response, once every choice of every prompt has finished. Raises `SchemaNotSatisfied`."""
     texts: list[list[str]] = [[] for _ in range(generation.choices)]
     logprobs = [CompletionLogprobs(text_of) for _ in texts]
     finished: list[Finished | None] = [None] * generation.choices

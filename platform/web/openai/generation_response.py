@@ -68,7 +68,7 @@ class GenerationResponse:
         )
 
     async def collect(self, generation: Generation) -> ChatCompletion | Completion:
-        """Wait for the end of the generation, and return the whole response."""
+        """Wait for the end of the generation, and return the non-streaming response."""
         if self.token_ids:
             generation.keep_token_ids()
         document = await self.writer.collector(self.head, generation, self.text_of)
