@@ -4,16 +4,15 @@ of one tenant share a hash tag, so that one script may touch them together.
 
 from uuid import UUID
 
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisClusterException, RedisError
+from redis.exceptions import RedisError
 
 from loraplex.tenants.errors import InvalidField, ValkeyUnavailable
 
 SCHEMES = ("redis", "rediss", "unix")
-# Any one node of a cluster; the others are found through it.
-CLUSTER_SCHEMES = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
+CLUSTER_SCHEMES = ("redis+cluster", "rediss+cluster")
 CONNECT_SECONDS = 1.0
 ANSWER_SECONDS = 1.0
 # For calls that requests wait for: a hanging Valkey must not block requests.
@@ -22,41 +21,30 @@ MAX_CONNECTIONS = 100
 SCAN_COUNT = 1000
 ERASE_BATCH = 500
 
-Valkey = Redis | RedisCluster
-# Errors of a client without a good reply; cluster and system errors are outside the library's error hierarchy.
-FAILURES = (RedisError, RedisClusterException, OSError)
+# Errors of a client without a good reply; system errors are outside the library's error hierarchy.
+FAILURES = (RedisError, OSError)
 
 
-def open_valkey(
-    url: str, *, command_s: float = ANSWER_SECONDS, connect_s: float = CONNECT_SECONDS
-) -> Redis | RedisCluster:
-    """A client for a `redis://`, `rediss://` or `unix://` address, or `redis+cluster://`, `rediss+cluster://` for a cluster.
+def open_valkey(url: str, *, command_s: float = ANSWER_SECONDS, connect_s: float = CONNECT_SECONDS) -> Redis:
+    """A client for a `redis://`, `rediss://` or `unix://` address of one server.
 
     It connects on first use; close it with `aclose`. `command_s` bounds the wait for each reply. Raises `InvalidField`.
     """
-    scheme, _, place = url.partition("://")
-    retry = Retry(NoBackoff(), 0)
-    if scheme in CLUSTER_SCHEMES:
-        return RedisCluster.from_url(
-            f"{CLUSTER_SCHEMES[scheme]}://{place}",
-            socket_connect_timeout=connect_s,
-            socket_timeout=command_s,
-            max_connections=MAX_CONNECTIONS,
-            retry=retry,
-        )
+    scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
-        allowed = ", ".join((*SCHEMES, *CLUSTER_SCHEMES))
-        raise InvalidField("REDIS_URL", f"REDIS_URL begins with {scheme[:20]!r}; allowed: {allowed}")
+        found = "names a cluster, but all counters are on one server" if scheme in CLUSTER_SCHEMES else ""
+        found = found or f"begins with {scheme[:20]!r}"
+        raise InvalidField("REDIS_URL", f"REDIS_URL {found}; allowed: {', '.join(SCHEMES)}")
     return Redis.from_url(
         url,
         socket_connect_timeout=connect_s,
         socket_timeout=command_s,
         max_connections=MAX_CONNECTIONS,
-        retry=retry,
+        retry=Retry(NoBackoff(), 0),
     )
 
 
-async def ping(client: Valkey) -> None:
+async def ping(client: Redis) -> None:
     """Raises `ValkeyUnavailable` unless Valkey answers within its timeout."""
     try:
         await client.ping()
@@ -69,7 +57,7 @@ def tenant_key(tenant_id: UUID, *parts: str) -> str:
     return ":".join(("loraplex", f"{{{tenant_id}}}", *parts))
 
 
-async def forget_all_tenants(client: Valkey) -> int:
+async def forget_all_tenants(client: Redis) -> int:
     """Delete every key of every tenant, each tenant's in one step; return the number of tenants. Raises `ValkeyUnavailable`.
 
     This is a loss of all counters, not an erasure: what is written meanwhile may stay. The state goes with any key of its
@@ -87,7 +75,7 @@ async def forget_all_tenants(client: Valkey) -> int:
     return len(names)
 
 
-async def erase_tenant(client: Valkey, tenant_id: UUID) -> int:
+async def erase_tenant(client: Redis, tenant_id: UUID) -> int:
     """Delete every key of a tenant and return their number. Keys written meanwhile may stay. Raises `ValkeyUnavailable`."""
     erased, names = 0, []
     try:

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 from uuid import UUID
 
+from redis.asyncio import Redis
+
 from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.uploads.parts import UploadParts
 from loraplex.engine.client import EngineClient
 from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.admission.fences import ship_everywhere
 from loraplex.tenants.database import Database
-from loraplex.tenants.valkey import Valkey, erase_tenant
+from loraplex.tenants.valkey import erase_tenant
 
 
 class StoredFiles:
@@ -57,7 +59,7 @@ class TenantErasure:
     """Erasure of deleted tenants. `settle_s`: longest wait until the tenant's failed requests are settled."""
 
     database: Database
-    valkey: Valkey
+    valkey: Redis
     engine: EngineClient
     namespace_of: Callable[[UUID], bytes]
     files: TenantFiles

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Final
 
 import structlog
+from redis.asyncio import Redis
 
 from loraplex.engine.messages import EngineInfo
 from loraplex.platform.config import Settings
@@ -43,7 +44,7 @@ class CheckedStores:
     """Both stores, which answer, and the server secret, which the database knows."""
 
     database: Database
-    valkey_client: valkey.Valkey
+    valkey_client: Redis
     secret: bytes = field(repr=False)
 
 

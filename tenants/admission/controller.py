@@ -12,6 +12,7 @@ from typing import Protocol
 from uuid import UUID
 
 import structlog
+from redis.asyncio import Redis
 
 from loraplex.tenants.admission.allowance import CompletionAllowance
 from loraplex.tenants.admission.config import AdmissionConfig
@@ -56,7 +57,6 @@ from loraplex.tenants.quotas.reservation import (
     SettledUsage,
 )
 from loraplex.tenants.rate_state import Rate, RateState
-from loraplex.tenants.valkey import Valkey
 
 __all__ = [
     "AdmissionConfig",
@@ -79,13 +79,13 @@ class QuotaAdmissionController:
     def __init__(
         self,
         database: Database,
-        redis: Valkey,
+        redis: Redis,
         prices: PriceBook,
         gateway_id: UUID,
         settings: AdmissionConfig = DEFAULTS,
         *,
         journal: Journal,
-        bulk_redis: Valkey | None = None,
+        bulk_redis: Redis | None = None,
         clock: Callable[[], float] = time.monotonic,
         recorder: AdmissionRecorder | None = None,
     ) -> None:

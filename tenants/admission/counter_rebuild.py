@@ -7,12 +7,14 @@ import asyncio
 from functools import partial
 from uuid import UUID
 
+from redis.asyncio import Redis
+
 from loraplex.tenants.admission.fences import Fences
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import QuotaUnavailable, ValkeyUnavailable
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.single_flight import SingleFlight
-from loraplex.tenants.valkey import ANSWER_SECONDS, FAILURES, Valkey, tenant_key
+from loraplex.tenants.valkey import ANSWER_SECONDS, FAILURES, tenant_key
 
 # A rebuild waits for the other gateways, which see its fence a quarter of a second later.
 LOCK_MILLISECONDS = 2000
@@ -23,7 +25,7 @@ class CounterRebuild:
     """The rebuilds of one gateway: one at a time per tenant."""
 
     def __init__(
-        self, ledger: UsageLedger, counters: Counters, fences: Fences, redis: Valkey, gateway_id: UUID
+        self, ledger: UsageLedger, counters: Counters, fences: Fences, redis: Redis, gateway_id: UUID
     ) -> None:
         self._ledger = ledger
         self._fences = fences

@@ -112,7 +112,7 @@ class AdmissionMaintenance:
         LOG.warning("the counters are available again")
 
     async def _renew_leases(self) -> None:
-        """Renew the leases of every tenant, even if others fail: in a cluster, one node may be down."""
+        """Renew the leases of every tenant, even if others fail."""
         heartbeats = (
             self.counters.heartbeat(tenant_id, reservations[first : first + LEASES_AT_ONCE])
             for tenant_id, reservations in self.requests.leased_by_tenant().items()

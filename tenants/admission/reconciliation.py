@@ -51,7 +51,7 @@ class Reconciliation:
         self._drifting: dict[UUID, CounterDrift] = {}
 
     async def reconcile(self) -> None:
-        """Run one round. A tenant that fails does not stop the others, since only one node of a cluster may be down.
+        """Run one round. A tenant that fails does not stop the others.
 
         Raises `StoreUnavailable` at its end; tenants that were not reached are compared later.
         """

@@ -196,10 +196,8 @@ class Reserver:
         raise self._unavailable(request, COUNTED, "the counters of this tenant are being rebuilt; try again")
 
     def _second_wait_s(self, request: ReservationRequest) -> float:
-        """How long a request waits again. In a cluster one silent node must not take the turns of the others' calls."""
         short_s = SECOND_WAIT * self.settings.valkey_s
-        waits_long = request.has_periods and not self.counters.takes_turns
-        return max(short_s, PERIODIC_WAIT_SECONDS) if waits_long else short_s
+        return max(short_s, PERIODIC_WAIT_SECONDS) if request.has_periods else short_s
 
     async def _in_journal(self, reservation: Reservation) -> None:
         """Make the reservation durable. One that the journal refuses is cancelled in the counters.

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from uuid import UUID
 
 import structlog
+from redis.asyncio import Redis
 
 from loraplex.tenants.counters.counter_replies import (
     CounterReply,
@@ -30,7 +31,7 @@ from loraplex.tenants.counters.snapshot import CounterSnapshot
 from loraplex.tenants.errors import ValkeyUnavailable
 from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, NANO_PER_MICRO, Subject
 from loraplex.tenants.quotas.reservation import NOTHING_USED, Reservation, ReservationRequest, SettledUsage
-from loraplex.tenants.valkey import ANSWER_SECONDS, COMMAND_SECONDS, Valkey, tenant_key
+from loraplex.tenants.valkey import ANSWER_SECONDS, COMMAND_SECONDS, tenant_key
 
 LEASE_S = 45.0
 MAX_EXPIRED = 1000
@@ -53,8 +54,8 @@ class Counters:
 
     def __init__(
         self,
-        redis: Valkey,
-        bulk_redis: Valkey | None = None,
+        redis: Redis,
+        bulk_redis: Redis | None = None,
         *,
         lease_s: float = LEASE_S,
         command_s: float = COMMAND_SECONDS,
@@ -66,11 +67,6 @@ class Counters:
         self._bulk = ScriptRunner(bulk_redis or redis, bulk_s, bulk=True, on_newer=self._warn_of_newer)
         self._lease_us = round(lease_s * 1e6)
         self._scripts = {name: load_script(name) for name in get_args(ScriptName)}
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether calls that requests wait for take turns, as in a cluster: then a long wait of one delays others."""
-        return self._redis.takes_turns
 
     @property
     def script_fallbacks(self) -> int:

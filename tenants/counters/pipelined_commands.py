@@ -17,7 +17,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from loraplex.tenants.counters.deadline import ReplyClock, expire_reply
+from loraplex.tenants.counters.deadline import ReplyClock, SilenceTimer
 
 CLOSE_SECONDS: Final = 1.0
 """How long a connection that was late may still take for the replies of others."""
@@ -26,10 +26,8 @@ CLOSE_SECONDS: Final = 1.0
 class PipelinedCommands:
     """The commands of one client. Its connection is the client's: closing the client ends it."""
 
-    def __init__(self, client: Redis, replies: ReplyClock) -> None:
-        """`replies` gets the time of every reply."""
+    def __init__(self, client: Redis) -> None:
         self._client = client
-        self._replies = replies
         self._pipe: _Pipe | None = None
         self._opening: asyncio.Task[_Pipe] | None = None
 
@@ -46,7 +44,7 @@ class PipelinedCommands:
                 pipe = await self._opened()
             wait_s = due - loop.time()
         reply = pipe.send(hiredis.pack_command(tuple(arguments)))  # type: ignore[arg-type]  # of any length
-        expiry = expire_reply(reply, wait_s, pipe.replied)
+        expiry = SilenceTimer(reply, wait_s, pipe.replied)
         try:
             return await reply
         except BaseException as error:
@@ -65,7 +63,7 @@ class PipelinedCommands:
 
     async def _open(self) -> "_Pipe":
         connection = await self._client.connection_pool.get_connection()  # type: ignore[no-untyped-call]
-        self._pipe = _Pipe(self._client, connection, self._replies)
+        self._pipe = _Pipe(self._client, connection)
         return self._pipe
 
     def _note_opened(self, opening: "asyncio.Task[_Pipe]") -> None:
@@ -77,11 +75,9 @@ class PipelinedCommands:
 class _Pipe:
     """One connection, with a task that sends and one that reads."""
 
-    def __init__(self, client: Redis, connection: AbstractConnection, clock: ReplyClock) -> None:
+    def __init__(self, client: Redis, connection: AbstractConnection) -> None:
         self._client = client
         self.replied = ReplyClock()
-        """Of this connection alone; `clock` is that of all."""
-        self._clock = clock
         self._connection = connection
         # Each caller has a deadline of its own.
         connection.socket_timeout, self._socket_timeout = None, connection.socket_timeout
@@ -139,7 +135,7 @@ class _Pipe:
                 raise
             except RedisError as error:
                 answer = error
-            self.replied.read_at = self._clock.read_at = self._loop.time()
+            self.replied.read_at = self._loop.time()
             _answer(self._replies.popleft(), answer)
             if not self.takes_commands and not self._replies:
                 self._working.cancel()

@@ -5,7 +5,7 @@ the server has replied that it did not run.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha1
 from pathlib import Path
@@ -14,15 +14,13 @@ from typing import Any, Literal
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, ResponseError
 
-from loraplex.tenants.counters.deadline import Deadline, ReplyClock
 from loraplex.tenants.counters.pipelined_commands import PipelinedCommands
 from loraplex.tenants.errors import CountersNewer, ValkeyUnavailable
-from loraplex.tenants.valkey import FAILURES, Valkey
+from loraplex.tenants.valkey import FAILURES
 
 FOLDER = Path(__file__).parent / "lua"
 # Every script begins with these files: their functions are local to it.
 OPENING = ("state", "bucket", "reservation")
-# Fewer than a cluster client's connections, of which each takes one command: further calls wait instead of failing.
 # So few that each of thousands of bulk calls is answered in its time, which begins with its turn.
 MAX_COMMANDS = 32
 # How the error of `state.lua` begins.
@@ -57,30 +55,23 @@ def load_script(name: ScriptName) -> Script:
 class ScriptRunner:
     """Runs scripts on one client, until it has been silent for `deadline_s`. The client's own timeouts are longer.
 
-    Calls that are `bulk` take turns; those that requests wait for do not, except in a cluster.
+    Calls that are `bulk` take turns; those that requests wait for do not.
     """
 
     def __init__(
         self,
-        client: Valkey,
+        client: Redis,
         deadline_s: float,
         *,
         bulk: bool = False,
         on_newer: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`on_newer` gets the key of counters whose layout is of a newer release."""
-        self._client = client
         self._on_newer = on_newer
-        self.replies = ReplyClock()
-        """Stays unset for a cluster: replies of one node say nothing of another."""
-        # A cluster's client finds the node of each command.
-        self._pipelined = PipelinedCommands(client, self.replies) if isinstance(client, Redis) else None
+        self._commands = PipelinedCommands(client)
         self._deadline_s = deadline_s
-        self.takes_turns = bulk or self._pipelined is None
         self._turns = asyncio.Semaphore(MAX_COMMANDS)
-        self._send: Callable[[float, Sequence[str | int]], Awaitable[Any]] = self._in_turn
-        if not bulk:
-            self._send = self._in_a_cluster if self._pipelined is None else self._pipelined.run
+        self._send = self._in_turn if bulk else self._commands.run
         self.fallbacks = 0
         """Scripts that had to be sent with their text."""
 
@@ -112,14 +103,6 @@ class ScriptRunner:
         except FAILURES as error:
             raise ValkeyUnavailable(f"Valkey did not answer: {error}") from error
 
-    async def _in_a_cluster(self, deadline_s: float, arguments: Sequence[str | int]) -> Any:
-        """Wait for a turn within the deadline, too: one silent node would hold all turns, and delay callers of the others."""
-        async with Deadline(deadline_s, self.replies), self._turns:
-            return await self._client.execute_command(*arguments)
-
     async def _in_turn(self, deadline_s: float, arguments: Sequence[str | int]) -> Any:
         async with self._turns:
-            if self._pipelined is not None:
-                return await self._pipelined.run(deadline_s, arguments)
-            async with Deadline(deadline_s, self.replies):
-                return await self._client.execute_command(*arguments)
+            return await self._commands.run(deadline_s, arguments)

@@ -37,6 +37,11 @@ def test_refused_addresses(url: str) -> None:
         open_valkey(url)
 
 
+def test_a_cluster_is_refused_by_name() -> None:
+    with pytest.raises(InvalidField, match="REDIS_URL names a cluster.*allowed: redis, rediss, unix"):
+        open_valkey("redis+cluster://127.0.0.1:6379")
+
+
 def test_keys_of_a_tenant_share_a_slot() -> None:
     assert (
         tenant_key(UUID(int=1), "quota", "rpm") == "loraplex:{00000000-0000-0000-0000-000000000001}:quota:rpm"

@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from redis.asyncio import Redis
 from sqlalchemy import text
 
 from loraplex.adapters.errors import StorageError
@@ -30,7 +31,7 @@ from loraplex.tenants.ledger.partitions import LedgerPartitions, LedgerRetention
 from loraplex.tenants.models import Tenant
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.retention import Retention
-from loraplex.tenants.valkey import Valkey, open_valkey, tenant_key
+from loraplex.tenants.valkey import open_valkey, tenant_key
 
 DIGEST = "a" * 64
 USAGE = (
@@ -62,7 +63,7 @@ class House:
     """The housekeeping of a gateway and the stores that it cleans."""
 
     database: Database
-    valkey: Valkey
+    valkey: Redis
     engine: Flaky
     storage: LocalAdapterStore
     housekeeping: Housekeeping

@@ -1,7 +1,7 @@
 """What an admission reserves at which price, and how long it waits for a Valkey that does not reply, on an artificial clock."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -12,6 +12,7 @@ import pytest
 from tests.tenants.admission.memory_journal import MemoryJournal
 from tests.tenants.artificial_time import run, running_loop
 from tests.tenants.billing.fixed_prices import EVER, fixed_prices, fixed_version
+from tests.tenants.counters.silence import reply_of
 
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.denial_log import DenialLog
@@ -23,7 +24,7 @@ from loraplex.tenants.billing.price_table import CardKey, CardVersions, PriceTab
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.circuit_breaker import FAILURES, CircuitBreaker
 from loraplex.tenants.counters.counter_replies import Admitted
-from loraplex.tenants.counters.deadline import BUSY_SECONDS, Deadline, ReplyClock
+from loraplex.tenants.counters.deadline import BUSY_SECONDS, ReplyClock
 from loraplex.tenants.errors import PriceMissing, QuotaUnavailable, ValkeyUnavailable
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.periods import periods_of
@@ -54,12 +55,11 @@ async def be_slow_to_refuse(_: ReservationRequest) -> Any:
 class StubStores:
     """Counters that do what `respond` does, and a ledger that stores everything at once."""
 
-    respond: Callable[[ReservationRequest], Awaitable[Any]]
+    respond: Callable[[ReservationRequest], Coroutine[Any, Any, Any]]
     limits: QuotaLimits = field(default_factory=QuotaLimits)
     calls: int = 0
     cancelled: list[UUID] = field(default_factory=list)
     replies: ReplyClock = field(default_factory=ReplyClock)
-    takes_turns: bool = False
 
     async def cancel(self, tenant_id: UUID, request_id: UUID) -> None:
         self.cancelled.append(request_id)
@@ -67,8 +67,7 @@ class StubStores:
     async def reserve(self, request: ReservationRequest, wait_s: float) -> Any:
         self.calls += 1
         try:
-            async with Deadline(wait_s, self.replies):
-                return await self.respond(request)
+            return await reply_of(self.respond(request), wait_s, self.replies)
         except TimeoutError as error:
             raise ValkeyUnavailable("no answer in time") from error
 
@@ -86,7 +85,6 @@ class StubStores:
             reserve=self.reserve,
             of=self.of,
             cancel=self.cancel,
-            takes_turns=self.takes_turns,
         )
         ledger: Any = SimpleNamespace(reserve_without_counters=self.store)
         fences: Any = SimpleNamespace(
@@ -144,7 +142,7 @@ async def waits_of(stores: StubStores) -> list[float]:
 )
 @pytest.mark.parametrize("respond", [hang, refuse, be_slow_to_refuse])
 def test_no_admission_waits_longer_than_the_bound(
-    respond: Callable[[ReservationRequest], Awaitable[Any]], limits: QuotaLimits, bound_s: float
+    respond: Callable[[ReservationRequest], Coroutine[Any, Any, Any]], limits: QuotaLimits, bound_s: float
 ) -> None:
     stores = StubStores(respond, limits)
     waits = run(waits_of(stores))
@@ -170,11 +168,6 @@ def test_a_budget_waits_for_a_late_reply_that_a_rate_goes_without(
         return await StubStores(answer_late, limits).reserver().reserve(request())
 
     assert run(reserve()).degraded == degraded
-
-
-def test_in_a_cluster_no_budget_holds_a_turn_for_long() -> None:
-    stores = StubStores(hang, QuotaLimits(tokens_per_day=5), takes_turns=True)
-    assert max(run(waits_of(stores))) <= 0.9 * BOUND_S + 1e-6
 
 
 def test_a_pause_that_all_callers_meet_opens_no_breaker() -> None:
@@ -212,7 +205,7 @@ def test_callers_wait_for_counters_that_answer_one_after_the_other(reply_s: floa
     assert sum(not each.degraded for each in run(reserve_at_once())) == admitted
 
 
-def admitted_at(at: datetime) -> Callable[[ReservationRequest], Awaitable[Admitted]]:
+def admitted_at(at: datetime) -> Callable[[ReservationRequest], Coroutine[Any, Any, Admitted]]:
     """Counters that admit everything, by a clock of their own."""
 
     async def admit(_: ReservationRequest) -> Admitted:

@@ -11,7 +11,6 @@ from loraplex.tenants.counters.counter_replies import LimitUse
 from loraplex.tenants.counters.counters import SUBJECTS_AT_ONCE, Counters
 from loraplex.tenants.counters.script_runner import Script, ScriptRunner
 from loraplex.tenants.quotas.limits import COUNTED, QuotaLimits, Subject
-from loraplex.tenants.valkey import Valkey
 
 
 async def with_counters(counters: Counters) -> LimitedTenant:
@@ -25,7 +24,7 @@ class Watched(ScriptRunner):
 
     subjects: list[int]
 
-    def __init__(self, client: Valkey, between: Callable[[], Awaitable[object]] | None) -> None:
+    def __init__(self, client: Redis, between: Callable[[], Awaitable[object]] | None) -> None:
         super().__init__(client, 10.0)
         self.subjects, self._between = [], between
 
@@ -40,7 +39,7 @@ class Watched(ScriptRunner):
 
 
 async def read_watched(
-    client: Valkey, tenant: LimitedTenant, between: Callable[[], Awaitable[object]] | None = None
+    client: Redis, tenant: LimitedTenant, between: Callable[[], Awaitable[object]] | None = None
 ) -> tuple[list[LimitUse] | None, list[int]]:
     """The use of the tenant and 150 further keys, and how many subjects each script reads."""
     more = [Subject("key", uuid4(), QuotaLimits(tokens_per_day=5)) for _ in range(150)]

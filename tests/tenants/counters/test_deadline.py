@@ -5,12 +5,12 @@ import socket
 
 import pytest
 from tests.tenants.artificial_time import run, running_loop
+from tests.tenants.counters.silence import reply_of
 
 from loraplex.tenants.counters.deadline import (
     BUSY_SECONDS,
     GRACE_SECONDS,
     LATE_SECONDS,
-    Deadline,
     ReplyClock,
 )
 
@@ -28,15 +28,13 @@ async def held_up(*, answered: bool) -> bytes:
 
     loop.call_later(0.01, hold_up)
     with mine, other:
-        async with Deadline(0.05, ReplyClock()):
-            return await loop.sock_recv(mine, 1)
+        return await reply_of(loop.sock_recv(mine, 1), 0.05, ReplyClock())
 
 
-def test_a_block_ends_at_its_deadline() -> None:
+def test_a_wait_ends_at_its_deadline() -> None:
     async def scenario() -> float:
         with pytest.raises(TimeoutError):
-            async with Deadline(0.05, ReplyClock()):
-                await asyncio.Event().wait()
+            await reply_of(asyncio.Event().wait(), 0.05, ReplyClock())
         return running_loop().time()
 
     assert run(scenario()) == pytest.approx(0.05)
@@ -61,8 +59,7 @@ async def wait_beside(replies: ReplyClock, *times: float) -> float:
     for at in times:
         loop.call_at(at, lambda: setattr(replies, "read_at", loop.time()))
     with pytest.raises(TimeoutError):
-        async with Deadline(0.05, replies):
-            await asyncio.Event().wait()
+        await reply_of(asyncio.Event().wait(), 0.05, replies)
     return loop.time()
 
 
@@ -96,10 +93,9 @@ def test_a_late_loop_reads_others_replies_first() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_block_that_ends_is_left_alone(late: bool) -> None:
+def test_a_reply_that_came_is_left_alone(late: bool) -> None:
     async def scenario() -> None:
-        async with Deadline(0.05, ReplyClock()):
-            await asyncio.sleep(0.04)
+        await reply_of(asyncio.sleep(0.04), 0.05, ReplyClock())
         if late:
             running_loop().now += 0.01 + 2 * LATE_SECONDS
         await asyncio.sleep(1.0)
@@ -108,12 +104,8 @@ def test_a_block_that_ends_is_left_alone(late: bool) -> None:
 
 
 def test_a_cancelled_caller_gets_no_timeout() -> None:
-    async def wait() -> None:
-        async with Deadline(0.05, ReplyClock()):
-            await asyncio.Event().wait()
-
     async def scenario() -> None:
-        waiting = asyncio.create_task(wait())
+        waiting = asyncio.create_task(reply_of(asyncio.Event().wait(), 0.05, ReplyClock()))
         await asyncio.sleep(0.01)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -10,7 +10,6 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from loraplex.tenants.counters import deadline, pipelined_commands
-from loraplex.tenants.counters.deadline import ReplyClock
 from loraplex.tenants.counters.pipelined_commands import PipelinedCommands
 from loraplex.tenants.valkey import FAILURES, open_valkey
 
@@ -22,7 +21,7 @@ async def connections(client: Redis) -> int:
 
 
 async def test_concurrent_callers_get_their_own_replies_over_one_connection(client: Redis) -> None:
-    commands = PipelinedCommands(client, ReplyClock())
+    commands = PipelinedCommands(client)
     before = await connections(client)
     replies = await asyncio.gather(*(commands.run(10, ("ECHO", f"{number}")) for number in range(500)))
     assert replies == [b"%d" % number for number in range(500)]
@@ -30,19 +29,20 @@ async def test_concurrent_callers_get_their_own_replies_over_one_connection(clie
 
 
 async def test_the_clock_has_the_time_of_every_reply(client: Redis) -> None:
-    replies = ReplyClock()
-    commands = PipelinedCommands(client, replies)
+    commands = PipelinedCommands(client)
     begun = asyncio.get_running_loop().time()
     await commands.run(10, ("ECHO", "a"))
-    first = replies.read_at
+    pipe = commands._pipe
+    assert pipe is not None
+    first = pipe.replied.read_at
     assert first >= begun
     with pytest.raises(ResponseError):
         await commands.run(10, ("ECHO",))
-    assert replies.read_at > first
+    assert pipe.replied.read_at > first
 
 
 async def test_an_error_reply_concerns_its_caller_alone(client: Redis) -> None:
-    commands = PipelinedCommands(client, ReplyClock())
+    commands = PipelinedCommands(client)
     replies = await asyncio.gather(
         *(commands.run(10, each) for each in (("ECHO", "a"), ("ECHO",), ("ECHO", "b"))),
         return_exceptions=True,
@@ -51,7 +51,7 @@ async def test_an_error_reply_concerns_its_caller_alone(client: Redis) -> None:
 
 
 async def test_a_late_reply_costs_its_caller_the_deadline_and_others_nothing(client: Redis) -> None:
-    commands = PipelinedCommands(client, ReplyClock())
+    commands = PipelinedCommands(client)
     await commands.run(10, ("ECHO", "open"))
     await client.client_pause(400, all=False)
     patient = asyncio.create_task(commands.run(30, ("SET", "pipelined", 1)))
@@ -83,7 +83,7 @@ async def test_replies_of_the_next_connection_prolong_no_wait_on_a_silent_one(
     server = await asyncio.start_unix_server(answer, tmp_path / "lost.sock")
     client = open_valkey(f"unix://{tmp_path}/lost.sock?protocol=2", command_s=60)
     assert isinstance(client, Redis)
-    commands = PipelinedCommands(client, ReplyClock())
+    commands = PipelinedCommands(client)
     patient = asyncio.create_task(commands.run(0.5, ("ECHO", "patient")))
     with pytest.raises(TimeoutError):
         await commands.run(0.05, ("ECHO", "impatient"))
@@ -98,7 +98,7 @@ async def test_replies_of_the_next_connection_prolong_no_wait_on_a_silent_one(
 
 
 async def test_a_lost_connection_fails_who_waits_and_is_replaced(client: Redis) -> None:
-    commands = PipelinedCommands(client, ReplyClock())
+    commands = PipelinedCommands(client)
     own = await commands.run(10, ("CLIENT", "ID"))
     waiting = asyncio.create_task(commands.run(60, ("BLPOP", "never", 0)))
     await asyncio.sleep(0.01)
@@ -109,7 +109,7 @@ async def test_a_lost_connection_fails_who_waits_and_is_replaced(client: Redis) 
 
 
 async def test_closing_the_client_ends_the_connection(client: Redis) -> None:
-    commands = PipelinedCommands(client, ReplyClock())
+    commands = PipelinedCommands(client)
     waiting = asyncio.create_task(commands.run(60, ("BLPOP", "never", 0)))
     while not await client.client_list():
         await asyncio.sleep(0.01)
@@ -121,7 +121,7 @@ async def test_closing_the_client_ends_the_connection(client: Redis) -> None:
 
 async def test_whatever_ends_a_caller_no_other_gets_its_reply(client: Redis) -> None:
     """Callers are cancelled, late, or lose their connection; each of the others gets what it asked for."""
-    commands, chance = PipelinedCommands(client, ReplyClock()), Random(18)
+    commands, chance = PipelinedCommands(client), Random(18)
 
     async def echo(text: str) -> bytes | None:
         try:
@@ -151,7 +151,7 @@ async def test_a_connection_that_is_replaced_closes_with_its_last_reply(
     client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipelined_commands, "CLOSE_SECONDS", 3600.0)
-    commands = PipelinedCommands(client, ReplyClock())
+    commands = PipelinedCommands(client)
     for number in range(5):
         cancelled = asyncio.create_task(commands.run(20, ("ECHO", f"{number}")))
         await asyncio.sleep(0)
