@@ -12,6 +12,9 @@ CLOCKS_APART: Final = timedelta(minutes=5)
 """How far the clock of a gateway, in an id, and that of the counters, in a time of admission, are apart at most as a rule."""
 WRONG_CLOCK: Final = timedelta(days=1)
 """How far they may be apart: one may have jumped, or show the time of another zone."""
+FIRST_TIME: Final = datetime(2020, 1, 1, tzinfo=UTC)
+LAST_TIME: Final = datetime(2100, 1, 1, tzinfo=UTC)
+"""Ids of rows outside contain no time: releases before the ledger had partitions derived some from other ids."""
 
 
 def uuid7_from(time: datetime) -> UUID:

@@ -9,13 +9,11 @@ from typing import Final
 from uuid import UUID
 
 from loraplex.platform.drills.report import Promise
-from loraplex.tenants.admission.counter_drift import CounterDrift, compare_counters
-from loraplex.tenants.counters.counter_replies import SettledUse
+from loraplex.tenants.admission.counter_drift import compare_counters, opened_counters
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import StoreUnavailable
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
-from loraplex.tenants.valkey import open_valkey
 
 POLL_S: Final = 0.5
 NAME: Final = "quota counters agree with the ledger, and nothing stays reserved"
@@ -24,9 +22,7 @@ NAME: Final = "quota counters agree with the ledger, and nothing stays reserved"
 async def check_quotas(database: Database, redis_url: str, tenant_id: UUID, timeout_s: float) -> Promise:
     """Compare until they agree and no reservation is open, at most `timeout_s` seconds: leases of a killed gateway end late."""
     deadline = time.monotonic() + timeout_s
-    client, ledger = open_valkey(redis_url), UsageLedger(database)
-    counters = Counters(client)
-    try:
+    async with opened_counters(database, redis_url) as (ledger, counters):
         while True:
             try:
                 found = await _difference(ledger, counters, tenant_id)
@@ -37,9 +33,6 @@ async def check_quotas(database: Database, redis_url: str, tenant_id: UUID, time
             if time.monotonic() >= deadline:
                 return Promise(NAME, False, found)
             await asyncio.sleep(POLL_S)
-    finally:
-        await ledger.close()
-        await client.aclose()
 
 
 async def _difference(ledger: UsageLedger, counters: Counters, tenant_id: UUID) -> str | None:
@@ -50,10 +43,8 @@ async def _difference(ledger: UsageLedger, counters: Counters, tenant_id: UUID) 
     if counted.open:
         return f"{len(counted.open)} requests are still reserved"
     drift = await compare_counters(ledger, tenant_id, counted)
-    return None if drift is None else _described(drift, counted)
-
-
-def _described(drift: CounterDrift, counted: SettledUse) -> str:
+    if drift is None:
+        return None
     behind = ", ".join(
         f"{use.period}: {use.tokens:+d} tokens, {use.amount_nano:+d} nano-units" for use in drift.behind
     )

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
+from loraplex.platform.observability.billing_metrics import BillingMetrics
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.ledger.drift import (
@@ -20,11 +21,8 @@ from loraplex.tenants.ledger.drift import (
     HOUR,
     ComparedRange,
     Comparison,
-    all_ranges,
+    comparable_ranges,
     compare,
-    first_comparable,
-    first_summed,
-    monthly_ranges,
     newest_ranges,
 )
 
@@ -36,18 +34,12 @@ MAX_REPEATED: Final = 20
 """Ranges with differences that a round compares again; others wait for their turn."""
 
 
-class DriftRecorder(Protocol):
-    """Exports the drift that was found."""
-
-    def drifted(self, compared: str, drift_pico: int, differing: int) -> None: ...
-
-
 @dataclass(slots=True, kw_only=True)
 class UsageReconciliation:
     """The comparisons of one gateway; `run` runs until it is cancelled."""
 
     database: Database
-    recorder: DriftRecorder
+    recorder: BillingMetrics
     now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
     _waiting: deque[ComparedRange] = field(default_factory=deque)
     _drifting: dict[ComparedRange, Comparison] = field(default_factory=dict)
@@ -76,16 +68,11 @@ class UsageReconciliation:
             if not await self._compare(part):
                 return
         if not self._waiting:
-            self._waiting.extend(await self._everything())
+            async with self.database.as_operator() as session:
+                self._waiting.extend(await comparable_ranges(session, self.now(), HOUR))
         while self._waiting and clock() < end:
             if not await self._compare(self._waiting.popleft()):
                 return
-
-    async def _everything(self) -> list[ComparedRange]:
-        async with self.database.as_operator() as session:
-            first, summed = await first_comparable(session), await first_summed(session)
-        of_rows = () if first is None else all_ranges(first, self.now(), HOUR)
-        return [*of_rows, *(() if summed is None else monthly_ranges(summed, self.now()))]
 
     async def _compare(self, part: ComparedRange) -> bool:
         """False if another gateway compares now."""
@@ -106,7 +93,7 @@ class UsageReconciliation:
                     compared=str(found.part),
                     drift_pico=found.drift_pico,
                     differing=found.differing,
-                    named=[*map(str, found.named)],
+                    named=[*found.named],
                 )
         elif before is not None:
             self._log.warning("sums of usage agree with the ledger again", compared=str(found.part))

@@ -16,9 +16,9 @@ from redis.asyncio import Redis
 
 from loraplex.tenants.admission.allowance import CompletionAllowance
 from loraplex.tenants.admission.config import AdmissionConfig
+from loraplex.tenants.admission.counter_drift import DriftLog
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.admission.denial_log import DenialLog
-from loraplex.tenants.admission.drift_log import DriftLog
 from loraplex.tenants.admission.fences import Fences
 from loraplex.tenants.admission.in_flight import InFlightReservations, PendingSettlement, RunningRequest
 from loraplex.tenants.admission.local_limiter import LocalLimiter

@@ -10,9 +10,8 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.counter_drift import CounterDrift, compare_counters
+from loraplex.tenants.admission.counter_drift import CounterDrift, DriftLog, compare_counters
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
-from loraplex.tenants.admission.drift_log import DriftLog
 from loraplex.tenants.admission.fences import Fences
 from loraplex.tenants.admission.in_flight import InFlightReservations
 from loraplex.tenants.circuit_breaker import CircuitBreaker

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
+from loraplex.tenants.billing.pricing import PICO_PER_NANO
 from loraplex.tenants.quotas.limits import RATES, Level, LimitName
 
 RETRY_S = 1.0
@@ -121,6 +122,11 @@ class PeriodUse:
     period: str
     tokens: int
     amount_nano: int
+
+    @property
+    def amount_pico(self) -> int:
+        """The amount as the ledger has it."""
+        return self.amount_nano * PICO_PER_NANO
 
 
 @dataclass(frozen=True, slots=True)

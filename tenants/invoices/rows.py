@@ -5,7 +5,7 @@ Invariant: the rows add up to its lines exactly, or `UsageIncomplete` is raised:
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.errors import InvalidField, InvoiceStateForbids, UsageIncomplete
-from loraplex.tenants.ids import uuid7_from
+from loraplex.tenants.ids import FIRST_TIME, uuid7_from
 from loraplex.tenants.invoices.export import PricePeriod, UsageRow, write_export
 from loraplex.tenants.invoices.invoices import InvoiceDetails, InvoiceRepository
 from loraplex.tenants.invoices.lines import Charge, InvoiceLine, LineKey, UsageSum, charges_of
@@ -27,8 +27,6 @@ from loraplex.tenants.models import PriceVersion, UsageRecord
 # `settled_at` is when a transaction began. One that began before the invoice read the usage may have ended after it, and a later
 # one before it, but no transaction lasts longer than its timeouts.
 RACE: Final = timedelta(minutes=2)
-# Lesser ids contain no time: releases before the ledger had partitions derived some from other ids.
-_FIRST_ID: Final = uuid7_from(datetime(2020, 1, 1, tzinfo=UTC))
 BATCH: Final = 5000
 MAX_SETS: Final = 1 << 14
 _Charges: TypeAlias = tuple[Charge, ...]
@@ -107,7 +105,10 @@ class InvoiceRows:
         return query.where(
             UsageRecord.tenant_id == self.invoice.tenant_id,
             # An id is made by a gateway's clock, `admitted_at` is the counters'.
-            or_(UsageRecord.id >= uuid7_from(month.begin - CLOCK_SKEW), UsageRecord.id < _FIRST_ID),
+            or_(
+                UsageRecord.id >= uuid7_from(month.begin - CLOCK_SKEW),
+                UsageRecord.id < uuid7_from(FIRST_TIME),
+            ),
             UsageRecord.admitted_at >= month.begin,
             UsageRecord.admitted_at < month.end,
             UsageRecord.currency == self.invoice.content.terms.currency,

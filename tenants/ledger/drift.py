@@ -6,7 +6,7 @@ again. It corrects nothing: a difference is a defect or a foreign change.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
@@ -14,142 +14,61 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.ids import CLOCKS_APART, WRONG_CLOCK, uuid7_from
-from loraplex.tenants.ledger.invoice_drift import invoices_compared
-from loraplex.tenants.ledger.statements import AMOUNT_NANO
-from loraplex.tenants.models import NO_ID
+from loraplex.tenants.database import Database
+from loraplex.tenants.ids import CLOCKS_APART, FIRST_TIME, WRONG_CLOCK, uuid7_from
+from loraplex.tenants.ledger.drift_sql import Compared, comparison_of
 from loraplex.tenants.periods import period_end, periods_of
 
-Compared: TypeAlias = Literal["rollups", "monthly_rollups", "days", "months", "invoices"]
-MAX_NAMED: Final = 20
-"""Differences that a comparison names; it counts and adds up all of them."""
+Store: TypeAlias = Literal["rollups", "monthly_rollups", "totals", "invoices", "counters"]
+"""Sums of one kind, wherever they are kept."""
+STORES: Final[tuple[Store, ...]] = ("rollups", "monthly_rollups", "totals", "invoices")
+"""Those in PostgreSQL."""
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
-# Ids outside contain no time: releases before the ledger had partitions derived some from other ids.
-FIRST_TIME: Final = datetime(2020, 1, 1, tzinfo=UTC)
-LAST_TIME: Final = datetime(2100, 1, 1, tzinfo=UTC)
 ALONE: Final = text("SELECT pg_try_advisory_xact_lock(hashtextextended('loraplex usage comparison', 0))")
-_RECORDS: Final = """usage_records r WHERE admitted_at >= :start AND admitted_at < :end
-            AND (id >= :first_id AND id < :last_id OR id < :no_time_before OR id >= :no_time_from)
-            AND (CAST(:tenants AS uuid[]) IS NULL OR r.tenant_id = ANY(CAST(:tenants AS uuid[])))"""
-_SUMS: Final = ("requests", "uncached_tokens", "cached_tokens", "completion_tokens", "amount_pico")
-_TOTALS: Final = ("requests", "tokens", "amount_nano")
-
-
-def _behind(names: tuple[str, ...]) -> str:
-    """By how much `stored` exceeds `expected`, as JSON without what is equal."""
-    pairs = (f"'{name}', nullif(coalesce(s.{name}, 0) - coalesce(e.{name}, 0), 0)" for name in names)
-    return f"jsonb_strip_nulls(jsonb_build_object({', '.join(pairs)}))"
-
-
-_ROLLUPS: Final = f"""
-    SELECT tenant_id, {_behind(_SUMS)} AS differs,
-        concat_ws(' ', to_char(hour AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), 'adapter', adapter_id, 'key', api_key_id,
-            'price', price_version_id, currency) AS place,
-        coalesce(s.amount_pico, 0) - coalesce(e.amount_pico, 0) AS drift_pico
-    FROM (
-        SELECT tenant_id, date_trunc('hour', admitted_at, 'UTC') AS hour, coalesce(adapter_id, '{NO_ID}') AS adapter_id,
-            api_key_id, coalesce(price_version_id, '{NO_ID}') AS price_version_id, currency,
-            count(*) FILTER (WHERE kind = 'usage') AS requests, sum(uncached_tokens) AS uncached_tokens,
-            sum(cached_tokens) AS cached_tokens, sum(completion_tokens) AS completion_tokens,
-            sum(amount_pico) AS amount_pico
-        FROM {_RECORDS} GROUP BY 1, 2, 3, 4, 5, 6
-    ) e FULL JOIN (
-        SELECT u.* FROM tenants t JOIN usage_rollups u ON u.tenant_id = t.id WHERE u.hour >= :start AND u.hour < :end
-    ) s USING (tenant_id, hour, adapter_id, api_key_id, price_version_id, currency)"""
-_MONTHLY: Final = f"""
-    SELECT tenant_id, {_behind(_SUMS)} AS differs,
-        concat_ws(' ', to_char(month AT TIME ZONE 'UTC', 'YYYY-MM'), 'adapter', adapter_id, 'price', price_version_id,
-            currency) AS place,
-        coalesce(s.amount_pico, 0) - coalesce(e.amount_pico, 0) AS drift_pico
-    FROM (
-        SELECT u.tenant_id, CAST(:start AS timestamptz) AS month, u.adapter_id, u.price_version_id, u.currency,
-            {", ".join(f"sum(u.{name}) AS {name}" for name in _SUMS)}
-        FROM tenants t JOIN usage_rollups u ON u.tenant_id = t.id WHERE u.hour >= :start AND u.hour < :end
-        GROUP BY 1, 3, 4, 5
-    ) e FULL JOIN (
-        SELECT * FROM monthly_rollups WHERE month >= :start AND month < :end
-    ) s USING (tenant_id, month, adapter_id, price_version_id, currency)"""
-_OF_RECORDS: Final = f"""
-        SELECT r.tenant_id, l.level, l.subject_id, r.day AS period, sum(r.requests) AS requests, sum(r.tokens) AS tokens,
-            sum(r.amount_nano) AS amount_nano
-        FROM (
-            SELECT tenant_id, api_key_id, adapter_id, day, count(*) FILTER (WHERE kind = 'usage') AS requests,
-                sum(uncached_tokens + cached_tokens + completion_tokens) AS tokens, sum({AMOUNT_NANO}) AS amount_nano
-            FROM {_RECORDS} GROUP BY 1, 2, 3, 4
-        ) r CROSS JOIN LATERAL (
-            VALUES ('tenant', r.tenant_id), ('key', r.api_key_id), ('adapter', r.adapter_id)
-        ) l (level, subject_id)
-        WHERE l.subject_id IS NOT NULL GROUP BY 1, 2, 3, 4"""
-_OF_DAYS: Final = """
-        SELECT tenant_id, level, subject_id, :period AS period, sum(requests) AS requests, sum(tokens) AS tokens,
-            sum(amount_nano) AS amount_nano
-        FROM usage_totals WHERE period LIKE :days GROUP BY 1, 2, 3"""
-
-
-def _totals(expected: str) -> str:
-    return f"""
-    SELECT tenant_id, {_behind(_TOTALS)} AS differs, concat_ws(' ', period, level, subject_id) AS place,
-        (coalesce(s.amount_nano, 0) - coalesce(e.amount_nano, 0)) * 1000::numeric AS drift_pico
-    FROM ({expected}) e FULL JOIN (SELECT * FROM usage_totals WHERE period = :period) s
-        USING (tenant_id, level, subject_id, period)"""
-
-
-_COMPARED: Final[Mapping[Compared, str]] = {
-    "rollups": _ROLLUPS,
-    "monthly_rollups": _MONTHLY,
-    "days": _totals(_OF_RECORDS),
-    "months": _totals(_OF_DAYS),
-    "invoices": invoices_compared(_RECORDS),
-}
 _OF_ROWS: Final[frozenset[Compared]] = frozenset({"rollups", "days", "invoices"})
-_RESULT: Final = f"""
-SELECT count(*), count(*) FILTER (WHERE differs <> '{{}}'), coalesce(sum(abs(drift_pico)), 0),
-    (array_agg(jsonb_build_array(tenant_id, place, differs)) FILTER (WHERE differs <> '{{}}'))[1:{MAX_NAMED}],
-    array_agg(DISTINCT tenant_id) FILTER (WHERE differs <> '{{}}')
-FROM compared WHERE CAST(:tenants AS uuid[]) IS NULL OR tenant_id = ANY(CAST(:tenants AS uuid[]))"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRange:
-    """What one comparison covers: the rollups of some hours or of a month, the totals of one day or month, or what invoices billed
-    of a month.
+    """What a comparison covers: the rollups of some hours or of a month, the totals of one day or month, what invoices billed of a
+    month; or all of a store.
     """
 
-    compared: Compared
+    compared: Compared | Store
     start: datetime
     end: datetime
 
     @property
-    def store(self) -> str:
-        """Which sums it compares: `rollups`, `monthly_rollups`, `totals` or `invoices`."""
+    def store(self) -> Store:
+        """Which sums it compares."""
         return "totals" if self.compared in ("days", "months") else self.compared
 
     def __str__(self) -> str:
         return f"{self.compared} {self.start:%Y-%m-%dT%H:%MZ} to {self.end:%Y-%m-%dT%H:%MZ}"
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One sum that is not that of its rows. `exceeds`: by how much each of its columns is larger; negative if smaller."""
-
-    tenant_id: UUID
-    place: str
-    exceeds: Mapping[str, int]
-
-    def __str__(self) -> str:
-        return f"tenant {self.tenant_id}, {self.place}: {', '.join(f'{name} {by:+d}' for name, by in self.exceeds.items())}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The result: how many sums were compared and how many differ. `drift_pico` adds up the sizes of all differences."""
+    """How many sums were compared, and how many differ. `drift_pico` adds up the sizes of all differences, `named` says where they
+    are and by how much each sum is too large.
+    """
 
     part: ComparedRange
-    sums: int
-    differing: int
-    drift_pico: int
-    named: tuple[Difference, ...]
+    sums: int = 0
+    differing: int = 0
+    drift_pico: int = 0
+    named: tuple[str, ...] = ()
+
+    def __add__(self, other: "Comparison") -> "Comparison":
+        """Both together, as what this one covers."""
+        return replace(
+            self,
+            sums=self.sums + other.sums,
+            differing=self.differing + other.differing,
+            drift_pico=self.drift_pico + other.drift_pico,
+            named=self.named + other.named,
+        )
 
 
 async def compare(session: AsyncSession, part: ComparedRange) -> Comparison:
@@ -158,13 +77,38 @@ async def compare(session: AsyncSession, part: ComparedRange) -> Comparison:
     It reads rows with ids of that time. Where these differ from their sums, a clock may have been wrong: then it compares the
     tenants concerned once more, with the rows whose ids are up to `WRONG_CLOCK` away.
     """
-    statement = text(f"WITH compared AS MATERIALIZED ({_COMPARED[part.compared]}){_RESULT}")
+    statement = comparison_of(part.compared)
     row = (await session.execute(statement, _parameters(part, CLOCKS_APART, None))).one()
     sums, tenants = row[0], row[4]
     if tenants and part.compared in _OF_ROWS:
         row = (await session.execute(statement, _parameters(part, WRONG_CLOCK, tenants))).one()
-    named = tuple(Difference(UUID(tenant), place, exceeds) for tenant, place, exceeds in row[3] or ())
-    return Comparison(part=part, sums=sums, differing=row[1], drift_pico=int(row[2]), named=named)
+    return Comparison(
+        part=part,
+        sums=sums,
+        differing=row[1],
+        drift_pico=int(row[2]),
+        named=tuple(_named(*each) for each in row[3] or ()),
+    )
+
+
+async def compare_ledger(database: Database) -> list[Comparison]:
+    """Compare the whole ledger with all of its sums, one store after the other. Raises `DatabaseUnavailable`."""
+    now = datetime.now(UTC)
+    async with database.as_operator() as session:
+        start, parts = await first_comparable(session) or now, await comparable_ranges(session, now, DAY)
+    whole = (ComparedRange(compared=store, start=start, end=now) for store in STORES)
+    found = {part.store: Comparison(part=part) for part in whole}
+    for part in parts:
+        async with database.as_operator() as session:
+            found[part.store] += await compare(session, part)
+    return [*found.values()]
+
+
+async def comparable_ranges(session: AsyncSession, now: datetime, step: timedelta) -> list[ComparedRange]:
+    """Everything that can be compared: what rows are left for, then the monthly rollups. `step`: hours of rollups at once."""
+    first, summed = await first_comparable(session), await session.scalar(_FIRST_HOUR)
+    of_rows = () if first is None else all_ranges(first, now, step)
+    return [*of_rows, *(() if summed is None else monthly_ranges(summed, now))]
 
 
 async def first_comparable(session: AsyncSession) -> datetime | None:
@@ -172,25 +116,19 @@ async def first_comparable(session: AsyncSession) -> datetime | None:
 
     After a month was dropped, the next one may lack rows of its first minutes, whose ids are of the month before.
     """
-    first = await session.scalar(_OLDEST, {"id": _FIRST_ID})
+    first = await session.scalar(_OLDEST, {"id": uuid7_from(FIRST_TIME)})
     if first is None:
         return None
     month = _month_start(datetime.fromtimestamp((first.int >> 80) / 1000, UTC))
-    summed = await first_summed(session)
+    summed: datetime | None = await session.scalar(_FIRST_HOUR)
     return month + DAY if summed is not None and summed < month else month
 
 
-_FIRST_ID: Final = uuid7_from(FIRST_TIME)
 _OLDEST: Final = text("SELECT id FROM usage_records WHERE id >= :id ORDER BY id LIMIT 1")
+# The rollups outlive the rows.
 _FIRST_HOUR: Final = text("""
     SELECT min(f.hour) FROM tenants t
     CROSS JOIN LATERAL (SELECT hour FROM usage_rollups u WHERE u.tenant_id = t.id ORDER BY hour LIMIT 1) f""")
-
-
-async def first_summed(session: AsyncSession) -> datetime | None:
-    """The first hour of the rollups, which outlive the rows; None without any."""
-    first: datetime | None = await session.scalar(_FIRST_HOUR)
-    return first
 
 
 def newest_ranges(now: datetime) -> list[ComparedRange]:
@@ -228,24 +166,23 @@ def _parameters(
 ) -> dict[str, Any]:
     """`tenants`: whose rows and sums are compared; None: everyone's."""
     periods = periods_of(part.start)
+    month = periods.month.removeprefix("m:")
     if part.compared == "months":
-        return {
-            "period": periods.month,
-            "days": f"d:{periods.month.removeprefix('m:')}-%",
-            "tenants": tenants,
-        }
+        return {"period": periods.month, "days": f"d:{month}-%", "tenants": tenants}
     parameters = {
         "start": part.start,
         "end": part.end,
         "first_id": uuid7_from(part.start - clocks_apart),
         "last_id": uuid7_from(part.end + clocks_apart),
-        "no_time_before": _FIRST_ID,
-        "no_time_from": uuid7_from(LAST_TIME),
         "tenants": tenants,
     }
     if part.compared == "invoices":
-        return {**parameters, "invoiced": periods.month.removeprefix("m:")}
+        return {**parameters, "invoiced": month}
     return {**parameters, "period": periods.day} if part.compared == "days" else parameters
+
+
+def _named(tenant: str, place: str, exceeds: Mapping[str, int]) -> str:
+    return f"tenant {tenant}, {place}: {', '.join(f'{name} {by:+d}' for name, by in exceeds.items())}"
 
 
 def _month_start(time: datetime) -> datetime:

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.ids import WRONG_CLOCK, uuid7_from
-from loraplex.tenants.ledger.drift import FIRST_TIME, LAST_TIME
+from loraplex.tenants.ledger.drift_sql import IN_TIME
 from loraplex.tenants.periods import period_end, period_start
 
 ROWS_AT_ONCE: Final = 1000
@@ -34,8 +34,7 @@ _SELECTED: Final = ", ".join(
 )
 _ROWS: Final = text(f"""
     SELECT {_SELECTED} FROM usage_records r LEFT JOIN price_versions p ON p.id = r.price_version_id
-    WHERE r.tenant_id = :tenant_id AND r.month = :month
-        AND (r.id >= :first_id AND r.id < :last_id OR r.id < :no_time_before OR r.id >= :no_time_from)
+    WHERE r.tenant_id = :tenant_id AND r.month = :month AND {IN_TIME}
     ORDER BY r.id""")
 
 
@@ -44,11 +43,8 @@ async def exported_rows(session: AsyncSession, tenant_id: UUID, month: str) -> A
     parameters = {
         "tenant_id": tenant_id,
         "month": month,
-        # Other months' partitions are not read. Ids without a time are of releases before there were any.
         "first_id": uuid7_from(period_start(month) - WRONG_CLOCK),
         "last_id": uuid7_from(period_end(month) + WRONG_CLOCK),
-        "no_time_before": uuid7_from(FIRST_TIME),
-        "no_time_from": uuid7_from(LAST_TIME),
     }
     options = {"yield_per": ROWS_AT_ONCE}
     async for row in await session.stream(_ROWS, parameters, execution_options=options):

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from loraplex.tenants.admission.allowance import CompletionAllowance
-from loraplex.tenants.admission.drift_log import DriftLog
+from loraplex.tenants.admission.counter_drift import DriftLog
 from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.billing.pricing import NO_PRICE
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse

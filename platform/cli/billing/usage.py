@@ -9,9 +9,7 @@ import re
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from itertools import chain
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TextIO
 from uuid import UUID
@@ -25,23 +23,10 @@ from loraplex.platform.cli.command_context import (
     run_command,
 )
 from loraplex.platform.cli.output import AsJson, print_rows
-from loraplex.tenants.admission.counter_drift import counted_tenants, counter_drifts
-from loraplex.tenants.counters.counters import Counters
-from loraplex.tenants.database import Database
-from loraplex.tenants.ledger.drift import (
-    DAY,
-    Comparison,
-    all_ranges,
-    compare,
-    first_comparable,
-    first_summed,
-    monthly_ranges,
-)
+from loraplex.tenants.admission.counter_drift import compare_all_counters
+from loraplex.tenants.ledger.drift import Comparison, compare_ledger
 from loraplex.tenants.ledger.usage_export import COLUMNS, TEXTS, exported_rows
-from loraplex.tenants.ledger.usage_ledger import UsageLedger
-from loraplex.tenants.periods import period_start, periods_of
 from loraplex.tenants.rfc3339 import utc_text
-from loraplex.tenants.valkey import open_valkey
 
 app = typer.Typer(
     name="usage", help="The usage ledger: export it, and compare its sums.", no_args_is_help=True
@@ -56,9 +41,6 @@ Output = Annotated[Path | None, typer.Option("--output", help="A new file; witho
 MONTH: Final = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
 # What a spreadsheet would compute (OWASP, "CSV injection").
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-APART_S: Final = 5.0
-"""Between the two comparisons of counters that differ."""
-SUMS: Final = ("rollups", "monthly_rollups", "totals", "invoices")
 COMPARED: Final = ("compared", "from", "to", "sums", "differing", "drift_pico")
 
 
@@ -112,29 +94,6 @@ def plain(text: str | None) -> str | None:
     return f"'{text}" if text is not None and text.startswith(_FORMULA) else text
 
 
-@dataclass(slots=True)
-class Summary:
-    """What was compared of one kind of sums, and what differs."""
-
-    compared: str
-    start: str
-    end: str
-    sums: int = 0
-    differing: int = 0
-    drift_pico: int = 0
-    named: list[str] = field(default_factory=list)
-
-    def add(self, comparison: Comparison) -> None:
-        self.sums += comparison.sums
-        self.differing += comparison.differing
-        self.drift_pico += comparison.drift_pico
-        self.named += map(str, comparison.named)
-
-    def row(self) -> dict[str, Any]:
-        values = (self.compared, self.start, self.end, self.sums, self.differing, self.drift_pico)
-        return dict(zip(COMPARED, values, strict=True))
-
-
 @app.command()
 def reconcile(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Compare the ledger with the rollups, the totals, final invoices and the quota counters. Exit code 1 if anything differs.
@@ -142,15 +101,15 @@ def reconcile(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     Nothing is changed. A difference of the counters counts if it stays the same for five seconds.
     """
 
-    found: list[Summary] = []
+    found: list[Comparison] = []
 
     async def work() -> None:
         async with open_command_stores(data_dir) as stores:
-            found.extend(await compared_sums(stores.database))
+            found.extend(await compare_ledger(stores.database))
             if stores.redis_url is None:
                 typer.echo("counters: not compared, since no Valkey is configured or runs here", err=True)
             else:
-                found.append(await compared_counters(stores.database, stores.redis_url))
+                found.append(await compare_all_counters(stores.database, stores.redis_url))
 
     run_command(work())
     report(found, as_json)
@@ -158,49 +117,26 @@ def reconcile(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-def report(found: Sequence[Summary], as_json: bool) -> None:
+def report(found: Sequence[Comparison], as_json: bool) -> None:
     """Print what was compared, then each difference: on standard error for people."""
+    rows = [comparison_row(each) for each in found]
     if as_json:
-        typer.echo(json.dumps([{**each.row(), "differences": each.named} for each in found]))
+        typer.echo(json.dumps(rows))
         return
-    print_rows([each.row() for each in found], False, COMPARED)
-    for each in found:
-        for named in each.named:
-            typer.echo(f"{each.compared}: {named}", err=True)
+    print_rows(rows, False, COMPARED)
+    for row in rows:
+        for named in row["differences"]:
+            typer.echo(f"{row['compared']}: {named}", err=True)
 
 
-async def compared_sums(database: Database) -> list[Summary]:
-    """Compare the whole ledger with its rollups and totals."""
-    async with database.as_operator() as session:
-        first, summed = await first_comparable(session), await first_summed(session)
-    now = datetime.now(UTC)
-    start = (first or now).isoformat(timespec="seconds")
-    summaries = {name: Summary(name, start, now.isoformat(timespec="seconds")) for name in SUMS}
-    of_rows = () if first is None else all_ranges(first, now, DAY)
-    for part in chain(of_rows, () if summed is None else monthly_ranges(summed, now)):
-        async with database.as_operator() as session:
-            summaries[part.store].add(await compare(session, part))
-    return [*summaries.values()]
-
-
-async def compared_counters(database: Database, redis_url: str) -> Summary:
-    """Compare the quota counters of all tenants with the totals of their current day and month. Raises `StoreUnavailable`."""
-    now = datetime.now(UTC)
-    periods = periods_of(now)
-    summary = Summary("counters", period_start(periods.month).isoformat(), now.isoformat(timespec="seconds"))
-    async with database.as_operator() as session:
-        tenants = await counted_tenants(session)
-    client, ledger = open_valkey(redis_url), UsageLedger(database)
-    try:
-        drifts = await counter_drifts(ledger, Counters(client), tenants, APART_S)
-    finally:
-        await ledger.close()
-        await client.aclose()
-    summary.sums, summary.differing = len(tenants), len(drifts)
-    summary.drift_pico = sum(drift.pico for drift in drifts.values())
-    for tenant_id, drift in drifts.items():
-        behind = ", ".join(
-            f"{use.period} tokens {-use.tokens:+d} amount_nano {-use.amount_nano:+d}" for use in drift.behind
-        )
-        summary.named.append(f"tenant {tenant_id}: {behind}")
-    return summary
+def comparison_row(found: Comparison) -> dict[str, Any]:
+    start, end = (time.isoformat(timespec="seconds") for time in (found.part.start, found.part.end))
+    return {
+        "compared": found.part.store,
+        "from": start,
+        "to": end,
+        "sums": found.sums,
+        "differing": found.differing,
+        "drift_pico": found.drift_pico,
+        "differences": found.named,
+    }

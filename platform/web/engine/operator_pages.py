@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from loraplex.platform.web.console.endpoint import is_htmx
 from loraplex.platform.web.console.page import PageRequest, opens_operator
-from loraplex.platform.web.engine import drift, health
+from loraplex.platform.web.engine import health
 from loraplex.platform.web.engine import queries as engine
 from loraplex.platform.web.engine.tenant_steps import TenantNamespaces, tenant_shares
 
@@ -34,9 +34,11 @@ async def show_engines(page: Operator) -> Response:
 
 @router.get(DRIFT)
 async def show_drift(page: Operator) -> Response:
-    report = await page.query(drift.drift, page.dependencies.admission_controller.drift_log)
-    currencies = {row.tenant_id: page.dependencies.currency_of(row.tenant_id) for row in report.rows}
-    return page.show("engine/drift.html", report=report, currencies=currencies)
+    log = page.dependencies.admission_controller.drift_log
+    rows = await page.query(engine.drift_rows, log)
+    tenants = {row.finding.tenant_id for row in rows}
+    currencies = {tenant_id: page.dependencies.currency_of(tenant_id) for tenant_id in tenants}
+    return page.show("engine/drift.html", log=log, rows=rows, currencies=currencies)
 
 
 @router.get(HEALTH)

@@ -1,10 +1,11 @@
-"""The engines as this gateway knows them. Invariant: nothing waits for an engine of the pool; one that does not answer keeps its
-last numbers.
+"""Engines and counters as this gateway knows them. Invariant: nothing waits for an engine of the pool; one that does not answer
+keeps its last numbers. Reading the drift of counters compares nothing.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -12,6 +13,9 @@ from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines.pool import EnginePool, ObservedEngine
+from loraplex.tenants.accounts.tenants import names_of
+from loraplex.tenants.admission.counter_drift import DriftFinding, DriftLog
+from loraplex.tenants.counters.counter_replies import PeriodUse
 from loraplex.tenants.registry.versions import names_by_digest
 
 
@@ -29,6 +33,14 @@ class EngineState:
     stats: EngineStats | None
     known_at: datetime | None
     silent_s: float
+
+
+class DriftRow(NamedTuple):
+    """Counters of a tenant that differ in one day or month. `use`: what the ledger has more, negative where it has less."""
+
+    tenant: str
+    finding: DriftFinding
+    use: PeriodUse
 
 
 async def engine_states(engine: EngineClient, now: datetime) -> tuple[EngineState, ...]:
@@ -74,3 +86,15 @@ async def adapter_names(session: AsyncSession, states: Sequence[EngineState]) ->
         for digest in (*each.stats.resident_adapters, *(digest for _, digest in each.stats.host_adapters))
     }
     return await names_by_digest(session, digests)
+
+
+async def drift_rows(session: AsyncSession, log: DriftLog) -> list[DriftRow]:
+    """What this gateway's comparisons of counters with the ledger found lately, the newest first, as an operator."""
+    findings = log.findings
+    names = await names_of(session, {each.tenant_id for each in findings})
+    return [
+        DriftRow(names.get(each.tenant_id, str(each.tenant_id)), each, use)
+        for each in findings
+        for use in each.drift.behind
+        if use.tokens or use.amount_nano
+    ]

@@ -18,7 +18,6 @@ from tests.benchmarks.chaos.readiness import ReadinessFigures, ReadinessWatch, r
 from tests.benchmarks.chaos.world import SERVED_NAME, World
 
 from loraplex.platform.bench.report import BenchFailed
-from loraplex.platform.cli.billing.usage import compared_counters, compared_sums
 from loraplex.platform.drills.ledger_drift import LedgerDrift, measure_drift
 from loraplex.platform.drills.traffic import (
     CLIENT_TIMEOUT,
@@ -28,8 +27,10 @@ from loraplex.platform.drills.traffic import (
     recovery_s,
 )
 from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.admission.counter_drift import compare_all_counters
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
+from loraplex.tenants.ledger.drift import compare_ledger
 from loraplex.tenants.models import Quota, UsageRecord
 from loraplex.tenants.quotas.limits import COUNTED, PERIODIC
 from loraplex.tenants.scopes import INFERENCE
@@ -205,9 +206,9 @@ async def compare(
         if limit is not None:
             days = await tokens_of_days(database, customer.id)
             result.over_quota_tokens += sum(max(0, used - limit) for used in days)
-    sums = await compared_sums(database)
+    sums = await compare_ledger(database)
     result.sums_drift_pico = sum(each.drift_pico for each in sums)
-    counters = await compared_counters(database, world.redis_url)
+    counters = await compare_all_counters(database, world.redis_url)
     result.quota_differences = [
         *counters.named,
         *(name for each in sums for name in each.named),

@@ -9,7 +9,6 @@ from tests.platform.demo.prepared import prepare
 from tests.tenants.ledger.settled_rows import read
 
 from loraplex.adapters.push import FolderPush
-from loraplex.platform.cli.billing.usage import compared_sums
 from loraplex.platform.demo.history import ISSUER, SAMPLE_KEY
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
@@ -21,6 +20,7 @@ from loraplex.tenants.invoices.invoices import InvoiceRepository
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.invoices.rows import export_invoice
 from loraplex.tenants.invoices.verification import verify_export
+from loraplex.tenants.ledger.drift import compare_ledger
 
 TENANTS = 3
 PRICE = Price(prompt=100_000, cached_prompt=50_000, completion=400_000)
@@ -65,7 +65,7 @@ async def test_usage_until_yesterday_that_is_marked_and_adds_up(
     assert {row[6] for row in rows} <= {
         f"usage_records_{m.year}_{m.month:02}" for m in (last_month, Month.of(before))
     }
-    sums = await compared_sums(database)
+    sums = await compare_ledger(database)
     assert all(each.sums and not each.differing for each in sums), sums
 
 
@@ -103,7 +103,7 @@ async def test_an_interrupted_start_goes_on_and_no_later_one_adds_anything(
     await prepare(database, push, tmp_path)
     assert await read(database, "SELECT id FROM usage_records ORDER BY id") == rows
     assert len(await finals(database)) == TENANTS
-    assert not any(each.differing for each in await compared_sums(database))
+    assert not any(each.differing for each in await compare_ledger(database))
 
 
 async def test_a_month_without_one_price_gets_none(

@@ -133,7 +133,7 @@ def test_reconcile_names_counters_that_differ(
     database_url: str, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REDIS_URL", valkey_url)
-    monkeypatch.setattr(usage, "APART_S", 0.0)
+    monkeypatch.setattr(counter_drift, "APART_S", 0.0)
     tenant = use(database_url)
     asyncio.run(build_counters(database_url, valkey_url, tenant))
     found = {row["compared"]: row for row in json.loads(command("reconcile", "--json").stdout)}

@@ -14,14 +14,14 @@ from loraplex.adapters.errors import BlobStoreUnavailable
 from loraplex.adapters.storage.free_space import DiskSpace
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines.pool import EnginePool
-from loraplex.platform.web.engine import drift, health
+from loraplex.tenants.billing import use_cases as cards
+from loraplex.platform.web.engine import health
 from loraplex.platform.web.engine import queries as engine
 from loraplex.platform.web.rate_cards import queries as rate_cards
 from loraplex.platform.web.tenants import queries as tenants
 from loraplex.platform.web.usage import operator_queries as operator_usage
 from loraplex.tenants.actors import system_actor
-from loraplex.tenants.admission.counter_drift import CounterDrift
-from loraplex.tenants.admission.drift_log import MAX_KEPT, DriftLog
+from loraplex.tenants.admission.counter_drift import MAX_KEPT, CounterDrift, DriftLog
 from loraplex.tenants.billing import use_cases as cards
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.counters.counter_replies import PeriodUse
@@ -129,13 +129,17 @@ async def test_drift_is_named_by_tenant_until_it_is_corrected(database: Database
     uses = (PeriodUse("d:2026-01-01", 0, 0), PeriodUse("m:2026-01", 7, -3))
     log.compared(tenant_id, CounterDrift(1, uses))
     async with database.as_operator() as session:
-        report = await drift.drift(session, log)
-    (row,) = report.rows
-    assert (row.tenant, row.period, row.tokens, row.amount_pico) == ("acme", "2026-01", 7, -3000)
-    assert (report.open, row.since, row.corrected_at) == (1, NOW, None)
+        (row,) = await engine.drift_rows(session, log)
+    assert (row.tenant, row.use.period, row.use.tokens, row.use.amount_pico) == (
+        "acme",
+        "m:2026-01",
+        7,
+        -3000,
+    )
+    assert (log.open, row.finding.since, row.finding.corrected_at) == (1, NOW, None)
     log.corrected(tenant_id)
     log.compared(tenant_id, None)
-    assert log.findings[0].corrected_at == NOW and log.comparisons == 2
+    assert log.findings[0].corrected_at == NOW and (log.comparisons, log.open) == (2, 0)
     for _ in range(MAX_KEPT + 5):
         log.compared(uuid7(), CounterDrift(1, uses))
     assert len(log.findings) == MAX_KEPT
