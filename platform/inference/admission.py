@@ -22,7 +22,7 @@ from loraplex.platform.inference.rate_limit_headers import rate_headers, refusal
 from loraplex.platform.observability.request_record import RequestRecord
 from loraplex.platform.parameters.request_object import UnknownNames
 from loraplex.tenants.admission.allowance import CompletionAllowance
-from loraplex.tenants.admission.controller import AdmissionController
+from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.errors import LimitExceeded, PolicyStale, QuotaUnavailable, TenantsError
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.quotas.reservation import OnProvisional, Reservation, ReservationRequest
@@ -170,7 +170,7 @@ def _causes(reservation: Reservation, renewals: int) -> dict[str, int | str]:
 class InferenceAdmission:
     """Admits the inference requests of one gateway."""
 
-    def __init__(self, controller: AdmissionController, background_tasks: BackgroundTasks) -> None:
+    def __init__(self, controller: QuotaAdmissionController, background_tasks: BackgroundTasks) -> None:
         self._controller = controller
         self._background_tasks = background_tasks
 

@@ -20,7 +20,9 @@ from loraplex.platform.inference.structured_output.value_validation import Value
 from loraplex.platform.observability.health import Health
 from loraplex.platform.observability.request_stats import RequestRecorder
 from loraplex.platform.parameters.json_object import BodyLimits
-from loraplex.tenants.admission.controller import AdmissionController
+from loraplex.platform.auth.mailed_links import MailedLinks
+from loraplex.tenants.ledger.serving_cost import AcceleratorPrice
+from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.api_keys.last_used import LastUsedTracker
 from loraplex.tenants.database import Database
 from loraplex.tenants.ledger.serving_cost import AcceleratorPrice
@@ -82,7 +84,7 @@ class GatewayDependencies:
     request_analysis: RequestAnalysis
     compile_checks: CompileChecks
     value_validation: ValueValidation
-    admission_controller: AdmissionController
+    admission_controller: QuotaAdmissionController
     namespace_of: Callable[[UUID], bytes]
     derive_key: Callable[..., bytes]
     uploads: Uploads

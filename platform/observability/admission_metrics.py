@@ -1,10 +1,11 @@
 """Admission as metrics: decisions, durations and ledger writes. Labels come from closed sets: limits, levels and outcomes."""
 
-from typing import Final, Protocol, get_args
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from loraplex.platform.observability.journal_metrics import JournalMetrics
+from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.admission.recording import NONE, AdmissionRecorder
 from loraplex.tenants.quotas.limits import COUNTED, Level
 
@@ -14,19 +15,6 @@ ADMISSION_BUCKETS: Final = (
     *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
 )
 SHARE_BUCKETS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-
-
-class WatchedAdmissions(Protocol):
-    """State that admission control reports."""
-
-    @property
-    def degraded(self) -> bool: ...
-
-    @property
-    def script_fallbacks(self) -> int: ...
-
-    @property
-    def counters_rebuilt(self) -> int: ...
 
 
 class AdmissionMetrics(AdmissionRecorder):
@@ -64,7 +52,7 @@ class AdmissionMetrics(AdmissionRecorder):
             registry=registry,
         )
 
-    def watch(self, admissions: WatchedAdmissions) -> None:
+    def watch(self, admissions: QuotaAdmissionController) -> None:
         """Export whether admission works without Valkey now, how often Valkey did not know a script, and how often counters
         differed from the usage ledger.
         """
@@ -77,13 +65,13 @@ class AdmissionMetrics(AdmissionRecorder):
             "Scripts sent with their text since the start, because Valkey did not know them.",
             registry=self._registry,
         )
-        fallbacks.set_function(lambda: float(admissions.script_fallbacks))
+        fallbacks.set_function(lambda: float(admissions.counters.script_fallbacks))
         rebuilt = Gauge(
             "loraplex_admission_counters_mended",
             "Tenants whose counters were rebuilt since the start, because they differed from the usage ledger.",
             registry=self._registry,
         )
-        rebuilt.set_function(lambda: float(admissions.counters_rebuilt))
+        rebuilt.set_function(lambda: float(admissions.reconciliation.rebuilt))
 
     def decided(self, decision: str, seconds: float, limit: str = NONE, level: str = NONE) -> None:
         """Count one decision. An unknown limit or level counts as none."""

@@ -1,35 +1,17 @@
 """This gateway's usage journal as metrics: its size, what waits for PostgreSQL, and how long commits take."""
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from loraplex.tenants.ledger.journal.commits import JournalRecorder
+from loraplex.tenants.ledger.journal.journal import Journal
 
 COMMIT_BUCKETS: Final = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005),
     *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0),
 )
-
-
-class WatchedJournal(Protocol):
-    """State that a journal reports."""
-
-    @property
-    def bytes(self) -> int: ...
-
-    @property
-    def waiting(self) -> int: ...
-
-    @property
-    def oldest_unshipped_s(self) -> float: ...
-
-    @property
-    def dead_letter_count(self) -> int: ...
-
-    @property
-    def is_full(self) -> bool: ...
 
 
 class JournalMetrics(JournalRecorder):
@@ -47,7 +29,7 @@ class JournalMetrics(JournalRecorder):
         self._failures = self._counter("failures", "Failures of the journal's disk or file.")
         self._unreadable = self._counter("unreadable", "Journals that could not be read and were renamed.")
 
-    def watch(self, journal: WatchedJournal) -> None:
+    def watch(self, journal: Journal) -> None:
         """Export the state of a journal."""
         self._gauge("bytes", "Size of the journal on the disk.", lambda: journal.bytes)
         self._gauge("records", "Records that PostgreSQL does not have yet.", lambda: journal.waiting)

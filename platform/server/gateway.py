@@ -245,7 +245,7 @@ def _start_upkeep(resources: GatewayResources, stack: AsyncExitStack) -> None:
 
 def _start_usage_reconciliation(resources: GatewayResources, stack: AsyncExitStack) -> None:
     billing = resources.metrics.billing
-    billing.watch_counters(lambda: resources.admissions.counter_drifts)
+    billing.watch_counters(lambda: resources.admissions.reconciliation.drifts_pico)
     _run_in_background(UsageReconciliation(database=resources.database, recorder=billing).run(), stack)
 
 

@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 from uuid import UUID
 
 import structlog
@@ -16,7 +15,6 @@ from redis.asyncio import Redis
 
 from loraplex.tenants.admission.allowance import CompletionAllowance
 from loraplex.tenants.admission.config import AdmissionConfig
-from loraplex.tenants.admission.counter_drift import DriftLog
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.admission.denial_log import DenialLog
 from loraplex.tenants.admission.fences import Fences
@@ -97,7 +95,7 @@ class QuotaAdmissionController:
         self._requests = InFlightReservations()
         self._ledger = ledger = UsageLedger(database)
         self._refusal_counts = RefusalCounts(ledger.count_refusals)
-        self._counters = counters = Counters(
+        self.counters = counters = Counters(
             redis, bulk_redis, lease_s=settings.lease_s, command_s=settings.valkey_s
         )
         self.on_policy_outdated: Callable[[UUID], None] = _ignore
@@ -129,7 +127,7 @@ class QuotaAdmissionController:
             clock,
         )
         self._reaper = Reaper(ledger, counters, self._requests, fences, settings.lease_s, clock)
-        self._reconciliation = Reconciliation(
+        self.reconciliation = Reconciliation(
             ledger,
             counters,
             self._counter_rebuild,
@@ -168,7 +166,7 @@ class QuotaAdmissionController:
             shipping=shipping,
             fences=fences,
             reaper=self._reaper,
-            reconciliation=self._reconciliation,
+            reconciliation=self.reconciliation,
             refusal_counts=self._refusal_counts,
             gateway_id=gateway_id,
             settings=settings,
@@ -178,26 +176,6 @@ class QuotaAdmissionController:
     def degraded(self) -> bool:
         """Whether the gateway admits without the counters, because Valkey failed."""
         return self._breaker.is_open
-
-    @property
-    def script_fallbacks(self) -> int:
-        """How often Valkey did not know a script and was sent its text."""
-        return self._counters.script_fallbacks
-
-    @property
-    def counter_drifts(self) -> tuple[int, ...]:
-        """The sizes, in pico-units, of the drifts that reconciliation has found and not repaired yet: one for each tenant."""
-        return self._reconciliation.drifts_pico
-
-    @property
-    def counters_rebuilt(self) -> int:
-        """How often counters were rebuilt because they differed from the ledger."""
-        return self._reconciliation.rebuilt
-
-    @property
-    def drift_log(self) -> DriftLog:
-        """What this gateway's comparisons of counters with the ledger found."""
-        return self._reconciliation.log
 
     def journal_trouble(self) -> str | None:
         """Why the journal would refuse an admission now; None where it would not."""
@@ -279,10 +257,10 @@ class QuotaAdmissionController:
 
         Raises `ValkeyUnavailable`, `CountersNewer`, `DatabaseUnavailable`.
         """
-        uses = await self._counters.read(tenant_id, subjects)
+        uses = await self.counters.read(tenant_id, subjects)
         if uses is None:
             await self._counter_rebuild.rebuild(tenant_id)
-            uses = await self._counters.read(tenant_id, subjects)
+            uses = await self.counters.read(tenant_id, subjects)
         if uses is None:
             raise ValkeyUnavailable("the counters were lost while they were read; try again")
         return uses
@@ -296,7 +274,7 @@ class QuotaAdmissionController:
         if here is not None and self.degraded:
             return here
         try:
-            return await self._counters.explain(tenant_id, request_id) or here
+            return await self.counters.explain(tenant_id, request_id) or here
         except (ValkeyUnavailable, CountersNewer):
             if here is None:
                 raise
@@ -306,7 +284,7 @@ class QuotaAdmissionController:
         """Publish that the tenant's keys or limits have changed. Without it, the ledger still refuses outdated callers."""
         try:
             policy = await self._policies.refresh(tenant_id)
-            await self._counters.publish_policy(tenant_id, policy.policy_epoch)
+            await self.counters.publish_policy(tenant_id, policy.policy_epoch)
         except StoreUnavailable as error:
             LOG.warning("a policy could not be published", tenant=str(tenant_id), reason=str(error))
 
@@ -314,7 +292,7 @@ class QuotaAdmissionController:
         """Raise `PolicyStale` if a newer policy of the tenant was published, `StoreUnavailable` if that is unknown."""
         if self.degraded:
             raise ValkeyUnavailable("Valkey is not used until a probe has succeeded")
-        newest = await self._counters.publish_policy(tenant_id, policy_epoch)
+        newest = await self.counters.publish_policy(tenant_id, policy_epoch)
         if newest > policy_epoch:
             raise PolicyStale(f"the caller's policy is older than epoch {newest}")
 
@@ -389,71 +367,3 @@ class QuotaAdmissionController:
 
 def _ignore(_: object) -> None:
     return None
-
-
-class AdmissionController(Protocol):
-    """Admits requests within their limits by reserving the most they may use, and settles what they used.
-
-    `on_policy_outdated` gets each tenant of which a request was admitted under an outdated policy, `on_ended` whose running
-    requests end.
-    """
-
-    on_policy_outdated: Callable[[UUID], None]
-    on_ended: Callable[[Ended], None]
-
-    @property
-    def drift_log(self) -> DriftLog:
-        """What comparisons of counters with the ledger found."""
-        ...
-
-    async def admit(
-        self, request: ReservationRequest, on_provisional: OnProvisional | None = None
-    ) -> Reservation:
-        """Reserve. `on_provisional` is called when work may start; no part of the response may be sent before this returns.
-
-        Raises `LimitExceeded`, `PolicyStale`, `PriceMissing` or `StoreUnavailable` of tenants, also after `on_provisional`.
-        """
-        ...
-
-    async def allowance(self, request: ReservationRequest, *, unused: bool = False) -> CompletionAllowance:
-        """Return what the limits, or what is `unused` of days and months, can admit of completions beside the prompts.
-
-        Raises `PolicyStale`, `PriceMissing` or `StoreUnavailable` of tenants.
-        """
-        ...
-
-    def recent_refusal(self, key: AuthenticatedKey, request_id: str) -> LimitExceeded | None:
-        """Return the error of a request that would certainly be refused, as an earlier one of its caller; None otherwise."""
-        ...
-
-    def count_refusal(self, refused: Refused) -> None:
-        """Count a request that was refused and has no record in the ledger."""
-        ...
-
-    async def require_policy(self, tenant_id: UUID, policy_epoch: int) -> None:
-        """Raise `PolicyStale` if a newer policy of the tenant was published, `StoreUnavailable` if that is unknown."""
-        ...
-
-    def follow(self, reservation: Reservation, used_so_far: Callable[[], SettledUsage]) -> None:
-        """Keep what the running request has used so far in a durable place."""
-        ...
-
-    async def settle(self, reservation: Reservation, usage: SettledUsage) -> None:
-        """Replace the reservation by the usage. Usage is never lost; may be repeated."""
-        ...
-
-    async def cancel(self, reservation: Reservation, *, refused: bool = False) -> None:
-        """Cancel the reservation: nothing was used. `refused`: the request is given back as well."""
-        ...
-
-    async def recount(self, tenant_id: UUID) -> None:
-        """Count the tenant's use again from the ledger, after a correction."""
-        ...
-
-    async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:
-        """The use of every limit of these subjects of the tenant. Raises `StoreUnavailable`."""
-        ...
-
-    async def explain(self, tenant_id: UUID, request_id: str) -> Explanation | None:
-        """Why a request was refused recently; None if it was not. Raises `StoreUnavailable`."""
-        ...

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.ids import CLOCKS_APART, FIRST_TIME, WRONG_CLOCK, uuid7_from
-from loraplex.tenants.ledger.drift_sql import Compared, comparison_of
+from loraplex.tenants.ledger.drift_sql import comparison_of
 from loraplex.tenants.periods import period_end, periods_of
 
 Store: TypeAlias = Literal["rollups", "monthly_rollups", "totals", "invoices", "counters"]
@@ -26,7 +26,7 @@ STORES: Final[tuple[Store, ...]] = ("rollups", "monthly_rollups", "totals", "inv
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
 ALONE: Final = text("SELECT pg_try_advisory_xact_lock(hashtextextended('loraplex usage comparison', 0))")
-_OF_ROWS: Final[frozenset[Compared]] = frozenset({"rollups", "days", "invoices"})
+_OF_ROWS: Final = frozenset({"rollups", "days", "invoices"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +35,14 @@ class ComparedRange:
     month; or all of a store.
     """
 
-    compared: Compared | Store
+    compared: Store | Literal["days", "months"]
     start: datetime
     end: datetime
 
     @property
     def store(self) -> Store:
         """Which sums it compares."""
-        return "totals" if self.compared in ("days", "months") else self.compared
+        return "totals" if self.compared == "days" or self.compared == "months" else self.compared
 
     def __str__(self) -> str:
         return f"{self.compared} {self.start:%Y-%m-%dT%H:%MZ} to {self.end:%Y-%m-%dT%H:%MZ}"

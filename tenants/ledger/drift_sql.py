@@ -6,7 +6,7 @@ Neither is a month whose invoice was voided and not made again.
 """
 
 from collections.abc import Mapping
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from sqlalchemy import TextClause, text
 
@@ -14,7 +14,6 @@ from loraplex.tenants.ids import FIRST_TIME, LAST_TIME, uuid7_from
 from loraplex.tenants.ledger.statements import AMOUNT_NANO
 from loraplex.tenants.models import NO_ID
 
-Compared: TypeAlias = Literal["rollups", "monthly_rollups", "days", "months", "invoices"]
 MAX_NAMED: Final = 20
 """Differences that a comparison names; it counts and adds up all of them."""
 # An invoice is dated by the begin of its transaction, as rows are: of those settled around it, some are billed.
@@ -156,7 +155,7 @@ _INVOICES: Final = f"""
         {_place(":invoiced", "'adapter'", "d.adapter_id", "'price'", "d.price_version_id", "d.currency")} AS place,
         {_too_much("amount_pico")} AS drift_pico
     FROM due d LEFT JOIN late l USING ({_LINE})"""
-_COMPARED: Final[Mapping[Compared, str]] = {
+_COMPARED: Final = {
     "rollups": _ROLLUPS,
     "monthly_rollups": _MONTHLY,
     "days": _DAYS,
@@ -165,8 +164,8 @@ _COMPARED: Final[Mapping[Compared, str]] = {
 }
 
 
-def comparison_of(compared: Compared) -> TextClause:
-    """The statement of a comparison: the number of sums, of those that differ, the sizes of all differences, the first differences
+def comparison_of(compared: str) -> TextClause:
+    """The statement of the comparison of that name: the number of sums, of those that differ, the sizes of all differences, the first differences
     as arrays of tenant, place and `differs`, and the tenants that have any.
     """
     return text(f"""

@@ -2,9 +2,12 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 from loraplex.tenants.admission.allowance import CompletionAllowance
+from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.admission.counter_drift import DriftLog
 from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.billing.pricing import NO_PRICE
@@ -23,10 +26,12 @@ from loraplex.tenants.quotas.reservation import (
 from loraplex.tenants.rate_state import RateState
 
 
-class FakeAdmissions:
-    """`AdmissionController`. `policy_epoch`: the newest that was published. `refusals` are raised by the next admissions, one each. `before_confirmation`: what
+class FakeAdmissions(QuotaAdmissionController):
+    """`policy_epoch`: the newest that was published. `refusals` are raised by the next admissions, one each. `before_confirmation`: what
     happens between the provisional admission of a request and its admission.
     """
+
+    degraded = False
 
     def __init__(self) -> None:
         self.rate = RateState(requests=None, tokens=None)
@@ -37,7 +42,6 @@ class FakeAdmissions:
         self.cancelled: list[Reservation] = []
         self.published: list[UUID] = []
         self.explanations: dict[tuple[UUID, str], Explanation] = {}
-        self.degraded = False
         self.policy_epoch = 0
         self.recent: LimitExceeded | None = None
         self.followed: list[Callable[[], SettledUsage]] = []
@@ -45,7 +49,8 @@ class FakeAdmissions:
         self.on_ended: Callable[[Ended], None] = lambda _: None
         self.refused: list[Refused] = []
         self.recounted: list[UUID] = []
-        self.drift_log = DriftLog()
+        reconciliation: Any = SimpleNamespace(log=DriftLog())
+        self.reconciliation = reconciliation
 
     async def admit(
         self, request: ReservationRequest, on_provisional: OnProvisional | None = None
@@ -86,16 +91,16 @@ class FakeAdmissions:
         if policy_epoch < self.policy_epoch:
             raise PolicyStale("a newer policy was published")
 
-    async def settle(self, admission: Reservation, usage: SettledUsage) -> None:
-        self.settled.append((admission, usage))
+    async def settle(self, reservation: Reservation, usage: SettledUsage) -> None:
+        self.settled.append((reservation, usage))
 
-    async def cancel(self, admission: Reservation, *, refused: bool = False) -> None:
-        self.cancelled.append(admission)
+    async def cancel(self, reservation: Reservation, *, refused: bool = False) -> None:
+        self.cancelled.append(reservation)
 
     async def recount(self, tenant_id: UUID) -> None:
         self.recounted.append(tenant_id)
 
-    async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:
+    async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> list[LimitUse]:
         return []
 
     async def explain(self, tenant_id: UUID, request_id: str) -> Explanation | None:

@@ -34,7 +34,7 @@ async def show_engines(page: Operator) -> Response:
 
 @router.get(DRIFT)
 async def show_drift(page: Operator) -> Response:
-    log = page.dependencies.admission_controller.drift_log
+    log = page.dependencies.admission_controller.reconciliation.log
     rows = await page.query(engine.drift_rows, log)
     tenants = {row.finding.tenant_id for row in rows}
     currencies = {tenant_id: page.dependencies.currency_of(tenant_id) for tenant_id in tenants}

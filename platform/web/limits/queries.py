@@ -20,7 +20,7 @@ from loraplex.platform.web.limits.documents import (
     QuotaDocument,
 )
 from loraplex.platform.web.sorting import SortOrder
-from loraplex.tenants.admission.controller import AdmissionController
+from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.audit_queries import last_authors
 from loraplex.tenants.counters.counter_replies import RETRY_S, LimitUse
 from loraplex.tenants.errors import RefusalNotFound, StoreUnavailable
@@ -111,7 +111,7 @@ async def quota_page(
 
 
 async def quota_documents(
-    controller: AdmissionController,
+    controller: QuotaAdmissionController,
     tenant_id: UUID,
     states: Sequence[QuotaState],
     resources: Mapping[str, ResourceUse],
@@ -167,7 +167,7 @@ async def stored_of_key(session: AsyncSession, tenant_id: UUID, key_id: str) -> 
 
 
 async def with_use(
-    controller: AdmissionController, tenant_id: UUID, found: StoredLimits
+    controller: QuotaAdmissionController, tenant_id: UUID, found: StoredLimits
 ) -> tuple[LimitedSubject, ...] | None:
     """Ask the counters for the use of these limits; None while they do not answer."""
     try:
@@ -187,7 +187,9 @@ def nearest(subjects: Iterable[LimitedSubject]) -> tuple[LimitState, ...]:
     return tuple(sorted(every, key=lambda each: each.nearness, reverse=True)[:NEAREST])
 
 
-async def explain(controller: AdmissionController, tenant_id: UUID, request_id: str) -> ExplanationDocument:
+async def explain(
+    controller: QuotaAdmissionController, tenant_id: UUID, request_id: str
+) -> ExplanationDocument:
     """Why a request was refused. Raises `RefusalNotFound` after a day, or if no limit refused it; `StoreUnavailable`."""
     found = await controller.explain(tenant_id, request_id)
     if found is None:
@@ -241,7 +243,7 @@ def _by_name(state: QuotaState) -> Mapping[str, int | None]:
 
 
 async def _uses(
-    controller: AdmissionController, tenant_id: UUID, states: Sequence[QuotaState]
+    controller: QuotaAdmissionController, tenant_id: UUID, states: Sequence[QuotaState]
 ) -> Mapping[UUID, Sequence[LimitUse]]:
     """The use of limits by the ids of their subjects; of others none."""
     uses: dict[UUID, list[LimitUse]] = defaultdict(list)

@@ -51,7 +51,7 @@ async def reconcile(gateway: QuotaAdmissionController, rounds: int = 2) -> int:
     """Counters that lost writes are compared with what was shipped."""
     for _ in range(rounds):
         await gateway.maintenance.reconciliation.reconcile()
-    return gateway.counters_rebuilt
+    return gateway.reconciliation.rebuilt
 
 
 @pytest.mark.parametrize(("field", "amount"), [("tokens", 15), ("amount", 7), ("tokens", -100)])
@@ -64,9 +64,9 @@ async def test_lost_writes_are_noticed_and_rebuilt(
             await spend(tenant, gateway)
         await lose(client, tenant, field, amount)
         assert await reconcile(gateway, 1) == 0
-        assert [each.corrected_at for each in gateway.drift_log.findings] == [None]
+        assert [each.corrected_at for each in gateway.reconciliation.log.findings] == [None]
         assert await reconcile(gateway, 1) == 1
-        assert [each.corrected_at is None for each in gateway.drift_log.findings] == [False]
+        assert [each.corrected_at is None for each in gateway.reconciliation.log.findings] == [False]
         assert await check_ledger(tenant, gateway) == (45, 3)
         await spend(tenant, gateway)
         assert await reconcile(gateway, 3) == 1
@@ -95,7 +95,7 @@ async def test_one_of_two_gateways_rebuilds(database: Database, valkey_url: str)
         await lose(client, tenant, "tokens", 15)
         for _ in range(3):
             await asyncio.gather(*(reconcile(gateway, 1) for gateway in (first, second)))
-        assert first.counters_rebuilt + second.counters_rebuilt == 1
+        assert first.reconciliation.rebuilt + second.reconciliation.rebuilt == 1
         assert await check_ledger(tenant, first) == (30, 2)
 
 
@@ -210,7 +210,7 @@ async def test_busy_correct_counters_are_never_rebuilt(database: Database, valke
         working = [asyncio.create_task(work(gateway)) for gateway in (first, second) for _ in range(WORKERS)]
         await asyncio.gather(look(first), look(second))
         await asyncio.gather(*working)
-        assert (first.counters_rebuilt, second.counters_rebuilt) == (0, 0)
+        assert (first.reconciliation.rebuilt, second.reconciliation.rebuilt) == (0, 0)
         assert await first.maintenance.ledger.epoch(tenant.tenant_id) == 1
         expected = spent.total()
         assert await check_ledger(tenant, second) == (15 * expected, expected)
@@ -221,7 +221,7 @@ async def test_a_loss_under_busy_traffic_is_noticed(database: Database, valkey_u
     async with tenant.gateway() as gateway, open_client(valkey_url) as client:
 
         async def work() -> None:
-            while not gateway.counters_rebuilt:
+            while not gateway.reconciliation.rebuilt:
                 await spend(tenant, gateway)
 
         await spend(tenant, gateway)
@@ -231,7 +231,7 @@ async def test_a_loss_under_busy_traffic_is_noticed(database: Database, valkey_u
             while not await reconcile(gateway, 1):
                 await asyncio.sleep(0.02)
         await asyncio.gather(*working)
-        assert gateway.counters_rebuilt == 1
+        assert gateway.reconciliation.rebuilt == 1
         await check_ledger(tenant, gateway)
 
 
@@ -316,5 +316,5 @@ async def test_tenants_are_compared_though_one_is_not_reached(
         for _ in range(2):
             with pytest.raises(ValkeyUnavailable):
                 await reconcile(gateway, 1)
-        assert gateway.counters_rebuilt == 1
+        assert gateway.reconciliation.rebuilt == 1
         assert away.tenant_id in gateway.maintenance.requests.active

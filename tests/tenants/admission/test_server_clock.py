@@ -23,11 +23,11 @@ async def test_requests_go_on_under_the_right_time_and_no_limit_is_exceeded(
     now -= HOUR if now.hour == 23 else timedelta()
     async with tenant.gateway() as first, tenant.gateway() as second:
         for gateway in (first, second):
-            set_server_clock(gateway._counters, now + HOUR)
+            set_server_clock(gateway.counters, now + HOUR)
         ended, running = [await gateway.admit(tenant.request()) for gateway in (first, second)]
         await first.settle(ended, usage(ended))
         for gateway in (first, second):
-            set_server_clock(gateway._counters, now)
+            set_server_clock(gateway.counters, now)
         last = await first.admit(tenant.request())
         assert (ended.epoch, running.epoch, last.epoch) == (1, 1, 2)
         assert last.admitted_at == now
@@ -38,7 +38,7 @@ async def test_requests_go_on_under_the_right_time_and_no_limit_is_exceeded(
         await tenant.shipped()
         for gateway in (first, second):
             await gateway.maintenance.reconciliation.reconcile()
-            assert gateway.counters_rebuilt == 0
+            assert gateway.reconciliation.rebuilt == 0
         assert await check_ledger(tenant, first) == (45, 3)
 
 
@@ -46,12 +46,12 @@ async def test_a_rate_is_back_after_a_minute(database: Database, valkey_url: str
     tenant = await make_tenant_with_gateways(database, valkey_url, requests_per_minute=2)
     now = datetime.now(UTC)
     async with tenant.gateway() as gateway:
-        set_server_clock(gateway._counters, now + HOUR)
+        set_server_clock(gateway.counters, now + HOUR)
         await gateway.cancel(await gateway.admit(tenant.request()))
-        set_server_clock(gateway._counters, now)
+        set_server_clock(gateway.counters, now)
         with pytest.raises(RateLimited) as refused:
             await gateway.admit(tenant.request())
         assert refused.value.retry_after_s == 30
-        set_server_clock(gateway._counters, now + timedelta(minutes=1))
+        set_server_clock(gateway.counters, now + timedelta(minutes=1))
         for _ in range(2):
             await gateway.cancel(await gateway.admit(tenant.request()))

@@ -180,7 +180,7 @@ async def test_gateways_of_two_layouts_never_exceed_a_limit(database: Database, 
     """What the older one admitted is counted by the newer one, also while it runs; then the older one refuses budgets."""
     tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=200)
     async with tenant.gateway(SETTINGS) as older, tenant.gateway(SETTINGS) as newer:
-        of_next_layout(newer._counters)
+        of_next_layout(newer.counters)
         first = [await older.admit(tenant.request()) for _ in range(3)]
         await older.settle(first[0], usage(first[0]))
         admitted = []
@@ -210,7 +210,7 @@ async def test_newer_counters_of_one_tenant_cost_no_other_its_counters(
         async with upgraded.gateway(SETTINGS) as older, upgraded.gateway(SETTINGS) as newer:
             before = await older.admit(upgraded.request())
             await upgraded.shipped()
-            of_next_layout(newer._counters)
+            of_next_layout(newer.counters)
             counted = await newer.admit(upgraded.request())
             shared = [await older.admit(upgraded.request()) for _ in range(5)]
             assert not before.degraded and not counted.degraded and all(each.degraded for each in shared)

@@ -83,6 +83,6 @@ async def test_the_counters_follow_a_correction(database: Database, valkey_url: 
         gateway.maintenance.requests.active[tenant.tenant_id] = None
         for _ in range(3):
             await gateway.maintenance.reconciliation.reconcile()
-        assert gateway.counters_rebuilt == 0, "reconciliation finds no difference"
+        assert gateway.reconciliation.rebuilt == 0, "reconciliation finds no difference"
         await gateway.settle(running, replace(used_by(running), completion_tokens=0))
         assert (await used(gateway, tenant.tenant_id))["tokens_per_day"].used == 25

@@ -130,7 +130,10 @@ async def test_tenants_by_share_of_steps(console: Console, signed_in: SignedIn) 
 
 
 async def test_no_drift_is_said_in_words(console: Console, signed_in: SignedIn) -> None:
-    tenant_id, log = await console.tenant("harbor"), console.dependencies.admission_controller.drift_log
+    tenant_id, log = (
+        await console.tenant("harbor"),
+        console.dependencies.admission_controller.reconciliation.log,
+    )
     browser, path = await signed_in("operator"), f"{AREA}/drift"
     assert "Nothing was compared yet" in (await browser.page(path)).text
     log.compared(tenant_id, None)
