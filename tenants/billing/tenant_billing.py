@@ -19,15 +19,8 @@ from loraplex.tenants.billing.records import FIRST_REVISION, TenantBillingDocume
 from loraplex.tenants.errors import InUse
 from loraplex.tenants.models import ApiKey, ReservationRow, TenantBilling, UsageTotal
 
-PLAIN_FIELDS: Final = (
-    "issuer",
-    "customer_name",
-    "customer_address",
-    "vat_id",
-    "tax_rate_ppm",
-    "minimum_micro",
-)
-"""The fields that a change sets as they are. `currency` follows a rule of its own."""
+TERMS: Final = ("issuer", "customer_name", "customer_address", "vat_id", "tax_rate_ppm", "minimum_micro")
+"""What bills state: a change sets these as they are. `currency` follows a rule of its own."""
 
 
 class TenantBillings:
@@ -59,7 +52,7 @@ class TenantBillings:
         one began: the bill of the month before needs both of that one.
         """
         now, default = await self._now(), await self.default_currency()
-        fields = {name: value for name, value in change.items() if name in PLAIN_FIELDS}
+        fields = {name: value for name, value in change.items() if name in TERMS}
         if "currency" in change:
             present = currency_of(row, default).at(now)
             fields |= await self._new_currency(row, present, change["currency"], now)
@@ -119,7 +112,7 @@ def _document(row: TenantBilling | None, default_currency: str, now: datetime) -
         next_currency=row.next_currency if pending else None,
         next_currency_from=row.next_currency_from if pending else None,
         revision=row.revision,
-        **{name: getattr(row, name) for name in PLAIN_FIELDS},
+        **{name: getattr(row, name) for name in TERMS},
     )
 
 

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain
-from typing import Any, cast
+from typing import Any, Final
 from uuid import UUID
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants.billing.tenant_billing import TERMS
 from loraplex.tenants.invoices.billable_usage import Account, BillableUsage, prices_of
 from loraplex.tenants.invoices.credits import CreditRepository, balances_of_all
 from loraplex.tenants.invoices.lines import (
     Charge,
     InvoiceLine,
-    LineKind,
     billed_micro,
     charges_of,
     outstanding_lines,
@@ -32,6 +32,12 @@ from loraplex.tenants.invoices.totals import (
     total_invoice,
 )
 from loraplex.tenants.models import Invoice, InvoiceLineRow
+
+_LINE: Final = (
+    *("kind", "adapter_id", "token_class", "price_version_id"),
+    *("price", "tokens", "amount_pico", "amount_micro"),
+)
+"""What a line and its row call the same and write alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,18 +111,11 @@ async def _with_names(
 def fill_in(invoice: Invoice, content: InvoiceContent) -> None:
     """Write terms and totals into a draft."""
     terms, totals = content.terms, content.totals
-    invoice.issuer = terms.issuer
-    invoice.customer_name = terms.customer_name
-    invoice.customer_address = terms.customer_address
-    invoice.vat_id = terms.vat_id
-    invoice.tax_rate_ppm = terms.tax_rate_ppm
-    invoice.minimum_micro = terms.minimum_micro
+    for name in TERMS:
+        setattr(invoice, name, getattr(terms, name))
+    for name in ("subtotal_micro", "credits_micro", "tax_micro", "rounding_micro", "total_micro"):
+        setattr(invoice, name, getattr(totals, name))
     invoice.credit_balances = [balance_document(each) for each in content.credits]
-    invoice.subtotal_micro = totals.subtotal_micro
-    invoice.credits_micro = totals.credits_micro
-    invoice.tax_micro = totals.tax_micro
-    invoice.rounding_micro = totals.rounding_micro
-    invoice.total_micro = totals.total_micro
 
 
 def line_rows(invoice: Invoice, content: InvoiceContent) -> Iterator[InvoiceLineRow]:
@@ -126,19 +125,19 @@ def line_rows(invoice: Invoice, content: InvoiceContent) -> Iterator[InvoiceLine
             invoice_id=invoice.id,
             position=position,
             tenant_id=invoice.tenant_id,
-            kind=line.kind,
-            month=str(line.month),
-            adapter_id=line.adapter_id,
             adapter=None if line.adapter_id is None else content.adapters.get(line.adapter_id),
-            token_class=line.token_class,
-            price_version_id=line.price_version_id,
-            price=line.price,
-            tokens=line.tokens,
-            amount_pico=line.amount_pico,
-            amount_micro=line.amount_micro,
-            billed_tokens=line.billed.tokens,
-            billed_pico=line.billed.amount_pico,
+            **line_columns(line),
         )
+
+
+def line_columns(line: InvoiceLine) -> dict[str, Any]:
+    """Return what the row and the document of a line call the same."""
+    return {
+        **{name: getattr(line, name) for name in _LINE},
+        "month": str(line.month),
+        "billed_tokens": line.billed.tokens,
+        "billed_pico": line.billed.amount_pico,
+    }
 
 
 async def stored_content(session: AsyncSession, invoice: Invoice) -> InvoiceContent:
@@ -147,15 +146,7 @@ async def stored_content(session: AsyncSession, invoice: Invoice) -> InvoiceCont
     rows = (await session.scalars(query.order_by(InvoiceLineRow.position))).all()
     uses = await CreditRepository(session, invoice.tenant_id).used_by(invoice.id)
     return InvoiceContent(
-        terms=InvoiceTerms(
-            currency=invoice.currency,
-            issuer=invoice.issuer or "",
-            customer_name=invoice.customer_name or "",
-            customer_address=invoice.customer_address or "",
-            vat_id=invoice.vat_id,
-            tax_rate_ppm=invoice.tax_rate_ppm or 0,
-            minimum_micro=invoice.minimum_micro or 0,
-        ),
+        terms=InvoiceTerms(currency=invoice.currency, **{name: getattr(invoice, name) for name in TERMS}),
         totals=InvoiceTotals(
             lines=tuple(map(_stored_line, rows)),
             subtotal_micro=invoice.subtotal_micro or 0,
@@ -174,15 +165,9 @@ async def stored_content(session: AsyncSession, invoice: Invoice) -> InvoiceCont
 
 def _stored_line(row: InvoiceLineRow) -> InvoiceLine:
     return InvoiceLine(
-        kind=cast(LineKind, row.kind),
+        **{name: getattr(row, name) for name in _LINE if name != "amount_pico"},
         month=Month.parse(row.month),
-        adapter_id=row.adapter_id,
-        token_class=row.token_class,
-        price_version_id=row.price_version_id,
-        price=row.price,
-        tokens=row.tokens,
         amount_pico=int(row.amount_pico),
-        amount_micro=row.amount_micro,
         billed=Charge(row.billed_tokens, int(row.billed_pico)),
     )
 

@@ -2,60 +2,34 @@
 pico-units are decimal strings, since they exceed what JSON readers keep.
 """
 
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
-from loraplex.tenants.invoices.content import InvoiceContent
+from loraplex.tenants.billing.tenant_billing import TERMS
+from loraplex.tenants.invoices.content import InvoiceContent, line_columns
 from loraplex.tenants.invoices.currencies import decimal_text, minor_digits
-from loraplex.tenants.invoices.invoices import InvoiceDetails
+from loraplex.tenants.invoices.invoices import STATED, InvoiceDetails
 from loraplex.tenants.invoices.lines import InvoiceLine
 from loraplex.tenants.invoices.records import InvoiceDocument, InvoiceLineDocument
 from loraplex.tenants.invoices.totals import InvoiceTotals
-
-TERMS: Final = (
-    *("issuer", "customer_name", "customer_address", "vat_id"),
-    *("tax_rate_ppm", "minimum_micro"),
-)
 
 
 def invoice_document(invoice: InvoiceDetails) -> InvoiceDocument:
     """Return the whole invoice."""
     content = invoice.content
     return InvoiceDocument(
-        id=invoice.id,
-        tenant_id=invoice.tenant_id,
-        number=invoice.number,
-        state=invoice.state,
+        **{name: getattr(invoice, name) for name in STATED},
         month=str(invoice.month),
         currency=content.terms.currency,
         **{name: getattr(content.terms, name) for name in TERMS},
         lines=[line_document(line, _name(content, line.adapter_id)) for line in content.totals.lines],
         **totals_document(content.totals, content.terms.currency),
-        grace_ends_at=invoice.grace_ends_at,
-        finalized_at=invoice.finalized_at,
-        paid_at=invoice.paid_at,
-        paid_reference=invoice.paid_reference,
-        voided_at=invoice.voided_at,
     )
 
 
 def line_document(line: InvoiceLine, adapter: str | None) -> InvoiceLineDocument:
     """Return one line; `adapter` is the adapter's name."""
-    return InvoiceLineDocument(
-        kind=line.kind,
-        month=str(line.month),
-        adapter=adapter,
-        adapter_id=line.adapter_id,
-        token_class=line.token_class,
-        price_version_id=line.price_version_id,
-        price=line.price,
-        tokens=line.tokens,
-        amount_pico=line.amount_pico,
-        amount_micro=line.amount_micro,
-        rounding_pico=line.rounding_pico,
-        billed_tokens=line.billed.tokens,
-        billed_pico=line.billed.amount_pico,
-    )
+    return InvoiceLineDocument(**line_columns(line), adapter=adapter, rounding_pico=line.rounding_pico)
 
 
 def totals_document(totals: InvoiceTotals, currency: str) -> dict[str, Any]:

@@ -30,6 +30,11 @@ from loraplex.tenants.invoices.terms import billing_terms
 from loraplex.tenants.models import Invoice, InvoiceNumber, Tenant
 from loraplex.tenants.pages import Part, sliced
 
+STATED: Final = (
+    *("id", "tenant_id", "state", "number", "grace_ends_at"),
+    *("finalized_at", "paid_at", "paid_reference", "voided_at"),
+)
+"""What the row of an invoice, its details and its document call the same."""
 _IDS: Final = UUID("6f3c1e5a-52f4-4c0e-9d0a-7c1f5a0b8e16")
 
 
@@ -188,26 +193,19 @@ class InvoiceRepository:
 
     async def details(self, invoice: Invoice) -> InvoiceDetails:
         """Return the invoice as it is shown: a draft is computed now."""
-        month = Month.parse(invoice.month)
         if invoice.state == "draft":
-            currencies = (invoice.currency,)
+            month, currencies = Month.parse(invoice.month), (invoice.currency,)
             computed = await compute_contents(self._session, invoice.tenant_id, month, currencies)
             content = computed[invoice.currency]
         else:
             content = await stored_content(self._session, invoice)
-        return InvoiceDetails(
-            id=invoice.id,
-            tenant_id=invoice.tenant_id,
-            month=month,
-            state=invoice.state,
-            content=content,
-            number=invoice.number,
-            grace_ends_at=invoice.grace_ends_at,
-            finalized_at=invoice.finalized_at,
-            paid_at=invoice.paid_at,
-            paid_reference=invoice.paid_reference,
-            voided_at=invoice.voided_at,
-        )
+        return details_of(invoice, content)
+
+
+def details_of(invoice: Invoice, content: InvoiceContent) -> InvoiceDetails:
+    """Return the invoice with what it bills."""
+    stated = {name: getattr(invoice, name) for name in STATED}
+    return InvoiceDetails(month=Month.parse(invoice.month), content=content, **stated)
 
 
 def require_state(invoice: Invoice, state: str) -> None:

@@ -15,7 +15,7 @@ from loraplex.tenants.errors import InvalidField, MonthNotOver, NothingToBill
 from loraplex.tenants.invoices.content import compute_contents
 from loraplex.tenants.invoices.credits import CreditRepository, NewCredit
 from loraplex.tenants.invoices.document import invoice_document
-from loraplex.tenants.invoices.invoices import InvoiceRepository
+from loraplex.tenants.invoices.invoices import InvoiceRepository, details_of
 from loraplex.tenants.invoices.locks import lock_tenant
 from loraplex.tenants.invoices.months import Month, passed_everywhere
 from loraplex.tenants.invoices.records import (
@@ -90,7 +90,8 @@ async def finalize(
         total_micro=content.totals.total_micro,
     )
     await add_event(uow.session, tenant_id, event)
-    return await _shown(uow, invoice)
+    # Not read back: others wait for the lock of the number.
+    return invoice_document(details_of(invoice, content))
 
 
 async def pay(uow: UnitOfWork, invoice_id: UUID, reference: str) -> InvoiceDocument:

@@ -13,9 +13,10 @@ from typing import Any, Final, NoReturn, TypeVar
 from uuid import UUID
 
 from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.billing.tenant_billing import TERMS
 from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.invoices.content import balance_of
-from loraplex.tenants.invoices.document import TERMS, line_document, totals_document
+from loraplex.tenants.invoices.document import line_document, totals_document
 from loraplex.tenants.invoices.export import (
     BILLED,
     COLUMNS,
