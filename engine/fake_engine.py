@@ -21,6 +21,7 @@ from loraplex.engine.errors import (
 )
 from loraplex.engine.messages import (
     NO_CAUSES,
+    AdapterKey,
     AdapterRef,
     EngineInfo,
     EngineRequest,
@@ -127,7 +128,7 @@ class FakeEngine:
         self._live: dict[str, asyncio.Event] = {}
         self._adapters: dict[str, str] = {}
         self._namespaces: dict[str, bytes] = {}
-        self._resident: dict[tuple[bytes, str], None] = {}
+        self._resident: dict[AdapterKey, None] = {}
         self._loads = 0
         self._strikes = [0] * len(self.script.faults)
         self._draining = False

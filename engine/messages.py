@@ -20,6 +20,9 @@ BASE_MODEL: Final = "base"
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 
+AdapterKey: TypeAlias = tuple[bytes, str]
+"""Identity of an adapter in storage, residency and the prefix cache: namespace and digest, never shared across tenants."""
+
 
 class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
     """An immutable adapter version. `namespace` is the tenant's 32-byte cache namespace; `digest` is 64 hex digits."""
@@ -29,8 +32,7 @@ class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
     blob_path: str
 
     @property
-    def key(self) -> tuple[bytes, str]:
-        """Identity in storage, residency and the prefix cache: never shared across tenants."""
+    def key(self) -> AdapterKey:
         return (self.namespace, self.digest)
 
 
@@ -299,10 +301,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     referenced_blocks: int = 0
     total_blocks: int = 0
     resident_adapters: list[str] = []
-    device_adapters: list[tuple[bytes, str]] = []
-    host_adapters: list[tuple[bytes, str]] = []
+    device_adapters: list[AdapterKey] = []
+    host_adapters: list[AdapterKey] = []
     pinned_adapters: int = 0
-    quarantined_adapters: list[tuple[bytes, str]] = []
+    quarantined_adapters: list[AdapterKey] = []
     adapter_bytes: int = 0
     adapter_budget_bytes: int = 0
     adapter_waste_bytes: int = 0

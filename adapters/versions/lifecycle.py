@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 from uuid import UUID, uuid4
 
 import structlog
@@ -25,15 +24,13 @@ from loraplex.adapters.errors import (
 from loraplex.adapters.storage.local_store import WEIGHTS_FILE
 from loraplex.adapters.versions.pending_folders import PendingFolder, PendingFolders
 from loraplex.adapters.versions.version_job import SYSTEM, LifecycleConfig, VersionJob
+from loraplex.engine.messages import AdapterKey
 from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.models import AdapterVersion
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.versions import PendingVersion, PendingVersions, VersionStates, owners_of
-
-AdapterKey: TypeAlias = tuple[bytes, str]
-"""The tenant's cache namespace and the digest: `AdapterRef.key`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from loraplex.engine.kernels.group_rows import group_rows
 from loraplex.engine.kernels.prefill_chunks import PrefillChunks, tiles_of
 from loraplex.engine.lora.batch import LoraBatch
 from loraplex.engine.lora.device_batch import LoraWorkspace
+from loraplex.engine.messages import AdapterKey
 from loraplex.engine.sequence_scores import ScoredPosition
 
 
@@ -84,9 +85,7 @@ class BatchRows:
     whose successor is scored.
     """
 
-    def __init__(
-        self, plan: StepPlan, block_size: int, adapter_slots: Mapping[tuple[bytes, str], int]
-    ) -> None:
+    def __init__(self, plan: StepPlan, block_size: int, adapter_slots: Mapping[AdapterKey, int]) -> None:
         self.token_ids: list[int] = []
         self.positions: list[int] = []
         self.slots: list[int] = []

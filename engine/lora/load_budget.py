@@ -5,6 +5,8 @@ Invariant: sizes and rates are measured; the mean of the known sizes stands for 
 
 from cachetools import LRUCache
 
+from loraplex.engine.messages import AdapterKey
+
 SMOOTHING = 0.2
 """Weight of the newest load: if one disk read in five is slow the price changes, if one in fifty is it hardly does."""
 
@@ -36,8 +38,6 @@ class Throughput:
         return nbytes / self.bytes_per_second
 
 
-Key = tuple[bytes, str]
-
 LOADS_AT_FIRST = 4
 """Loads that fill the budget while no size is known yet."""
 
@@ -58,8 +58,8 @@ class LoadBudget:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._mean = max_bytes / LOADS_AT_FIRST
-        self._sizes: LRUCache[Key, int] = LRUCache(MAX_SIZES)
-        self._under_way: dict[Key, float] = {}
+        self._sizes: LRUCache[AdapterKey, int] = LRUCache(MAX_SIZES)
+        self._under_way: dict[AdapterKey, float] = {}
         self._bytes = 0.0
         self.source = Throughput(SOURCE_RATE)
         self.device = Throughput(DEVICE_RATE)
@@ -71,12 +71,12 @@ class LoadBudget:
             return self._bytes <= self._max_bytes
         return self._bytes + self._mean <= self._max_bytes and sum(own) + self._mean <= self._max_bytes / 2
 
-    def begin(self, key: Key) -> None:
+    def begin(self, key: AdapterKey) -> None:
         """Record the start of a load."""
         self._under_way[key] = self._size(key)
         self._bytes += self._under_way[key]
 
-    def learn(self, key: Key, nbytes: int) -> None:
+    def learn(self, key: AdapterKey, nbytes: int) -> None:
         """Record an adapter's size."""
         first = not self._sizes
         self._sizes[key] = nbytes
@@ -85,18 +85,18 @@ class LoadBudget:
             self._bytes += nbytes - self._under_way[key]
             self._under_way[key] = nbytes
 
-    def known_size(self, key: Key) -> int:
+    def known_size(self, key: AdapterKey) -> int:
         """Return an adapter's size in bytes; 0 if it is unknown."""
         return self._sizes.get(key, 0)
 
-    def end(self, key: Key) -> None:
+    def end(self, key: AdapterKey) -> None:
         """Record the end of a load, whatever its outcome."""
         self._bytes -= self._under_way.pop(key, 0.0)
 
-    def seconds(self, key: Key, *, reads: bool) -> float:
+    def seconds(self, key: AdapterKey, *, reads: bool) -> float:
         """Return the expected seconds of this adapter's load: from the source if it `reads`, else from host memory."""
         nbytes = self._size(key)
         return self.device.seconds(nbytes) + (self.source.seconds(nbytes) if reads else 0.0)
 
-    def _size(self, key: Key) -> float:
+    def _size(self, key: AdapterKey) -> float:
         return self._sizes.get(key, self._mean)

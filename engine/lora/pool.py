@@ -20,9 +20,7 @@ from loraplex.engine.lora.memory.host_cache import HostCache
 from loraplex.engine.lora.memory.packed_adapter import PackedAdapter
 from loraplex.engine.lora.quarantine import QuarantineTracker
 from loraplex.engine.lora.residency import AdapterState
-from loraplex.engine.messages import AdapterRef, AdapterTier
-
-Key = tuple[bytes, str]
+from loraplex.engine.messages import AdapterKey, AdapterRef, AdapterTier
 
 MAX_REPORTED = 64
 
@@ -51,26 +49,26 @@ class AdapterPool:
         loader: AdapterLoader,
         host: HostCache,
         faults: QuarantineTracker,
-        ledger: LoadBudget,
+        budget: LoadBudget,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._memory = memory
         self._loader = loader
         self._host = host
         self._faults = faults
-        self._ledger = ledger
+        self._budget = budget
         self._clock = clock
         self._free_slots = list(range(memory.max_slots - 1, -1, -1))
-        self._slots: dict[Key, int] = {}
-        self._idle: OrderedDict[Key, _Resident] = OrderedDict()
-        self._pinned: dict[Key, _Resident] = {}
-        self._moving: dict[Key, _Resident] = {}
-        self._loading: set[Key] = set()
-        self._abandoned: set[Key] = set()
-        self._without_room: dict[Key, _Waiting] = {}
-        self._read: set[Key] = set()
+        self._slots: dict[AdapterKey, int] = {}
+        self._idle: OrderedDict[AdapterKey, _Resident] = OrderedDict()
+        self._pinned: dict[AdapterKey, _Resident] = {}
+        self._moving: dict[AdapterKey, _Resident] = {}
+        self._loading: set[AdapterKey] = set()
+        self._abandoned: set[AdapterKey] = set()
+        self._without_room: dict[AdapterKey, _Waiting] = {}
+        self._read: set[AdapterKey] = set()
         self._room_changed = False
-        self._errors: dict[Key, AdapterError] = {}
+        self._errors: dict[AdapterKey, AdapterError] = {}
         self.num_loads = 0
         self.num_load_failures = 0
         self.num_evictions = 0
@@ -83,12 +81,12 @@ class AdapterPool:
     @property
     def read_rate(self) -> float:
         """Bytes per second from the source into host memory."""
-        return self._ledger.source.bytes_per_second
+        return self._budget.source.bytes_per_second
 
     @property
     def copy_rate(self) -> float:
         """Bytes per second from host memory to the device."""
-        return self._ledger.device.bytes_per_second
+        return self._budget.device.bytes_per_second
 
     @property
     def resident_bytes(self) -> int:
@@ -128,17 +126,17 @@ class AdapterPool:
         return [digest for _, digest in self.device_keys]
 
     @property
-    def device_keys(self) -> list[Key]:
+    def device_keys(self) -> list[AdapterKey]:
         """In the order of `resident_digests`."""
         return [*self._idle, *self._pinned]
 
     @property
-    def host_keys(self) -> list[Key]:
+    def host_keys(self) -> list[AdapterKey]:
         """Adapters in host memory, also if they are on the device; least recently used first."""
         return self._host.keys
 
     @property
-    def quarantined(self) -> list[Key]:
+    def quarantined(self) -> list[AdapterKey]:
         """Adapters that are refused until this engine ends; the newest `MAX_REPORTED` of them."""
         return self._faults.quarantined(MAX_REPORTED)
 
@@ -146,7 +144,7 @@ class AdapterPool:
     def num_pinned(self) -> int:
         return len(self._pinned)
 
-    def slots(self) -> Mapping[Key, int]:
+    def slots(self) -> Mapping[AdapterKey, int]:
         """Slot of every resident adapter: a view, not a copy."""
         return MappingProxyType(self._slots)
 
@@ -168,19 +166,19 @@ class AdapterPool:
         return "host" if adapter.key in self._host and adapter.key not in self._read else "disk"
 
     def size_bytes(self, adapter: AdapterRef) -> int:
-        return self._ledger.known_size(adapter.key)
+        return self._budget.known_size(adapter.key)
 
     def prefetch(self, adapter: AdapterRef) -> bool:
         if self.state(adapter) is not AdapterState.ABSENT:
             return True
         key = adapter.key
-        if not self._ledger.has_room(key[0]):
+        if not self._budget.has_room(key[0]):
             return False
         if self._memory.max_bytes <= 0:
             self._errors[key] = AdapterLoadFailed("this engine serves no adapters")
             return True
         packed = self._host.find(key)
-        self._ledger.begin(key)
+        self._budget.begin(key)
         if packed is None:
             self._loading.add(key)
             self._read.add(key)
@@ -203,7 +201,7 @@ class AdapterPool:
     def load_seconds(self, adapter: AdapterRef) -> float:
         key = adapter.key
         reads = key in self._read or (key not in self._slots and key not in self._host)
-        return self._ledger.seconds(key, reads=reads)
+        return self._budget.seconds(key, reads=reads)
 
     def pin(self, adapter: AdapterRef) -> None:
         key = adapter.key
@@ -273,12 +271,12 @@ class AdapterPool:
         if isinstance(result, AdapterError):
             self.num_load_failures += 1
             self._read.discard(key)
-            self._ledger.end(key)
+            self._budget.end(key)
             if is_wanted:
                 self._errors[key] = result
             return
-        self._ledger.learn(key, result.blob.nbytes)
-        self._ledger.source.note(result.blob.nbytes, arrival.seconds)
+        self._budget.learn(key, result.blob.nbytes)
+        self._budget.source.note(result.blob.nbytes, arrival.seconds)
         self._host.keep(key, result)
         waiting = _Waiting(result, is_read=True)
         if is_wanted or (self._free_slots and self._memory.fits(result)):
@@ -286,7 +284,7 @@ class AdapterPool:
         else:
             self._drop(key, waiting)
 
-    def _wait_for_room(self, key: Key, waiting: _Waiting) -> None:
+    def _wait_for_room(self, key: AdapterKey, waiting: _Waiting) -> None:
         self._without_room[key] = waiting
         self._room_changed = True
 
@@ -310,7 +308,7 @@ class AdapterPool:
             self._evict(key)
         return True
 
-    def _evict(self, key: Key) -> None:
+    def _evict(self, key: AdapterKey) -> None:
         placement = self._idle.pop(key).placement
         self._memory.remove(placement)
         del self._slots[key]
@@ -322,21 +320,21 @@ class AdapterPool:
         for key in [key for key, moving in self._moving.items() if self._memory.is_there(moving.placement)]:
             self._install(key, self._moving.pop(key))
 
-    def _install(self, key: Key, resident: _Resident) -> None:
+    def _install(self, key: AdapterKey, resident: _Resident) -> None:
         seconds = self._clock() - resident.began
-        self._ledger.device.note(resident.placement.packed.blob.nbytes, seconds)
-        self._ledger.end(key)
+        self._budget.device.note(resident.placement.packed.blob.nbytes, seconds)
+        self._budget.end(key)
         resident.placement = self._memory.install(resident.placement)
         self._slots[key] = resident.placement.slot
         self._idle[key] = resident
         self._room_changed = True
         self.num_loads += 1
 
-    def _drop(self, key: Key, waiting: _Waiting) -> None:
+    def _drop(self, key: AdapterKey, waiting: _Waiting) -> None:
         """Drop a loaded adapter that is not placed."""
         self._release(waiting)
         self._read.discard(key)
-        self._ledger.end(key)
+        self._budget.end(key)
 
     def _release(self, waiting: _Waiting) -> None:
         if waiting.is_read:

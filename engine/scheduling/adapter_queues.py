@@ -3,13 +3,10 @@
 from collections import UserDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from loraplex.engine.batch.sequence import Sequence
-from loraplex.engine.messages import AdapterRef
+from loraplex.engine.messages import AdapterKey, AdapterRef
 from loraplex.engine.scheduling.fairness import SequenceOrder
-
-AdapterKey: TypeAlias = tuple[bytes, str]
 
 
 def waiting_since(sequence: Sequence) -> float:

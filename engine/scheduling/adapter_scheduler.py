@@ -13,8 +13,8 @@ from loraplex.engine.batch.sequence import Sequence, SequenceStatus
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.errors import AdapterError
 from loraplex.engine.lora.residency import AdapterResidency, AdapterState
-from loraplex.engine.messages import AdapterRef
-from loraplex.engine.scheduling.adapter_queues import AdapterKey, AdapterQueue, RankedQueues, waiting_since
+from loraplex.engine.messages import AdapterKey, AdapterRef
+from loraplex.engine.scheduling.adapter_queues import AdapterQueue, RankedQueues, waiting_since
 from loraplex.engine.scheduling.fairness import FairShare
 
 MIN_AHEAD = 4

@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from loraplex.engine.messages import EngineStats
+from loraplex.engine.messages import AdapterKey, EngineStats
 
 SPILL_FACTOR: Final = 1.25
 
@@ -37,7 +37,6 @@ TIE_BREAK: Final = 0.001
 ASSUMED_ROWS: Final = 64
 PRIME: Final = 2**31 - 1
 
-AdapterKey: TypeAlias = tuple[bytes, str]
 AdapterRoom: TypeAlias = Literal["free", "evictable", "none"]
 
 

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from loraplex.engine.kv_cache.tenant_sizes import TenantSizes
-from loraplex.platform.engines.placement import AdapterKey
+from loraplex.engine.messages import AdapterKey
 
 SHORTEST_TOKENS: Final = 64
 DIGEST_BYTES: Final = 16

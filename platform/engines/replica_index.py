@@ -11,9 +11,9 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from loraplex.engine.messages import AdapterKey
 from loraplex.platform.engines.placement import (
     PRIME,
-    AdapterKey,
     FleetLoad,
     PlacementRequest,
     ReplicaState,

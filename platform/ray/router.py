@@ -17,8 +17,8 @@ from ray.serve.request_router import (
     RunningReplica,
 )
 
-from loraplex.engine.messages import EngineStats
-from loraplex.platform.engines.placement import AdapterKey, replica_state
+from loraplex.engine.messages import AdapterKey, EngineStats
+from loraplex.platform.engines.placement import replica_state
 from loraplex.platform.engines.replica_index import ReplicaIndex
 from loraplex.platform.ray.messages import WAITED, Placing, ReplicaReport, decode_placing, decode_report
 from loraplex.platform.ray.replica_directory import ReplicaDirectory, directory_of

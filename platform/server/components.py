@@ -15,12 +15,12 @@ from loraplex.adapters.errors import ValidationUnavailable
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.target_modules import BaseModel, adaptable_modules, max_weights_bytes
 from loraplex.adapters.validation.result import ValidationResult
-from loraplex.adapters.versions.lifecycle import AdapterKey, VersionLifecycle
+from loraplex.adapters.versions.lifecycle import VersionLifecycle
 from loraplex.adapters.versions.pending_folders import PendingFolders
 from loraplex.adapters.versions.version_job import AdapterStore, LifecycleConfig, Validation, VersionJob
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.errors import ModelError
-from loraplex.engine.messages import EngineInfo
+from loraplex.engine.messages import AdapterKey, EngineInfo
 from loraplex.platform.config import Settings
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.inference.structured_output.build_task import AnalysisSetup

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from loraplex.engine.lora.memory.packed_adapter import PackedAdapter
 from loraplex.engine.lora.memory.pinned_arena import PinnedArena
-
-Key = tuple[bytes, str]
+from loraplex.engine.messages import AdapterKey
 
 
 class HostCache:
@@ -27,17 +26,17 @@ class HostCache:
         self.max_bytes = max_bytes if arena is None else arena.capacity_bytes
         self.num_hits = 0
         self._arena = arena
-        self._blobs: LRUCache[Key, PackedAdapter] = LRUCache(self.max_bytes, attrgetter("blob.nbytes"))
+        self._blobs: LRUCache[AdapterKey, PackedAdapter] = LRUCache(self.max_bytes, attrgetter("blob.nbytes"))
         self._lock = threading.Lock()
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: AdapterKey) -> bool:
         return key in self._blobs
 
     def __len__(self) -> int:
         return len(self._blobs)
 
     @property
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[AdapterKey]:
         """The adapters that are kept, least recently used first. The loader may evict some meanwhile, hence the lock."""
         with self._lock:
             return [*self._blobs]
@@ -60,7 +59,7 @@ class HostCache:
             blob = self._arena.allocate(nbytes)
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._arena.pinned) if blob is None else blob
 
-    def keep(self, key: Key, packed: PackedAdapter) -> None:
+    def keep(self, key: AdapterKey, packed: PackedAdapter) -> None:
         """Keep an adapter, and as many of the most recently used ones as there is room for."""
         nbytes = packed.blob.nbytes
         if nbytes > self.max_bytes or (self._arena is not None and not self._arena.owns(packed.blob)):
@@ -68,7 +67,7 @@ class HostCache:
         with self._lock:
             self._put_last(key, packed)
 
-    def find(self, key: Key) -> PackedAdapter | None:
+    def find(self, key: AdapterKey) -> PackedAdapter | None:
         """Return the blob, now the most recently used, or None."""
         with self._lock:
             packed = self._blobs.get(key)
@@ -77,7 +76,7 @@ class HostCache:
                 self._put_last(key, packed)
         return packed
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: AdapterKey) -> None:
         with self._lock:
             self._blobs.pop(key, None)
 
@@ -85,7 +84,7 @@ class HostCache:
         for key in [key for key in self._blobs if key[0] == namespace]:
             self.forget(key)
 
-    def _put_last(self, key: Key, packed: PackedAdapter) -> None:
+    def _put_last(self, key: AdapterKey, packed: PackedAdapter) -> None:
         """Insert an entry behind all others: a cache is iterated in the order of insertion, which so is that of use."""
         self._blobs.pop(key, None)
         self._blobs[key] = packed

@@ -12,7 +12,8 @@ import numpy as np
 from tests.benchmarks.placement.fleet import Replica
 from tests.benchmarks.placement.traffic import FleetShape, Traffic
 
-from loraplex.platform.engines.placement import SPILL_FACTOR, AdapterKey, ReplicaState
+from loraplex.engine.messages import AdapterKey
+from loraplex.platform.engines.placement import SPILL_FACTOR, ReplicaState
 from loraplex.platform.engines.prefix_index import PromptPrefix
 from loraplex.platform.engines.replica_index import ReplicaIndex
 

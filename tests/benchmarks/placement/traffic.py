@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from loraplex.platform.engines.placement import AdapterKey
+from loraplex.engine.messages import AdapterKey
 
 RANKS: Final = (4, 8, 16, 32)
 RANK_SHARES: Final = (0.2, 0.3, 0.4, 0.1)

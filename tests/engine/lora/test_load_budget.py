@@ -26,43 +26,43 @@ def test_a_rate_follows_what_is_measured_in_proportion_to_bytes() -> None:
 
 
 def test_a_load_costs_in_proportion_to_its_bytes_and_more_from_the_source() -> None:
-    ledger = LoadBudget(1000)
-    ledger.source.note(100, 1.0)
-    ledger.device.note(100, 0.1)
-    ledger.learn(key("small"), 50)
-    ledger.learn(key("large"), 400)
-    assert ledger.seconds(key("small"), reads=True) == pytest.approx(0.55)
-    assert ledger.seconds(key("large"), reads=True) == pytest.approx(4.4)
-    assert ledger.seconds(key("large"), reads=False) == pytest.approx(0.4)
-    unknown = ledger.seconds(key("unknown"), reads=False)
+    budget = LoadBudget(1000)
+    budget.source.note(100, 1.0)
+    budget.device.note(100, 0.1)
+    budget.learn(key("small"), 50)
+    budget.learn(key("large"), 400)
+    assert budget.seconds(key("small"), reads=True) == pytest.approx(0.55)
+    assert budget.seconds(key("large"), reads=True) == pytest.approx(4.4)
+    assert budget.seconds(key("large"), reads=False) == pytest.approx(0.4)
+    unknown = budget.seconds(key("unknown"), reads=False)
     assert 0.05 < unknown < 0.4, "the mean of those seen"
 
 
 def test_bytes_under_way_are_those_of_loads_that_have_not_ended() -> None:
-    ledger = LoadBudget(1000)
+    budget = LoadBudget(1000)
     tenants = [b"t", b"u"] * (LOADS_AT_FIRST // 2)
     for number, tenant in enumerate(tenants):
-        assert ledger.has_room(tenant)
-        ledger.begin(key(str(number), tenant))
-    assert not ledger.has_room(b"t") and not ledger.has_room(b"u")
-    ledger.learn(key("0"), 100)
-    assert ledger.has_room(b"t"), "850 of 1,000 bytes, and 100 more are expected"
-    assert not ledger.has_room(b"u"), "half of them are its own"
-    ledger.begin(key("4"))
-    assert not ledger.has_room(b"t")
+        assert budget.has_room(tenant)
+        budget.begin(key(str(number), tenant))
+    assert not budget.has_room(b"t") and not budget.has_room(b"u")
+    budget.learn(key("0"), 100)
+    assert budget.has_room(b"t"), "850 of 1,000 bytes, and 100 more are expected"
+    assert not budget.has_room(b"u"), "half of them are its own"
+    budget.begin(key("4"))
+    assert not budget.has_room(b"t")
     for number, tenant in enumerate([*tenants, b"t"]):
-        ledger.end(key(str(number), tenant))
-        ledger.end(key(str(number), tenant))
-    ledger.learn(key("9"), 5000)
-    assert ledger.has_room(b"t"), "one may always begin"
+        budget.end(key(str(number), tenant))
+        budget.end(key(str(number), tenant))
+    budget.learn(key("9"), 5000)
+    assert budget.has_room(b"t"), "one may always begin"
 
 
 def test_a_tenant_without_a_load_may_begin_one_beside_those_of_others() -> None:
-    ledger = LoadBudget(1000)
+    budget = LoadBudget(1000)
     for number in range(LOADS_AT_FIRST):
-        ledger.begin(key(str(number)))
-    assert ledger.has_room(b"u")
-    ledger.begin(key("a", b"u"))
-    assert not ledger.has_room(b"v"), "all together take more than the bound"
-    ledger.end(key("0"))
-    assert ledger.has_room(b"v")
+        budget.begin(key(str(number)))
+    assert budget.has_room(b"u")
+    budget.begin(key("a", b"u"))
+    assert not budget.has_room(b"v"), "all together take more than the bound"
+    budget.end(key("0"))
+    assert budget.has_room(b"v")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.platform.engines.placement import AdapterKey
+from loraplex.engine.messages import AdapterKey
 from loraplex.platform.engines.prefix_index import ENTRY_BYTES, PrefixIndex, PromptPrefix, prompt_prefixes
 
 ONE, OTHER = b"1" * 32, b"2" * 32
