@@ -57,7 +57,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stopped_by: int | None = None
     num_preemptions: int = 0
-    gave_way: bool = False
+    was_displaced: bool = False
     token_mask: TokenMask | None = None
     awaits_mask: bool = False
     mask_seconds: float | None = None

@@ -96,8 +96,8 @@ class SequenceBlocks:
 
     def fits_without(self, others: Iterable[Sequence], sequence: Sequence, num_running: int) -> bool:
         """Whether `open` succeeds once `others` and forked siblings have given their blocks back. O(blocks)."""
-        giving = [*others, *(sibling for sibling in self._forked if sibling is not sequence)]
-        uses = Counter(block for other in giving for block in other.block_table)
+        closing = [*others, *(sibling for sibling in self._forked if sibling is not sequence)]
+        uses = Counter(block for other in closing for block in other.block_table)
         pool = self._cache.pool
         freed = sum(pool.references(block) == count for block, count in uses.items())
         missing = self.blocks_for(len(sequence.token_ids)) - len(sequence.block_table)

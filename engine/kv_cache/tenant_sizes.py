@@ -1,4 +1,4 @@
-"""`TenantSizes`: how many entries of a shared cache each tenant has, and which has the most: the one that gives way.
+"""`TenantSizes`: how many entries of a shared cache each tenant has, and which has the most: whose is evicted next.
 
 Invariant: every tenant of the same size is in one class. A change takes amortised constant time, however many tenants there are.
 """

@@ -2,7 +2,7 @@
 
 request_limits        refuse what can never run
 unstarted_requests    a bounded queue for what no step has begun
-waiting_queue         its place outside the batch: it waits for its mask, its adapter or its turn
+waiting_queue         its place outside the batch: it waits for its mask, its adapter or its turn, and why
   adapter_queues        those that wait for one adapter
   adapter_scheduler     which adapters are in the batch, and which are loaded next
   fairness              whose turn it is: fair shares by Virtual Token Counters
@@ -12,6 +12,5 @@ scheduler             plan a step, launch it, process its results
   in_flight_steps       rows of launched steps, while the scheduler runs ahead of the device
   grammar_advance       forced tokens, and the end of a document
   stop_conditions       the end by tokens alone
-queue_causes          why it waited
 step_statistics       what the steps computed
 """

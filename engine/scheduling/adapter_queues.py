@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.messages import AdapterKey, AdapterRef
-from loraplex.engine.scheduling.fairness import SequenceOrder
+from loraplex.engine.scheduling.tenant_order import TenantOrder
 
 
 def waiting_since(sequence: Sequence) -> float:
@@ -35,7 +35,7 @@ class AdapterQueue:
 class RankedQueues(UserDict[AdapterKey, AdapterQueue]):
     """Queues by adapter. Whoever changes one assigns it again, so that its head's place in the order is known."""
 
-    def __init__(self, order: SequenceOrder) -> None:
+    def __init__(self, order: TenantOrder) -> None:
         super().__init__()
         self._order = order
         self._heads: dict[AdapterKey, Sequence] = {}

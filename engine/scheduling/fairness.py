@@ -1,33 +1,19 @@
-"""Order of waiting sequences: fair shares by Virtual Token Counters (Sheng et al., OSDI 2024).
+"""`FairShare`: the order of waiting sequences, by fair shares by Virtual Token Counters (Sheng et al., OSDI 2024).
 
-Invariant: a policy orders sequences and counts service; it never decides whether one fits. A sequence that returns to the
+Invariant: it orders sequences and counts service, and never decides whether one fits. A sequence that returns to the
 queue (preempted, adapter loaded) regains the place its submission gave it.
 """
 
 import heapq
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import chain
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.scheduling.tenant_order import ArrivalQueue, TenantOrder
 
 _Place: TypeAlias = tuple[float, int, bytes]
 """A tenant's counter, its head's order, its namespace."""
-
-
-class SequenceOrder(Protocol):
-    """Sequences outside the queue of a policy, in its order."""
-
-    def push(self, sequence: Sequence) -> None: ...
-
-    def peek(self, passed: Collection[bytes] = ()) -> Sequence | None:
-        """The sequence with the smallest rank but for those of tenants in `passed`, as far as others may pass them; it stays."""
-        ...
-
-    def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out; does nothing when it is not there."""
-        ...
 
 
 class FairShare:
@@ -125,7 +111,8 @@ class FairShare:
         lead = self.counter(other.request.namespace) - self.counter(sequence.request.namespace)
         return lead > self._credit / 2
 
-    def new_order(self) -> SequenceOrder:
+    def new_order(self) -> TenantOrder:
+        """Return an order for sequences outside of this queue."""
         order = TenantOrder(self.counter, self._earliest)
         self._orders.append(order)
         return order

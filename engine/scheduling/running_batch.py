@@ -107,15 +107,15 @@ class RunningBatch:
         """Let a sequence join in place of the newest row of the tenant that has the most for its weight without that row.
 
         False, with no row preempted, when its own tenant would then have more than that one and is not owed service by it, or
-        it would not fit. The oldest row, a tenant's last one and rows that gave way before keep their places: a request gives
-        way to the shares of others once.
+        it would not fit. The oldest row, a tenant's last one and rows that were displaced before keep their places: the shares of
+        others displace a request once.
         """
         rows, weights = self._shares([row for row in self._running if row.writes])
         left = {namespace: (number - 1) / weights[namespace] for namespace, number in rows.items()}
         request = sequence.request
         own = (rows[request.namespace] + 1) / request.weight
-        giving = (row for row in self._running[1:] if row.writes and not row.gave_way)
-        others = (row for row in giving if row.request.namespace != request.namespace)
+        candidates = (row for row in self._running[1:] if row.writes and not row.was_displaced)
+        others = (row for row in candidates if row.request.namespace != request.namespace)
         newest = max(others, key=lambda row: (left[row.request.namespace], row.order), default=None)
         if newest is None:
             return False
@@ -124,7 +124,7 @@ class RunningBatch:
             return False
         if not self._blocks.fits_without((newest,), sequence, len(self._running) - 1):
             return False
-        newest.gave_way = True
+        newest.was_displaced = True
         self._preempt(newest)
         while not self.join(sequence):
             if not self._blocks.reclaim(keep=sequence):
@@ -137,7 +137,7 @@ class RunningBatch:
 
         `num_coming`: adapters of the tenant of `sequence` that load or have arrived. False, with no row preempted, unless the
         other tenant keeps as many as that one then has, and `DISPLACED_SHARE` times as many where it owes it no service. The
-        oldest row's adapter and those of rows that gave way before keep their places.
+        oldest row's adapter and those of rows that were displaced before keep their places.
         """
         tenants: dict[bytes, dict[str, list[Sequence]]] = {}
         for row in self._running:
@@ -153,18 +153,18 @@ class RunningBatch:
         largest = max(left, key=left.__getitem__, default=None)
         if largest is None or left[largest] < own:
             return False
-        giving = [
+        candidates = [
             rows
             for rows in tenants[largest].values()
-            if rows[0] is not self.oldest and not any(row.gave_way for row in rows)
+            if rows[0] is not self.oldest and not any(row.was_displaced for row in rows)
         ]
-        victims = min(giving, key=lambda rows: (len(rows), -rows[-1].order), default=None)
+        victims = min(candidates, key=lambda rows: (len(rows), -rows[-1].order), default=None)
         if victims is None:
             return False
         if left[largest] < DISPLACED_SHARE * own and not self._is_owed(sequence, victims[0]):
             return False
         for row in victims:
-            row.gave_way = True
+            row.was_displaced = True
             self._preempt(row)
         return True
 

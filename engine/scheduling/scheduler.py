@@ -147,11 +147,11 @@ class Scheduler:
         """
         try:
             self._check(request)
-            yielding = self._unstarted.make_room(request)
+            shed = self._unstarted.make_room(request)
         except EngineError:
             self.num_rejections += 1
             raise
-        for sequence in yielding:
+        for sequence in shed:
             self.num_rejections += 1
             self.fail(
                 sequence, EngineOverloaded("the queue is full, and this tenant has the most requests in it")

@@ -28,12 +28,12 @@ class ArrivalQueue:
             self._members.add(sequence.order)
             heapq.heappush(self._heap, (sequence.order, sequence))
 
-    def peek(self, passed: Collection[bytes] = ()) -> Sequence | None:
-        """The oldest sequence; None, too, where it is of a tenant in `passed`, since no other one comes before it."""
+    def peek(self) -> Sequence | None:
+        """The oldest sequence."""
         heap = self._heap
         while heap and heap[0][0] not in self._members:
             heapq.heappop(heap)
-        return heap[0][1] if heap and heap[0][1].request.namespace not in passed else None
+        return heap[0][1] if heap else None
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out; does nothing when it is not queued."""

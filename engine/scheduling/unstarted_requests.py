@@ -1,7 +1,7 @@
 """`UnstartedRequests`: the requests that no step has begun, in a bounded queue that tenants share fairly (Longest Queue Drop).
 
 Invariant: at most `max_sequences` sequences wait. When more arrive, the newest requests of the tenant that has the most for
-its weight give way. A tenant with no more than its weighted share of the queue is never refused.
+its weight are shed. A tenant with no more than its weighted share of the queue is never refused.
 """
 
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ class UnstartedRequests:
         loads = {name: queue.load for name, queue in self._tenants.items()}
         newest = {name: reversed(queue.requests.values()) for name, queue in self._tenants.items()}
         own = loads.pop(request.namespace, 0.0) + request.sampling.n / request.weight
-        yielding: list[Sequence] = []
+        shed: list[Sequence] = []
         while excess > 0:
             largest = max(loads, key=loads.__getitem__, default=None)
             if largest is None or loads[largest] <= own:
@@ -55,10 +55,10 @@ class UnstartedRequests:
                     f"{self._num_sequences} of at most {self._max_sequences} sequences wait"
                 )
             sequence = next(newest[largest])
-            yielding.append(sequence)
+            shed.append(sequence)
             excess -= sequence.request.sampling.n
             loads[largest] -= sequence.request.sampling.n / self._tenants[largest].weight
-        return yielding
+        return shed
 
     def add(self, sequence: Sequence) -> None:
         """Add a request by its first sequence."""

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.messages import AdapterRef
-from loraplex.engine.scheduling.fairness import FairShare, SequenceOrder
+from loraplex.engine.scheduling.fairness import FairShare
+from loraplex.engine.scheduling.tenant_order import TenantOrder
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Simulation
@@ -27,7 +28,7 @@ class CountedFairShare(FairShare):
         return super().counter(namespace)
 
 
-class SortedOrder:
+class SortedOrder(TenantOrder):
     """The reference: ranks every sequence each time."""
 
     def __init__(self, policy: FairShare) -> None:
@@ -46,7 +47,7 @@ class SortedOrder:
 
 
 class SortedFairShare(FairShare):
-    def new_order(self) -> SequenceOrder:
+    def new_order(self) -> TenantOrder:
         return SortedOrder(self)
 
 
