@@ -244,7 +244,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of the served model that a gateway needs.
 
     `vocabulary_sha256`: of the embedding and the head before quantization (`checkpoints/vocabulary_digests.py`).
-    `system_fingerprint`: of `checkpoints/fingerprint.py`; None from an engine of an earlier release.
+    `system_fingerprint`: of `checkpoints/digest.py`; None from an engine of an earlier release.
     """
 
     model_digest: str

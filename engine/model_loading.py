@@ -12,8 +12,7 @@ from loraplex.engine.capacity.memory_advice import format_bytes, memory_advice
 from loraplex.engine.capacity.memory_plan import MemoryPlan, plan_memory
 from loraplex.engine.capacity.weight_bytes import has_dense_products
 from loraplex.engine.checkpoints.config_reader import load_model_config
-from loraplex.engine.checkpoints.digest import digest_of, file_hashes
-from loraplex.engine.checkpoints.fingerprint import fingerprint
+from loraplex.engine.checkpoints.digest import digest_of, file_hashes, fingerprint
 from loraplex.engine.checkpoints.model_files import locate_model
 from loraplex.engine.checkpoints.quality_manifest import check_manifest
 from loraplex.engine.checkpoints.reader import open_checkpoint

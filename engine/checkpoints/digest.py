@@ -1,8 +1,8 @@
-"""`model_digest`: the content identity of a base model, a SHA-256 over its configuration and the hashes of its weight
-files.
+"""`model_digest`: the content identity of a base model, a SHA-256 over its configuration and the hashes of its weight files.
+`fingerprint`: what of a server decides its answers: weights, tokenizer, chat template, generation defaults, number formats.
 
-Invariant: the same bytes give the same digest, in any folder; names and hashes are length-prefixed, so no two lists
-collide.
+Invariant: the same bytes give the same digest, in any folder; names and hashes are length-prefixed, so no two lists collide.
+Adapters are bound to the digest alone: two servers of one digest may still send different prompt ids.
 """
 
 import hashlib
@@ -11,11 +11,18 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Final
 
 from loraplex.engine.checkpoints.model_files import INDEX_FILE, SINGLE_FILE, locate_model, weight_files
 from loraplex.engine.errors import ModelError
 
 _DOMAIN = b"loraplex model v1"
+_FINGERPRINT_DOMAIN: Final = b"loraplex fingerprint v1"
+TEXT_SUFFIXES: Final = frozenset({".json", ".jinja", ".txt", ".model", ".tiktoken"})
+"""Of files that transformers reads for a tokenizer of any kind, its chat templates and the generation defaults."""
+TEMPLATES: Final = "additional_chat_templates"
+DIGITS: Final = 16
+"""Their 64 bits tell the servers of one fleet apart; adapters are bound to the whole `model_digest`."""
 
 
 def model_digest(path: str, cache: Path | None = None) -> str:
@@ -41,10 +48,31 @@ def file_hashes(path: str, cache: Path | None = None) -> dict[str, str]:
 
 def digest_of(hashes: Mapping[str, str]) -> str:
     """The digest of a model whose files have these hashes."""
-    digest = hashlib.sha256(prefixed(_DOMAIN))
-    for name, file_hash in sorted(hashes.items()):
-        digest.update(prefixed(name.encode()) + prefixed(bytes.fromhex(file_hash)))
-    return digest.hexdigest()
+    return _hashed((_DOMAIN,), {name: bytes.fromhex(file_hash) for name, file_hash in hashes.items()})
+
+
+def fingerprint(path: str, model_digest: str, settings: Mapping[str, str]) -> str:
+    """Return `fp_` and 16 hex digits, as responses name a server, for a located model: a folder, or a `.gguf` file, whose digest
+    covers its tokenizer too.
+
+    `settings` are what an engine was started with, by name. Reads no weights. Raises `ModelError`.
+    """
+    model = Path(path)
+    files = [] if model.is_file() else [*model.glob("*"), *model.glob(f"{TEMPLATES}/*")]
+    parts = {f"setting:{name}": value.encode() for name, value in settings.items()}
+    for file in files:
+        if file.suffix in TEXT_SUFFIXES and file.is_file():
+            parts[f"file:{file.relative_to(model).as_posix()}"] = bytes.fromhex(hash_file(file))
+    return f"fp_{_hashed((_FINGERPRINT_DOMAIN, bytes.fromhex(model_digest)), parts)[:DIGITS]}"
+
+
+def hash_file(file: Path) -> str:
+    """The SHA-256 of a file in 64 hex digits. Raises `ModelError`."""
+    try:
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be read: {error.strerror}") from error
 
 
 def _content(model: Path) -> dict[str, Path]:
@@ -59,20 +87,20 @@ def _content(model: Path) -> dict[str, Path]:
     return {"config.json": config} | index | weights
 
 
-def prefixed(content: bytes) -> bytes:
-    """Return the bytes behind their length, so that no two lists of them are hashed as the same bytes."""
-    return len(content).to_bytes(8, "big") + content
+def _hashed(beginning: tuple[bytes, ...], parts: Mapping[str, bytes]) -> str:
+    """Hash each piece behind its length, so that no two lists of them are hashed as the same bytes."""
+    pieces = (*beginning, *(each for name, part in sorted(parts.items()) for each in (name.encode(), part)))
+    return hashlib.sha256(b"".join(len(each).to_bytes(8, "big") + each for each in pieces)).hexdigest()
 
 
 def _file_hash(file: Path, known: dict[str, str], used: dict[str, str]) -> str:
     try:
         state = file.stat()
-        key = f"{file.resolve()}:{state.st_size}:{state.st_mtime_ns}"
-        if key not in known:
-            with file.open("rb") as content:
-                used[key] = hashlib.file_digest(content, "sha256").hexdigest()
     except OSError as error:
         raise ModelError(f"{file}: cannot be read: {error.strerror}") from error
+    key = f"{file.resolve()}:{state.st_size}:{state.st_mtime_ns}"
+    if key not in known:
+        used[key] = hash_file(file)
     return known.get(key) or used[key]
 
 

@@ -7,7 +7,6 @@ import json
 import re
 from pathlib import Path
 
-from loraplex.engine.checkpoints.download import download_model
 from loraplex.engine.errors import ModelError, UnsafeCheckpoint
 
 GGUF_SUFFIX = ".gguf"
@@ -15,6 +14,10 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 64 << 20
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
+"""What is fetched from the hub: weights as safetensors only, never pickle, never code."""
+HUB_REPEATS = ["*/*", "consolidated*"]
+"""Sub-folders and `consolidated*` repeat the weights in other layouts."""
 
 _PICKLE_REASON = "pickle can run code while it is read; convert the checkpoint to safetensors"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
@@ -39,6 +42,32 @@ def local_model(path: str) -> Path | None:
     if _HUB_ID.fullmatch(path) is None:
         raise ModelError(f"model {path!r}: neither a directory, nor a .gguf file, nor a hub id 'owner/name'")
     return None
+
+
+def download_model(model_id: str, *, cache_dir: Path | None = None, offline: bool = False) -> Path:
+    """Fetch a model of the Hugging Face hub into its cache; return the folder of the snapshot of `owner/name` or `owner/name@revision`.
+
+    With `offline` only the cache is used. Raises `ModelError` when the model is not available.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    name, _, revision = model_id.partition("@")
+    try:
+        folder = snapshot_download(
+            name,
+            revision=revision or None,
+            cache_dir=cache_dir,
+            allow_patterns=HUB_FILES,
+            ignore_patterns=HUB_REPEATS,
+            local_files_only=offline,
+        )
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"model {model_id!r}: no such folder, and not to be had from the hub: {reason}"
+        ) from error
+    return Path(folder)
 
 
 def weight_files(model: Path) -> tuple[Path, ...]:

@@ -3,12 +3,12 @@
 Invariant: a folder with a manifest serves exactly the files that were measured; a changed file is refused by name.
 """
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
+from loraplex.engine.checkpoints.digest import hash_file
 from loraplex.engine.errors import ModelError
 
 MANIFEST_FILE = "loraplex_quantization.json"
@@ -72,10 +72,4 @@ def _sha256(manifest: Path, name: str) -> str | None:
     if Path(name).name != name:
         raise ModelError(f"{manifest}: 'files' names {name!r}: must be a plain file name")
     path = manifest.parent / name
-    if not path.is_file():
-        return None
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
+    return hash_file(path) if path.is_file() else None

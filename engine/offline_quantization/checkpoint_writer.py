@@ -3,7 +3,6 @@
 Invariant: integers and scales are written unchanged, so a later load reads exactly what the quality gate measured.
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from loraplex.engine.checkpoints.digest import hash_file
 from loraplex.engine.checkpoints.model_files import INDEX_FILE, SINGLE_FILE
 from loraplex.engine.checkpoints.quality_manifest import MANIFEST_FILE, MANIFEST_VERSION
 from loraplex.engine.errors import ModelError
@@ -61,7 +61,7 @@ def write_checkpoint(
 
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
     """Write `facts` and the SHA-256 of every file of the artefact."""
-    files = {path.name: _sha256(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST_FILE}
+    files = {path.name: hash_file(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST_FILE}
     _write_json(folder / MANIFEST_FILE, {"version": MANIFEST_VERSION, **facts, "files": files})
 
 
@@ -205,11 +205,6 @@ class _Shards:
 
     def _path(self, index: int) -> Path:
         return self._folder / f"part-{index}.safetensors"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

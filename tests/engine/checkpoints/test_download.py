@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.engine.checkpoints.download import download_model
+from loraplex.engine.checkpoints.model_files import download_model
 from loraplex.engine.errors import ModelError
 
 COMMIT = "0" * 39 + "1"

@@ -10,7 +10,7 @@ import torch
 from tests.engine.random_llama import save_random_llama
 
 from loraplex.engine import model_loading
-from loraplex.engine.checkpoints.fingerprint import fingerprint
+from loraplex.engine.checkpoints.digest import fingerprint
 from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.messages import EngineInfo
 
