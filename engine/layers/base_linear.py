@@ -1,57 +1,51 @@
-"""`BaseLinear`: the interface of a base projection, and the one place that chooses its kind."""
+"""`BaseLinear`: a base projection; `FixedRowsLinear`: the same one in products of a fixed number of rows."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable
-from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 
-from loraplex.engine.kernels.dispatch import KernelBackend, backend_for
-from loraplex.engine.layers.dense_linear import Linear
-from loraplex.engine.layers.quantized_linear import QuantizedLinear
-from loraplex.engine.quantization.quantized_weight import QuantizedWeight, WeightFormat, dequantize
+ROWS = 64
+"""Rows of a product: a decode batch reads the weights once, a chunk of a prompt once per so many tokens."""
 
 
-class BaseLinear(Protocol):
+class BaseLinear(ABC):
     """y = x W^T + b. x [rows, inputs] -> [rows, outputs], a new tensor."""
 
     inputs: int
     outputs: int
 
+    @abstractmethod
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
     @property
     def layout(self) -> Hashable:
         """Equal for projections whose products are compiled alike at every number of rows."""
-        ...
+        return None
 
     def tiling(self, rows: int, dtype: torch.dtype) -> Hashable:
         """Equal for numbers of rows whose products run the same machine code; None where all do."""
-        ...
+        return None
 
 
-def make_linear(
-    weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
-) -> BaseLinear:
-    """Return the layer that computes in `dtype`.
+class FixedRowsLinear(BaseLinear):
+    """The same as `base`, in products of `ROWS` rows, padded with zeros, for engines with `deterministic`.
 
-    float32 on a CPU asks for exactness: integers are dequantized there once, and no row is rounded.
+    Invariant: a row's sums run in one order whatever the other rows. Libraries choose a kernel, and so the order, by the
+    number of rows; here there is only one number.
     """
-    if not isinstance(weight, QuantizedWeight):
-        return _dense_linear(weight, bias)
-    if weight.packed.device.type == "cpu" and dtype is torch.float32:
-        return Linear(dequantize(weight), bias)
-    if weight.format is not WeightFormat.FP8 and backend_for(weight.packed) is KernelBackend.COMPILED:
-        # Imported here for the same reason as in `kernels/dispatch.py`.
-        from loraplex.engine.layers.cpu_quantized_linear import IntegerLinear
 
-        return IntegerLinear(weight, bias)
-    return QuantizedLinear(weight, bias)
+    def __init__(self, base: BaseLinear) -> None:
+        self.inputs, self.outputs = base.inputs, base.outputs
+        self._base = base
 
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.shape[0]
+        padded = F.pad(x, (0, 0, 0, -rows % ROWS))
+        products = [self._base(part) for part in torch.split(padded, ROWS)]
+        return (products[0] if len(products) == 1 else torch.cat(products))[:rows]
 
-def _dense_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> BaseLinear:
-    if weight.dtype is torch.bfloat16 and backend_for(weight) is KernelBackend.COMPILED:
-        from loraplex.engine.layers.cpu_dense_linear import BFloat16Linear, is_faster_than_torch
-
-        if is_faster_than_torch():
-            return BFloat16Linear(weight, bias)
-    return Linear(weight, bias)
+    @property
+    def layout(self) -> Hashable:
+        return self._base.layout

@@ -3,10 +3,10 @@
 On a CPU oneDNN otherwise reorders the weight in every call: at 16 rows that is 40 % of the time of a step's GEMMs.
 """
 
-from collections.abc import Hashable
-
 import torch
 import torch.nn.functional as F
+
+from loraplex.engine.layers.base_linear import BaseLinear
 
 _PACK_ROWS = 16
 """The row count that the packed layout is chosen for: a decode batch."""
@@ -19,7 +19,7 @@ _TILED_ROWS = 32
 """With AMX oneDNN sums alike up to so many rows, and in several orders above (tried: 1 to 512 rows, 64 to 11008 inputs)."""
 
 
-class Linear:
+class Linear(BaseLinear):
     """y = x W^T + b with W [outputs, inputs]."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -38,7 +38,6 @@ class Linear:
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, inputs] -> [rows, outputs], a new tensor."""
         if not self._packed:
             return F.linear(x, self._weight, self._bias)
         # Batch invariance: all rows are summed alike.
@@ -47,13 +46,6 @@ class Linear:
         if self._lone_differs and x.shape[0] == 1:
             return self._product(x.repeat(2, 1))[:1]
         return self._product(x)
-
-    @property
-    def layout(self) -> Hashable:
-        return None
-
-    def tiling(self, rows: int, dtype: torch.dtype) -> Hashable:
-        return None
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")

@@ -5,10 +5,11 @@ from collections.abc import Hashable
 import torch
 
 from loraplex.engine.kernels.quantized_linear import quantized_linear, tiling
+from loraplex.engine.layers.base_linear import BaseLinear
 from loraplex.engine.quantization.quantized_weight import QuantizedWeight
 
 
-class QuantizedLinear:
+class QuantizedLinear(BaseLinear):
     """y = x W^T + b with W in integers and scales. A row's result does not depend on the other rows."""
 
     def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> None:
@@ -17,7 +18,6 @@ class QuantizedLinear:
         self._bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, inputs] -> [rows, outputs], a new tensor."""
         return quantized_linear(x, self._weight, bias=self._bias)
 
     @property

@@ -14,13 +14,11 @@ from loraplex.engine.kernels.paged_attention import decode_tiling
 from loraplex.engine.kernels.rms_norm import rms_norm
 from loraplex.engine.kernels.sgmv import expand
 from loraplex.engine.layers.attention import Attention
-from loraplex.engine.layers.base_linear import BaseLinear, make_linear
-from loraplex.engine.layers.dense_linear import Linear
-from loraplex.engine.layers.deterministic_linear import FixedRowsLinear
+from loraplex.engine.layers.base_linear import BaseLinear
+from loraplex.engine.layers.choose_linear import make_linear
 from loraplex.engine.layers.embedding import Embedding
 from loraplex.engine.layers.lora_linear import LoraLinear
 from loraplex.engine.layers.mlp import MLP
-from loraplex.engine.layers.quantized_linear import QuantizedLinear
 from loraplex.engine.lora.batch import LoraBatch
 from loraplex.engine.lora.device_batch import PendingDelta
 from loraplex.engine.lora.site import LoraSite, make_site
@@ -177,10 +175,7 @@ class Decoder:
         return layer
 
     def _base_linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> BaseLinear:
-        base = make_linear(weight, bias, self.dtype)
-        # The kernels of `kernels/cpu/` sum in one order at every number of rows.
-        is_padded = self._deterministic and isinstance(base, Linear | QuantizedLinear)
-        return FixedRowsLinear(base) if is_padded else base
+        return make_linear(weight, bias, self.dtype, deterministic=self._deterministic)
 
     def _site(self, names: tuple[str, ...], inputs: int, slice_sizes: tuple[int, ...]) -> LoraSite:
         # Slots come with the pool, which lays out the tables of all sites as one tensor (`SlotTables`).

@@ -3,7 +3,7 @@
 Invariant: recording does not change what the model computes.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -28,7 +28,7 @@ class InputMoments:
             self.sums[name] = moments
 
 
-class _Watched:
+class _Watched(BaseLinear):
     """A projection that reports its inputs."""
 
     def __init__(self, name: str, base: BaseLinear, moments: InputMoments) -> None:
@@ -40,13 +40,6 @@ class _Watched:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         self._moments.add(self._name, x)
         return self._base(x)
-
-    @property
-    def layout(self) -> Hashable:
-        return self._base.layout
-
-    def tiling(self, rows: int, dtype: torch.dtype) -> Hashable:
-        return self._base.tiling(rows, dtype)
 
 
 @contextmanager

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from loraplex.engine.kernels.cpu import numba_bridge
-from loraplex.engine.layers import cpu_dense_linear
-from loraplex.engine.layers.base_linear import make_linear
-from loraplex.engine.layers.cpu_dense_linear import BFloat16Linear
+from loraplex.engine.layers import cpu_linear
+from loraplex.engine.layers.choose_linear import make_linear
+from loraplex.engine.layers.cpu_linear import BFloat16Linear
 from loraplex.engine.layers.dense_linear import Linear
 
 pytestmark = pytest.mark.skipif(not numba_bridge.is_available(), reason="this CPU has no compiled body")
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not numba_bridge.is_available(), reason="this CP
 def test_bfloat16_is_compiled_unless_torch_has_matrix_instructions(
     has_matrix_products: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_dense_linear, "has_matrix_products", lambda: has_matrix_products)
+    monkeypatch.setattr(cpu_linear, "has_matrix_products", lambda: has_matrix_products)
     layer = make_linear(torch.randn(48, 64).bfloat16(), None, torch.bfloat16)
     assert isinstance(layer, Linear if has_matrix_products else BFloat16Linear)
     assert isinstance(make_linear(torch.randn(48, 64), None, torch.float32), Linear)

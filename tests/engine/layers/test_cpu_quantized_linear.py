@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from loraplex.engine.kernels.cpu import numba_bridge
-from loraplex.engine.layers.base_linear import make_linear
-from loraplex.engine.layers.cpu_quantized_linear import IntegerLinear
+from loraplex.engine.layers.choose_linear import make_linear
+from loraplex.engine.layers.cpu_linear import IntegerLinear
 from loraplex.engine.layers.dense_linear import Linear
 from loraplex.engine.quantization.quantized_weight import QuantizedWeight, quantize_int4, quantize_int8
 

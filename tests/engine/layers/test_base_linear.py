@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from loraplex.engine.layers.base_linear import ROWS, FixedRowsLinear
 from loraplex.engine.layers.dense_linear import Linear
-from loraplex.engine.layers.deterministic_linear import ROWS, FixedRowsLinear
 
 
 @pytest.fixture
