@@ -62,9 +62,7 @@ class _OtherRole(Kind):
 
     owner: str
 
-    @property
-    def allowed(self) -> str:
-        return "null"
+    allowed = "null"
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.with_info_plain_validator_function(
@@ -97,9 +95,7 @@ class RefusalPart(RequestObject):
 class _Content(Kind):
     """Text, or text parts, which are joined."""
 
-    @property
-    def allowed(self) -> str:
-        return f"a string or a list of 1..{MAX_PARTS} text parts"
+    allowed = f"a string or a list of 1..{MAX_PARTS} text parts"
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
         part = core_schema.union_schema([handler.generate_schema(each) for each in (TextPart, RefusalPart)])
@@ -227,13 +223,10 @@ _MODELS: Final[Mapping[str, type[_Message]]] = {
 class Messages(Kind):
     """The type of `messages`."""
 
-    max_items: int = MAX_MESSAGES
-
-    @property
-    def allowed(self) -> str:
-        roles = f"`role` ({', '.join(ROLES)}) and `content` (string or text parts)"
-        calls = f"an assistant may have up to {MAX_CALLS} `tool_calls`, a tool has the `tool_call_id` of one"
-        return f"a list of 1..{self.max_items} messages with {roles}; {calls}"
+    allowed = (
+        f"a list of 1..{MAX_MESSAGES} messages with `role` ({', '.join(ROLES)}) and `content` (string or text parts); "
+        f"an assistant may have up to {MAX_CALLS} `tool_calls`, a tool has the `tool_call_id` of one"
+    )
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
         models = {role: handler.generate_schema(model) for role, model in _MODELS.items()}
@@ -241,7 +234,7 @@ class Messages(Kind):
         item = core_schema.no_info_plain_validator_function(
             _read_message, json_schema_input_schema=documented
         )
-        messages = bounded_list(item, 1, self.max_items, self.allowed)
+        messages = bounded_list(item, 1, MAX_MESSAGES, self.allowed)
         return core_schema.no_info_after_validator_function(_check_results, messages)
 
 

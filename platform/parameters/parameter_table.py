@@ -17,7 +17,7 @@ from loraplex.platform.parameters.request_models import (
     ModelRequest,
     TokenizeRequest,
 )
-from loraplex.platform.parameters.request_object import default_of, default_text, kind_of, read_object
+from loraplex.platform.parameters.request_object import default_of, kind_of, read_object
 from loraplex.platform.parameters.value_types import Kind
 
 Endpoint: TypeAlias = Literal["chat", "completions", "tokenize", "detokenize"]
@@ -76,14 +76,3 @@ def _rows() -> tuple[Parameter, ...]:
 
 
 PARAMETERS: Final = _rows()
-
-
-def render_markdown() -> str:
-    """Render the table as Markdown, one line per row."""
-    lines = ["| Parameter | Endpoints | Must be | Default | Meaning |", "|---|---|---|---|---|"]
-    for row in PARAMETERS:
-        endpoints = ", ".join(sorted(row.endpoints))
-        default = "required" if row.required == row.endpoints else default_text(row.default)
-        cells = (f"`{row.name}`", endpoints, row.kind.allowed, default, row.meaning)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"

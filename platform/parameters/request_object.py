@@ -133,13 +133,13 @@ def default_text(default: object) -> str:
     return f"{default:g}" if isinstance(default, int | float) else ""
 
 
-def read_object(model: type[ObjectT], value: object, within: Iterable[str | int] = ()) -> ObjectT:
-    """Check an object, which is at the path `within` of the body. Raises `InvalidParameter`."""
+def read_object(model: type[ObjectT], value: object) -> ObjectT:
+    """Check the object of a body. Raises `InvalidParameter`."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
         # Not chained: pydantic's text quotes the body.
-        raise _error_of(model, error, tuple(within)) from None
+        raise _error_of(model, error) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +172,9 @@ def read_reporting(model: type[ObjectT], value: object) -> tuple[ObjectT, Unknow
         _IGNORED.reset(token)
 
 
-def _error_of(
-    model: type[RequestObject], error: ValidationError, within: tuple[str | int, ...]
-) -> InvalidParameter:
+def _error_of(model: type[RequestObject], error: ValidationError) -> InvalidParameter:
     first = error.errors(include_url=False)[0]
-    place, text, context = (*within, *first["loc"]), first["msg"], first.get("ctx", {})
+    place, text, context = first["loc"], first["msg"], first.get("ctx", {})
     name = _name_of(place)
     kind = first["type"]
     if kind == _MISSING:

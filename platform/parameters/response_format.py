@@ -150,9 +150,7 @@ _MODELS: Final[Mapping[str, type[_Format]]] = {
 class ResponseFormat(Kind):
     """The type of `response_format`. Plain text is None."""
 
-    @property
-    def allowed(self) -> str:
-        return _RESPONSE_FORMAT
+    allowed = _RESPONSE_FORMAT
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
         models = {kind: handler.generate_schema(model) for kind, model in _MODELS.items()}
@@ -218,9 +216,7 @@ class StructuredOutputsObject(RequestObject):
 class StructuredOutputs(Kind):
     """The type of `structured_outputs`."""
 
-    @property
-    def allowed(self) -> str:
-        return _STRUCTURED
+    allowed = _STRUCTURED
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
         model = handler.generate_schema(StructuredOutputsObject)

@@ -98,14 +98,10 @@ class AllowedToolsChoice(RequestObject):
 class ToolDefinitions(Kind):
     """The type of `tools`."""
 
-    max_items: int = MAX_TOOLS
-
-    @property
-    def allowed(self) -> str:
-        return f"a list of up to {self.max_items} objects {_FUNCTION} with different names"
+    allowed = f"a list of up to {MAX_TOOLS} objects {_FUNCTION} with different names"
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
-        tools = bounded_list(handler.generate_schema(ToolDefinition), 0, self.max_items, self.allowed)
+        tools = bounded_list(handler.generate_schema(ToolDefinition), 0, MAX_TOOLS, self.allowed)
         return core_schema.no_info_after_validator_function(_read_tools, tools)
 
 
@@ -113,11 +109,7 @@ class ToolDefinitions(Kind):
 class ToolChoices(Kind):
     """The type of `tool_choice`."""
 
-    max_items: int = MAX_TOOLS
-
-    @property
-    def allowed(self) -> str:
-        return f'"none", "auto", "required", {_NAMED} or {_ALLOWED_TOOLS} with 1..{self.max_items} tools'
+    allowed = f'"none", "auto", "required", {_NAMED} or {_ALLOWED_TOOLS} with 1..{MAX_TOOLS} tools'
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
         models = {"function": NamedTool, "allowed_tools": AllowedToolsChoice}

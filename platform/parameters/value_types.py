@@ -15,6 +15,8 @@ from loraplex.platform.parameters.value_errors import REFUSED_KEY, UNSUPPORTED, 
 
 _TOKEN_ID: Final = re.compile("^(0|[1-9][0-9]{0,9})$")
 _IDENTIFIER: Final = "^[A-Za-z0-9_-]+$"
+MAX_IDENTIFIER: Final = 64
+MAX_PROMPTS: Final = 64
 MAX_TOKEN_ID: Final = 2**31 - 1
 
 
@@ -77,16 +79,13 @@ class Integer(Kind):
 class Number(Kind):
     low: float
     high: float
-    low_allowed: bool = True
 
     @property
     def allowed(self) -> str:
-        above = "" if self.low_allowed else f", above {self.low:g}"
-        return f"a number in {self.low:g}..{self.high:g}{above}"
+        return f"a number in {self.low:g}..{self.high:g}"
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
-        low, above = (self.low, None) if self.low_allowed else (None, self.low)
-        schema = core_schema.float_schema(strict=True, allow_inf_nan=False, ge=low, gt=above, le=self.high)
+        schema = core_schema.float_schema(strict=True, allow_inf_nan=False, ge=self.low, le=self.high)
         return checked(schema, self.allowed)
 
 
@@ -136,9 +135,7 @@ class Text(Kind):
 class AnyText(Kind):
     """A string of any length."""
 
-    @property
-    def allowed(self) -> str:
-        return "a string"
+    allowed = "a string"
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
         return checked(core_schema.str_schema(strict=True), self.allowed)
@@ -148,14 +145,10 @@ class AnyText(Kind):
 class Identifier(Kind):
     """A name as the OpenAI API allows it for functions and schemas."""
 
-    max_length: int = 64
-
-    @property
-    def allowed(self) -> str:
-        return f"1..{self.max_length} characters of a-z, A-Z, 0-9, _ and -"
+    allowed = f"1..{MAX_IDENTIFIER} characters of a-z, A-Z, 0-9, _ and -"
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
-        schema = core_schema.str_schema(strict=True, pattern=_IDENTIFIER, max_length=self.max_length)
+        schema = core_schema.str_schema(strict=True, pattern=_IDENTIFIER, max_length=MAX_IDENTIFIER)
         return checked(schema, self.allowed)
 
 
@@ -195,9 +188,7 @@ class ListOf(Kind):
 class JsonSchemaObject(Kind):
     """A JSON schema. It is analysed elsewhere, in another process."""
 
-    @property
-    def allowed(self) -> str:
-        return "a JSON schema as an object"
+    allowed = "a JSON schema as an object"
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
         return checked(core_schema.dict_schema(strict=True), self.allowed)
@@ -350,23 +341,19 @@ Prompt: TypeAlias = str | list[int]
 class Prompts(Kind):
     """The type of `prompt`. Every form is read into a list of prompts, none of them empty."""
 
-    max_items: int = 64
-
-    @property
-    def allowed(self) -> str:
-        forms = "a string, a list of strings, a list of token ids or a list of such lists"
-        return f"{forms}; 1..{self.max_items} prompts, none of them empty"
+    allowed = (
+        "a string, a list of strings, a list of token ids or a list of such lists; "
+        f"1..{MAX_PROMPTS} prompts, none of them empty"
+    )
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
         text = core_schema.str_schema(min_length=1)
         ids = core_schema.list_schema(token_id_schema(), min_length=1)
         prompt = core_schema.no_info_plain_validator_function(self._prompt)
-        lists = [
-            core_schema.list_schema(each, min_length=1, max_length=self.max_items) for each in (text, ids)
-        ]
+        lists = [core_schema.list_schema(each, min_length=1, max_length=MAX_PROMPTS) for each in (text, ids)]
         return core_schema.no_info_wrap_validator_function(
             self._read,
-            bounded_list(prompt, 1, self.max_items, self.allowed),
+            bounded_list(prompt, 1, MAX_PROMPTS, self.allowed),
             json_schema_input_schema=core_schema.union_schema([text, ids, *lists]),
         )
 

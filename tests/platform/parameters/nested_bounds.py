@@ -4,10 +4,10 @@ from typing import Any
 
 from tests.platform.parameters.request_parts import CALL, NAMED, SCHEMA, USER, allowed_tools, schema, tool
 
-from loraplex.platform.parameters.chat_messages import MAX_CALLS, MAX_PARTS, Messages
+from loraplex.platform.parameters.chat_messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, Messages
 from loraplex.platform.parameters.response_format import BOUNDS, ResponseFormat, StructuredOutputs
-from loraplex.platform.parameters.tools import MAX_DESCRIPTION_BYTES, ToolChoices, ToolDefinitions
-from loraplex.platform.parameters.value_types import Prompts
+from loraplex.platform.parameters.tools import MAX_DESCRIPTION_BYTES, MAX_TOOLS, ToolChoices, ToolDefinitions
+from loraplex.platform.parameters.value_types import MAX_PROMPTS, Prompts
 
 NestedKind = Messages | Prompts | ResponseFormat | StructuredOutputs | ToolDefinitions | ToolChoices
 
@@ -15,35 +15,35 @@ NestedKind = Messages | Prompts | ResponseFormat | StructuredOutputs | ToolDefin
 def inside(kind: NestedKind) -> list[Any]:
     """Values at the bounds."""
     match kind:
-        case Messages(max_items):
-            return messages_inside(max_items)
-        case Prompts(max_items):
-            return prompts_inside(max_items)
+        case Messages():
+            return messages_inside(MAX_MESSAGES)
+        case Prompts():
+            return prompts_inside(MAX_PROMPTS)
         case ResponseFormat():
             return response_format_inside()
         case StructuredOutputs():
             return structured_outputs_inside()
-        case ToolDefinitions(max_items):
-            return tool_definitions_inside(max_items)
-        case ToolChoices(max_items):
-            return tool_choices_inside(max_items)
+        case ToolDefinitions():
+            return tool_definitions_inside(MAX_TOOLS)
+        case ToolChoices():
+            return tool_choices_inside(MAX_TOOLS)
 
 
 def outside(kind: NestedKind) -> list[Any]:
     """Values one step outside, and values of other types."""
     match kind:
-        case Messages(max_items):
-            return messages_outside(max_items)
-        case Prompts(max_items):
-            return prompts_outside(max_items)
+        case Messages():
+            return messages_outside(MAX_MESSAGES)
+        case Prompts():
+            return prompts_outside(MAX_PROMPTS)
         case ResponseFormat():
             return response_format_outside()
         case StructuredOutputs():
             return structured_outputs_outside()
-        case ToolDefinitions(max_items):
-            return tool_definitions_outside(max_items)
-        case ToolChoices(max_items):
-            return tool_choices_outside(max_items)
+        case ToolDefinitions():
+            return tool_definitions_outside(MAX_TOOLS)
+        case ToolChoices():
+            return tool_choices_outside(MAX_TOOLS)
 
 
 def messages_inside(max_items: int) -> list[Any]:

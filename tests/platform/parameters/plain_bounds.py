@@ -5,6 +5,7 @@ from typing import Any
 
 from loraplex.platform.parameters.request_object import ObjectOf, kind_of
 from loraplex.platform.parameters.value_types import (
+    MAX_IDENTIFIER,
     Boolean,
     Choice,
     Identifier,
@@ -27,8 +28,8 @@ def inside(kind: Kind) -> list[Any]:
     match kind:
         case Integer(low, high):
             return [low, high]
-        case Number(low, high, low_allowed):
-            return [low if low_allowed else math.nextafter(low, high), high, (low + high) / 2]
+        case Number(low, high):
+            return [low, high, (low + high) / 2]
         case Boolean(only):
             return [True, False] if only is None else [only]
         case Text(max_bytes, min_bytes):
@@ -54,8 +55,8 @@ def inside(kind: Kind) -> list[Any]:
             return [{}, mixed, {"a": None}, {f"a{index}": 0 for index in range(max_items)}]
         case Refused(_, harmless):
             return list(harmless)
-        case Identifier(max_bytes):
-            return ["a", "a" * max_bytes, "_-Z9"]
+        case Identifier():
+            return ["a", "a" * MAX_IDENTIFIER, "_-Z9"]
     raise AssertionError(f"no bounds for {kind}")
 
 
@@ -64,9 +65,9 @@ def outside(kind: Kind) -> list[Any]:
     match kind:
         case Integer(low, high):
             return [low - 1, high + 1, float(low), "1", True, [low]]
-        case Number(low, high, low_allowed):
+        case Number(low, high):
             beyond = [math.nextafter(low, -math.inf), math.nextafter(high, math.inf), math.inf, math.nan]
-            return [*beyond, 10**400, "1", True, *([] if low_allowed else [low])]
+            return [*beyond, 10**400, "1", True]
         case Boolean(only):
             return [0, 1, "true", *([] if only is None else [not only])]
         case Text(max_bytes, min_bytes):
@@ -113,6 +114,6 @@ def outside(kind: Kind) -> list[Any]:
             return [names, [], 1, "a", *({"a": each} for each in values)]
         case Refused():
             return [{"type": "json_object"}, [{}], "auto", True, 2]
-        case Identifier(max_bytes):
-            return ["", "a" * (max_bytes + 1), "a b", "é", "a.b", "a\n", 1]
+        case Identifier():
+            return ["", "a" * (MAX_IDENTIFIER + 1), "a b", "é", "a.b", "a\n", 1]
     raise AssertionError(f"no bounds for {kind}")

@@ -22,10 +22,9 @@ from loraplex.platform.parameters.parameter_table import (
     Endpoint,
     Parameter,
     read_parameters,
-    render_markdown,
 )
 from loraplex.platform.parameters.request_models import GenerationRequest
-from loraplex.platform.parameters.request_object import read_reporting
+from loraplex.platform.parameters.request_object import default_text, read_reporting
 from loraplex.platform.parameters.value_types import Kind
 
 README = Path(__file__).parents[3] / "platform" / "web" / "openai" / "README.md"
@@ -277,3 +276,14 @@ def test_the_documented_table_is_the_table() -> None:
     text = README.read_text()
     written = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
     assert written.strip() == render_markdown().strip(), "write render_markdown() between the marks"
+
+
+def render_markdown() -> str:
+    """Render the table as Markdown, one line per row."""
+    lines = ["| Parameter | Endpoints | Must be | Default | Meaning |", "|---|---|---|---|---|"]
+    for row in PARAMETERS:
+        endpoints = ", ".join(sorted(row.endpoints))
+        default = "required" if row.required == row.endpoints else default_text(row.default)
+        cells = (f"`{row.name}`", endpoints, row.kind.allowed, default, row.meaning)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
