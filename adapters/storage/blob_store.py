@@ -44,7 +44,7 @@ from loraplex.tenants.single_flight import SingleFlight
 LOG = structlog.get_logger("loraplex.blobs")
 
 MAX_FETCHES: Final = 4
-MAX_TURNS: Final = 3
+MAX_ATTEMPTS: Final = 3
 EVICTION_SECONDS: Final = 60.0
 _ADAPTERS: Final = "adapters"
 
@@ -105,7 +105,7 @@ class BlobStore:
         """
         if self._bucket is None:
             return self.storage.path(tenant_id, digest)
-        for _ in range(MAX_TURNS):
+        for _ in range(MAX_ATTEMPTS):
             if await self._copies.use(tenant_id, digest):
                 return self.storage.path(tenant_id, digest)
             fetch = partial(self._fetch, self._bucket, tenant_id, digest)

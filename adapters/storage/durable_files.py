@@ -1,13 +1,19 @@
 """Writes files and names so that they survive a crash of the machine."""
 
 import os
+from io import BufferedWriter, FileIO
 from pathlib import Path
+
+
+def create_private(path: Path) -> FileIO:
+    """Create a file of mode 0600 for unbuffered writing. Raises `FileExistsError`, also for a symbolic link."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return FileIO(os.open(path, flags, 0o600), "wb")
 
 
 def write_private(path: Path, content: bytes) -> None:
     """Write a new file of mode 0600, synced to disk. Its name is on the disk only after `sync_folder` of its folder."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+    with BufferedWriter(create_private(path)) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -12,7 +12,6 @@ from uuid import UUID
 import structlog
 
 from loraplex.adapters.errors import StorageError
-from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.tenants.admission.fences import ship_everywhere
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import StoreUnavailable
@@ -76,13 +75,3 @@ async def remove_files_of(database: Database, remove: RemoveBlob, adapter_id: UU
         blobs = await UnusedBlobs(session).of_adapter(adapter_id)
     for blob in blobs:
         await remove_unused(database, remove, blob)
-
-
-def remove_from(storage: LocalAdapterStore) -> RemoveBlob:
-    """Return a removal from one folder."""
-
-    async def remove(tenant_id: UUID, digest: str) -> None:
-        if storage.exists(tenant_id, digest):
-            await asyncio.to_thread(storage.delete, tenant_id, digest)
-
-    return remove

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from loraplex.adapters.errors import UploadTooLarge
+from loraplex.adapters.storage.durable_files import create_private
 from loraplex.adapters.storage.free_space import disk_errors, require_free
 from loraplex.adapters.storage.threads import on_thread
 
@@ -32,9 +33,8 @@ class HashedFile:
 
     def __init__(self, path: Path, max_bytes: int, name: str, floor_bytes: int = 0) -> None:
         """Raises `StorageFull` or `BlobStoreUnavailable`, as all methods do when this machine cannot write."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with disk_errors():
-            self._file = os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
+            self._file = create_private(path)
         self._max_bytes = max_bytes
         self._name = name
         self._floor_bytes = floor_bytes

@@ -6,10 +6,12 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedWriter
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from loraplex.adapters.errors import FolderRejected
+from loraplex.adapters.storage.durable_files import create_private
 
 CHUNK_BYTES = 4 << 20
 TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
@@ -76,8 +78,7 @@ def copy_opened(source: OpenFile, destination: Path) -> bytes:
 
     Raises `EOFError` when the file is shorter than when it was opened.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(destination, flags, 0o600), "wb") as target:
+    with BufferedWriter(create_private(destination)) as target:
         digest = _hash_into(source.descriptor, source.size, target)
         target.flush()
         os.fsync(target.fileno())

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pytest
 from sqlalchemy import select
+from tests.adapters.storage.folder_removal import remove_from
 from tests.adapters.validation.good_folder import CONFIG, MODEL, WEIGHTS, write_good
 from tests.adapters.versions.lifecycle_server import BAD_PROBE, BASE_DIGEST, QUICK, Instant, Server
 
@@ -25,7 +26,7 @@ from loraplex.adapters.errors import (
 )
 from loraplex.adapters.push import FolderPush, PushRequest
 from loraplex.adapters.storage.blob_store import BlobStore
-from loraplex.adapters.storage.garbage_collection import remove_files_of, remove_from
+from loraplex.adapters.storage.garbage_collection import remove_files_of
 from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.adapters.target_modules import BaseModel, adaptable_modules
 from loraplex.adapters.validation.own_files import OwnFilesValidation

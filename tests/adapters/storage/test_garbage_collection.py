@@ -5,9 +5,10 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 from sqlalchemy import text
+from tests.adapters.storage.folder_removal import remove_from
 from tests.tenants.registry_records import add, digest, make_tenant
 
-from loraplex.adapters.storage.garbage_collection import BlobGarbageCollector, remove_from, remove_unused
+from loraplex.adapters.storage.garbage_collection import BlobGarbageCollector, remove_unused
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore
 from loraplex.tenants.database import Database
 from loraplex.tenants.registry.adapters import AdapterRepository

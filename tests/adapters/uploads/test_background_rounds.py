@@ -6,8 +6,9 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from tests.adapters.storage.folder_removal import remove_from
 
-from loraplex.adapters.storage.garbage_collection import BlobGarbageCollector, remove_from
+from loraplex.adapters.storage.garbage_collection import BlobGarbageCollector
 from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.adapters.storage.object_store import ObjectStore
 from loraplex.adapters.uploads import cleanup
