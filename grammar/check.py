@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Mask: TypeAlias = LlguidanceMask | XgrammarMask
 
 NAMESPACE = b"check"
-_MOST_DIGITS: Final = 4_300
+_MAX_DIGITS: Final = 4_300
 
 
 class BadLine(ValueError):
@@ -191,4 +191,4 @@ def _read_case(line: str, number: int) -> Case:
 
 def _integer(text: str) -> int | float:
     """Parse an integer; one that Python does not read is infinite, which no schema may contain."""
-    return int(text) if len(text) <= _MOST_DIGITS else math.inf
+    return int(text) if len(text) <= _MAX_DIGITS else math.inf

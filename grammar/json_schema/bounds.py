@@ -23,7 +23,7 @@ COUNTS: Final = (
     "minLength",
     "minProperties",
 )
-_MOST_BITS: Final = 8_192
+_MAX_BITS: Final = 8_192
 """Python converts no number of more than 4,300 digits to text."""
 _BRACES: Final = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 
@@ -121,9 +121,9 @@ def _check_scalar(value: object, pointer: str, param: str) -> None:
         _check_text(value, pointer, param)
     elif isinstance(value, float) and not math.isfinite(value):
         raise GrammarInvalid(f"{param} holds a number that is not finite", param=param, pointer=pointer)
-    elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
+    elif isinstance(value, int) and value.bit_length() > _MAX_BITS:
         raise GrammarTooLarge(
-            f"{param} holds a number of more than {_MOST_BITS} bits", param=param, pointer=pointer
+            f"{param} holds a number of more than {_MAX_BITS} bits", param=param, pointer=pointer
         )
     elif value is not None and not isinstance(value, bool | int | float):
         raise GrammarInvalid(f"{param} holds a value that is not JSON", param=param, pointer=pointer)

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from loraplex.grammar.json_schema.references import References, Target
-from loraplex.grammar.json_schema.values import allowed_types, identity, listed_values
+from loraplex.grammar.json_schema.values import (
+    allowed_types,
+    counts_exclude,
+    identity,
+    listed_values,
+    ranges_exclude,
+)
+from loraplex.grammar.json_schema.walk import escaped
 
 _MAX_DEPTH: Final = 6
 _MAX_STEPS: Final = 3_000
@@ -53,7 +60,9 @@ class Disjointness:
             for keyword in ("anyOf", "oneOf"):
                 options = conjunct.schema.get(keyword)
                 if isinstance(options, list) and all(
-                    self.disjoint(self._below(conjunct, f"/{keyword}/{index}", option), other, depth + 1)
+                    self.disjoint(
+                        self._references.child(conjunct, f"/{keyword}/{index}", option), other, depth + 1
+                    )
                     for index, option in enumerate(options)
                 ):
                     return True
@@ -76,12 +85,10 @@ class Disjointness:
             members = here.schema.get("allOf")
             if isinstance(members, list):
                 waiting += [
-                    self._below(here, f"/allOf/{index}", member) for index, member in enumerate(members)
+                    self._references.child(here, f"/allOf/{index}", member)
+                    for index, member in enumerate(members)
                 ]
         return found
-
-    def _below(self, parent: Target, suffix: str, schema: Any) -> Target:
-        return self._references.child(parent, suffix, schema)
 
     def _exclude(self, left: Target, right: Target, depth: int) -> bool:
         """Compare the two subschemas' own keywords, without references."""
@@ -90,9 +97,9 @@ class Disjointness:
         if self._values_exclude(first, second, shared):
             return True
         return all(
-            (kind == "number" and (_ranges_exclude(first, second) or _kinds_of_number_exclude(first, second)))
-            or (kind == "string" and _counts_exclude(first, second, "Length"))
-            or (kind == "array" and _counts_exclude(first, second, "Items"))
+            (kind == "number" and (ranges_exclude(first, second) or _kinds_of_number_exclude(first, second)))
+            or (kind == "string" and counts_exclude(first, second, "Length"))
+            or (kind == "array" and counts_exclude(first, second, "Items"))
             or (kind == "object" and self._objects_exclude(left, right, depth))
             for kind in shared
         )
@@ -126,12 +133,13 @@ class Disjointness:
         """Return the subschema of the property, None if nothing is known."""
         properties = place.schema.get("properties", {})
         if name in properties:
-            escaped = name.replace("~", "~0").replace("/", "~1")
-            return self._below(place, f"/properties/{escaped}", properties[name])
+            return self._references.child(place, f"/properties/{escaped(name)}", properties[name])
         if place.schema.get("patternProperties"):
             return None
         if "additionalProperties" in place.schema:
-            return self._below(place, "/additionalProperties", place.schema["additionalProperties"])
+            return self._references.child(
+                place, "/additionalProperties", place.schema["additionalProperties"]
+            )
         return None
 
     def _are_distinguished(self, members: Sequence[Target]) -> bool:
@@ -181,23 +189,3 @@ def _kinds_of_number_exclude(first: dict[str, Any], second: dict[str, Any]) -> b
         if named == "integer" and values and all(isinstance(v, float) and not v.is_integer() for v in values):
             return True
     return False
-
-
-def _ranges_exclude(first: dict[str, Any], second: dict[str, Any]) -> bool:
-    for low, high in ((first, second), (second, first)):
-        for least in ("minimum", "exclusiveMinimum"):
-            for most in ("maximum", "exclusiveMaximum"):
-                if least not in low or most not in high:
-                    continue
-                touching = least == "minimum" and most == "maximum"
-                if low[least] > high[most] or (low[least] == high[most] and not touching):
-                    return True
-    return False
-
-
-def _counts_exclude(first: dict[str, Any], second: dict[str, Any], unit: str) -> bool:
-    return any(
-        low.get(f"min{unit}", 0) > high[f"max{unit}"]
-        for low, high in ((first, second), (second, first))
-        if f"max{unit}" in high
-    )

@@ -8,7 +8,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
-from loraplex.grammar.json_schema.values import TYPES, allowed_types, listed_values, type_of
+from loraplex.grammar.json_schema.values import (
+    TYPES,
+    allowed_types,
+    counts_exclude,
+    listed_values,
+    ranges_exclude,
+    type_of,
+)
 
 _BOUNDS: Final = frozenset(
     (
@@ -100,9 +107,9 @@ def contradicts_itself(keywords: Mapping[str, Any]) -> bool:
 
 def _has_value(kind: str, schema: dict[str, Any], inhabited: Inhabited) -> bool:
     if kind == "string":
-        return _in_order(schema, "minLength", "maxLength")
+        return not counts_exclude(schema, schema, "Length")
     if kind == "number":
-        return _has_number(schema)
+        return not ranges_exclude(schema, schema)
     if kind == "array":
         return _has_array(schema, inhabited)
     if kind == "object":
@@ -110,23 +117,9 @@ def _has_value(kind: str, schema: dict[str, Any], inhabited: Inhabited) -> bool:
     return True
 
 
-def _in_order(schema: dict[str, Any], least: str, most: str) -> bool:
-    return most not in schema or bool(schema.get(least, 0) <= schema[most])
-
-
-def _has_number(schema: dict[str, Any]) -> bool:
-    for least in ("minimum", "exclusiveMinimum"):
-        for most in ("maximum", "exclusiveMaximum"):
-            if least in schema and most in schema:
-                low, high = schema[least], schema[most]
-                if low > high or (low == high and (least, most) != ("minimum", "maximum")):
-                    return False
-    return True
-
-
 def _has_array(schema: dict[str, Any], inhabited: Inhabited) -> bool:
     least = schema.get("minItems", 0)
-    if not _in_order(schema, "minItems", "maxItems"):
+    if counts_exclude(schema, schema, "Items"):
         return False
     first = schema.get("prefixItems", [])
     if not all(map(inhabited, first[:least])):
@@ -137,7 +130,7 @@ def _has_array(schema: dict[str, Any], inhabited: Inhabited) -> bool:
 def _has_object(schema: dict[str, Any], inhabited: Inhabited) -> bool:
     required = frozenset(schema.get("required", ()))
     least = schema.get("minProperties", 0)
-    if not _in_order(schema, "minProperties", "maxProperties") or len(required) > schema.get(
+    if counts_exclude(schema, schema, "Properties") or len(required) > schema.get(
         "maxProperties", len(required)
     ):
         return False

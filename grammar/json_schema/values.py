@@ -1,4 +1,4 @@
-"""JSON's types, and equality as JSON Schema has it: 1 equals 1.0, true does not equal 1."""
+"""JSON's types, equality as JSON Schema has it (1 equals 1.0, true does not equal 1), and bounds that exclude each other."""
 
 from typing import Any, Final
 
@@ -42,3 +42,25 @@ def listed_values(schema: dict[str, Any]) -> list[Any] | None:
         return [schema["const"]]
     values = schema.get("enum")
     return values if isinstance(values, list) else None
+
+
+def ranges_exclude(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    """Return whether no number is within the bounds of both."""
+    for low, high in ((first, second), (second, first)):
+        for least in ("minimum", "exclusiveMinimum"):
+            for most in ("maximum", "exclusiveMaximum"):
+                if least not in low or most not in high:
+                    continue
+                touching = least == "minimum" and most == "maximum"
+                if low[least] > high[most] or (low[least] == high[most] and not touching):
+                    return True
+    return False
+
+
+def counts_exclude(first: dict[str, Any], second: dict[str, Any], unit: str) -> bool:
+    """Return whether no count of `unit` (Length, Items or Properties) is within the bounds of both."""
+    return any(
+        low.get(f"min{unit}", 0) > high[f"max{unit}"]
+        for low, high in ((first, second), (second, first))
+        if f"max{unit}" in high
+    )
