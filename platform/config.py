@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from tomllib import TOMLDecodeError
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
     AliasChoices,
     Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
     SecretStr,
     ValidationError,
     ValidationInfo,
@@ -61,8 +63,8 @@ BODIES_BUFFERED = 4
 MIN_GRACE_S = 30.0
 GIVEN_WITH = {"tls_key": "tls_certificate", "smtp_from": "smtp_url", "oidc_client_id": "oidc_issuer"}
 
-REMOVED = {"chunked_prefill": ("true", "long prompts are always computed in parts beside what decodes")}
-"""Settings of earlier releases: the value that holds now, and what that means."""
+REMOVED = {"chunked_prefill": "true"}
+"""Settings of earlier releases, each with what holds now. They stop no start, because an upgrade must need no edit."""
 
 
 def _url(name: str) -> AliasChoices:
@@ -198,6 +200,8 @@ class Settings(BaseSettings):
     meter_export_secret: SecretStr | None = Field(default=None, validate_default=True)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     fake_engine: Path | None = Field(default=None, description="a FakeScript as JSON: faults without a model")
+
+    _without_effect: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @field_validator("engine")
     @classmethod
@@ -339,12 +343,18 @@ class Settings(BaseSettings):
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _without_what_is_gone(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Leave out settings of earlier releases that have the value which holds now."""
-        held = {name for name, (value, _) in REMOVED.items() if str(values.get(name)).lower() == value}
-        return {name: value for name, value in values.items() if name not in held}
+    def _without_what_is_gone(cls, values: dict[str, Any], build: ModelWrapValidatorHandler[Self]) -> Self:
+        """Take settings of earlier releases out of `values` and the environment, of which pydantic reads known names only."""
+        given = {name: os.environ.get(f"LORAPLEX_{name.upper()}", values.get(name)) for name in REMOVED}
+        settings = build({name: value for name, value in values.items() if name not in REMOVED})
+        settings._without_effect = {
+            name: str(value)
+            for name, value in given.items()
+            if value is not None and not _means(str(value), REMOVED[name])
+        }
+        return settings
 
     @classmethod
     def settings_customise_sources(
@@ -378,6 +388,14 @@ class Settings(BaseSettings):
         """What other machines can read without being meant to, as warnings."""
         is_open = self.role != "engine" and self.metrics_port is None and not self.is_local
         return (PLAIN_HTTP,) * self.exposes_plain_http + (OPEN_METRICS,) * is_open
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        """A warning for each setting of an earlier release that was given, and is not what holds now."""
+        return tuple(
+            f"setting `{name}` is gone: {value} has no effect, {REMOVED[name]} holds; remove it"
+            for name, value in self._without_effect.items()
+        )
 
     @property
     def is_local(self) -> bool:
@@ -426,10 +444,6 @@ def load_settings(flags: Mapping[str, Any] | None = None, config_file: Path | No
         model_config = SettingsConfigDict(toml_file=config_file or DEFAULT_CONFIG_FILE)
 
     given = {name: value for name, value in (flags or {}).items() if value is not None}
-    for name, (held, _) in REMOVED.items():
-        # pydantic-settings does not look at names in the environment that are no settings.
-        if os.environ.get(f"LORAPLEX_{name.upper()}", held).lower() != held:
-            raise SettingsError(_gone(name))
     try:
         return FromFile(**given)
     except ValidationError as error:
@@ -438,14 +452,16 @@ def load_settings(flags: Mapping[str, Any] | None = None, config_file: Path | No
         raise SettingsError(f"{config_file or DEFAULT_CONFIG_FILE}: not valid TOML: {error}") from None
 
 
-def _gone(name: str) -> str:
-    return f"setting `{name}` is gone: {REMOVED[name][1]}. Remove it."
+def _means(value: str, held: str) -> bool:
+    """Whether both are the same number or word."""
+    try:
+        return float(value) == float(held)
+    except ValueError:
+        return value.lower() == held
 
 
 def _explain(detail: ErrorDetails) -> str:
     name = str(detail["loc"][0]).lower().removeprefix("loraplex_")
-    if name in REMOVED:
-        return _gone(name)
     if detail["type"] == "extra_forbidden":
         return f"unknown setting `{name}`; allowed: {', '.join(sorted(Settings.model_fields))}"
     field = Settings.model_fields.get(name)

@@ -55,6 +55,8 @@ class EngineReplica:
         """Start the engine and wait until it takes requests. Raises `StartError`."""
         settings = replica_settings(given)
         configure_logs(settings.log_level)
+        for warning in settings.without_effect:
+            LOG.warning(warning)
         self._replica_id = serve.get_replica_context().replica_tag
         self._stack = AsyncExitStack()
         address = own_address(settings.data_dir, self._stack)

@@ -41,6 +41,8 @@ LOG = structlog.get_logger("loraplex.serve")
 async def serve(settings: Settings, *, accept_new_secret: bool = False) -> None:
     """Serve until a signal. Raises `StartError`, or `CancelledError` when a signal arrives during the start."""
     _require_role_settings(settings)
+    for warning in settings.without_effect:
+        LOG.warning(warning)
     if accept_new_secret and settings.role == "engine":
         raise SettingsError("flag `--accept-new-secret`: an engine has no secret; give it to a gateway")
     if settings.role != "engine":

@@ -32,8 +32,8 @@ from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import RemoteEngine
 from loraplex.platform.server.listening import bind
 from loraplex.platform.server.process_signals import Shutdown
-from loraplex.platform.server.serve import _serve_engine, _serve_gateway
-from loraplex.platform.startup_errors import EngineStartFailed, PortTaken
+from loraplex.platform.server.serve import _serve_engine, _serve_gateway, serve
+from loraplex.platform.startup_errors import EngineStartFailed, PortTaken, SettingsError
 from loraplex.tenants.admission.recovery import ship_left_behind
 from loraplex.tenants.database import Database
 from loraplex.tenants.invoices.months import Month
@@ -247,6 +247,16 @@ async def test_keys_in_the_open_and_pages_of_any_origin_are_warned_of(tmp_path: 
         with capture_logs() as logs, pytest.raises(FileExistsError):
             await _serve_gateway(load_settings(flags), Shutdown())
         assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == warnings
+
+
+@pytest.mark.parametrize("role", ["all", "engine"])
+async def test_a_start_warns_of_settings_that_are_gone(role: str, tmp_path: Path) -> None:
+    given = {"role": role, "engine": ["ipc:///tmp/e"] if role == "engine" else [], "chunked_prefill": False}
+    settings = load_settings({**given, "model": str(tmp_path), "data_dir": tmp_path})
+    with capture_logs() as logs, pytest.raises(SettingsError, match="setting `model`"):
+        await serve(settings)
+    assert [entry["event"] for entry in logs] == list(settings.without_effect)
+    assert len(logs) == 1 and logs[0]["log_level"] == "warning"
 
 
 def children_running(serve: Serve, program: str) -> list[int]:
