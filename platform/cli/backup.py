@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError
 from loraplex.platform.backups.backup import BackupSource, back_up
 from loraplex.platform.backups.manifest import BackupFailed, Manifest, read_manifest
 from loraplex.platform.backups.restore import RestoreTarget, require_new, restore
-from loraplex.platform.cli.command_context import DataDir, run_command
+from loraplex.platform.cli.command_context import DataDir, async_command
 from loraplex.platform.cli.output import AsJson, print_document
 from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.datastores.connections import open_stores
@@ -66,42 +66,36 @@ class _Databases:
     redis_url: str
 
 
-def backup_command(
+@async_command
+async def backup_command(
     folder: Folder, data_dir: DataDir = None, superuser_url: Superuser = None, as_json: AsJson = False
 ) -> None:
     """Back up the installation to a new folder, while it serves. Keep it as you would keep its secret."""
-
-    async def work() -> None:
-        settings = load_settings({"data_dir": data_dir})
-        require_installation(settings, files=True)
-        async with _open_databases(settings, superuser_url) as databases:
-            manifest = await asyncio.to_thread(_back_up, settings, databases, folder)
-        _print(manifest, folder, as_json)
-
-    run_command(work())
+    settings = load_settings({"data_dir": data_dir})
+    require_installation(settings, files=True)
+    async with _open_databases(settings, superuser_url) as databases:
+        manifest = await asyncio.to_thread(_back_up, settings, databases, folder)
+    _print(manifest, folder, as_json)
 
 
-def restore_command(
+@async_command
+async def restore_command(
     folder: Folder, data_dir: DataDir = None, superuser_url: Superuser = None, as_json: AsJson = False
 ) -> None:
     """Restore a backup into a new data directory and an empty database. The next start ships its journals."""
-
-    async def work() -> None:
-        settings = load_settings({"data_dir": data_dir})
-        manifest = await asyncio.to_thread(read_manifest, folder)
-        if manifest.schema_revision > newest_revision():
-            raise BackupFailed(f"{folder} is of a newer version: its schema is {manifest.schema_revision}")
-        if not manifest.has_secret and settings.secret is None:
-            raise BackupFailed(
-                f"{folder} has no secret: set LORAPLEX_SECRET to that of the installation it is of"
-            )
-        require_new(settings.data_dir)
-        async with _open_databases(settings, superuser_url) as databases:
-            await _require_empty_valkey(databases.redis_url)
-            await asyncio.to_thread(_restore, settings, databases, manifest, folder)
-        _print(manifest, folder, as_json)
-
-    run_command(work())
+    settings = load_settings({"data_dir": data_dir})
+    manifest = await asyncio.to_thread(read_manifest, folder)
+    if manifest.schema_revision > newest_revision():
+        raise BackupFailed(f"{folder} is of a newer version: its schema is {manifest.schema_revision}")
+    if not manifest.has_secret and settings.secret is None:
+        raise BackupFailed(
+            f"{folder} has no secret: set LORAPLEX_SECRET to that of the installation it is of"
+        )
+    require_new(settings.data_dir)
+    async with _open_databases(settings, superuser_url) as databases:
+        await _require_empty_valkey(databases.redis_url)
+        await asyncio.to_thread(_restore, settings, databases, manifest, folder)
+    _print(manifest, folder, as_json)
 
 
 @asynccontextmanager

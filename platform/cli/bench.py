@@ -5,7 +5,6 @@ Every command prints its cases and ratios, and writes one JSON line for each to 
 
 import asyncio
 import json
-import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
@@ -22,7 +21,7 @@ from loraplex.platform.bench.report import RESULTS, Report, checkout_root, write
 from loraplex.platform.bench.serve import ServeShape, Target, Traffic, load_local_server, load_running_server
 from loraplex.platform.bench.structured_output import StructuredOutputShape, measure_structured_output
 from loraplex.platform.bench.workload import Distribution
-from loraplex.platform.cli.command_context import exit_codes
+from loraplex.platform.cli.command_context import end_at_sigterm, exit_codes
 from loraplex.platform.config import load_settings
 from loraplex.platform.demo.model import ensure_demo_model
 from loraplex.platform.startup_errors import SettingsError, StartError
@@ -245,9 +244,7 @@ def run_bench(
     """
 
     async def within() -> Report:
-        task = asyncio.current_task()
-        if task is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        end_at_sigterm()
         return await work()
 
     with exit_codes():

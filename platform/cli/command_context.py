@@ -4,11 +4,13 @@ Invariant: an embedded database is migrated before it is used; a production one 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterator
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, ParamSpec
 from uuid import UUID
 
 import typer
@@ -29,6 +31,7 @@ from loraplex.tenants.errors import CountersNewer, InvalidField, TenantsError, V
 from loraplex.tenants.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work
 from loraplex.tenants.valkey import open_valkey
 
+P = ParamSpec("P")
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
 
 
@@ -143,18 +146,31 @@ async def open_publisher(stores: CommandStores) -> AsyncIterator[PolicyPublisher
         await client.aclose()
 
 
-def run_command(work: Awaitable[None]) -> None:
-    """Run a command to its end. A known error becomes one line on standard error and exit code 1 (2: wrong usage)."""
+def async_command(work: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Make a command of an asynchronous function, with its options and its help."""
 
-    async def within() -> None:
-        await work
+    @wraps(work)
+    def command(*args: P.args, **kwargs: P.kwargs) -> None:
+        run_command(work(*args, **kwargs))
 
+    return command
+
+
+def run_command(work: Coroutine[Any, Any, None]) -> None:
+    """Run a command to its end, as `exit_codes`."""
     with exit_codes():
-        asyncio.run(within())
+        asyncio.run(work)
+
+
+def end_at_sigterm() -> None:
+    """Cancel the current task at SIGTERM, as Ctrl-C does."""
+    if (task := asyncio.current_task()) is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
+    """A known error becomes one line on standard error and exit code 1 (2: wrong usage)."""
     try:
         yield
     except (TenantsError, StartError) as error:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Literal
+from typing import Literal
 from uuid import UUID
 
 import psycopg
@@ -27,7 +27,8 @@ from loraplex.adapters.errors import AdaptersError
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
 from loraplex.adapters.target_modules import BaseModel
 from loraplex.adapters.validation.result import Rejected, ValidationResult
-from loraplex.platform.cli.command_context import exit_codes
+from loraplex.platform.cli.command_context import DataDir, exit_codes
+from loraplex.platform.cli.output import AsJson
 from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.datastores.embedded.binaries import find_postgres, find_valkey
 from loraplex.platform.datastores.embedded.errors import EmbeddedError
@@ -257,10 +258,7 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
-def doctor(
-    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def doctor(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Check this machine: Python, torch, GPU, memory, disk, data directory, PostgreSQL, Valkey and the validation of uploads."""
     with exit_codes():
         settings = load_settings({"data_dir": data_dir})

@@ -6,7 +6,6 @@ said and confirmed.
 
 import asyncio
 import json
-import signal
 import sys
 from collections.abc import Callable
 from inspect import Signature, signature
@@ -17,7 +16,7 @@ import typer
 from rich.console import Console
 
 from loraplex.platform.cli.bench import print_progress
-from loraplex.platform.cli.command_context import DataDir, exit_codes
+from loraplex.platform.cli.command_context import DataDir, end_at_sigterm, exit_codes
 from loraplex.platform.cli.output import AsJson
 from loraplex.platform.config import load_settings
 from loraplex.platform.drills.drill import run_drill
@@ -158,9 +157,7 @@ def drill(
     """Find the installation, ask, run and report. SIGTERM ends the drill as Ctrl-C does: the fault is taken back."""
 
     async def within() -> DrillReport:
-        task = asyncio.current_task()
-        if task is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        end_at_sigterm()
         installation = await find_installation(load_settings({"data_dir": data_dir}), base_urls or ())
         fault = make_fault(installation)
         await fault.check()

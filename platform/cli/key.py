@@ -10,8 +10,10 @@ from uuid import UUID
 import typer
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.platform.cli.command_context import DataDir, command_unit_of_work, open_database, run_command
-from loraplex.platform.cli.output import AsJson, print_document, print_key, print_rows
+from loraplex.platform.cli.command_context import DataDir, async_command, command_unit_of_work, open_database
+from loraplex.platform.cli.output import AsJson, print_document, print_key, print_rows, times_of
+from loraplex.tenants.api_keys import use_cases as api_keys
+from loraplex.tenants.api_keys.use_cases import Operator
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys import queries
 from loraplex.tenants.api_keys import use_cases as api_keys
@@ -54,7 +56,8 @@ TIMES = ("created_at", "expires_at", "revoked_at", "last_used_at")
 
 
 @app.command()
-def create(
+@async_command
+async def create(
     tenant: TenantName = None,
     operator: OfOperators = False,
     scope: Scopes = None,
@@ -70,18 +73,15 @@ def create(
     scopes = scope or [OPERATOR if operator else INFERENCE]
     expires_at = None if expires_in_days is None else datetime.now(UTC) + timedelta(days=expires_in_days)
     bounds = KeyChange(expires_at=expires_at, allowed_cidrs=allowed_cidr or ())
-
-    async def work() -> None:
-        async with command_unit_of_work(data_dir) as uow:
-            right = Operator(await owner_id(uow.session, tenant), environment)
-            key = await api_keys.create(uow, right, name, scopes, bounds)
-        print_key(key.api_key, as_json)
-
-    run_command(work())
+    async with command_unit_of_work(data_dir) as uow:
+        right = Operator(await owner_id(uow.session, tenant), environment)
+        key = await api_keys.create(uow, right, name, scopes, bounds)
+    print_key(key.api_key, as_json)
 
 
 @app.command("list")
-def list_keys(
+@async_command
+async def list_keys(
     tenant: TenantName = None,
     operator: OfOperators = False,
     data_dir: DataDir = None,
@@ -89,17 +89,14 @@ def list_keys(
 ) -> None:
     """List keys. Secrets are not stored, so they are never printed."""
     check_owner(tenant, operator)
-
-    async def work() -> None:
-        async with open_database(data_dir) as database, database.as_operator() as session:
-            keys = await queries.keys(session, await owner_id(session, tenant))
-        print_rows([key_document(key) for key in keys], as_json, COLUMNS)
-
-    run_command(work())
+    async with open_database(data_dir) as database, database.as_operator() as session:
+        keys = await queries.keys(session, await owner_id(session, tenant))
+    print_rows([key_document(key) for key in keys], as_json, COLUMNS)
 
 
 @app.command()
-def rotate(
+@async_command
+async def rotate(
     key_id: KeyId,
     tenant: TenantName = None,
     operator: OfOperators = False,
@@ -109,18 +106,15 @@ def rotate(
 ) -> None:
     """Replace a key by a new one with the same rights and print it once."""
     check_owner(tenant, operator)
-
-    async def work() -> None:
-        async with command_unit_of_work(data_dir) as uow:
-            right = Operator(await owner_id(uow.session, tenant))
-            key = await api_keys.rotate(uow, right, key_id, grace_seconds)
-        print_key(key.api_key, as_json)
-
-    run_command(work())
+    async with command_unit_of_work(data_dir) as uow:
+        right = Operator(await owner_id(uow.session, tenant))
+        key = await api_keys.rotate(uow, right, key_id, grace_seconds)
+    print_key(key.api_key, as_json)
 
 
 @app.command()
-def revoke(
+@async_command
+async def revoke(
     key_id: KeyId,
     tenant: TenantName = None,
     operator: OfOperators = False,
@@ -130,14 +124,10 @@ def revoke(
 ) -> None:
     """Revoke a key at once."""
     check_owner(tenant, operator)
-
-    async def work() -> None:
-        async with command_unit_of_work(data_dir) as uow:
-            right = Operator(await owner_id(uow.session, tenant))
-            key = await api_keys.revoke(uow, right, key_id, end_running=end_running)
-        print_document(key_document(key), as_json)
-
-    run_command(work())
+    async with command_unit_of_work(data_dir) as uow:
+        right = Operator(await owner_id(uow.session, tenant))
+        key = await api_keys.revoke(uow, right, key_id, end_running=end_running)
+    print_document(key_document(key), as_json)
 
 
 def check_owner(tenant: str | None, operator: bool) -> None:
@@ -150,11 +140,8 @@ async def owner_id(session: AsyncSession, tenant: str | None) -> UUID | None:
 
 
 def key_document(key: KeyDocument) -> dict[str, Any]:
-    times = {name: getattr(key, name) for name in TIMES}
     return {
         "key_id": key.id,
         **key.model_dump(include={"name", "environment", "scopes", "allowed_cidrs", "created_by"}),
-        **{
-            name: None if time is None else time.isoformat(timespec="seconds") for name, time in times.items()
-        },
+        **times_of(key, TIMES, "seconds"),
     }

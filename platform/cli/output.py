@@ -43,6 +43,12 @@ def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, columns: Sequen
     Console().print(table)
 
 
+def times_of(row: object, names: Sequence[str], timespec: str = "auto") -> dict[str, str | None]:
+    """Return the times of a row by name, in ISO 8601; None for one that it has not."""
+    times = {name: getattr(row, name) for name in names}
+    return {name: None if time is None else time.isoformat(timespec=timespec) for name, time in times.items()}
+
+
 def cell(value: Any) -> str:
     if value is None:
         return "-"

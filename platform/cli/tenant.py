@@ -9,8 +9,15 @@ from uuid import UUID
 
 import typer
 
-from loraplex.platform.cli.command_context import DataDir, command_unit_of_work, open_database, run_command
-from loraplex.platform.cli.output import AsJson, print_document, print_key, print_rows
+from loraplex.platform.cli.command_context import (
+    DataDir,
+    async_command,
+    command_unit_of_work,
+    open_database,
+    run_command,
+)
+from loraplex.platform.cli.output import AsJson, print_document, print_key, print_rows, times_of
+from loraplex.tenants.administration import tenants
 from loraplex.tenants.accounts.records import TenantAccountDocument
 from loraplex.tenants.accounts.tenants import TenantRepository, TierChange
 from loraplex.tenants.administration import tenants
@@ -38,7 +45,8 @@ TIMES = ("suspended_at", "deleted_at", "erased_at", "created_at")
 
 
 @app.command()
-def create(
+@async_command
+async def create(
     name: Name,
     weight: Weight = 1.0,
     tier: Tier = "standard",
@@ -49,73 +57,57 @@ def create(
 ) -> None:
     """Create a tenant and print its first key (scope tenant:admin) once."""
     limits = dict(read_limit(text) for text in limit or ())
-
-    async def work() -> None:
-        async with command_unit_of_work(data_dir) as uow:
-            created = await tenants.create(uow, name, tier=tier, weight=weight, limits=limits)
-            await tenants.change_tier(uow, created.id, TierChange(unknown_parameters=unknown_parameters))
-        print_key(created.api_key, as_json)
-
-    run_command(work())
+    async with command_unit_of_work(data_dir) as uow:
+        created = await tenants.create(uow, name, tier=tier, weight=weight, limits=limits)
+        await tenants.change_tier(uow, created.id, TierChange(unknown_parameters=unknown_parameters))
+    print_key(created.api_key, as_json)
 
 
 @app.command("list")
-def list_tenants(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+@async_command
+async def list_tenants(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List all tenants."""
-
-    async def work() -> None:
-        async with open_database(data_dir) as database, database.as_operator() as session:
-            documents = [tenant_document(tenant) for tenant in await TenantRepository(session).list()]
-        print_rows(documents, as_json, COLUMNS)
-
-    run_command(work())
+    async with open_database(data_dir) as database, database.as_operator() as session:
+        documents = [tenant_document(tenant) for tenant in await TenantRepository(session).list()]
+    print_rows(documents, as_json, COLUMNS)
 
 
 @app.command()
-def show(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+@async_command
+async def show(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show one tenant with its limits, its adapters and the public ids of its keys."""
-
-    async def work() -> None:
-        async with open_database(data_dir) as database, database.as_operator() as session:
-            tenant = await TenantRepository(session).get(name)
-            keys = await KeyRepository(session).list(tenant.id)
-            adapters = await AdapterRepository(session, tenant.id).list()
-            limits, _ = await TenantQuotas(session).get(tenant.id)
-        document = tenant_document(tenant) | {
-            "limits": {name: value for name, value in limits.items() if value is not None},
-            "adapters": [adapter.name for adapter in adapters],
-            "key_ids": [key.key_id for key in keys if key.revoked_at is None],
-        }
-        print_document(document, as_json)
-
-    run_command(work())
+    async with open_database(data_dir) as database, database.as_operator() as session:
+        tenant = await TenantRepository(session).get(name)
+        keys = await KeyRepository(session).list(tenant.id)
+        adapters = await AdapterRepository(session, tenant.id).list()
+        limits, _ = await TenantQuotas(session).get(tenant.id)
+    document = tenant_document(tenant) | {
+        "limits": {name: value for name, value in limits.items() if value is not None},
+        "adapters": [adapter.name for adapter in adapters],
+        "key_ids": [key.key_id for key in keys if key.revoked_at is None],
+    }
+    print_document(document, as_json)
 
 
 @app.command()
-def suspend(
+@async_command
+async def suspend(
     name: Name, end_running: EndRunning = True, data_dir: DataDir = None, as_json: AsJson = False
 ) -> None:
     """Suspend a tenant: none of its keys authenticates until it is resumed."""
-
-    async def work() -> None:
-        async with command_unit_of_work(data_dir) as uow:
-            tenant_id = await tenant_id_of(uow, name)
-            tenant = await tenants.suspend(uow, tenant_id, end_running=end_running)
-        print_document(tenant_document(tenant), as_json)
-
-    run_command(work())
+    async with command_unit_of_work(data_dir) as uow:
+        tenant_id = await tenant_id_of(uow, name)
+        tenant = await tenants.suspend(uow, tenant_id, end_running=end_running)
+    print_document(tenant_document(tenant), as_json)
 
 
 @app.command()
-def resume(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+@async_command
+async def resume(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Resume a suspended tenant."""
-
-    async def work() -> None:
-        async with command_unit_of_work(data_dir) as uow:
-            tenant = await tenants.resume(uow, await tenant_id_of(uow, name))
-        print_document(tenant_document(tenant), as_json)
-
-    run_command(work())
+    async with command_unit_of_work(data_dir) as uow:
+        tenant = await tenants.resume(uow, await tenant_id_of(uow, name))
+    print_document(tenant_document(tenant), as_json)
 
 
 @app.command()
@@ -148,12 +140,11 @@ async def tenant_id_of(uow: UnitOfWork, name: str) -> UUID:
 
 
 def tenant_document(tenant: Tenant | TenantAccountDocument) -> dict[str, Any]:
-    times = {name: getattr(tenant, name) for name in TIMES}
     return {
         "name": tenant.name,
         "id": str(tenant.id),
         "tier": tenant.tier,
         "weight": tenant.weight,
         "unknown_parameters": tenant.unknown_parameters,
-        **{name: None if time is None else time.isoformat() for name, time in times.items()},
+        **times_of(tenant, TIMES),
     }

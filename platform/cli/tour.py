@@ -6,7 +6,6 @@ Invariant: a claim holds or not by what came back; what it made is removed, also
 
 import asyncio
 import json
-import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from rich.console import Console
 from loraplex.adapters.errors import AdaptersError
 from loraplex.adapters.push import PushRequest
 from loraplex.engine.messages import BASE_MODEL
-from loraplex.platform.cli.command_context import exit_codes
+from loraplex.platform.cli.command_context import end_at_sigterm, exit_codes
 from loraplex.platform.cli.remote_push import open_remote_push
 from loraplex.platform.config import load_settings
 from loraplex.platform.demo.demo_file import DEMO_FILE, DemoAccess, DemoTenantAccess, read_demo_file
@@ -347,8 +346,7 @@ def tour_command(
 
 async def _tour(data_dir: Path | None) -> bool:
     """Return whether all claims held. SIGTERM ends it as Ctrl-C does. Raises `StartError` where no demo runs."""
-    if (task := asyncio.current_task()) is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    end_at_sigterm()
     settings, show = load_settings({"data_dir": data_dir}), Console(soft_wrap=True, highlight=False).print
     access = read_demo_file(settings.data_dir)
     if access is None:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from loraplex.platform.cli.command_context import DataDir, command_unit_of_work, open_database, run_command
-from loraplex.platform.cli.output import AsJson, print_document, print_rows
+from loraplex.platform.cli.command_context import DataDir, async_command, command_unit_of_work, open_database
+from loraplex.platform.cli.output import AsJson, print_document, print_rows, times_of
 from loraplex.platform.cli.tenant import LimitOptions, Weight, read_limit
 from loraplex.platform.config import load_settings
 from loraplex.platform.server.gateway_address import running_gateways
@@ -37,7 +37,8 @@ COLUMNS = ("email", "name", "operator", "tenants", "second_factor", "last_seen_a
 
 
 @app.command()
-def create(
+@async_command
+async def create(
     email: OptionalEmail = None,
     tenant: TenantName = None,
     role: Role = ADMIN,
@@ -48,81 +49,66 @@ def create(
     """Invite a person, and print the link once: it works once, for 7 days (an operator's: for an hour)."""
     if (tenant is None) != operator or (tenant is not None and email is None):
         raise typer.BadParameter("give EMAIL and --tenant NAME, or --operator")
-
-    async def work() -> None:
-        async with command_unit_of_work(data_dir) as uow:
-            root, now = console_root(data_dir), datetime.now(UTC)
-            if tenant is None or email is None:
-                token, ends = await accounts.invite_operator(uow, email), now + FIRST_RUN_LIFETIME
-                effect = f"{email or 'its holder'} becomes an operator"
-            else:
-                tenant_id = (await TenantRepository(uow.session).get(tenant)).id
-                token = (await team.invite(uow, tenant_id, email, role)).token
-                ends = now + INVITATION_LIFETIME
-                effect = f"{email} joins the tenant {tenant} as {role}"
-        print_link(link_address(root, token, operator=operator), effect, ends, as_json)
-
-    run_command(work())
+    async with command_unit_of_work(data_dir) as uow:
+        root, now = console_root(data_dir), datetime.now(UTC)
+        if tenant is None or email is None:
+            token, ends = await accounts.invite_operator(uow, email), now + FIRST_RUN_LIFETIME
+            effect = f"{email or 'its holder'} becomes an operator"
+        else:
+            tenant_id = (await TenantRepository(uow.session).get(tenant)).id
+            token = (await team.invite(uow, tenant_id, email, role)).token
+            ends = now + INVITATION_LIFETIME
+            effect = f"{email} joins the tenant {tenant} as {role}"
+    print_link(link_address(root, token, operator=operator), effect, ends, as_json)
 
 
 @app.command("list")
-def list_users(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+@async_command
+async def list_users(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List all people with their roles."""
-
-    async def work() -> None:
-        async with open_database(data_dir) as database, database.as_operator() as session:
-            rows = []
-            for user in await UserRepository(session).list():
-                roles = [f"{each.name}:{each.role}" for each in await tenants_of(session, user.id)]
-                rows.append(user_document(user) | {"tenants": roles})
-        print_rows(rows, as_json, COLUMNS)
-
-    run_command(work())
+    async with open_database(data_dir) as database, database.as_operator() as session:
+        rows = []
+        for user in await UserRepository(session).list():
+            roles = [f"{each.name}:{each.role}" for each in await tenants_of(session, user.id)]
+            rows.append(user_document(user) | {"tenants": roles})
+    print_rows(rows, as_json, COLUMNS)
 
 
 @app.command()
-def reset(
+@async_command
+async def reset(
     email: Email, second_factor: SecondFactor = False, data_dir: DataDir = None, as_json: AsJson = False
 ) -> None:
     """Print a link by which a person sets a new password: it works once, for 24 hours."""
-
-    async def work() -> None:
-        async with command_unit_of_work(data_dir) as uow:
-            root, ends = console_root(data_dir), datetime.now(UTC) + RESET_LIFETIME
-            token = await accounts.reset_user(uow, email, second_factor=second_factor)
-        effect = f"{email} sets a new password" + (", without a second factor" if second_factor else "")
-        print_link(link_address(root, token), effect, ends, as_json)
-
-    run_command(work())
+    async with command_unit_of_work(data_dir) as uow:
+        root, ends = console_root(data_dir), datetime.now(UTC) + RESET_LIFETIME
+        token = await accounts.reset_user(uow, email, second_factor=second_factor)
+    effect = f"{email} sets a new password" + (", without a second factor" if second_factor else "")
+    print_link(link_address(root, token), effect, ends, as_json)
 
 
 @app.command()
-def disable(email: Email, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+@async_command
+async def disable(email: Email, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Let a person sign in nowhere: all sessions end at once. It names the tenants that have no admin then."""
-
-    async def work() -> None:
-        async with command_unit_of_work(data_dir) as uow:
-            disabled = await accounts.disable_user(uow, email)
-        document = user_document(disabled.user) | {"tenants_without_admin": disabled.without_admin}
-        print_document(document, as_json)
-
-    run_command(work())
+    async with command_unit_of_work(data_dir) as uow:
+        disabled = await accounts.disable_user(uow, email)
+    document = user_document(disabled.user) | {"tenants_without_admin": disabled.without_admin}
+    print_document(document, as_json)
 
 
 @app.command()
-def enable(email: Email, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+@async_command
+async def enable(email: Email, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Let a disabled person sign in again."""
-
-    async def work() -> None:
-        async with command_unit_of_work(data_dir) as uow:
-            user = await accounts.enable_user(uow, email)
-        print_document(user_document(user), as_json)
-
-    run_command(work())
+    async with command_unit_of_work(data_dir) as uow:
+        user = await accounts.enable_user(uow, email)
+    print_document(user_document(user), as_json)
 
 
 @app.command("open-sign-up")
-def open_sign_up(
+@async_command
+async def open_sign_up(
     tier: Annotated[
         str, typer.Option(help="The tier of new tenants; it chooses their rate card.")
     ] = "standard",
@@ -132,23 +118,16 @@ def open_sign_up(
 ) -> None:
     """Publish what a tenant gets that signs up by itself. People sign up by mail, so `smtp_url` must be set."""
     limits = dict(read_limit(text) for text in limit or ())
-
-    async def work() -> None:
-        async with command_unit_of_work(data_dir) as uow:
-            await sign_up.publish_plan(uow, tier, limits, weight=weight)
-
-    run_command(work())
+    async with command_unit_of_work(data_dir) as uow:
+        await sign_up.publish_plan(uow, tier, limits, weight=weight)
 
 
 @app.command("close-sign-up")
-def close_sign_up(data_dir: DataDir = None) -> None:
+@async_command
+async def close_sign_up(data_dir: DataDir = None) -> None:
     """Let no further tenant sign up."""
-
-    async def work() -> None:
-        async with command_unit_of_work(data_dir) as uow:
-            await sign_up.end_plan(uow)
-
-    run_command(work())
+    async with command_unit_of_work(data_dir) as uow:
+        await sign_up.end_plan(uow)
 
 
 def console_root(data_dir: Path | None) -> str:
@@ -175,12 +154,11 @@ def print_link(address: str, effect: str, ends: datetime, as_json: bool) -> None
 
 
 def user_document(user: User) -> dict[str, Any]:
-    times = {name: getattr(user, name) for name in ("created_at", "last_seen_at", "disabled_at")}
     return {
         "id": str(user.id),
         "email": user.email,
         "name": user.name,
         "operator": user.is_operator,
         "second_factor": user.totp_confirmed_at is not None,
-        **{name: None if time is None else time.isoformat() for name, time in times.items()},
+        **times_of(user, ("created_at", "last_seen_at", "disabled_at")),
     }
