@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 import structlog
-from sqlalchemy import URL, make_url, text
+from sqlalchemy import URL, func, make_url, select, text
 from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
@@ -183,6 +183,11 @@ class Database:
 
     async def close(self) -> None:
         await self._engine.dispose()
+
+
+async def lock(session: AsyncSession, name: str) -> None:
+    """Wait for the lock of this name, and hold it until the transaction ends."""
+    await session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))
 
 
 @asynccontextmanager

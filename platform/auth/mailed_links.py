@@ -15,13 +15,13 @@ from loraplex.tenants.api_keys.networks import client_network
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import SignInSlowed, SignUpClosed
 from loraplex.tenants.names import check_email
+from loraplex.tenants.people import links, users
 from loraplex.tenants.people.accounts import reset_user
 from loraplex.tenants.people.identity import person_actor
 from loraplex.tenants.people.link_addresses import SIGN_IN_PATH, link_address
-from loraplex.tenants.people.links import SIGN_UP_LIFETIME, InvitationRepository
 from loraplex.tenants.people.sign_up import is_open
 from loraplex.tenants.people.throttle import SignInTries
-from loraplex.tenants.people.users import CredentialRepository, Credentials
+from loraplex.tenants.people.users import Credentials
 from loraplex.tenants.unit_of_work import unit_of_work
 
 LOG: Final = structlog.get_logger("loraplex.mail")
@@ -66,9 +66,8 @@ class MailedLinks:
             await self._send(to, "You have an account", text)
             return
         async with unit_of_work(self.database, person_actor(to, address), None, None) as uow:
-            _, token = await InvitationRepository(uow.session).create(
-                "sign_up", to, datetime.now(UTC) + SIGN_UP_LIFETIME, email=to
-            )
+            ends = datetime.now(UTC) + links.SIGN_UP_LIFETIME
+            _, token = await links.invite(uow.session, "sign_up", to, ends, email=to)
         link = link_address(self.root, token)
         await self._send(
             to, "Set up your tenant", f"Go on by this link. It works once, for 24 hours:\n\n{link}\n"
@@ -108,7 +107,7 @@ class MailedLinks:
 
     async def _account(self, email: str) -> Credentials | None:
         async with self.database.as_writer() as session:
-            return await CredentialRepository(session).by_email(email)
+            return await users.credentials_of(session, email)
 
     async def _send(self, to: str, subject: str, text: str) -> bool:
         try:

@@ -20,7 +20,6 @@ from loraplex.tenants.people.link_addresses import link_address
 from loraplex.tenants.people.links import FIRST_RUN_LIFETIME, INVITATION_LIFETIME, RESET_LIFETIME
 from loraplex.tenants.people.memberships import tenants_of
 from loraplex.tenants.people.roles import ADMIN
-from loraplex.tenants.people.users import UserRepository
 from loraplex.tenants.scopes import ROLES
 
 app = typer.Typer(name="user", help="People of the console.", no_args_is_help=True)
@@ -68,7 +67,7 @@ async def list_users(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List all people with their roles."""
     async with open_database(data_dir) as database, database.as_operator() as session:
         rows = []
-        for user in await UserRepository(session).list():
+        for user in await accounts.all_users(session):
             roles = [f"{each.name}:{each.role}" for each in await tenants_of(session, user.id)]
             rows.append(user_document(user) | {"tenants": roles})
     print_rows(rows, as_json, COLUMNS)

@@ -12,16 +12,15 @@ from loraplex.tenants.administration import tenants
 from loraplex.tenants.database import Database, writing
 from loraplex.tenants.errors import InvalidField, LinkNotValid, SignUpClosed
 from loraplex.tenants.names import check_email, check_person_name
+from loraplex.tenants.people import links, memberships, users
 from loraplex.tenants.people.credentials import Check
 from loraplex.tenants.people.identity import person_actor
-from loraplex.tenants.people.links import Link, LinkRepository
-from loraplex.tenants.people.memberships import MembershipRepository
-from loraplex.tenants.people.password_hashing import check_password, hash_password
+from loraplex.tenants.people.links import Link
+from loraplex.tenants.people.passwords import check_password, hash_password
 from loraplex.tenants.people.roles import ADMIN
-from loraplex.tenants.people.sessions import Area
-from loraplex.tenants.people.sign_in import Client, SignedIn, find_link, open_session
-from loraplex.tenants.people.sign_up_plans import SignUpPlanRepository
-from loraplex.tenants.people.users import CredentialRepository, Credentials, UserRepository
+from loraplex.tenants.people.sessions import Area, Client, SignedIn, open_session
+from loraplex.tenants.people.sign_in import find_link
+from loraplex.tenants.people.sign_up import published_plan
 from loraplex.tenants.stored_responses import DeriveKey
 from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
@@ -43,8 +42,7 @@ async def accept_invitation(
     database: Database,
     token: str,
     entered: Acceptance,
-    address: str | None,
-    user_agent: str | None,
+    client: Client,
     *,
     derive_key: DeriveKey,
     now: datetime | None = None,
@@ -60,58 +58,76 @@ async def accept_invitation(
         raise LinkNotValid("this link is no invitation")
     email = check_email(link.email or entered.email)
     async with database.as_writer() as session:
-        known = await CredentialRepository(session).by_email(email)
+        known = await users.credentials_of(session, email)
     if known is not None:
-        check = Check(database=database, email=email, address=address, derive_key=derive_key, now=time)
+        check = Check(database, email, client.address, derive_key, time)
         await check.password_and_code(entered.password, entered.code)
         hashed = None
     else:
         check_person_name(entered.name)
         hashed = await hash_password(check_password(entered.password, email))
-    client = Client(address=address, user_agent=user_agent)
-    async with unit_of_work(database, person_actor(email, address), None, None) as uow:
+    async with unit_of_work(database, person_actor(email, client.address), None, None) as uow:
         async with writing(uow.session):
-            await LinkRepository(uow.session).use(token, time)
-        credentials = known or await new_account(uow, email, entered.name, hashed)
-        tenant_id = await grant(uow, link, credentials.user_id, entered.tenant_name)
-        area: Area = "operator" if link.purpose == "operator" else "tenant"
-        return await open_session(
-            uow, await _present(uow, credentials), client, area=area, tenant_id=tenant_id, now=time
-        )
+            await links.use(uow.session, token, time)
+        user_id = await new_account(uow, email, entered.name, hashed) if known is None else known.user_id
+        return await enter(uow, link, user_id, client, tenant_name=entered.tenant_name, now=time)
 
 
-async def new_account(uow: UnitOfWork, email: str, name: str, hashed: str | None) -> Credentials:
-    """Create an account, as part of an acceptance. `hashed` None: without a password. Raises `InvalidField`, `NameTaken`."""
-    user_id = await UserRepository(uow.session).create(email, name, hashed)
+async def new_account(uow: UnitOfWork, email: str, name: str, hashed: str | None) -> UUID:
+    """Create an account, as part of an acceptance; return its id. `hashed` None: without a password.
+
+    Raises `InvalidField`, `NameTaken`.
+    """
+    user_id = await users.create(uow.session, email, name, hashed)
     await uow.audit.record("user.create", f"users/{user_id}", None, {"email": email, "name": name})
-    async with writing(uow.session):
-        return await CredentialRepository(uow.session).by_id(user_id)
+    return user_id
 
 
-async def grant(uow: UnitOfWork, link: Link, user_id: UUID, tenant_name: str) -> UUID | None:
-    """Give a person what the used invitation is for; return the tenant that it leads to, None for the operator's area.
+async def enter(
+    uow: UnitOfWork,
+    link: Link,
+    user_id: UUID,
+    client: Client,
+    *,
+    tenant_name: str = "",
+    confirmed: bool | None = None,
+    now: datetime,
+) -> SignedIn:
+    """Give a person what the used invitation is for, and a session there, as part of an acceptance. `confirmed`: as of
+    `open_session`.
 
     Open links that reset the password end: who made one had no right to what the account leads to from now on.
 
     Raises `AlreadyMember`, `InvalidField`, `NameTaken`, `SignUpClosed`.
     """
-    target = f"users/{user_id}"
     async with writing(uow.session):
-        await LinkRepository(uow.session).end("reset", user_id)
+        await links.end(uow.session, "reset", user_id)
+    tenant_id = await _grant(uow, link, user_id, tenant_name)
+    async with writing(uow.session):
+        present = await users.credentials(uow.session, user_id)
+    area: Area = "operator" if link.purpose == "operator" else "tenant"
+    return await open_session(
+        uow, present, client, area=area, tenant_id=tenant_id, confirmed=confirmed, now=now
+    )
+
+
+async def _grant(uow: UnitOfWork, link: Link, user_id: UUID, tenant_name: str) -> UUID | None:
+    """Return the tenant that the invitation leads to, None for the operator's area."""
+    target = f"users/{user_id}"
     if link.purpose == "operator":
-        await UserRepository(uow.session).set_operator(user_id, True)
+        await users.change(uow.session, user_id, is_operator=True)
         await uow.audit.record("user.grant_operator", target, None, {"operator": True})
         return None
     tenant_id, role = link.tenant_id, link.role or ADMIN
     if tenant_id is None:
         tenant_id = await _new_tenant(uow, tenant_name)
-    await MembershipRepository(uow.session, tenant_id).add(user_id, role)
+    await memberships.add(uow.session, tenant_id, user_id, role)
     await uow.audit.record("user.join", target, None, {"role": role}, tenant_id=tenant_id)
     return tenant_id
 
 
 async def _new_tenant(uow: UnitOfWork, name: str) -> UUID:
-    plan = await SignUpPlanRepository(uow.session).published()
+    plan = await published_plan(uow.session)
     if plan is None:
         raise SignUpClosed("sign-up is closed: ask the operator for an invitation")
     try:
@@ -121,9 +137,3 @@ async def _new_tenant(uow: UnitOfWork, name: str) -> UUID:
     except InvalidField as error:
         raise InvalidField("tenant_name", str(error)) from error
     return tenant.id
-
-
-async def _present(uow: UnitOfWork, credentials: Credentials) -> Credentials:
-    """Return the credentials as they are after the grant."""
-    async with writing(uow.session):
-        return await CredentialRepository(uow.session).by_id(credentials.user_id)

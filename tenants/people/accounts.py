@@ -3,25 +3,23 @@
 Invariant: no account has a password that its person did not choose.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
 
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from loraplex.tenants.database import Database, writing
-from loraplex.tenants.models import User
+from loraplex.tenants.models import Invitation, User
 from loraplex.tenants.names import check_email
-from loraplex.tenants.people.links import (
-    DEMO_LIFETIME,
-    FIRST_RUN_LIFETIME,
-    RESET_LIFETIME,
-    InvitationRepository,
-    LinkRepository,
-)
-from loraplex.tenants.people.memberships import MembershipRepository, administered_tenants, tenants_of
+from loraplex.tenants.people import links, memberships, users
+from loraplex.tenants.people.links import DEMO_LIFETIME, FIRST_RUN_LIFETIME, RESET_LIFETIME
+from loraplex.tenants.people.memberships import administered_tenants, tenants_of
 from loraplex.tenants.people.roles import ADMIN
 from loraplex.tenants.people.sessions import end_all_sessions
-from loraplex.tenants.people.users import UserRepository
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 DEMO_EMAIL: Final = "demo@example.com"
@@ -31,15 +29,21 @@ DEMO_NAME: Final = "Demo"
 async def has_operator(database: Database) -> bool:
     """Whether a person may enter the operator's area."""
     async with database.as_operator() as session:
-        return await UserRepository(session).has_operator()
+        query = select(User.id).where(User.is_operator, User.disabled_at.is_(None)).limit(1)
+        return await session.scalar(query) is not None
 
 
 async def was_operator_invited(database: Database, by: str) -> bool:
     """Whether `by` made a link for an operator within the lifetime of such a link."""
+    recent = Invitation.created_at > datetime.now(UTC) - FIRST_RUN_LIFETIME
+    own = (Invitation.purpose == "operator", Invitation.invited_by == by, recent)
     async with database.as_operator() as session:
-        return await InvitationRepository(session).was_operator_invited(
-            by, datetime.now(UTC) - FIRST_RUN_LIFETIME
-        )
+        return await session.scalar(select(Invitation.id).where(*own).limit(1)) is not None
+
+
+async def all_users(session: AsyncSession) -> Sequence[User]:
+    """Return all accounts, by address, as an operator."""
+    return (await session.scalars(select(User).order_by(User.email))).all()
 
 
 async def invite_operator(uow: UnitOfWork, email: str | None = None) -> str:
@@ -49,8 +53,8 @@ async def invite_operator(uow: UnitOfWork, email: str | None = None) -> str:
     """
     address = None if email is None else check_email(email)
     expires_at = datetime.now(UTC) + FIRST_RUN_LIFETIME
-    invitation_id, token = await InvitationRepository(uow.session).create(
-        "operator", uow.actor.name, expires_at, email=address
+    invitation_id, token = await links.invite(
+        uow.session, "operator", uow.actor.name, expires_at, email=address
     )
     after = {"email": address, "operator": True, "expires_at": expires_at}
     await uow.audit.record("user.invite", _target(invitation_id), None, after)
@@ -62,11 +66,11 @@ async def reset_user(uow: UnitOfWork, email: str, *, second_factor: bool = False
 
     Raises `UserNotFound`.
     """
-    user = await UserRepository(uow.session).get(email)
+    user = await users.get(uow.session, email)
     expires_at = datetime.now(UTC) + RESET_LIFETIME
     async with writing(uow.session):
-        token = await LinkRepository(uow.session).issue(
-            "reset", user.id, expires_at, removes_second_factor=second_factor
+        token = await links.issue(
+            uow.session, "reset", user.id, expires_at, removes_second_factor=second_factor
         )
     after = {"second_factor_removed": second_factor, "expires_at": expires_at}
     await uow.audit.record("user.reset", _target(user.id), None, after)
@@ -87,47 +91,46 @@ async def disable_user(uow: UnitOfWork, email: str) -> Disabled:
 
     Raises `UserNotFound`.
     """
-    user = await UserRepository(uow.session).get(email)
+    user = await users.get(uow.session, email)
     administered = await administered_tenants(uow.session, user.id)
     # In one order, so that two of these changes at once wait for each other and never deadlock.
     for tenant_id in sorted(administered):
-        await MembershipRepository(uow.session, tenant_id).lock()
+        await memberships.lock_members(uow.session, tenant_id)
     if user.disabled_at is None:
-        await UserRepository(uow.session).set_disabled(user.id, True)
+        user.disabled_at = datetime.now(UTC)
+        await uow.session.flush()
         await uow.audit.record("user.disable", _target(user.id), {"disabled": False}, {"disabled": True})
         await end_all_sessions(uow, user.id)
-    await uow.session.refresh(user, ["disabled_at"])
     without = [
         name
         for tenant_id, name in administered.items()
-        if not await MembershipRepository(uow.session, tenant_id).has_admin()
+        if not await memberships.has_admin(uow.session, tenant_id)
     ]
     return Disabled(user, without)
 
 
 async def enable_user(uow: UnitOfWork, email: str) -> User:
     """Let a disabled person sign in again. Raises `UserNotFound`."""
-    user = await UserRepository(uow.session).get(email)
+    user = await users.get(uow.session, email)
     if user.disabled_at is not None:
-        await UserRepository(uow.session).set_disabled(user.id, False)
+        user.disabled_at = None
+        await uow.session.flush()
         await uow.audit.record("user.enable", _target(user.id), {"disabled": True}, {"disabled": False})
-    await uow.session.refresh(user, ["disabled_at"])
     return user
 
 
 async def demo_link(uow: UnitOfWork, tenant_id: UUID) -> str:
     """Return the token of a link that signs the demo's person, an admin of the tenant, in once. Earlier ones end."""
-    users = UserRepository(uow.session)
-    user = await users.by_email(DEMO_EMAIL)
-    user_id = await users.create(DEMO_EMAIL, DEMO_NAME, None) if user is None else user.id
+    user = await users.by_email(uow.session, DEMO_EMAIL)
+    user_id = await users.create(uow.session, DEMO_EMAIL, DEMO_NAME, None) if user is None else user.id
     async with writing(uow.session):
         known = tenant_id in [each.tenant_id for each in await tenants_of(uow.session, user_id)]
     if not known:
-        await MembershipRepository(uow.session, tenant_id).add(user_id, ADMIN)
+        await memberships.add(uow.session, tenant_id, user_id, ADMIN)
         await uow.audit.record("user.join", _target(user_id), None, {"role": ADMIN}, tenant_id=tenant_id)
     async with writing(uow.session):
         expires_at = datetime.now(UTC) + DEMO_LIFETIME
-        return await LinkRepository(uow.session).issue("demo", user_id, expires_at)
+        return await links.issue(uow.session, "demo", user_id, expires_at)
 
 
 def _target(user_id: UUID) -> str:

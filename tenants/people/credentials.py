@@ -14,12 +14,13 @@ from uuid import UUID
 from loraplex.tenants.api_keys.networks import client_network
 from loraplex.tenants.database import Database, writing
 from loraplex.tenants.errors import SecondFactorNeeded, SignInRefused
+from loraplex.tenants.people import users
 from loraplex.tenants.people.identity import person_actor
-from loraplex.tenants.people.password_hashing import password_matches
+from loraplex.tenants.people.passwords import password_matches
 from loraplex.tenants.people.recovery_codes import recovery_code, use_recovery_code
 from loraplex.tenants.people.throttle import SignInTries
 from loraplex.tenants.people.totp import SecondFactorSecrets, matching_step
-from loraplex.tenants.people.users import CredentialRepository, Credentials
+from loraplex.tenants.people.users import Credentials
 from loraplex.tenants.stored_responses import DeriveKey
 from loraplex.tenants.unit_of_work import unit_of_work
 
@@ -27,9 +28,9 @@ WRONG_PAIR: Final = "Email or password is wrong."
 WRONG_CODE: Final = "The code is wrong, or was used already: enter the newest one."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
-    """One check of an account from an address. `derive_key`: of the server secret."""
+    """Checks one account from an address. `derive_key`: of the server secret."""
 
     database: Database
     email: str
@@ -40,10 +41,8 @@ class Check:
     async def password(self, password: str) -> Credentials:
         """Return the account that the password belongs to. Raises `SignInRefused`, `SignInSlowed`."""
         credentials = await self._password(password)
-        async with self.database.as_writer() as session:
-            tries = SignInTries(session, self._account, self._network)
-            # Codes that were wrong still count: else this would make room for further guesses.
-            await (tries.give_back if credentials.has_second_factor else tries.succeed)(self.now)
+        # Codes that were wrong still count: else this would make room for further guesses.
+        await self._uncount(succeeds=not credentials.has_second_factor)
         return credentials
 
     async def password_and_code(self, password: str, code: str | None) -> Credentials:
@@ -53,8 +52,7 @@ class Check:
         """
         credentials = await self._password(password)
         if credentials.has_second_factor and code is None:
-            async with self.database.as_writer() as session:
-                await SignInTries(session, self._account, self._network).give_back(self.now)
+            await self._uncount(succeeds=False)
             raise SecondFactorNeeded("Enter the code of your authenticator app.")
         return await self._code(credentials, code)
 
@@ -70,8 +68,7 @@ class Check:
         """Count what the block checks as a try, which stays counted where the block raises. Raises `SignInSlowed`."""
         await self._counted()
         yield
-        async with self.database.as_writer() as session:
-            await SignInTries(session, self._account, self._network).give_back(self.now)
+        await self._uncount(succeeds=False)
 
     async def _password(self, password: str) -> Credentials:
         credentials = await self._counted()
@@ -88,7 +85,13 @@ class Check:
     async def _count(self) -> Credentials | None:
         async with self.database.as_writer() as session:
             await SignInTries(session, self._account, self._network).take(self.now)
-            return await CredentialRepository(session).by_email(self._account)
+            return await users.credentials_of(session, self._account)
+
+    async def _uncount(self, *, succeeds: bool) -> None:
+        """Undo the count of a try that was no failure. `succeeds`: it signs in, so the account's failures are forgotten."""
+        async with self.database.as_writer() as session:
+            tries = SignInTries(session, self._account, self._network)
+            await (tries.succeed if succeeds else tries.give_back)(self.now)
 
     async def _code(self, credentials: Credentials, code: str | None) -> Credentials:
         recovery = recovery_code(code or "")
@@ -97,15 +100,14 @@ class Check:
                 await self._use_recovery_code(credentials.user_id, recovery)
             else:
                 await self._use_code(credentials.user_id, credentials.totp_secret, code or "")
-        async with self.database.as_writer() as session:
-            await SignInTries(session, self._account, self._network).succeed(self.now)
+        await self._uncount(succeeds=True)
         return credentials
 
     async def _use_code(self, user_id: UUID, encrypted: bytes, code: str) -> None:
         secret = SecondFactorSecrets(self.derive_key).decrypt(user_id, encrypted)
         step = matching_step(secret, code, self.now)
         async with self.database.as_writer() as session:
-            if step is None or not await CredentialRepository(session).use_step(user_id, step):
+            if step is None or not await users.use_step(session, user_id, step):
                 raise SignInRefused(WRONG_CODE)
 
     async def _use_recovery_code(self, user_id: UUID, code: str) -> None:

@@ -1,15 +1,14 @@
 """Who is signed in to the console, and what the person may do there."""
 
-import hashlib
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Final
 from uuid import UUID
 
 from loraplex.tenants.actors import Actor, operator_actor
-from loraplex.tenants.people.roles import VIEWING_SCOPES, scopes_of
-from loraplex.tenants.people.session_rows import ABSOLUTE, FoundSession
 
-CSRF_DOMAIN = b"loraplex/csrf/v1\0"
+ABSOLUTE: Final = timedelta(days=7)
+"""The time after which a session ends in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +34,12 @@ class ConsoleSession:
     tenants: tuple[tuple[UUID, str], ...]
     csrf_token: str = field(repr=False)
     created_at: datetime
+    last_seen_at: datetime
     expires_at: datetime
     second_factor: bool
-    viewing_as_operator: bool = False
-    adapters: int = 0
-    keys: int = 0
+    viewing_as_operator: bool
+    adapters: int
+    keys: int
 
     @property
     def signed_in_at(self) -> datetime:
@@ -58,28 +58,3 @@ class ConsoleSession:
 def person_actor(email: str, address: str | None, request_id: str | None = None) -> Actor:
     """Return a person of the console, by the email address, as the author of a change."""
     return Actor("user", email, address, request_id)
-
-
-def console_session(found: FoundSession, token: str) -> ConsoleSession:
-    """Return the session of this token as the console sees it."""
-    viewing = found.viewing
-    return ConsoleSession(
-        id=found.id,
-        user_id=found.user_id,
-        email=found.email,
-        name=found.name,
-        tenant_id=found.tenant_id,
-        tenant_name=found.tenant_name,
-        role=None if viewing else found.role,
-        scopes=VIEWING_SCOPES if viewing else scopes_of(found.role),
-        operator=found.is_operator,
-        by_link_only=found.by_link_only,
-        tenants=tuple((each.tenant_id, each.name) for each in found.tenants),
-        csrf_token=hashlib.sha256(CSRF_DOMAIN + token.encode()).hexdigest(),
-        created_at=found.created_at,
-        expires_at=found.expires_at,
-        second_factor=found.second_factor,
-        viewing_as_operator=viewing,
-        adapters=found.adapters,
-        keys=found.keys,
-    )

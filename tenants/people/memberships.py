@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import ScalarSelect, func, select, text
+from sqlalchemy import ScalarSelect, func, select
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
+from loraplex.tenants.database import lock
 from loraplex.tenants.errors import AlreadyMember, LastAdmin, UserNotFound
 from loraplex.tenants.models import Membership, Tenant, User
 from loraplex.tenants.people.roles import ADMIN, check_role
-
-LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,72 +27,69 @@ class TenantOfPerson:
     role: str
 
 
-class MembershipRepository:
-    """The members of one tenant, seen by one session of the tenant or of an operator."""
+async def lock_members(session: AsyncSession, tenant_id: UUID) -> None:
+    """Lock the tenant's members against other changes until this transaction ends."""
+    await lock(session, f"members:{tenant_id}")
 
-    def __init__(self, session: AsyncSession, tenant_id: UUID) -> None:
-        self._session = session
-        self._tenant_id = tenant_id
 
-    async def lock(self) -> None:
-        """Lock the tenant's members against other changes until this transaction ends."""
-        await self._session.execute(LOCK, {"name": f"members:{self._tenant_id}"})
+async def get(session: AsyncSession, tenant_id: UUID, user_id: UUID) -> tuple[Membership, User]:
+    """Raises `UserNotFound`."""
+    query = select(Membership, User).join(User, User.id == Membership.user_id)
+    query = query.where(Membership.tenant_id == tenant_id, Membership.user_id == user_id)
+    found = await session.execute(query.execution_options(populate_existing=True))
+    row = found.one_or_none()
+    if row is None:
+        raise UserNotFound("no such member")
+    return row[0], row[1]
 
-    async def get(self, user_id: UUID) -> tuple[Membership, User]:
-        """Raises `UserNotFound`."""
-        query = select(Membership, User).join(User, User.id == Membership.user_id)
-        query = query.where(Membership.tenant_id == self._tenant_id, Membership.user_id == user_id)
-        found = await self._session.execute(query.execution_options(populate_existing=True))
-        row = found.one_or_none()
-        if row is None:
-            raise UserNotFound("no such member")
-        return row[0], row[1]
 
-    async def add(self, user_id: UUID, role: str) -> Membership:
-        """Raises `InvalidField`, `AlreadyMember`."""
-        await self.lock()
-        key = (self._tenant_id, user_id)
-        if await self._session.get(Membership, key) is not None:
-            raise AlreadyMember("this person is a member already")
-        record = Membership(tenant_id=self._tenant_id, user_id=user_id, role=check_role(role))
-        self._session.add(record)
-        await self._session.flush()
-        return record
+async def add(session: AsyncSession, tenant_id: UUID, user_id: UUID, role: str) -> Membership:
+    """Raises `InvalidField`, `AlreadyMember`."""
+    await lock_members(session, tenant_id)
+    if await session.get(Membership, (tenant_id, user_id)) is not None:
+        raise AlreadyMember("this person is a member already")
+    record = Membership(tenant_id=tenant_id, user_id=user_id, role=check_role(role))
+    session.add(record)
+    await session.flush()
+    return record
 
-    async def has_email(self, email: str) -> bool:
-        """Whether a member has this address."""
-        query = select(Membership.user_id).join(User, User.id == Membership.user_id)
-        query = query.where(Membership.tenant_id == self._tenant_id, User.email == email)
-        return await self._session.scalar(query) is not None
 
-    async def change_role(self, record: Membership, role: str) -> None:
-        """Call it under `lock`. Raises `InvalidField`, `LastAdmin`."""
-        check_role(role)
-        if role != ADMIN:
-            await self.require_another_admin(record.user_id, record.role)
-        record.role = role
-        await self._session.flush()
+async def has_email(session: AsyncSession, tenant_id: UUID, email: str) -> bool:
+    """Whether a member has this address."""
+    query = select(Membership.user_id).join(User, User.id == Membership.user_id)
+    query = query.where(Membership.tenant_id == tenant_id, User.email == email)
+    return await session.scalar(query) is not None
 
-    async def remove(self, record: Membership) -> None:
-        """Call it under `lock`. Raises `LastAdmin`."""
-        await self.require_another_admin(record.user_id, record.role)
-        await self._session.delete(record)
-        await self._session.flush()
 
-    async def require_another_admin(self, user_id: UUID, role: str) -> None:
-        """Raise `LastAdmin` unless the tenant has an admin who may sign in besides this member with `role`, or the member is
-        no admin. Call it under `lock`.
-        """
-        if role == ADMIN and not await self.has_admin(besides=user_id):
-            raise LastAdmin("this is the last admin of the tenant: make another member an admin first")
+async def change_role(session: AsyncSession, record: Membership, role: str) -> None:
+    """Call it under `lock_members`. Raises `InvalidField`, `LastAdmin`."""
+    check_role(role)
+    if role != ADMIN:
+        await _require_another_admin(session, record)
+    record.role = role
+    await session.flush()
 
-    async def has_admin(self, *, besides: UUID | None = None) -> bool:
-        """Whether the tenant has an admin who may sign in. `besides`: a member who is not counted."""
-        query = select(Membership.user_id).join(User, User.id == Membership.user_id)
-        own = (Membership.tenant_id == self._tenant_id, Membership.role == ADMIN, User.disabled_at.is_(None))
-        if besides is not None:
-            query = query.where(Membership.user_id != besides)
-        return await self._session.scalar(query.where(*own).limit(1)) is not None
+
+async def remove(session: AsyncSession, record: Membership) -> None:
+    """Call it under `lock_members`. Raises `LastAdmin`."""
+    await _require_another_admin(session, record)
+    await session.delete(record)
+    await session.flush()
+
+
+async def _require_another_admin(session: AsyncSession, record: Membership) -> None:
+    """Raise `LastAdmin` for the only admin of the tenant who may sign in."""
+    if record.role == ADMIN and not await has_admin(session, record.tenant_id, besides=record.user_id):
+        raise LastAdmin("this is the last admin of the tenant: make another member an admin first")
+
+
+async def has_admin(session: AsyncSession, tenant_id: UUID, *, besides: UUID | None = None) -> bool:
+    """Whether the tenant has an admin who may sign in. `besides`: a member who is not counted."""
+    query = select(Membership.user_id).join(User, User.id == Membership.user_id)
+    own = (Membership.tenant_id == tenant_id, Membership.role == ADMIN, User.disabled_at.is_(None))
+    if besides is not None:
+        query = query.where(Membership.user_id != besides)
+    return await session.scalar(query.where(*own).limit(1)) is not None
 
 
 async def tenants_of(session: AsyncSession, user_id: UUID) -> list[TenantOfPerson]:
@@ -112,21 +108,13 @@ async def administered_tenants(session: AsyncSession, user_id: UUID) -> dict[UUI
 
 
 def tenants_as_json(user_id: InstrumentedAttribute[UUID]) -> ScalarSelect[Any]:
-    """The same as a column of another statement, read by `tenants_from_json`. `user_id` is a column of that statement."""
-    each = func.jsonb_build_array(Tenant.id, Tenant.name, Membership.role)
-    query = select(func.jsonb_agg(aggregate_order_by(each, Tenant.name))).join_from(
-        Tenant, Membership, _MEMBER
-    )
-    query = query.where(Membership.user_id == user_id, *_OPEN)
+    """Return the same as a column of another statement, as pairs of id and name; null for none. `user_id` is a column of that
+    statement.
+    """
+    each = func.jsonb_build_array(Tenant.id, Tenant.name)
+    query = select(func.jsonb_agg(aggregate_order_by(each, Tenant.name)))
+    query = query.join_from(Tenant, Membership, _MEMBER).where(Membership.user_id == user_id, *_OPEN)
     return query.correlate_except(Tenant, Membership).scalar_subquery()
-
-
-def tenants_from_json(stored: list[tuple[str, str, str]] | None) -> list[TenantOfPerson]:
-    """Read a value of `tenants_as_json`; None where the person may enter no tenant."""
-    return [
-        TenantOfPerson(tenant_id=UUID(tenant_id), name=name, role=role)
-        for tenant_id, name, role in stored or ()
-    ]
 
 
 _MEMBER: Final = Membership.tenant_id == Tenant.id

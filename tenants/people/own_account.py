@@ -1,7 +1,7 @@
-"""A person's own account, before a change of what protects it.
+"""A person's own account: what protects it, and its password.
 
-Invariant: such a change takes the present password, or, for an account without one, a sign-in of the last minutes: a session
-alone, as on a desk that was left, changes nothing of it.
+Invariant: a change of what protects it takes the present password, or, for an account without one, a sign-in of the last minutes: a
+session alone, as on a desk that was left, changes nothing of it. After a new password no session and no reset link of before works.
 """
 
 from contextlib import AbstractAsyncContextManager
@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from loraplex.tenants.database import Database
-from loraplex.tenants.errors import SignInRefused
+from loraplex.tenants.database import Database, writing
+from loraplex.tenants.errors import LinkNotValid, SignInRefused
+from loraplex.tenants.people import links, users
 from loraplex.tenants.people.credentials import Check
-from loraplex.tenants.people.identity import ConsoleSession
-from loraplex.tenants.people.recovery_code_rows import RecoveryCodeRepository
-from loraplex.tenants.people.users import CredentialRepository
+from loraplex.tenants.people.identity import ConsoleSession, person_actor
+from loraplex.tenants.people.passwords import check_password, hash_password
+from loraplex.tenants.people.recovery_codes import codes_left
+from loraplex.tenants.people.sessions import end_all_sessions, renew_session
 from loraplex.tenants.stored_responses import DeriveKey
 from loraplex.tenants.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work
 
@@ -39,18 +41,12 @@ class OwnAccount:
     @property
     def check(self) -> Check:
         """The check of this account from this address."""
-        return Check(
-            database=self.database,
-            email=self.session.email,
-            address=self.address,
-            derive_key=self.derive_key,
-            now=self.now,
-        )
+        return Check(self.database, self.session.email, self.address, self.derive_key, self.now)
 
     async def confirm(self) -> None:
         """Confirm that its owner acts. Raises `SignInRefused`, `SignInSlowed`."""
         async with self.database.as_writer() as session:
-            credentials = await CredentialRepository(session).by_id(self.session.user_id)
+            credentials = await users.credentials(session, self.session.user_id)
         if credentials.password_hash is not None:
             await self.check.password(self.password)
         elif not is_fresh(self.session, self.now):
@@ -77,8 +73,8 @@ async def protection(
 ) -> Protection:
     """Return what protects the person's own account."""
     async with database.as_writer() as writer:
-        credentials = await CredentialRepository(writer).by_id(session.user_id)
-        left = await RecoveryCodeRepository(writer).left(session.user_id)
+        credentials = await users.credentials(writer, session.user_id)
+        left = await codes_left(writer, session.user_id)
     has_password = credentials.password_hash is not None
     return Protection(
         has_password=has_password,
@@ -91,3 +87,52 @@ async def protection(
 def is_fresh(session: ConsoleSession, now: datetime) -> bool:
     """Return whether the session's sign-in stands for the password of an account that has none."""
     return now - session.signed_in_at <= FRESH
+
+
+async def change_password(own: OwnAccount, new: str) -> str:
+    """Change one's own password, or set the first one; return the new token of this session. All other sessions end.
+
+    Raises `SignInRefused` for a wrong present one, `SignInSlowed`, `InvalidField`.
+    """
+    session = own.session
+    check_password(new, session.email)
+    await own.confirm()
+    hashed = await hash_password(new)
+    async with own.unit_of_work() as uow:
+        async with writing(uow.session):
+            await users.change(uow.session, session.user_id, password_hash=hashed)
+            await links.end(uow.session, "reset", session.user_id)
+        await uow.audit.record("user.change_password", f"users/{session.user_id}")
+        return await renew_session(uow, session)
+
+
+async def reset_password(
+    database: Database,
+    token: str,
+    new: str,
+    *,
+    address: str | None,
+    publisher: PolicyPublisher | None = None,
+    now: datetime | None = None,
+) -> str:
+    """Set a new password by a link that an admin, an operator or a mail gave; return the account's address. The person then
+    signs in with it, and with the second factor unless the link removes that. All sessions end.
+
+    Raises `LinkNotValid`, `InvalidField`; then the link is not used up.
+    """
+    time = now or datetime.now(UTC)
+    async with database.as_writer() as session:
+        link = await links.find(session, token, time)
+    if link.purpose != "reset" or link.user_id is None or link.email is None:
+        raise LinkNotValid("this link resets no password")
+    check_password(new, link.email)
+    hashed = await hash_password(new)
+    async with unit_of_work(database, person_actor(link.email, address), None, publisher) as uow:
+        async with writing(uow.session):
+            await links.use(uow.session, token, time)
+            await users.change(uow.session, link.user_id, password_hash=hashed)
+            if link.removes_second_factor:
+                await users.set_second_factor(uow.session, link.user_id, None)
+        await uow.audit.record("user.change_password", f"users/{link.user_id}")
+        await end_all_sessions(uow, link.user_id)
+    return link.email

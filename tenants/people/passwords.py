@@ -1,66 +1,82 @@
-"""Use cases on passwords: change one's own, and set a new one by a link.
+"""Passwords: argon2id (RFC 9106), off the event loop and few at a time, since each takes 64 MiB.
 
-Invariant: after either, no session and no reset link of before works.
+Invariant: a comparison takes the same time with and without a stored hash.
 """
 
-from datetime import UTC, datetime
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Final, TypeVar
 
-from loraplex.tenants.database import Database, writing
-from loraplex.tenants.errors import LinkNotValid
-from loraplex.tenants.people.identity import person_actor
-from loraplex.tenants.people.links import LinkRepository
-from loraplex.tenants.people.own_account import OwnAccount
-from loraplex.tenants.people.password_hashing import check_password, hash_password
-from loraplex.tenants.people.sessions import end_all_sessions, renew_session
-from loraplex.tenants.people.users import CredentialRepository
-from loraplex.tenants.unit_of_work import PolicyPublisher, unit_of_work
+from argon2 import PasswordHasher
+from argon2.exceptions import VerificationError
+
+from loraplex.tenants.errors import InvalidField, SignInSlowed
+
+MIN_LENGTH: Final = 12
+MAX_LENGTH: Final = 256
+AT_ONCE: Final = 2
+MAX_WAITING: Final = 64
+
+ResultT = TypeVar("ResultT")
+_HASHER = PasswordHasher()
+_waiting = 0
 
 
-async def change_password(own: OwnAccount, new: str) -> str:
-    """Change one's own password, or set the first one; return the new token of this session. All other sessions end.
+def check_password(password: str, email: str) -> str:
+    """Return an allowed new password. Raises `InvalidField`."""
+    if not MIN_LENGTH <= len(password) <= MAX_LENGTH:
+        raise InvalidField("password", f"a password has {MIN_LENGTH} to {MAX_LENGTH} characters")
+    if len(set(password)) < 5 or password.lower() in (email, email.partition("@")[0]):
+        raise InvalidField("password", "this password is too easy to guess")
+    return password
 
-    Raises `SignInRefused` for a wrong present one, `SignInSlowed`, `InvalidField`.
+
+async def hash_password(password: str) -> str:
+    """Return the hash with its salt and parameters. Raises `SignInSlowed` while too many wait."""
+    return await _in_thread(lambda: _HASHER.hash(_encoded(password)))
+
+
+async def password_matches(stored: str | None, password: str) -> bool:
+    """Compare a password with the stored hash; None never matches, after the same work.
+
+    Raises `SignInSlowed` while too many wait.
     """
-    session = own.session
-    check_password(new, session.email)
-    await own.confirm()
-    hashed = await hash_password(new)
-    async with own.unit_of_work() as uow:
-        async with writing(uow.session):
-            await CredentialRepository(uow.session).set_password(session.user_id, hashed)
-            await LinkRepository(uow.session).end("reset", session.user_id)
-        await uow.audit.record("user.change_password", f"users/{session.user_id}")
-        return await renew_session(uow, session)
+    if len(password) > MAX_LENGTH:
+        password = ""
+    return await _in_thread(lambda: _verify(stored, password))
 
 
-async def reset_password(
-    database: Database,
-    token: str,
-    new: str,
-    *,
-    address: str | None,
-    publisher: PolicyPublisher | None = None,
-    now: datetime | None = None,
-) -> str:
-    """Set a new password by a link that an admin, an operator or a mail gave; return the account's address. The person then
-    signs in with it, and with the second factor unless the link removes that. All sessions end.
+def _verify(stored: str | None, password: str) -> bool:
+    unknown = _unknown_hash()
+    try:
+        return _HASHER.verify(stored or unknown, _encoded(password)) and stored is not None
+    except VerificationError:
+        return False
 
-    Raises `LinkNotValid`, `InvalidField`; then the link is not used up.
-    """
-    time = now or datetime.now(UTC)
-    async with database.as_writer() as session:
-        link = await LinkRepository(session).find(token, time)
-    if link.purpose != "reset" or link.user_id is None or link.email is None:
-        raise LinkNotValid("this link resets no password")
-    check_password(new, link.email)
-    hashed = await hash_password(new)
-    async with unit_of_work(database, person_actor(link.email, address), None, publisher) as uow:
-        async with writing(uow.session):
-            await LinkRepository(uow.session).use(token, time)
-            users = CredentialRepository(uow.session)
-            await users.set_password(link.user_id, hashed)
-            if link.removes_second_factor:
-                await users.set_second_factor(link.user_id, None)
-        await uow.audit.record("user.change_password", f"users/{link.user_id}")
-        await end_all_sessions(uow, link.user_id)
-    return link.email
+
+def _encoded(password: str) -> bytes:
+    return password.encode("utf-8", "surrogatepass")
+
+
+@cache
+def _unknown_hash() -> str:
+    """The hash that an account without a password is compared with."""
+    return _HASHER.hash("an account without a password")
+
+
+@cache
+def _executor() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(AT_ONCE, "passwords")
+
+
+async def _in_thread(work: Callable[[], ResultT]) -> ResultT:
+    global _waiting
+    if _waiting >= MAX_WAITING:
+        raise SignInSlowed(1)
+    _waiting += 1
+    try:
+        return await asyncio.get_running_loop().run_in_executor(_executor(), work)
+    finally:
+        _waiting -= 1

@@ -1,4 +1,4 @@
-"""The people of a tenant. Invariant: the link of an invitation is in the record of its creation alone."""
+"""The people of a tenant, and what tenants get that sign up. Invariant: the link of an invitation is in the record of its creation alone."""
 
 from typing import Annotated, Final
 from uuid import UUID
@@ -32,6 +32,15 @@ class UserDocument(Record):
     created_at: UtcTime
     expires_at: UtcTime | None
     revision: int
+
+
+class PublishedPlan(Record):
+    """What a tenant gets that signs up now. `limits`: those that are set."""
+
+    tier: str
+    weight: float
+    limits: dict[str, int]
+    published_at: UtcTime
 
 
 class InvitationDocument(UserDocument, OneTimeSecret):

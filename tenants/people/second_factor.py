@@ -12,12 +12,12 @@ import segno
 
 from loraplex.tenants.database import writing
 from loraplex.tenants.errors import InvalidField, SecondFactorState
+from loraplex.tenants.people import users
 from loraplex.tenants.people.identity import ConsoleSession
 from loraplex.tenants.people.own_account import OwnAccount
 from loraplex.tenants.people.recovery_codes import issue_recovery_codes
 from loraplex.tenants.people.sessions import renew_session
 from loraplex.tenants.people.totp import STEP_S, SecondFactorSecrets, matching_step
-from loraplex.tenants.people.users import CredentialRepository
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 ISSUER: Final = "loraplex"
@@ -48,11 +48,10 @@ async def enrol(own: OwnAccount) -> Enrolment:
     session, secret = own.session, pyotp.random_base32()
     await own.confirm()
     async with own.unit_of_work() as uow, writing(uow.session):
-        users = CredentialRepository(uow.session)
-        if (await users.by_id(session.user_id)).has_second_factor:
+        if (await users.credentials(uow.session, session.user_id)).has_second_factor:
             raise SecondFactorState("this account has a second factor: remove it first")
         encrypted = SecondFactorSecrets(own.derive_key).encrypt(session.user_id, secret)
-        await users.set_second_factor(session.user_id, encrypted)
+        await users.set_second_factor(uow.session, session.user_id, encrypted)
     uri = pyotp.TOTP(secret, interval=STEP_S).provisioning_uri(name=session.email, issuer_name=ISSUER)
     return Enrolment(secret, uri, _qr_svg(uri))
 
@@ -66,13 +65,12 @@ async def confirm(own: OwnAccount, code: str) -> TurnedOn:
     session = own.session
     async with own.check.guess(), own.unit_of_work() as uow:
         async with writing(uow.session):
-            users = CredentialRepository(uow.session)
-            credentials = await users.by_id(session.user_id)
+            credentials = await users.credentials(uow.session, session.user_id)
             if credentials.totp_secret is None or credentials.has_second_factor:
                 raise SecondFactorState("there is no second factor to confirm: begin again")
             secret = SecondFactorSecrets(own.derive_key).decrypt(session.user_id, credentials.totp_secret)
             step = matching_step(secret, code, own.now)
-            if step is None or not await users.use_step(session.user_id, step, confirm=True):
+            if step is None or not await users.use_step(uow.session, session.user_id, step, confirm=True):
                 raise InvalidField("code", "the code is wrong: enter the newest one")
             codes = await issue_recovery_codes(uow.session, session.user_id, own.derive_key)
         await _record(uow, session, before=False)
@@ -92,7 +90,7 @@ async def disable(own: OwnAccount, code: str) -> str:
         raise SecondFactorState("this account has no second factor")
     async with own.unit_of_work() as uow:
         async with writing(uow.session):
-            await CredentialRepository(uow.session).set_second_factor(session.user_id, None)
+            await users.set_second_factor(uow.session, session.user_id, None)
         await _record(uow, session, before=True)
         return await renew_session(uow, session, second_factor=False)
 
@@ -108,7 +106,7 @@ async def replace_recovery_codes(own: OwnAccount, code: str) -> list[str]:
     user_id = own.session.user_id
     async with own.unit_of_work() as uow:
         async with writing(uow.session):
-            if not (await CredentialRepository(uow.session).by_id(user_id)).has_second_factor:
+            if not (await users.credentials(uow.session, user_id)).has_second_factor:
                 raise SecondFactorState("this account has no second factor: set it up first")
             codes = await issue_recovery_codes(uow.session, user_id, own.derive_key)
         await uow.audit.record("user.recovery_codes", f"users/{user_id}", None, {"codes": len(codes)})

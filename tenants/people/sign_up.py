@@ -1,21 +1,21 @@
-"""Use cases of operators on sign-up: publish a plan, and close.
+"""Sign-up of tenants: an operator publishes what they get, and closes.
 
-Invariant: a tenant that signs up gets the plan that is published at that moment, and a price.
+Invariant: at most one plan is published, and what was published stays; a tenant that signs up gets the plan of that moment, and a price.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.accounts.tenants import check_weight
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField
-from loraplex.tenants.models import SignUpPlan
+from loraplex.tenants.models import RateCard, SignUpPlan
 from loraplex.tenants.names import check_tier
-from loraplex.tenants.people.sign_up_plans import SignUpPlanRepository
+from loraplex.tenants.people.records import PublishedPlan
 from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.unit_of_work import UnitOfWork
 
@@ -25,27 +25,13 @@ TARGET = "sign-up-plan"
 async def is_open(database: Database) -> bool:
     """Whether a plan is published."""
     async with database.as_writer() as session:
-        return await SignUpPlanRepository(session).published() is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedPlan:
-    """What a tenant gets that signs up now. `limits`: those that are set."""
-
-    tier: str
-    weight: float
-    limits: Mapping[str, int]
-    published_at: datetime
+        return await published_plan(session) is not None
 
 
 async def published_plan(session: AsyncSession) -> PublishedPlan | None:
-    """Return the published plan; None while sign-up is closed."""
-    plan = await SignUpPlanRepository(session).published()
-    if plan is None:
-        return None
-    return PublishedPlan(
-        tier=plan.tier, weight=plan.weight, limits=plan.limits, published_at=plan.published_at
-    )
+    """Return the published plan, as an operator or the gateway; None while sign-up is closed."""
+    plan = (await session.scalars(select(SignUpPlan).where(SignUpPlan.ended_at.is_(None)))).one_or_none()
+    return None if plan is None else PublishedPlan.model_validate(plan)
 
 
 async def publish_plan(
@@ -54,14 +40,15 @@ async def publish_plan(
     """Let people sign up with this tier, share and limits; it takes the place of the present plan. The tier chooses the rate
     card. Raises `InvalidField`, also for a tier without a rate card.
     """
-    plans = SignUpPlanRepository(uow.session)
     given = {name: value for name, value in QuotaLimits(**limits).items() if value is not None}
-    if not await plans.has_rate_card(check_tier(tier)):
+    applies = (RateCard.scope == "all") | (RateCard.tier == check_tier(tier))
+    if await uow.session.scalar(select(RateCard.id).where(applies).limit(1)) is None:
         raise InvalidField("tier", f"no rate card applies to the tier {tier}: create one first")
-    former = await plans.published()
-    before = None if former is None else snapshot(former)
-    plan = await plans.publish(tier, check_weight(weight), given)
-    after = snapshot(plan)
+    former = await _end(uow.session)
+    plan = SignUpPlan(tier=tier, weight=check_weight(weight), limits=given)
+    uow.session.add(plan)
+    await uow.session.flush()
+    before, after = None if former is None else snapshot(former), snapshot(plan)
     if before != after:
         await uow.audit.record("sign_up.publish", TARGET, before, after)
     return plan
@@ -69,9 +56,19 @@ async def publish_plan(
 
 async def end_plan(uow: UnitOfWork) -> None:
     """Close sign-up; links that were mailed work no longer. Repeating it changes nothing."""
-    plan = await SignUpPlanRepository(uow.session).end()
+    plan = await _end(uow.session)
     if plan is not None:
         await uow.audit.record("sign_up.close", TARGET, snapshot(plan), None)
+
+
+async def _end(session: AsyncSession) -> SignUpPlan | None:
+    """End the published plan, and return it."""
+    query = select(SignUpPlan).where(SignUpPlan.ended_at.is_(None))
+    plan = (await session.scalars(query.with_for_update())).one_or_none()
+    if plan is not None:
+        plan.ended_at = datetime.now(UTC)
+        await session.flush()
+    return plan
 
 
 def snapshot(plan: SignUpPlan) -> dict[str, Any]:

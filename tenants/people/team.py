@@ -17,17 +17,11 @@ from loraplex.tenants.errors import AlreadyMember, InvitationPending, ResetForbi
 from loraplex.tenants.models import Invitation, Membership, User, UserSession
 from loraplex.tenants.names import check_email
 from loraplex.tenants.pages import Slice, sliced
-from loraplex.tenants.people.links import (
-    INVITATION_LIFETIME,
-    RESET_LIFETIME,
-    InvitationRepository,
-    LinkRepository,
-)
-from loraplex.tenants.people.memberships import MembershipRepository
+from loraplex.tenants.people import links, memberships, users
+from loraplex.tenants.people.links import INVITATION_LIFETIME, RESET_LIFETIME
 from loraplex.tenants.people.records import MAX_PEOPLE, UserDocument
 from loraplex.tenants.people.roles import ROLE_SCOPES, check_role
 from loraplex.tenants.people.sessions import leave_tenant
-from loraplex.tenants.people.users import CredentialRepository
 from loraplex.tenants.unit_of_work import UnitOfWork, require_revision
 
 Position = tuple[datetime, UUID]
@@ -71,12 +65,12 @@ async def invite(
     """
     address, now = check_email(email), datetime.now(UTC)
     await _require_right(uow, tenant_id, by_key, role)
-    memberships, invitations = MembershipRepository(uow.session, tenant_id), InvitationRepository(uow.session)
-    await memberships.lock()
-    if await memberships.has_email(address):
+    await memberships.lock_members(uow.session, tenant_id)
+    if await memberships.has_email(uow.session, tenant_id, address):
         raise AlreadyMember(f"{address} is a member already")
-    await invitations.require_room(tenant_id, address, now)
-    invitation_id, token = await invitations.create(
+    await links.require_room(uow.session, tenant_id, address, now)
+    invitation_id, token = await links.invite(
+        uow.session,
         "member",
         uow.actor.name,
         now + INVITATION_LIFETIME,
@@ -92,10 +86,7 @@ async def invite(
 
 async def revoke_invitation(uow: UnitOfWork, tenant_id: UUID, invitation_id: UUID) -> None:
     """Withdraw an open invitation: its link works no longer. Raises `UserNotFound`."""
-    invitations = InvitationRepository(uow.session)
-    record = await invitations.get(tenant_id, invitation_id)
-    before = {"email": record.email, "role": record.role}
-    await invitations.revoke(tenant_id, invitation_id)
+    before = await links.revoke_invitation(uow.session, tenant_id, invitation_id)
     await uow.audit.record(
         "user.revoke_invitation", _target(invitation_id), before, None, tenant_id=tenant_id
     )
@@ -116,17 +107,16 @@ async def change_role(
     Raises `UserNotFound`, `InvitationPending`, `RevisionMoved`, `InvalidField`, `LastAdmin`, and for a key as `invite`.
     """
     await _require_right(uow, tenant_id, by_key, role)
-    memberships = MembershipRepository(uow.session, tenant_id)
-    await memberships.lock()
+    await memberships.lock_members(uow.session, tenant_id)
     if (await member(uow.session, tenant_id, user_id)).state == "invited":
         raise InvitationPending(
             "this invitation is not accepted yet: withdraw it, and invite with another role"
         )
-    record, user = await memberships.get(user_id)
+    record, user = await memberships.get(uow.session, tenant_id, user_id)
     require_revision(seen, record.revision)
     before = {"role": record.role}
     if record.role != role:
-        await memberships.change_role(record, role)
+        await memberships.change_role(uow.session, record, role)
         await leave_tenant(uow, tenant_id, user_id, user.email)
         await uow.audit.record(
             "user.change_role", _target(user_id), before, {"role": role}, tenant_id=tenant_id
@@ -136,11 +126,10 @@ async def change_role(
 
 async def remove_member(uow: UnitOfWork, tenant_id: UUID, user_id: UUID) -> None:
     """Remove a member: the member's sessions here end at once. Raises `UserNotFound`, `LastAdmin`."""
-    memberships = MembershipRepository(uow.session, tenant_id)
-    await memberships.lock()
-    record, user = await memberships.get(user_id)
+    await memberships.lock_members(uow.session, tenant_id)
+    record, user = await memberships.get(uow.session, tenant_id, user_id)
     before = {"email": user.email, "role": record.role}
-    await memberships.remove(record)
+    await memberships.remove(uow.session, record)
     await leave_tenant(uow, tenant_id, user_id, user.email)
     await uow.audit.record("user.remove", _target(user_id), before, None, tenant_id=tenant_id)
 
@@ -159,17 +148,16 @@ async def reset_member(
     Raises `UserNotFound`, and `ResetForbidden` for a person who belongs to another tenant too, is an operator, or signs in by the
     identity provider: then an operator resets.
     """
-    await MembershipRepository(uow.session, tenant_id).get(user_id)
+    await memberships.get(uow.session, tenant_id, user_id)
     async with writing(uow.session):
-        users = CredentialRepository(uow.session)
-        if await users.belongs_elsewhere(user_id, tenant_id):
+        if await users.belongs_elsewhere(uow.session, user_id, tenant_id):
             raise ResetForbidden("this account is not of this tenant alone: an operator can reset it")
-        if await users.has_identity(user_id):
+        if await users.has_identity(uow.session, user_id):
             # Its owner would not notice a password, which opens also what the account leads to later.
             raise ResetForbidden("this account signs in by the identity provider: an operator can reset it")
         expires_at = datetime.now(UTC) + RESET_LIFETIME
-        token = await LinkRepository(uow.session).issue(
-            "reset", user_id, expires_at, removes_second_factor=second_factor
+        token = await links.issue(
+            uow.session, "reset", user_id, expires_at, removes_second_factor=second_factor
         )
     after = {"second_factor_removed": second_factor, "expires_at": expires_at}
     await uow.audit.record("user.reset", _target(user_id), None, after, tenant_id=tenant_id)

@@ -23,9 +23,8 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.invoices.invoices import invoice_id
 from loraplex.tenants.invoices.months import Month
-from loraplex.tenants.people.memberships import MembershipRepository
-from loraplex.tenants.people.session_rows import ABSOLUTE, NewSession, SessionRepository
-from loraplex.tenants.people.users import UserRepository
+from loraplex.tenants.people import memberships, users
+from loraplex.tenants.people.sessions import Area, Client, open_session
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.unit_of_work import unit_of_work
@@ -128,8 +127,8 @@ async def sign_in_admin(
 ) -> Visitor:
     """Sign an admin of the tenant in, whose tenant has an invoice of its first month, an endpoint and a delivery."""
     async with database.as_operator() as session:
-        user_id = await UserRepository(session).create(f"{tenant_id}@example.com", "Admin", None)
-        await MembershipRepository(session, tenant_id).add(user_id, "admin")
+        user_id = await users.create(session, f"{tenant_id}@example.com", "Admin", None)
+        await memberships.add(session, tenant_id, user_id, "admin")
         named = await session.execute(NAMES, {"tenant_id": tenant_id})
         names = {name: str(value) for name, value in named.mappings().one().items()}
     endpoint_id = await add_webhook(database, tenant_id)
@@ -146,8 +145,8 @@ async def sign_in_operator(
 ) -> Visitor:
     """Sign an operator in who looks at the things of `names`."""
     async with database.as_operator() as session:
-        user_id = await UserRepository(session).create("operator@example.com", "Operator", None)
-        await UserRepository(session).set_operator(user_id, True)
+        user_id = await users.create(session, "operator@example.com", "Operator", None)
+        await users.change(session, user_id, is_operator=True)
     return await _signed_in(app, database, user_id, None, names, stack)
 
 
@@ -167,12 +166,12 @@ async def _signed_in(
     names: dict[str, str],
     stack: AsyncExitStack,
 ) -> Visitor:
+    area: Area = "operator" if tenant_id is None else "tenant"
     async with database.as_writer() as session:
-        expires_at = datetime.now(UTC) + ABSOLUTE
-        token = await SessionRepository(session).create(
-            NewSession(user_id=user_id, tenant_id=tenant_id, expires_at=expires_at)
-        )
-    cookie = SESSION_COOKIE["operator" if tenant_id is None else "tenant"], token
+        person = await users.credentials(session, user_id)
+    async with unit_of_work(database, system_actor("bench"), None, None) as uow:
+        opened = await open_session(uow, person, Client(None, None), area=area, now=datetime.now(UTC))
+    cookie = SESSION_COOKIE[area], opened.token
     client = httpx.AsyncClient(
         transport=httpx.ASGITransport(RequestIds(app)),
         base_url="http://console.test",

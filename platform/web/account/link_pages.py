@@ -15,7 +15,7 @@ from loraplex.platform.web.console.forms import Entered, FormInvalid
 from loraplex.platform.web.console.page import OpenPage
 from loraplex.tenants.administration.invitations import Acceptance, accept_invitation
 from loraplex.tenants.errors import LinkNotValid, SecondFactorNeeded
-from loraplex.tenants.people.passwords import reset_password
+from loraplex.tenants.people.own_account import reset_password
 from loraplex.tenants.people.sign_in import find_link
 
 OpenForm = Annotated[OpenSubmission, submits_as_anybody()]
@@ -59,8 +59,7 @@ async def accept(submission: OpenForm) -> Response:
             dependencies.database,
             form.text("token"),
             entered,
-            submission.client_address,
-            submission.user_agent,
+            submission.client,
             derive_key=dependencies.derive_key,
         )
     except SecondFactorNeeded as error:

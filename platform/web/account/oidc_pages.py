@@ -117,8 +117,7 @@ async def accept(submission: OpenForm) -> Response:
             dependencies.database,
             accepted.identity,
             accepted.invitation,
-            submission.client_address,
-            submission.user_agent,
+            submission.client,
             publisher=dependencies.policy_publisher,
         )
         response = submission.enter(signed_in)
@@ -141,8 +140,7 @@ async def _ask(page: OpenPage, acceptance: Acceptance) -> Response:
 
 async def _enter(page: OpenPage, identity: ProviderIdentity, attempt: Attempt) -> Response:
     area: Area | None = "operator" if attempt.area == "operator" else None
-    database = page.dependencies.database
-    signed_in = await sign_in_by_provider(database, identity, page.client_address, page.user_agent, area=area)
+    signed_in = await sign_in_by_provider(page.dependencies.database, identity, page.client, area=area)
     return page.enter(signed_in, attempt.page)
 
 

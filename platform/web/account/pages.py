@@ -24,7 +24,7 @@ from loraplex.platform.web.console.forms import Entered
 from loraplex.platform.web.console.page import PageRequest, opens_in_both_areas
 from loraplex.platform.web.path_ids import PathId
 from loraplex.tenants.errors import UserNotFound
-from loraplex.tenants.people import passwords, second_factor
+from loraplex.tenants.people import own_account, second_factor
 from loraplex.tenants.people.own_account import OwnAccount, protection
 from loraplex.tenants.people.second_factor import Enrolment
 from loraplex.tenants.people.sessions import (
@@ -67,7 +67,7 @@ async def _show(page: PageRequest, refused: Entered | None = None) -> Response:
 @form_post(router, f"{ACCOUNT}/password", _show, fields=("present", "password"), renamed=PRESENT)
 async def change_password(submission: Submission) -> Response:
     """Change the password; all other sessions end."""
-    token = await passwords.change_password(_own(submission), submission.form.fields.get("password", ""))
+    token = await own_account.change_password(_own(submission), submission.form.fields.get("password", ""))
     return _renewed(submission, token, "The new password is in force. All other sessions ended.")
 
 

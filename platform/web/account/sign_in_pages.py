@@ -30,7 +30,8 @@ from loraplex.tenants.errors import (
 from loraplex.tenants.people import sessions
 from loraplex.tenants.people.own_account import protection
 from loraplex.tenants.people.recovery_codes import recovery_code
-from loraplex.tenants.people.sign_in import SignedIn, find_link, sign_in, use_link
+from loraplex.tenants.people.sessions import SignedIn
+from loraplex.tenants.people.sign_in import find_link, sign_in, use_link
 from loraplex.tenants.people.sign_up import is_open
 
 Visitor = Annotated[OpenPage, opens_to_anybody()]
@@ -115,7 +116,7 @@ async def _by_link(page: OpenPage, token: str) -> Response:
     try:
         if (await find_link(database, token)).purpose != "demo":
             return await show_link(page, token)
-        return page.enter(await use_link(database, token, page.client_address, page.user_agent))
+        return page.enter(await use_link(database, token, page.client))
     except LinkNotValid:
         return _show_form(page, Entered(errors={"": USED_UP}), status=404)
 
@@ -126,8 +127,7 @@ async def _sign_in(page: OpenPage, pair: Pair, code: str | None) -> SignedIn:
         pair.email,
         pair.password,
         code,
-        page.client_address,
-        page.user_agent,
+        page.client,
         derive_key=page.dependencies.derive_key,
         area="operator" if area_of(page.http) == "operator" else None,
     )

@@ -31,8 +31,7 @@ from loraplex.tenants.api_keys.networks import client_network
 from loraplex.tenants.errors import SignInSlowed, StoredResponseUnreadable
 from loraplex.tenants.idempotency import RepeatableRequest
 from loraplex.tenants.people.identity import ConsoleSession
-from loraplex.tenants.people.sessions import Area, find_session
-from loraplex.tenants.people.sign_in import SignedIn
+from loraplex.tenants.people.sessions import Area, SignedIn, find_session
 from loraplex.tenants.stored_responses import StoredResponse
 from loraplex.tenants.unit_of_work import UnitOfWork
 

@@ -25,7 +25,7 @@ from loraplex.platform.web.console.endpoint import ConsoleEndpoint, SignInNeeded
 from loraplex.platform.web.cursors import Cursors, Page, page_from
 from loraplex.platform.web.sorting import KeyT, RowT, SortOrder
 from loraplex.tenants.people.identity import ConsoleSession
-from loraplex.tenants.people.sign_in import SignedIn
+from loraplex.tenants.people.sessions import Client, SignedIn
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,9 +55,9 @@ class OpenPage:
         return self.dependencies.addresses.of(self.http)
 
     @property
-    def user_agent(self) -> str | None:
-        """What the browser says it is."""
-        return self.http.headers.get("user-agent")
+    def client(self) -> Client:
+        """The browser, for its new session."""
+        return Client(self.client_address, self.http.headers.get("user-agent"))
 
     def show(self, template: str, /, *, status: int = 200, **context: Any) -> Response:
         """Respond with a whole page. `context` is what its template reads besides the variables of every page."""

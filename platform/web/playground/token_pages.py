@@ -14,7 +14,7 @@ from loraplex.platform.errors import ClientError, ErrorRow, InsufficientScope, I
 from loraplex.platform.observability.request_record import request_record_of
 from loraplex.platform.web.console.endpoint import SignInNeeded
 from loraplex.platform.web.console.form_routes import submission_of
-from loraplex.tenants.people.playground_tokens import ConsoleToken, issue_console_token
+from loraplex.tenants.people.console_keys import ConsoleToken, issue_console_token
 
 TokenScope: TypeAlias = Literal["inference", "adapters:write"]
 SESSION_ENDED: Final = ClientError(

@@ -15,7 +15,7 @@ from loraplex.platform.web.tenants.operator_pages import Operator, Submission
 from loraplex.platform.web.tenants.operator_routes import Weight
 from loraplex.platform.web.tenants.tenant_forms import Limits
 from loraplex.tenants.people import sign_up
-from loraplex.tenants.people.sign_up import PublishedPlan
+from loraplex.tenants.people.records import PublishedPlan
 
 PATH: Final = "/operator/console/plan"
 BUDGETS: Final = ("budget_per_day", "budget_per_month")

@@ -18,7 +18,7 @@ from loraplex.platform.server.first_run import first_run_notice
 from loraplex.platform.server.gateway_address import GatewayAddress, announced
 from loraplex.tenants.administration.invitations import Acceptance, accept_invitation
 from loraplex.tenants.database import Database
-from loraplex.tenants.people.sign_in import SignedIn
+from loraplex.tenants.people.sessions import Client, SignedIn
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +57,8 @@ async def accept(database_url: str, token: str, email: str) -> SignedIn:
     database = Database(database_url)
     entered = Acceptance(name="Ada", email=email, password="a long enough password")
     try:
-        return await accept_invitation(
-            *(database, token, entered, None, None), derive_key=lambda *parts: bytes(32)
-        )
+        client = Client(None, None)
+        return await accept_invitation(database, token, entered, client, derive_key=lambda *_: bytes(32))
     finally:
         await database.close()
 

@@ -15,6 +15,7 @@ from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import LinkNotValid, RevokedKey
+from loraplex.tenants.people.sessions import Client
 from loraplex.tenants.people.sign_in import use_link
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.resolution import ModelResolver
@@ -54,9 +55,12 @@ async def test_the_file_is_private_and_holds_what_the_contract_names(
     assert stat.S_IMODE((tmp_path / DEMO_FILE).stat().st_mode) == 0o600
     assert read_demo_file(tmp_path) == access
     root, _, token = (access.console_url or "").partition("/console/sign-in?token=")
-    assert root == CONSOLE and (await use_link(database, token, None, None)).session.tenant_name == "harbor"
+    assert (
+        root == CONSOLE
+        and (await use_link(database, token, Client(None, None))).session.tenant_name == "harbor"
+    )
     with pytest.raises(LinkNotValid):
-        await use_link(database, token, None, None)
+        await use_link(database, token, Client(None, None))
     assert access.base_url == "http://127.0.0.1:8000"
     text = announcement(access, tmp_path / DEMO_FILE)
     assert all(tenant.api_key in text for tenant in access.tenants)

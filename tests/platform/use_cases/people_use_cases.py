@@ -6,17 +6,19 @@ from tests.platform.use_cases.use_case import UseCase
 from tests.platform.use_cases.walked_world import NO_ID, Outcome, World
 from tests.tenants.people.people_world import add_person
 
+from loraplex.platform.services import quotas, tenants
+from loraplex.tenants.administration import invitations
+from loraplex.tenants.people import accounts, console_keys, sessions, sign_up, team
 from loraplex.tenants.administration import invitations, tenants
-from loraplex.tenants.people import accounts, playground_tokens, sessions, sign_in, sign_up, team
 from loraplex.tenants.quotas import use_cases as quotas
 
 MARA, EVE, NEW = "mara@example.com", "eve@example.com", "new@example.com"
 BY_PEOPLE: Final = {
     *(sessions.end_session, sessions.end_own_session, sessions.end_all_sessions),
     *(sessions.end_member_sessions, sessions.leave_tenant, sessions.renew_session),
-    *(sessions.switch_tenant, sessions.view_as_operator, sign_in.open_session),
-    playground_tokens.issue_console_token,
-    *(invitations.new_account, invitations.grant, team.reset_member, tenants.create_without_key),
+    *(sessions.switch_tenant, sessions.view_as_operator, sessions.open_session),
+    console_keys.issue_console_token,
+    *(invitations.new_account, invitations.enter, team.reset_member, tenants.create_without_key),
     *(accounts.demo_link, team.remove_member, team.revoke_invitation),
     quotas.create_limited_key,
 }

@@ -51,6 +51,7 @@ from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.people.identity import ConsoleSession
+from loraplex.tenants.people.sessions import Client
 from loraplex.tenants.people.sign_in import sign_in
 
 ORIGIN = "http://console.test"
@@ -157,9 +158,8 @@ class Console:
         address = email or f"{role}-{uuid4().hex[:8]}@{tenant}.example"
         roles = {} if operator else {await self.tenant(tenant): role}
         await add_person(self.database, address, operator=operator, roles=roles)
-        signed_in = await sign_in(
-            *(self.database, address, PASSWORD, None, ADDRESS, AGENT), derive_key=self.dependencies.derive_key
-        )
+        client, derive_key = Client(ADDRESS, AGENT), self.dependencies.derive_key
+        signed_in = await sign_in(self.database, address, PASSWORD, None, client, derive_key=derive_key)
         cookie = SESSION_COOKIE["operator" if operator else "tenant"]
         return Browser(await self.browser({cookie: signed_in.token}), signed_in.session)
 

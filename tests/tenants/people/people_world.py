@@ -13,14 +13,12 @@ from sqlalchemy import select
 from loraplex.platform.server.secret import derive
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AuditEntry
-from loraplex.tenants.people import password_hashing as passwords
+from loraplex.tenants.people import memberships, passwords, users
 from loraplex.tenants.people.identity import ConsoleSession
-from loraplex.tenants.people.memberships import MembershipRepository
 from loraplex.tenants.people.own_account import OwnAccount
-from loraplex.tenants.people.password_hashing import hash_password
-from loraplex.tenants.people.sessions import Area
-from loraplex.tenants.people.sign_in import SignedIn, sign_in
-from loraplex.tenants.people.users import UserRepository
+from loraplex.tenants.people.passwords import hash_password
+from loraplex.tenants.people.sessions import Area, Client, SignedIn
+from loraplex.tenants.people.sign_in import sign_in
 from loraplex.tenants.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work
 
 PASSWORD = "correct horse battery"
@@ -50,11 +48,10 @@ async def add_person(
     """Add an account with `PASSWORD` and these roles by tenant; return its id."""
     hashed = await hash_password(PASSWORD)
     async with database.as_operator() as session:
-        users = UserRepository(session)
-        user_id = await users.create(email, email.partition("@")[0].title(), hashed)
-        await users.set_operator(user_id, operator)
+        user_id = await users.create(session, email, email.partition("@")[0].title(), hashed)
+        await users.change(session, user_id, is_operator=operator)
         for tenant_id, role in (roles or {}).items():
-            await MembershipRepository(session, tenant_id).add(user_id, role)
+            await memberships.add(session, tenant_id, user_id, role)
     return user_id
 
 
@@ -69,9 +66,8 @@ async def signed_in(
     now: datetime | None = None,
 ) -> SignedIn:
     """Sign in as the console does."""
-    return await sign_in(
-        *(database, email, password, code, address, AGENT), derive_key=derive_key, area=area, now=now
-    )
+    client = Client(address, AGENT)
+    return await sign_in(database, email, password, code, client, derive_key=derive_key, area=area, now=now)
 
 
 def own_account(

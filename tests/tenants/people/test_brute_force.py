@@ -14,7 +14,7 @@ from loraplex.platform.auth.mailed_links import MailedLinks
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import SignInRefused, SignInSlowed
 from loraplex.tenants.models import SignInThrottle
-from loraplex.tenants.people import password_hashing as passwords
+from loraplex.tenants.people import passwords
 from loraplex.tenants.people.throttle import (
     FORGOTTEN,
     FREE_TRIES,

@@ -19,10 +19,10 @@ from tests.tenants.registry_records import make_tenant
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, LinkNotValid, SecondFactorNeeded, SignInRefused
-from loraplex.tenants.people import accounts, passwords, second_factor, team
-from loraplex.tenants.people.own_account import protection
-from loraplex.tenants.people.sessions import find_session, renew_session
-from loraplex.tenants.people.sign_in import SignedIn, use_link
+from loraplex.tenants.people import accounts, second_factor, team
+from loraplex.tenants.people.own_account import change_password, protection, reset_password
+from loraplex.tenants.people.sessions import Client, SignedIn, find_session, renew_session
+from loraplex.tenants.people.sign_in import use_link
 from loraplex.tenants.unit_of_work import unit_of_work
 
 __all__ = ["cheap_passwords"]
@@ -38,7 +38,7 @@ async def acme(database: Database) -> UUID:
 
 
 async def changed(database: Database, opened: SignedIn, present: str, new: str) -> str:
-    return await passwords.change_password(own_account(database, opened.session, present), new)
+    return await change_password(own_account(database, opened.session, present), new)
 
 
 async def test_a_change_needs_the_present_one_and_ends_the_other_sessions(
@@ -70,14 +70,14 @@ async def test_an_admin_resets_by_a_link(database: Database, acme: UUID, removes
         token = await team.reset_member(uow, acme, eve, second_factor=removes)
     for ended, now in ((first, None), (token, datetime.now(UTC) + timedelta(days=1))):
         with pytest.raises(LinkNotValid):
-            await passwords.reset_password(database, ended, OTHER, address=ADDRESS, now=now)
+            await reset_password(database, ended, OTHER, address=ADDRESS, now=now)
     with pytest.raises(LinkNotValid):
-        await use_link(database, token, ADDRESS, None)
+        await use_link(database, token, Client(ADDRESS, None))
     with pytest.raises(InvalidField):
-        await passwords.reset_password(database, token, "short", address=ADDRESS)
-    assert await passwords.reset_password(database, token, OTHER, address=ADDRESS) == EVE
+        await reset_password(database, token, "short", address=ADDRESS)
+    assert await reset_password(database, token, OTHER, address=ADDRESS) == EVE
     with pytest.raises(LinkNotValid):
-        await passwords.reset_password(database, token, OTHER, address=ADDRESS)
+        await reset_password(database, token, OTHER, address=ADDRESS)
     assert await find_session(database, kept, "tenant") is None
     if removes:
         assert (await signed_in(database, EVE, OTHER)).token
@@ -91,13 +91,13 @@ async def test_an_account_without_a_password_changes_what_protects_it_soon_after
 ) -> None:
     async with unit_of_work(database, system_actor("demo"), None, None) as uow:
         token = await accounts.demo_link(uow, acme)
-    opened = await use_link(database, token, ADDRESS, None)
+    opened = await use_link(database, token, Client(ADDRESS, None))
     late = opened.session.signed_in_at + timedelta(minutes=6)
     assert (await protection(database, opened.session)).needs_sign_in is False
     assert (await protection(database, opened.session, now=late)).needs_sign_in is True
     own = own_account(database, opened.session, OTHER, now=late)
     for work in (
-        passwords.change_password(own, OTHER),
+        change_password(own, OTHER),
         second_factor.enrol(own),
         second_factor.replace_recovery_codes(own, "000000"),
         second_factor.disable(own, "000000"),
@@ -109,7 +109,7 @@ async def test_an_account_without_a_password_changes_what_protects_it_soon_after
         token = await renew_session(uow, opened.session)
     renewed = await find_session(database, token, "tenant")
     assert renewed is not None and renewed.signed_in_at == opened.session.signed_in_at
-    token = await passwords.change_password(own_account(database, renewed, ""), OTHER)
+    token = await change_password(own_account(database, renewed, ""), OTHER)
     session = await find_session(database, token, "tenant")
     assert session is not None and (await protection(database, session)).has_password
     with pytest.raises(SignInRefused):
@@ -122,8 +122,8 @@ async def test_the_demos_link_signs_in_once(database: Database, acme: UUID) -> N
     async with unit_of_work(database, system_actor("demo"), None, None) as uow:
         second = await accounts.demo_link(uow, acme)
     with pytest.raises(LinkNotValid):
-        await use_link(database, first, ADDRESS, None)
-    opened = await use_link(database, second, ADDRESS, None)
+        await use_link(database, first, Client(ADDRESS, None))
+    opened = await use_link(database, second, Client(ADDRESS, None))
     assert (opened.session.tenant_name, opened.session.role) == ("acme", "admin")
     with pytest.raises(LinkNotValid):
-        await use_link(database, second, ADDRESS, None)
+        await use_link(database, second, Client(ADDRESS, None))

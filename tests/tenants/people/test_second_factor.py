@@ -30,8 +30,7 @@ from loraplex.tenants.people import second_factor
 from loraplex.tenants.people.identity import ConsoleSession
 from loraplex.tenants.people.own_account import Protection, protection
 from loraplex.tenants.people.second_factor import Enrolment, TurnedOn
-from loraplex.tenants.people.sessions import find_session
-from loraplex.tenants.people.sign_in import SignedIn
+from loraplex.tenants.people.sessions import SignedIn, find_session
 
 __all__ = ["cheap_passwords"]
 pytestmark = pytest.mark.usefixtures("cheap_passwords")

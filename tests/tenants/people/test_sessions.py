@@ -20,11 +20,10 @@ from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RevokedKey, ScopeNotHeld, TenantNotFound, UserNotFound
 from loraplex.tenants.people import accounts, sessions
+from loraplex.tenants.people.console_keys import issue_console_token
 from loraplex.tenants.people.identity import ConsoleSession
-from loraplex.tenants.people.playground_tokens import issue_console_token
 from loraplex.tenants.people.roles import VIEWING_SCOPES, scopes_of
-from loraplex.tenants.people.sessions import find_session
-from loraplex.tenants.people.sign_in import SignedIn
+from loraplex.tenants.people.sessions import SignedIn, find_session
 from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
 __all__ = ["cheap_passwords"]

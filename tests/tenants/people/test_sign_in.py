@@ -16,8 +16,8 @@ from tests.tenants.registry_records import make_tenant
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import SignInRefused
-from loraplex.tenants.people.session_rows import ABSOLUTE, IDLE
-from loraplex.tenants.people.sessions import find_session
+from loraplex.tenants.people.identity import ABSOLUTE
+from loraplex.tenants.people.sessions import IDLE, find_session
 from loraplex.tenants.scopes import TENANT_SCOPES
 
 __all__ = ["cheap_passwords"]

@@ -34,10 +34,9 @@ from loraplex.tenants.errors import (
     SignInRefused,
     UserNotFound,
 )
-from loraplex.tenants.people import accounts, links, team
-from loraplex.tenants.people.memberships import MembershipRepository
-from loraplex.tenants.people.sessions import find_session
-from loraplex.tenants.people.sign_in import SignedIn, find_link
+from loraplex.tenants.people import accounts, links, memberships, team
+from loraplex.tenants.people.sessions import Client, SignedIn, find_session
+from loraplex.tenants.people.sign_in import find_link
 from loraplex.tenants.people.team import Invited
 from loraplex.tenants.unit_of_work import unit_of_work
 
@@ -68,9 +67,8 @@ async def accepted(
     database: Database, token: str, password: str = PASSWORD, now: datetime | None = None
 ) -> SignedIn:
     entered = Acceptance(name="New Person", password=password)
-    return await accept_invitation(
-        *(database, token, entered, ADDRESS, AGENT), derive_key=derive_key, now=now
-    )
+    client = Client(ADDRESS, AGENT)
+    return await accept_invitation(database, token, entered, client, derive_key=derive_key, now=now)
 
 
 async def listed(database: Database, tenant_id: UUID) -> list[tuple[str, str, str]]:
@@ -217,7 +215,7 @@ async def test_an_operator_disables_the_only_admin_too(
     eve = await add_person(database, EVE, roles={rival: "admin", acme: "viewer"})
     async with unit_of_work(database, system_actor("test"), None, None) as uow:
         for tenant_id in (rival, closed):
-            await MembershipRepository(uow.session, tenant_id).add(admin.session.user_id, "admin")
+            await memberships.add(uow.session, tenant_id, admin.session.user_id, "admin")
         await uow.session.execute(text("UPDATE tenants SET suspended_at = now() WHERE name = 'closed'"))
     assert await disabled(database, MARA) == ["acme", "closed"]
     assert await find_session(database, admin.token, "tenant") is None

@@ -12,7 +12,7 @@ from tests.platform.web.gateway import BASE_MODEL
 from loraplex.platform.auth import authenticator
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.models import ApiKey, AuditEntry, Quota
-from loraplex.tenants.people.playground_tokens import LIFETIME
+from loraplex.tenants.people.console_keys import LIFETIME
 
 TOKEN = "/console/token"
 CHAT: Any = {"model": BASE_MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
