@@ -12,8 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.cli.command_context import DataDir, async_command, command_unit_of_work, open_database
 from loraplex.platform.cli.output import AsJson, print_document, print_key, print_rows, times_of
-from loraplex.tenants.api_keys import use_cases as api_keys
-from loraplex.tenants.api_keys.use_cases import Operator
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys import queries
 from loraplex.tenants.api_keys import use_cases as api_keys

@@ -17,7 +17,6 @@ from loraplex.platform.cli.command_context import (
     run_command,
 )
 from loraplex.platform.cli.output import AsJson, print_document, print_key, print_rows, times_of
-from loraplex.tenants.administration import tenants
 from loraplex.tenants.accounts.records import TenantAccountDocument
 from loraplex.tenants.accounts.tenants import TenantRepository, TierChange
 from loraplex.tenants.administration import tenants

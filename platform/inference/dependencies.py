@@ -20,8 +20,6 @@ from loraplex.platform.inference.structured_output.value_validation import Value
 from loraplex.platform.observability.health import Health
 from loraplex.platform.observability.request_stats import RequestRecorder
 from loraplex.platform.parameters.json_object import BodyLimits
-from loraplex.platform.auth.mailed_links import MailedLinks
-from loraplex.tenants.ledger.serving_cost import AcceleratorPrice
 from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.api_keys.last_used import LastUsedTracker
 from loraplex.tenants.database import Database

@@ -19,7 +19,7 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.ledger.drift import ComparedRange, Comparison
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.models import AdmissionEpoch
-from loraplex.tenants.quotas.periods import period_start, periods_of
+from loraplex.tenants.periods import period_start, periods_of
 from loraplex.tenants.valkey import open_valkey
 
 APART_S: Final = 5.0

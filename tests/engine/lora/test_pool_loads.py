@@ -106,8 +106,8 @@ def test_the_loader_stops_while_too_much_waits_for_room(make_pool: MakePool) -> 
     pool.bring("pinned", rank=4)
     pool.pin(ref("pinned"))
     for index in range(3):
-        pool._ledger.learn((b"t", str(index)), 1)
-        pool._ledger._mean = 1.0
+        pool._budget.learn((b"t", str(index)), 1)
+        pool._budget._mean = 1.0
         pool.source.ranks[str(index)] = 4
         assert pool.prefetch(ref(str(index)))
     pool.wait()

@@ -7,7 +7,7 @@ import pytest
 
 from loraplex.platform.config import load_settings
 from loraplex.platform.drills import drill
-from loraplex.platform.drills.drill import _of_ledger, _recover, _suffer, _undone, _warm_up
+from loraplex.platform.drills.drill import _inject_fault, _of_ledger, _recover, _undone, _warm_up
 from loraplex.platform.drills.errors import DrillImpossible
 from loraplex.platform.drills.faults.disk_full import DiskFull
 from loraplex.platform.drills.installation import Installation
@@ -49,14 +49,14 @@ def ignore(text: str) -> None:
 
 async def test_the_fault_is_taken_back_at_its_end(tmp_path: Path) -> None:
     watchdog, fault = Noted(), filling(tmp_path, 0.05)
-    began_s, ended_s = await _suffer(fault, watchdog, REFUSED, ignore)
+    began_s, ended_s = await _inject_fault(fault, watchdog, REFUSED, ignore)
     assert ended_s - began_s >= 0.05
     assert not fault.ballast.exists() and not watchdog.left
 
 
 async def test_the_fault_is_taken_back_when_the_drill_is_stopped(tmp_path: Path) -> None:
     watchdog, fault = Noted(), filling(tmp_path, 600.0)
-    drilling = asyncio.create_task(_suffer(fault, watchdog, REFUSED, ignore))
+    drilling = asyncio.create_task(_inject_fault(fault, watchdog, REFUSED, ignore))
     async with asyncio.timeout(60):
         while not fault.ballast.exists():
             await asyncio.sleep(0.01)
@@ -69,7 +69,7 @@ async def test_the_fault_is_taken_back_when_the_drill_is_stopped(tmp_path: Path)
 
 async def test_a_fault_lasts_until_a_request_has_met_it(tmp_path: Path) -> None:
     watchdog, fault, traffic = Noted(), filling(tmp_path, 0.0), traffic_of()
-    drilling = asyncio.create_task(_suffer(fault, watchdog, traffic, ignore))
+    drilling = asyncio.create_task(_inject_fault(fault, watchdog, traffic, ignore))
     await asyncio.sleep(0.3)
     assert not drilling.done()
     traffic.outcomes += REFUSED.outcomes
@@ -81,7 +81,7 @@ async def test_a_fault_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> Non
     watchdog, fault = Noted(), filling(tmp_path, 1.0)
     fault.ballast = tmp_path / "none" / "ballast"
     with pytest.raises(DrillImpossible, match="could not be made"):
-        await _suffer(fault, watchdog, REFUSED, ignore)
+        await _inject_fault(fault, watchdog, REFUSED, ignore)
     assert not watchdog.left
 
 

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.engine.messages import EngineStats
+from loraplex.engine.messages import AdapterKey, EngineStats
 from loraplex.platform.engines.placement import (
     SPILL_FACTOR,
-    AdapterKey,
     FleetLoad,
     PlacementRequest,
     ReplicaState,

@@ -3,8 +3,8 @@
 from collections import Counter
 from random import Random
 
+from loraplex.engine.messages import AdapterKey
 from loraplex.platform.engines.placement import (
-    AdapterKey,
     PlacementRequest,
     ReplicaState,
     rank,

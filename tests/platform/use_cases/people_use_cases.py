@@ -6,10 +6,8 @@ from tests.platform.use_cases.use_case import UseCase
 from tests.platform.use_cases.walked_world import NO_ID, Outcome, World
 from tests.tenants.people.people_world import add_person
 
-from loraplex.platform.services import quotas, tenants
-from loraplex.tenants.administration import invitations
-from loraplex.tenants.people import accounts, console_keys, sessions, sign_up, team
 from loraplex.tenants.administration import invitations, tenants
+from loraplex.tenants.people import accounts, console_keys, sessions, sign_up, team
 from loraplex.tenants.quotas import use_cases as quotas
 
 MARA, EVE, NEW = "mara@example.com", "eve@example.com", "new@example.com"

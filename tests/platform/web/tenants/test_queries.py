@@ -14,7 +14,6 @@ from loraplex.adapters.errors import BlobStoreUnavailable
 from loraplex.adapters.storage.free_space import DiskSpace
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines.pool import EnginePool
-from loraplex.tenants.billing import use_cases as cards
 from loraplex.platform.web.engine import health
 from loraplex.platform.web.engine import queries as engine
 from loraplex.platform.web.rate_cards import queries as rate_cards
