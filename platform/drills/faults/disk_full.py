@@ -79,11 +79,16 @@ def free_bytes(folder: Path) -> int:
     return facts.f_bavail * facts.f_frsize
 
 
-def fill(path: Path, most: int) -> int:
-    """Make a file that takes what is free, at most `most` bytes; return its size. Raises `OSError` other than of a full disk."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+def fill(path: Path, most: int, leave: int = 0) -> int:
+    """Make or extend a file that takes what is free but for `leave` bytes, at most `most` bytes; return its size.
+
+    Raises `OSError` other than of a full disk.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        size, step = 0, min(free_bytes(path.parent), most)
+        size, free = os.fstat(descriptor).st_size, free_bytes(path.parent)
+        most = min(most, size + max(0, free - leave)) if leave else most
+        step = min(free, most)
         while step >= SMALLEST_STEP and size < most:
             step = min(step, most - size)
             try:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import psutil
 from tests.end_to_end.live_server import descendants
 
 from loraplex.platform.datastores.embedded.errors import EmbeddedError
@@ -54,12 +55,15 @@ class Component(ABC):
         pid = self.pid
         return set() if pid is None else {pid} | descendants(pid)
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to every process, the main one first."""
-        pid = self.pid
-        for each in sorted(self.pids, key=lambda each: each != pid):
-            with suppress(ProcessLookupError):
-                os.kill(each, number)
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """Every process, the main one first."""
+        main = self.pid
+        try:
+            process = None if main is None else psutil.Process(main)
+            return [] if process is None else [process, *process.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
 
     async def start(self) -> None:
         """Start it and supervise it from now on."""

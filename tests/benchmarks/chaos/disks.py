@@ -5,14 +5,14 @@ Invariant: nothing is mounted outside of that namespace; `available` says whethe
 
 import os
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from tests.platform.process_table import DIES_WITH_PARENT
 
+from loraplex.platform.drills.faults.disk_full import fill, free_bytes
+
 BALLAST: Final = "ballast"
-PIECE_BYTES: Final = 64 << 10
 NAMESPACE: Final = (
     *DIES_WITH_PARENT,
     "unshare",
@@ -59,15 +59,11 @@ class Disk:
 
     @property
     def free_bytes(self) -> int:
-        facts = os.statvfs(self.folder)
-        return facts.f_bavail * facts.f_frsize
+        return free_bytes(self.folder)
 
     def fill(self, leave_bytes: int) -> None:
-        """Write until at most `leave_bytes` are free. May be repeated."""
-        piece = bytes(PIECE_BYTES)
-        with (self.folder / BALLAST).open("ab", buffering=0) as ballast, suppress(OSError):
-            while (surplus := self.free_bytes - leave_bytes) > 0:
-                ballast.write(piece[:surplus])
+        """Take what is free until at most `leave_bytes` are. May be repeated."""
+        fill(self.folder / BALLAST, self._size_bytes, leave_bytes)
 
     def clear(self) -> None:
         """Make the room free again."""

@@ -1,22 +1,22 @@
 """The faults of the matrix: each takes some seconds and leaves the installation to recover.
 
-Invariant: a fault acts from outside, on processes, sockets, disks and clocks; no code of the product knows of it.
+Invariant: a fault acts from outside, on processes, sockets, disks and clocks. Processes are stopped and disks filled as drills do it.
 """
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
+import psutil
 import psycopg
 from tests.benchmarks.chaos.components import Component
 from tests.benchmarks.chaos.world import MIB, World
 
 from loraplex.platform.bench.report import BenchFailed
 from loraplex.platform.datastores.embedded.postgres import superuser_url
+from loraplex.platform.drills.undo import ContinueProcess
 
 COMPONENTS: Final = ("gateway", "engine", "database", "valkey")
 KILLS: Final = 2
@@ -37,9 +37,8 @@ def component_of(world: World, name: str) -> Component:
 async def kill(world: World, name: str, seconds: float) -> None:
     """SIGKILL of the main process, twice; what is below it has to end by itself."""
     for _ in range(KILLS):
-        pid = component_of(world, name).pid
-        if pid is not None:
-            os.kill(pid, signal.SIGKILL)
+        for process in component_of(world, name).processes[:1]:
+            process.kill()
         await asyncio.sleep(seconds / KILLS)
 
 
@@ -79,11 +78,17 @@ async def starve(component: Component, seconds: float) -> None:
 
 
 async def stop_for(component: Component, seconds: float) -> None:
-    component.signal(signal.SIGSTOP)
+    """As the drill `engine-hang` stops an engine, and takes that back."""
+    stopped = component.processes
+    ends = [ContinueProcess(each.pid, each.create_time()) for each in stopped]
+    for process in stopped:
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()
     try:
         await asyncio.sleep(seconds)
     finally:
-        component.signal(signal.SIGCONT)
+        for end in ends:
+            await end.run()
 
 
 async def disk_full(world: World, name: str, seconds: float) -> None:

@@ -1,7 +1,6 @@
 """Processes under the supervisor of the harness: killed ones come back, stopped ones continue, ended ones leave nothing."""
 
 import asyncio
-import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -44,17 +43,21 @@ def state(pid: int) -> str:
 
 async def test_a_killed_process_is_started_again(server: ServerProcess) -> None:
     first = server.pids
-    server.signal(signal.SIGKILL)
+    for process in server.processes:
+        process.kill()
     await asyncio.to_thread(until, lambda: len(server.pids - first) == 2, 60, "both run again")
     assert server.restarts == 1 and not any(map(lives, first))
 
 
 async def test_a_stopped_process_continues(server: ServerProcess) -> None:
-    server.signal(signal.SIGSTOP)
+    stopped = server.processes
+    for process in stopped:
+        process.suspend()
     await asyncio.to_thread(
         until, lambda: {state(pid) for pid in server.pids} == {"T"}, 60, "all are stopped"
     )
-    server.signal(signal.SIGCONT)
+    for process in stopped:
+        process.resume()
     await asyncio.to_thread(until, lambda: {state(pid) for pid in server.pids} == {"S"}, 60, "all continue")
     assert not server.restarts
 
