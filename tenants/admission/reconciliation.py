@@ -6,6 +6,7 @@ progress cause none: they belong to requests that the counters have open, or adm
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from uuid import UUID
 
 import structlog
@@ -22,42 +23,32 @@ from loraplex.tenants.ledger.usage_ledger import UsageLedger
 LOG = structlog.get_logger("loraplex.reconciliation")
 
 
+@dataclass(eq=False)
 class Reconciliation:
     """The reconciliation of one gateway, for tenants whose counters it used since it compared them last."""
 
-    def __init__(
-        self,
-        ledger: UsageLedger,
-        counters: Counters,
-        counter_rebuild: CounterRebuild,
-        fences: Fences,
-        breaker: CircuitBreaker,
-        requests: InFlightReservations,
-        max_at_once: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.rebuilt = 0
-        """How often counters were rebuilt because they differed from the ledger."""
-        self.log = DriftLog()
-        self._ledger = ledger
-        self._counters = counters
-        self._counter_rebuild = counter_rebuild
-        self._fences = fences
-        self._breaker = breaker
-        self._requests = requests
-        self._max_at_once = max_at_once
-        self._clock = clock
-        self._drifting: dict[UUID, CounterDrift] = {}
+    ledger: UsageLedger
+    counters: Counters
+    counter_rebuild: CounterRebuild
+    fences: Fences
+    breaker: CircuitBreaker
+    requests: InFlightReservations
+    max_at_once: int
+    clock: Callable[[], float] = time.monotonic
+    rebuilt: int = 0
+    """How often counters were rebuilt because they differed from the ledger."""
+    log: DriftLog = field(default_factory=DriftLog)
+    _drifting: dict[UUID, CounterDrift] = field(default_factory=dict)
 
     async def reconcile(self) -> None:
         """Run one round. A tenant that fails does not stop the others.
 
         Raises `StoreUnavailable` at its end; tenants that were not reached are compared later.
         """
-        if self._breaker.is_open:
+        if self.breaker.is_open:
             return
-        active, failure = self._requests.active, None
-        for tenant_id in [*active][: self._max_at_once]:
+        active, failure = self.requests.active, None
+        for tenant_id in [*active][: self.max_at_once]:
             del active[tenant_id]
             known = False
             try:
@@ -87,13 +78,13 @@ class Reconciliation:
 
     async def _drift(self, tenant_id: UUID) -> CounterDrift | None:
         """The drift of a tenant's counters. None also while a rebuild is in progress or the ledger has no answer."""
-        counted = await self._counters.settled(tenant_id)
-        if counted is None or await compare_counters(self._ledger, tenant_id, counted) is None:
+        counted = await self.counters.settled(tenant_id)
+        if counted is None or await compare_counters(self.ledger, tenant_id, counted) is None:
             return None
         # Their gateways may not have shipped all that the counters know.
-        began = self._clock()
-        everywhere = await self._fences.ship_everywhere(tenant_id)
-        drift = await compare_counters(self._ledger, tenant_id, counted, self._clock() - began)
+        began = self.clock()
+        everywhere = await self.fences.ship_everywhere(tenant_id)
+        drift = await compare_counters(self.ledger, tenant_id, counted, self.clock() - began)
         return None if drift is not None and drift.is_ahead and not everywhere else drift
 
     @property
@@ -102,16 +93,16 @@ class Reconciliation:
         return tuple(drift.pico for drift in self._drifting.values())
 
     def _has_pending_updates(self, tenant_id: UUID) -> bool:
-        return any(each.tenant_id == tenant_id for each in self._requests.pending_counter_updates.values())
+        return any(each.tenant_id == tenant_id for each in self.requests.pending_counter_updates.values())
 
     async def _rebuild(self, tenant_id: UUID, drift: CounterDrift) -> None:
         """Invalidate the counters, since their buckets may have lost as much, then rebuild them, unless another gateway did."""
-        if not await self._counters.invalidate(tenant_id, drift.epoch):
+        if not await self.counters.invalidate(tenant_id, drift.epoch):
             return
         self.rebuilt += 1
         behind = {each.period: (each.tokens, each.amount_nano) for each in drift.behind}
         LOG.warning(
             "the counters differ from the ledger; they are rebuilt", tenant=str(tenant_id), behind=behind
         )
-        await self._counter_rebuild.rebuild(tenant_id)
+        await self.counter_rebuild.rebuild(tenant_id)
         self.log.corrected(tenant_id)

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import structlog
@@ -33,29 +33,20 @@ REPEATABLE_SECONDS = 300.0
 LOG = structlog.get_logger("loraplex.settlements")
 
 
+@dataclass(eq=False)
 class SettlementQueue:
     """The settlements of one gateway. Beyond `max_pending_updates` waiting counter updates, tenants are rebuilt instead."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        counters: Counters,
-        counter_rebuild: CounterRebuild,
-        breaker: CircuitBreaker,
-        requests: InFlightReservations,
-        max_pending_updates: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._journal = journal
-        self._counters = counters
-        self._counter_rebuild = counter_rebuild
-        self._breaker = breaker
-        self._requests = requests
-        self._max_pending_updates = max_pending_updates
-        self._clock = clock
-        self._not_in_journal: dict[UUID, PendingSettlement] = {}
-        self._updating: set[UUID] = set()
-        self._sending: set[asyncio.Task[None]] = set()
+    journal: Journal
+    counters: Counters
+    counter_rebuild: CounterRebuild
+    breaker: CircuitBreaker
+    requests: InFlightReservations
+    max_pending_updates: int
+    clock: Callable[[], float] = time.monotonic
+    _not_in_journal: dict[UUID, PendingSettlement] = field(default_factory=dict)
+    _updating: set[UUID] = field(default_factory=set)
+    _sending: set["asyncio.Task[None]"] = field(default_factory=set)
 
     async def settle(self, pending: PendingSettlement, *, repeated: bool = False) -> None:
         """Return once the end is durable in the journal, and the counters know it if they could be reached: before the ledger has
@@ -63,11 +54,11 @@ class SettlementQueue:
 
         Raises `JournalUnavailable`; then `retry` repeats it.
         """
-        requests, reservation = self._requests, pending.reservation
+        requests, reservation = self.requests, pending.reservation
         if not repeated:
             requests.unsettled[reservation.id] = pending
         try:
-            is_in_journal = await self._journal.end(reservation.id, pending.usage)
+            is_in_journal = await self.journal.end(reservation.id, pending.usage)
         except BaseException:
             self._not_in_journal[reservation.id] = pending
             raise
@@ -77,15 +68,15 @@ class SettlementQueue:
             self.cancel_later(reservation.tenant_id, reservation.id)
             return
         # Usage that the journal did not write now is in it since a call that failed, and perhaps shipped.
-        if reservation.id not in requests.unsettled or self._breaker.is_open:
+        if reservation.id not in requests.unsettled or self.breaker.is_open:
             return
-        pending.updated_at, began = self._clock(), self._breaker.clock()
+        pending.updated_at, began = self.clock(), self.breaker.clock()
         try:
-            settled = await self._counters.settle_early(reservation, pending.usage)
+            settled = await self.counters.settle_early(reservation, pending.usage)
         except CountersNewer:
             return
         except ValkeyUnavailable as error:
-            self._breaker.failed(began)
+            self.breaker.failed(began)
             LOG.warning("the counters wait for usage", admission=str(reservation.id), reason=str(error))
             return
         if requests.unsettled.get(reservation.id) is not pending:
@@ -98,7 +89,7 @@ class SettlementQueue:
 
     def settle_later(self, pending: PendingSettlement) -> None:
         """Settle with the next `retry`: the journal does not answer now."""
-        self._requests.unsettled[pending.reservation.id] = pending
+        self.requests.unsettled[pending.reservation.id] = pending
         self._not_in_journal[pending.reservation.id] = pending
 
     def cancel_later(self, tenant_id: UUID, request_id: UUID) -> None:
@@ -129,24 +120,24 @@ class SettlementQueue:
     async def retry(self) -> None:
         """Repeat every step that is not done, until a store fails again."""
         await self.write_ends()
-        if self._breaker.is_open:
+        if self.breaker.is_open:
             return
-        await self._send([*self._requests.pending_counter_updates.values()])
-        for tenant_id in [*self._requests.to_rebuild]:
+        await self._send([*self.requests.pending_counter_updates.values()])
+        for tenant_id in [*self.requests.to_rebuild]:
             with suppress(CountersNewer):
-                await self._counter_rebuild.rebuild(tenant_id)
-            self._requests.to_rebuild.discard(tenant_id)
+                await self.counter_rebuild.rebuild(tenant_id)
+            self.requests.to_rebuild.discard(tenant_id)
 
     def _update_after(self, shipped: Shipped) -> PendingCounterUpdate | None:
         """The update of the counters that follows an end in the ledger; None if they were updated under the same epoch."""
         reservation, usage, write = shipped.ended.reservation, shipped.ended.usage, shipped.write
-        early = self._requests.early.pop(reservation.id, None)
-        pending = self._requests.unsettled.pop(reservation.id, None)
+        early = self.requests.early.pop(reservation.id, None)
+        pending = self.requests.unsettled.pop(reservation.id, None)
         if write is None and early is None:
             return PendingCounterUpdate(reservation.tenant_id, reservation.id, reservation)
         if write is None or (write.epoch or 0) < (reservation.epoch or 0):
             # The counters know usage that the ledger lacks, or the ledger was restored from a backup.
-            self._requests.to_rebuild.add(reservation.tenant_id)
+            self.requests.to_rebuild.add(reservation.tenant_id)
             return None
         if early is not None and early == write.epoch:
             return None
@@ -173,7 +164,7 @@ class SettlementQueue:
     async def _send_update(self, update: PendingCounterUpdate) -> None:
         """Send an update unless it is being sent: a second one finds no reservation, as if the counters had lost it."""
         self._remember(update)
-        if self._breaker.is_open or update.id in self._updating:
+        if self.breaker.is_open or update.id in self._updating:
             return
         self._updating.add(update.id)
         try:
@@ -183,20 +174,20 @@ class SettlementQueue:
 
     async def _send_update_once(self, update: PendingCounterUpdate) -> None:
         if update.updated_at is None:
-            update = replace(update, updated_at=self._clock())
+            update = replace(update, updated_at=self.clock())
             self._remember(update)
-        began = self._breaker.clock()
+        began = self.breaker.clock()
         try:
             # Newer counters learn of this end from the ledger.
             with suppress(CountersNewer):
                 await self._update(update)
         except StoreUnavailable as error:
             if isinstance(error, ValkeyUnavailable):
-                self._breaker.failed(began)
+                self.breaker.failed(began)
             LOG.warning("the counters wait for usage", admission=str(update.id), reason=str(error))
             return
-        if self._requests.pending_counter_updates.get(update.id) is update:
-            del self._requests.pending_counter_updates[update.id]
+        if self.requests.pending_counter_updates.get(update.id) is update:
+            del self.requests.pending_counter_updates[update.id]
 
     async def _update(self, update: PendingCounterUpdate) -> None:
         """Update the counters. A rebuild that read the ledger before the usage was written may be in progress: then
@@ -209,7 +200,7 @@ class SettlementQueue:
             and self._is_repeatable(update)
         ):
             charge = replace(reservation, epoch=epoch)
-        settled = await self._counters.settle(tenant_id, update.id, update.usage, charge=charge)
+        settled = await self.counters.settle(tenant_id, update.id, update.usage, charge=charge)
         if reservation is None or epoch is None:
             return
         # Counters that did not admit the request may not have its epoch yet.
@@ -219,16 +210,16 @@ class SettlementQueue:
             await self._rebuild_beyond(tenant_id, epoch)
 
     def _is_repeatable(self, update: PendingCounterUpdate) -> bool:
-        return update.updated_at is None or self._clock() - update.updated_at < REPEATABLE_SECONDS
+        return update.updated_at is None or self.clock() - update.updated_at < REPEATABLE_SECONDS
 
     async def _rebuild_beyond(self, tenant_id: UUID, epoch: int) -> None:
         """Rebuild under a later epoch. A rebuild already in progress may have read the ledger too early."""
-        if await self._counter_rebuild.rebuild(tenant_id) <= epoch:
-            await self._counter_rebuild.rebuild(tenant_id)
+        if await self.counter_rebuild.rebuild(tenant_id) <= epoch:
+            await self.counter_rebuild.rebuild(tenant_id)
 
     def _remember(self, update: PendingCounterUpdate) -> None:
-        remembered = self._requests.pending_counter_updates
+        remembered = self.requests.pending_counter_updates
         remembered[update.id] = update
-        if len(remembered) > self._max_pending_updates:
-            self._requests.to_rebuild.update(each.tenant_id for each in remembered.values())
+        if len(remembered) > self.max_pending_updates:
+            self.requests.to_rebuild.update(each.tenant_id for each in remembered.values())
             remembered.clear()

@@ -7,7 +7,7 @@ twice is stored once. No request waits for shipping.
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
@@ -35,33 +35,25 @@ class Shipped:
     write: LedgerWrite | None
 
 
+@dataclass(eq=False)
 class Shipping:
     """The shipping of one journal. `on_shipped` gets the ended requests of each batch, and `on_policy_outdated` each tenant
     of which a request was admitted under an outdated policy. Neither may wait.
     """
 
-    def __init__(
-        self,
-        journal: Journal,
-        ledger: UsageLedger,
-        gateway_id: UUID,
-        lease_s: float,
-        on_shipped: Callable[[Sequence[Shipped]], None],
-        on_policy_outdated: Callable[[UUID], None],
-    ) -> None:
-        self.rejected = 0
-        """How many records PostgreSQL has rejected; the journal keeps them as dead letters."""
-        self._journal = journal
-        self._ledger = ledger
-        self._gateway_id = gateway_id
-        self._lease_s = lease_s
-        self._on_shipped = on_shipped
-        self._on_policy_outdated = on_policy_outdated
-        self._shipped = 0
-        self._one_batch = asyncio.Lock()
-        self._running: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
-        self._has_failed = False
+    journal: Journal
+    ledger: UsageLedger
+    gateway_id: UUID
+    lease_s: float
+    on_shipped: Callable[[Sequence[Shipped]], None]
+    on_policy_outdated: Callable[[UUID], None]
+    rejected: int = 0
+    """How many records PostgreSQL has rejected; the journal keeps them as dead letters."""
+    _shipped: int = 0
+    _one_batch: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _running: "asyncio.Task[None] | None" = None
+    _closing: asyncio.Event = field(default_factory=asyncio.Event)
+    _has_failed: bool = False
 
     def begin(self) -> None:
         """Ship in the background whatever is in the journal, until it is shipped or PostgreSQL fails. After a failure only
@@ -77,7 +69,7 @@ class Shipping:
 
     async def ship(self) -> None:
         """Ship all that is in the journal now. Raises `DatabaseUnavailable`, also after `close`."""
-        until = self._journal.position
+        until = self.journal.position
         while self._shipped < until:
             async with self._one_batch:
                 if self._closing.is_set():
@@ -93,7 +85,7 @@ class Shipping:
 
     async def _run(self) -> None:
         try:
-            while self._shipped < self._journal.position and not self._closing.is_set():
+            while self._shipped < self.journal.position and not self._closing.is_set():
                 await self.ship()
                 await self._pause()
             self._has_failed = False
@@ -111,20 +103,20 @@ class Shipping:
 
     async def _ship_batch(self, until: int) -> None:
         """Ship the oldest records. Of one request, only the newest record counts."""
-        records = await self._journal.unshipped(MAX_RECORDS)
+        records = await self.journal.unshipped(MAX_RECORDS)
         newest = {record.reservation.id: record for record in records}
         open_requests = [each for each in newest.values() if isinstance(each, Admitted)]
         ended = [each for each in newest.values() if isinstance(each, Ended)]
         await self._reserve(open_requests)
         shipped = await self._settle(ended)
         position = records[-1].position if records else until
-        await self._journal.shipped(position)
+        await self.journal.shipped(position)
         self._shipped = position
-        self._on_shipped(shipped)
+        self.on_shipped(shipped)
 
     async def _reserve(self, admitted: Sequence[Admitted]) -> None:
         results = await asyncio.gather(
-            *(self._ledger.reserve(each.reservation, self._gateway_id, self._lease_s) for each in admitted),
+            *(self.ledger.reserve(each.reservation, self.gateway_id, self.lease_s) for each in admitted),
             return_exceptions=True,
         )
         outdated = set[UUID]()
@@ -134,11 +126,11 @@ class Shipping:
             elif result:
                 outdated.add(each.reservation.tenant_id)
         for tenant_id in outdated:
-            self._on_policy_outdated(tenant_id)
+            self.on_policy_outdated(tenant_id)
 
     async def _settle(self, ended: Sequence[Ended]) -> list[Shipped]:
         results = await asyncio.gather(
-            *(self._ledger.settle(each.reservation, each.usage) for each in ended), return_exceptions=True
+            *(self.ledger.settle(each.reservation, each.usage) for each in ended), return_exceptions=True
         )
         shipped = list[Shipped]()
         for each, result in zip(ended, results, strict=True):
@@ -156,4 +148,4 @@ class Shipping:
         self.rejected += 1
         reason = f"{type(error).__name__}: {first_line(error)}"
         LOG.error("PostgreSQL rejects a record", admission=str(record.reservation.id), reason=reason)
-        await self._journal.reject(record.position, reason)
+        await self.journal.reject(record.position, reason)

@@ -125,7 +125,7 @@ async def test_a_rebuild_whose_fence_was_overtaken_waits_for_another_one(
                 may_ship.set()
 
         monkeypatch.setattr(late.maintenance.ledger, "take_snapshot", overtaken)
-        assert await late.maintenance.settlements._counter_rebuild.rebuild(tenant.tenant_id) == epoch + 2
+        assert await late.maintenance.settlements.counter_rebuild.rebuild(tenant.tenant_id) == epoch + 2
         assert (await used(other, tenant.tenant_id))["concurrent_requests"].used == 1
         await slow.settle(admitted[0], usage(admitted[0]))
         assert await check_ledger(tenant, slow) == (15, 1)

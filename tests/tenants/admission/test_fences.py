@@ -78,7 +78,7 @@ async def test_counters_are_not_rebuilt_without_what_another_gateway_has_not_shi
             await other.admit(tenant.request())
         monkeypatch.setattr(slow.maintenance.ledger, "reserve", reserve)
         monkeypatch.setattr(other.maintenance.fences, "_settings", LASTING)
-        await other.maintenance.settlements._counter_rebuild.rebuild(tenant.tenant_id)
+        await other.maintenance.settlements.counter_rebuild.rebuild(tenant.tenant_id)
         assert (await used(other, tenant.tenant_id))["tokens_per_day"].reserved == 30
         await slow.settle(reservation, usage(reservation))
         assert await check_ledger(tenant, slow) == (15, 1)

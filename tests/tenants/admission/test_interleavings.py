@@ -205,7 +205,7 @@ async def test_a_rate_holds_while_living_counters_are_rebuilt_repeatedly(
         async def rebuild_counters() -> None:
             for _ in range(RESEEDINGS):
                 await asyncio.sleep(RESEED_SECONDS)
-                await third.maintenance.settlements._counter_rebuild.rebuild(tenant.tenant_id)
+                await third.maintenance.settlements.counter_rebuild.rebuild(tenant.tenant_id)
 
         await asyncio.gather(
             rebuild_counters(),
