@@ -173,7 +173,7 @@ class KeptDatabase:
         self._connection: psycopg.Connection | None = None
 
     def emptied(self) -> str:
-        """Its address. Whoever is still connected to it is not any more."""
+        """Its address. What is still connected to it is disconnected."""
         if self._url is None or not self._empty(self._url):
             self.close()
             name = f"test_{uuid4().hex}"

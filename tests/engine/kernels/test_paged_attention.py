@@ -71,7 +71,7 @@ class Sequences:
 
 @cache
 def problem(geometry: tuple[int, int, int], dtype: torch.dtype) -> tuple[Sequences, Tensor]:
-    """Sequences that nobody may change, and a query for each."""
+    """Sequences that must not change, and a query for each."""
     sequences = Sequences(LENGTHS, geometry, dtype)
     return sequences, sequences.queries(len(LENGTHS))
 

@@ -53,7 +53,7 @@ def likelihood(first: list[float], second: list[float]) -> float:
 
 
 def add_pair(core: Engine, draw: random.Random, times: dict[str, list[float]]) -> None:
-    """Time one prompt that the victim has cached, and one that nobody has, in an order of chance."""
+    """Time one prompt that the victim has cached, and one that no tenant has, in an order of chance."""
     cached, unknown = ([draw.randrange(3, VOCAB) for _ in range(PROMPT_TOKENS)] for _ in range(2))
     first_token_s(core, VICTIM, cached)
     probes = [

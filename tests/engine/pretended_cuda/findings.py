@@ -1,6 +1,6 @@
 """What the pretended device found: what would raise on a GPU raises here, and what would wait or race is written down.
 
-Invariant: a finding names the engine's own lines, innermost first, so that it can be mended or allowed by line.
+Invariant: a finding names the engine's own lines, innermost first, so that it can be fixed or allowed by line.
 """
 
 import sys

@@ -27,7 +27,7 @@ COPIES = frozenset({"_to_copy", "to", "copy_"})
 INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 
 NO_VALUE = -91
-"""Of integers that nobody has written. Floats are NaN."""
+"""Of integers that were never written. Floats are NaN."""
 
 NUMBERS = frozenset({"fill_", "masked_fill", "masked_fill_"})
 """Operators, besides those of each element, that take a single number of the host with the launch."""

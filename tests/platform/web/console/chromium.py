@@ -40,7 +40,7 @@ async def watched_page(console: Console, person: Browser) -> AsyncIterator[Page]
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[Page]:
-    """An empty page of a browser that nobody has used, for the server at `url`."""
+    """An empty page of a new browser, for the server at `url`."""
     skip_without_chromium()
     wrong: list[str] = []
     async with async_playwright() as playwright:
