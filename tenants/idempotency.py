@@ -6,7 +6,6 @@ that transaction runs, a lock of PostgreSQL refuses other requests with the same
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
 from uuid import UUID
 
 from sqlalchemy import func, select
@@ -14,8 +13,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.errors import IdempotencyInUse, IdempotencyMismatch
 from loraplex.tenants.models import IdempotencyRecord
-
-KEPT: Final = timedelta(hours=24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,47 +26,39 @@ class RepeatableRequest:
     tenant_id: UUID | None
 
 
-class IdempotencyRepository:
-    """The stored responses, seen by one session."""
+async def stored_answer(session: AsyncSession, request: RepeatableRequest) -> bytes | None:
+    """The encrypted response of the same request; None if it is the first: then call `store_answer` in this transaction.
 
-    def __init__(self, session: AsyncSession, kept: timedelta = KEPT) -> None:
-        """`kept`: the time for which responses are stored."""
-        self._session = session
-        self._kept = kept
+    Raises `IdempotencyInUse` while the first is running, `IdempotencyMismatch` when another request had the key.
+    """
+    name = func.hashtextextended(f"idempotency:{request.caller}:{request.key}", 0)
+    if not await session.scalar(select(func.pg_try_advisory_xact_lock(name))):
+        raise IdempotencyInUse("a request with this Idempotency-Key is running; try again when it has ended")
+    record = await session.get(IdempotencyRecord, (request.caller, request.key))
+    if record is None:
+        return None
+    if record.expires_at <= datetime.now(UTC):
+        await session.delete(record)
+        await session.flush()
+        return None
+    if (record.route, record.body_sha256) != (request.route, request.body_sha256):
+        raise IdempotencyMismatch("this Idempotency-Key was used for another request: take a new one")
+    return record.sealed_answer
 
-    async def begin(self, request: RepeatableRequest) -> bytes | None:
-        """The encrypted response of the same request; None if it is the first: then call `finish` in this transaction.
 
-        Raises `IdempotencyInUse` while the first is running, `IdempotencyMismatch` when another request had the key.
-        """
-        name = func.hashtextextended(f"idempotency:{request.caller}:{request.key}", 0)
-        if not await self._session.scalar(select(func.pg_try_advisory_xact_lock(name))):
-            raise IdempotencyInUse(
-                "a request with this Idempotency-Key is running; try again when it has ended"
-            )
-        record = await self._session.get(IdempotencyRecord, (request.caller, request.key))
-        if record is None:
-            return None
-        if record.expires_at <= datetime.now(UTC):
-            await self._session.delete(record)
-            await self._session.flush()
-            return None
-        if (record.route, record.body_sha256) != (request.route, request.body_sha256):
-            raise IdempotencyMismatch("this Idempotency-Key was used for another request: take a new one")
-        return record.sealed_answer
-
-    async def finish(self, request: RepeatableRequest, status: int, sealed_answer: bytes) -> None:
-        """Store the response."""
-        self._session.add(
-            IdempotencyRecord(
-                caller=request.caller,
-                idempotency_key=request.key,
-                tenant_id=request.tenant_id,
-                route=request.route,
-                body_sha256=request.body_sha256,
-                status=status,
-                sealed_answer=sealed_answer,
-                expires_at=datetime.now(UTC) + self._kept,
-            )
-        )
-        await self._session.flush()
+async def store_answer(
+    session: AsyncSession, request: RepeatableRequest, status: int, sealed_answer: bytes, lifetime: timedelta
+) -> None:
+    """Store the encrypted response for `lifetime`."""
+    record = IdempotencyRecord(
+        caller=request.caller,
+        idempotency_key=request.key,
+        tenant_id=request.tenant_id,
+        route=request.route,
+        body_sha256=request.body_sha256,
+        status=status,
+        sealed_answer=sealed_answer,
+        expires_at=datetime.now(UTC) + lifetime,
+    )
+    session.add(record)
+    await session.flush()

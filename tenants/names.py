@@ -11,25 +11,16 @@ EMAIL = r"^[a-z0-9.!#$%&'*+/=?^_`{|}~-]+@[a-z0-9-]+(\.[a-z0-9-]+)*$"
 """As HTML defines a valid address, in lower case."""
 EMAIL_MAX_LENGTH = 254
 KEY_NAME_MAX_LENGTH = 100
+TENANT_RULE = "1-63 lower-case letters, digits and hyphens, beginning with a letter or digit"
 ADAPTER_RULE = "1-63 of a-z 0-9 . _ - and a letter or digit first"
 
 
 def check_tenant_name(name: str) -> str:
-    return check_pattern(
-        "name",
-        name,
-        TENANT_NAME,
-        "1-63 lower-case letters, digits and hyphens, beginning with a letter or digit",
-    )
+    return check_pattern("name", name, TENANT_NAME, TENANT_RULE)
 
 
 def check_tier(tier: str) -> str:
-    return check_pattern(
-        "tier",
-        tier,
-        TENANT_NAME,
-        "1-63 lower-case letters, digits and hyphens, beginning with a letter or digit",
-    )
+    return check_pattern("tier", tier, TENANT_NAME, TENANT_RULE)
 
 
 def check_adapter_name(name: str) -> str:

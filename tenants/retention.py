@@ -5,12 +5,12 @@ several gateways deletes at a time.
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
-from uuid import UUID
 
 from sqlalchemy import ColumnElement, delete, func, inspect, select, text, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
+from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.models import (
     ApiKey,
     AuditEntry,
@@ -87,7 +87,7 @@ class RetentionRepository:
     def _conditions(self) -> list[tuple[type[Base], ColumnElement[bool]]]:
         audit, events = self._now - self._retention.audit, self._now - self._retention.quota_events
         # Ids of audit entries sort by time: the bound on them keeps the query to the oldest entries of the index.
-        written = (AuditEntry.id < first_id_at(audit)) & (AuditEntry.at < audit)
+        written = (AuditEntry.id < uuid7_from(audit)) & (AuditEntry.at < audit)
         ended = (ApiKey.kind == "console") & (ended_at(ApiKey) < self._now - CONSOLE_KEYS)
         # `last_used_at` is written with a delay, and lost with its gateway: usage tells for certain.
         unused_console_keys = ended & ApiKey.last_used_at.is_(None) & ~_has_usage()
@@ -153,9 +153,3 @@ def _has_usage() -> ColumnElement[bool]:
 def ended_at(key: type[ApiKey]) -> ColumnElement[datetime | None]:
     """When a key was revoked or expires, whichever is earlier; null for one that does neither."""
     return func.least(key.revoked_at, key.expires_at)
-
-
-def first_id_at(time: datetime) -> UUID:
-    """The least UUIDv7 of a time (RFC 9562, section 5.7)."""
-    milliseconds = int(time.timestamp() * 1000)
-    return UUID(int=(milliseconds << 80) | (7 << 76) | (2 << 62))

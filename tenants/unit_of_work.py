@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RevisionMoved, StoreUnavailable
-from loraplex.tenants.idempotency import IdempotencyRepository, RepeatableRequest
+from loraplex.tenants.idempotency import RepeatableRequest, store_answer, stored_answer
 from loraplex.tenants.stored_responses import EncryptedResponses, StoredResponse
 
 LOG = structlog.get_logger("loraplex.services")
@@ -62,12 +62,12 @@ class UnitOfWork:
         Raises `IdempotencyInUse` while the first one runs, `IdempotencyMismatch` when another request had the key,
         `StoredResponseUnreadable`. An error of `work` is not stored: the same key may be used again.
         """
-        records = IdempotencyRepository(self.session, responses.lifetime)
-        stored = await records.begin(request)
+        stored = await stored_answer(self.session, request)
         if stored is not None:
             return responses.decrypt(request, stored)
         response = await work()
-        await records.finish(request, response.status, responses.encrypt(request, response))
+        sealed = responses.encrypt(request, response)
+        await store_answer(self.session, request, response.status, sealed, responses.lifetime)
         return response
 
 

@@ -10,9 +10,10 @@ from tests.tenants.registry_records import make_tenant
 
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
+from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.models import ApiKey, Quota
 from loraplex.tenants.people.console_keys import issue_console_key
-from loraplex.tenants.retention import METER_EVENTS, Retention, RetentionRepository, first_id_at
+from loraplex.tenants.retention import METER_EVENTS, Retention, RetentionRepository
 from loraplex.tenants.scopes import INFERENCE
 from loraplex.tenants.usage.meter_events import WINDOW
 
@@ -56,7 +57,7 @@ async def fill(database: Database, days: list[int]) -> None:
     async with database.as_writer() as session:
         await session.execute(text(EVENT), [{"tenant": tenant, "at": at} for at in ages])
     async with database.as_operator() as session:
-        await session.execute(text(AUDIT), [{"id": first_id_at(at), "at": at} for at in ages])
+        await session.execute(text(AUDIT), [{"id": uuid7_from(at), "at": at} for at in ages])
         await session.execute(text(RECORD), [{"at": at} for at in ages])
         # Those that the trigger wrote of the events above.
         await session.execute(text("DELETE FROM outbox_events"))
