@@ -29,8 +29,8 @@ from loraplex.engine.messages import BASE_MODEL
 from loraplex.platform.cli.command_context import end_at_sigterm, exit_codes
 from loraplex.platform.cli.remote_push import open_remote_push
 from loraplex.platform.config import load_settings
+from loraplex.platform.demo.announcement import QUESTION
 from loraplex.platform.demo.demo_file import DEMO_FILE, DemoAccess, DemoTenantAccess, read_demo_file
-from loraplex.platform.demo.snippet import QUESTION
 from loraplex.platform.demo.tenants import ADAPTERS_FOLDER
 from loraplex.platform.drills.drill import run_drill
 from loraplex.platform.drills.faults.engine_loss import EngineKill, longest_loss_s

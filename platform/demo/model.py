@@ -15,8 +15,7 @@ from rich.console import Console
 
 from loraplex.platform.demo.errors import DemoModelUnavailable, StageFailed
 from loraplex.platform.demo.published_folder import publish_once
-from loraplex.platform.demo.stage_process import run_stage
-from loraplex.platform.demo.stages import Stages, shown_stages
+from loraplex.platform.demo.stages import Stages, run_stage, shown_stages
 from loraplex.platform.processes.child_process import module_command
 
 DEMO_MODEL = "smollm2-135m-instruct"

@@ -17,7 +17,7 @@ BUILDER = """
 import sys
 from pathlib import Path
 from loraplex.platform.demo.published_folder import publish_once
-from loraplex.platform.demo.stage_process import run_stage
+from loraplex.platform.demo.stages import run_stage
 
 CHILD = '''
 import pathlib, sys, time

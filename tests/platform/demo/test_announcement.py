@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loraplex.platform.demo.snippet import QUESTION, curl_snippet, python_snippet
+from loraplex.platform.demo.announcement import QUESTION, curl_snippet, python_snippet
 from loraplex.platform.server.listening import root_url
 
 KEY = "lpx_live_0123456789abcdef_secret_crc"
