@@ -1,12 +1,14 @@
-"""Admission as metrics: decisions, durations and ledger writes. Labels come from closed sets: limits, levels and outcomes."""
+"""Admission and this gateway's usage journal as metrics. Labels come from closed sets: limits, levels and outcomes."""
 
+from collections.abc import Callable
 from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from loraplex.platform.observability.journal_metrics import JournalMetrics
 from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.admission.recording import NONE, AdmissionRecorder
+from loraplex.tenants.ledger.journal.commits import JournalRecorder
+from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.quotas.limits import COUNTED, Level
 
 DECISIONS: Final = ("admitted", "rate_limited", "exhausted", "unavailable", "stale", "unpriced")
@@ -15,6 +17,57 @@ ADMISSION_BUCKETS: Final = (
     *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
 )
 SHARE_BUCKETS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+COMMIT_BUCKETS: Final = (
+    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005),
+    *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0),
+)
+
+
+class JournalMetrics(JournalRecorder):
+    """The `loraplex_journal_*` families, in `registry`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._commits = Histogram(
+            "loraplex_journal_commit_seconds",
+            "One transaction of the journal, which may have the rows of many requests.",
+            buckets=COMMIT_BUCKETS,
+            registry=registry,
+        )
+        self._rows = self._counter("writes", "Admissions, ends and rounds of progress in the journal.")
+        self._failures = self._counter("failures", "Failures of the journal's disk or file.")
+        self._unreadable = self._counter("unreadable", "Journals that could not be read and were renamed.")
+
+    def watch(self, journal: Journal) -> None:
+        """Export the state of a journal."""
+        self._gauge("bytes", "Size of the journal on the disk.", lambda: journal.bytes)
+        self._gauge("records", "Records that PostgreSQL does not have yet.", lambda: journal.waiting)
+        self._gauge(
+            "oldest_seconds",
+            "Age of the oldest record that PostgreSQL does not have yet; 0 without one.",
+            lambda: journal.oldest_unshipped_s,
+        )
+        self._gauge("dead_letters", "Records that PostgreSQL rejected.", lambda: journal.dead_letter_count)
+        self._gauge("full", "1 while the journal has no room for new requests.", lambda: journal.is_full)
+
+    def committed(self, rows: int, seconds: float) -> None:
+        """Count one transaction for so many callers."""
+        self._rows.inc(rows)
+        self._commits.observe(seconds)
+
+    def failed(self) -> None:
+        """Count one failure of the disk or the file."""
+        self._failures.inc()
+
+    def moved_aside(self) -> None:
+        """Count one file that could not be read and was renamed."""
+        self._unreadable.inc()
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"loraplex_journal_{name}", text, registry=self._registry)
+
+    def _gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        Gauge(f"loraplex_journal_{name}", text, registry=self._registry).set_function(value)
 
 
 class AdmissionMetrics(AdmissionRecorder):
@@ -56,22 +109,17 @@ class AdmissionMetrics(AdmissionRecorder):
         """Export whether admission works without Valkey now, how often Valkey did not know a script, and how often counters
         differed from the usage ledger.
         """
-        degraded = Gauge(
-            "loraplex_admission_degraded", "1 while admission works without Valkey.", registry=self._registry
-        )
-        degraded.set_function(lambda: float(admissions.degraded))
-        fallbacks = Gauge(
-            "loraplex_admission_script_fallbacks",
+        self._gauge("degraded", "1 while admission works without Valkey.", lambda: admissions.degraded)
+        self._gauge(
+            "script_fallbacks",
             "Scripts sent with their text since the start, because Valkey did not know them.",
-            registry=self._registry,
+            lambda: admissions.counters.script_fallbacks,
         )
-        fallbacks.set_function(lambda: float(admissions.counters.script_fallbacks))
-        rebuilt = Gauge(
-            "loraplex_admission_counters_mended",
+        self._gauge(
+            "counters_mended",
             "Tenants whose counters were rebuilt since the start, because they differed from the usage ledger.",
-            registry=self._registry,
+            lambda: admissions.reconciliation.rebuilt,
         )
-        rebuilt.set_function(lambda: float(admissions.reconciliation.rebuilt))
 
     def decided(self, decision: str, seconds: float, limit: str = NONE, level: str = NONE) -> None:
         """Count one decision. An unknown limit or level counts as none."""
@@ -101,3 +149,6 @@ class AdmissionMetrics(AdmissionRecorder):
 
     def _tokens(self, kind: str, text: str) -> Counter:
         return Counter(f"loraplex_admission_{kind}_tokens", text, registry=self._registry)
+
+    def _gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        Gauge(f"loraplex_admission_{name}", text, registry=self._registry).set_function(value)

@@ -6,7 +6,7 @@ does not depend on the engine.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -19,7 +19,6 @@ from starlette.responses import JSONResponse, Response
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines.pool import EnginePool, ObservedEngine
 from loraplex.platform.observability.metrics import Metrics
-from loraplex.platform.observability.refusing_states import RefusingStates
 from loraplex.tenants.single_flight import SingleFlight
 
 Ping = Callable[[], Coroutine[Any, Any, None]]
@@ -27,7 +26,46 @@ Ping = Callable[[], Coroutine[Any, Any, None]]
 DEPENDENCY_INTERVAL_S = 1.0
 DEPENDENCY_TIMEOUT_S = 2.0
 FRESH_S = 5.0
+HYSTERESIS_S = 2.0
 RETRY_AFTER_S = 2
+LOG = structlog.get_logger("loraplex.health")
+
+
+Reasons = Mapping[str, Sequence[str]]
+"""Why each state holds, by its name, such as `journal`."""
+
+
+@dataclass(slots=True)
+class _Held:
+    began: float
+    seen: float
+    reasons: Sequence[str]
+
+
+@dataclass(slots=True)
+class RefusingStates:
+    """The states in which this gateway refuses what it is asked for, with one log line at the begin and one at the end of each.
+
+    `refused`: what they refuse, for people. A state holds from the moment it is seen until it was not seen for `HYSTERESIS_S`, so
+    that readiness does not flap.
+    """
+
+    refused: str
+    _held: dict[str, _Held] = field(default_factory=dict, init=False)
+
+    def observe(self, found: Reasons, now: float) -> list[str]:
+        """Take what holds at `now`, a time of one clock; return the reasons of all states that hold."""
+        for state, reasons in found.items():
+            held = self._held.get(state)
+            if held is None:
+                LOG.warning(f"refusing {self.refused}", state=state, reasons=list(reasons))
+                self._held[state] = _Held(now, now, reasons)
+            else:
+                held.seen, held.reasons = now, reasons
+        for state in [name for name, held in self._held.items() if now - held.seen >= HYSTERESIS_S]:
+            held = self._held.pop(state)
+            LOG.info(f"not refusing {self.refused} any more", state=state, seconds=round(now - held.began, 1))
+        return [reason for held in self._held.values() for reason in held.reasons]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +162,7 @@ class Health:
                 await self.pings.run(name, ping)
         except Exception as error:  # noqa: BLE001 - any error of a client library means that the dependency is down
             if name not in self.down:
-                structlog.get_logger("loraplex.health").warning(
-                    "dependency down", name=name, error=str(error)[:200]
-                )
+                LOG.warning("dependency down", name=name, error=str(error)[:200])
             self.down.setdefault(name, self.clock())
             known = self.outages.get(name)
             since = datetime.now(UTC) if known is None else known.since

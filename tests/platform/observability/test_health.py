@@ -14,9 +14,8 @@ from tests.platform.engines.managed_engine import Managed
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability import health as health_module
-from loraplex.platform.observability.health import Dependency, Health, health_router
+from loraplex.platform.observability.health import HYSTERESIS_S, Dependency, Health, health_router
 from loraplex.platform.observability.metrics import Metrics
-from loraplex.platform.observability.refusing_states import HYSTERESIS_S
 from loraplex.tenants import database as database_module
 from loraplex.tenants.circuit_breaker import FAILURES
 from loraplex.tenants.database import Database

@@ -6,7 +6,7 @@ from uuid import uuid4
 from prometheus_client import CollectorRegistry
 from tests.tenants.ledger.journal.fixtures import MAX_BYTES, reservation, used
 
-from loraplex.platform.observability.journal_metrics import JournalMetrics
+from loraplex.platform.observability.admission_metrics import JournalMetrics
 from loraplex.tenants.ledger.journal.journal import Journal, left_behind
 
 
