@@ -49,7 +49,10 @@ async def open_stores(settings: Settings, *, transient: bool = False) -> AsyncIt
     async with AsyncExitStack() as stack:
         if database is None or valkey is None:
             services = EmbeddedServices(settings.data_dir, transient=transient)
-            await stack.enter_async_context(started(services))
+            try:
+                await stack.enter_async_context(services)
+            except EmbeddedError as error:
+                raise DependencyFailed(str(error)) from error
             addresses = StoreAddresses(
                 database or services.database_url,
                 valkey or services.redis_url,
@@ -59,18 +62,6 @@ async def open_stores(settings: Settings, *, transient: bool = False) -> AsyncIt
         else:
             addresses = StoreAddresses(database, valkey, False)
         yield addresses
-
-
-@asynccontextmanager
-async def started(services: EmbeddedServices) -> AsyncIterator[None]:
-    try:
-        await services.__aenter__()
-    except EmbeddedError as error:
-        raise DependencyFailed(str(error)) from error
-    try:
-        yield
-    finally:
-        await services.__aexit__(None, None, None)
 
 
 def ensure_schema(
