@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, median, pstdev
 
+import numpy as np
+
 from loraplex.platform.bench.client import Completion
 from loraplex.platform.bench.load import LoadResult
 from loraplex.platform.startup_errors import SettingsError
@@ -17,13 +19,7 @@ _OBJECTIVE = re.compile(rf"({'|'.join(GOODPUT_METRICS)}):(\d+(?:\.\d+)?)")
 
 def percentile(values: Sequence[float], share: float) -> float:
     """The `share` (0-100) percentile with linear interpolation; 0.0 of no values."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * share / 100
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return float(np.percentile(values, share)) if values else 0.0
 
 
 def time_per_output_token(completion: Completion) -> float | None:
