@@ -178,14 +178,11 @@ def check_uploads(settings: Settings) -> Check:
 
 async def validate_empty_upload() -> ValidationResult:
     """Validate two empty files as a gateway does. Raises `ValidationUnavailable`."""
-    pool = WorkerPool()
     with TemporaryDirectory() as folder:
         for name in (CONFIG_FILE, WEIGHTS_FILE):
             (Path(folder) / name).touch()
-        try:
+        async with WorkerPool() as pool:
             return await AdapterValidation(pool, BaseModel({}, "")).validate(NO_TENANT, Path(folder))
-        finally:
-            await pool.close()
 
 
 CHECKS: tuple[Callable[[Settings], Check], ...] = (

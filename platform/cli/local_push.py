@@ -39,11 +39,8 @@ class CommandValidation:
     async def validate(self, tenant_id: UUID, folder: Path) -> ValidationResult:
         """Raises `ValidationUnavailable`, `ModelError`."""
         base = await asyncio.to_thread(_base_model, self._facts)
-        pool = WorkerPool()
-        try:
+        async with WorkerPool() as pool:
             return await AdapterValidation(pool, base).validate(tenant_id, folder)
-        finally:
-            await pool.close()
 
 
 def _base_model(facts: BaseModelFacts) -> BaseModel:

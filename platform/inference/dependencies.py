@@ -15,6 +15,7 @@ from loraplex.platform.inference.background_tasks import BackgroundTasks
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
 from loraplex.platform.inference.structured_output.compile_checks import CompileChecks
+from loraplex.platform.inference.structured_output.output_planner import OutputPlanner
 from loraplex.platform.inference.structured_output.request_analysis import RequestAnalysis
 from loraplex.platform.inference.structured_output.value_validation import ValueValidation
 from loraplex.platform.observability.health import Health
@@ -98,6 +99,16 @@ class GatewayDependencies:
     mailed_links: MailedLinks | None = None
     background_tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
     health: Health | None = None
+
+    def output_planner(self) -> OutputPlanner:
+        """Build a planner of constrained output, with a cache of its own."""
+        return OutputPlanner(
+            self.config.grammar,
+            self.prompts.special_tokens,
+            self.request_analysis,
+            self.compile_checks,
+            self.value_validation,
+        )
 
     @property
     def webhook_rules(self) -> WebhookRules:

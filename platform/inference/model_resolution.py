@@ -82,7 +82,11 @@ class KnownModels:
         self._limiter = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=waiting)
 
     async def resolve(self, caller: Caller, name: str, sticky: str) -> ResolvedModel:
-        """Resolve a name for a request that is admitted under the caller's policy. Raises as `resolve_model`."""
+        """Resolve a name for a request that is admitted under the caller's policy. Where an alias splits its requests, those with the
+        same `sticky` get the same version.
+
+        Raises `ModelNotFound`, or `DatabaseUnavailable` of tenants.
+        """
         if name == self._base.name:
             return self._base
         tenant, key = caller.tenant_id.bytes, (caller.policy_epoch, name)
@@ -96,7 +100,7 @@ class KnownModels:
         return _resolved(name, targets, sticky)
 
     async def read(self, caller: Caller, name: str) -> ResolvedModel:
-        """Resolve a name as it is now, for a request without admission. Raises as `resolve_model`.
+        """Resolve a name as it is now, for a request without admission. Raises as `resolve`.
 
         While PostgreSQL is away a name that was read under the caller's policy is resolved as then.
         """
@@ -133,22 +137,10 @@ class KnownModels:
         return models
 
 
-async def resolve_model(
-    dependencies: GatewayDependencies, caller: Caller, name: str, sticky: str = ""
-) -> ResolvedModel:
-    """Resolve a name. Where an alias splits its requests, those with the same `sticky` get the same version.
-
-    Raises `ModelNotFound`, or `DatabaseUnavailable` of tenants.
-    """
-    if name == dependencies.served_model_name:
-        return ResolvedModel(name)
-    return _resolved(name, await find_targets(dependencies, caller, name), sticky)
-
-
 async def find_targets(
     dependencies: GatewayDependencies, caller: Caller, name: str, *, has_fallback: bool = False
 ) -> ModelTargets:
-    """Read what an adapter's name refers to now, within a bound (`Database.bounded`). Raises as `resolve_model`."""
+    """Read what an adapter's name refers to now, within a bound (`Database.bounded`). Raises as `resolve`."""
     database = dependencies.database
     find = partial(_find, database, caller.tenant_id, name)
     targets = await database.bounded(find, has_fallback=has_fallback)

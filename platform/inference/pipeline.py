@@ -42,7 +42,6 @@ from loraplex.platform.inference.generation import Generation, PromptOutput
 from loraplex.platform.inference.in_flight import InFlightRequests
 from loraplex.platform.inference.model_resolution import KnownModels, ResolvedModel
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
-from loraplex.platform.inference.structured_output.output_planner import OutputPlanner
 from loraplex.platform.parameters.json_object import size_of
 from loraplex.platform.parameters.output_constraints import build_output_constraints
 from loraplex.platform.parameters.request_models import (
@@ -57,7 +56,6 @@ from loraplex.platform.parameters.request_models import (
     tools_of,
 )
 from loraplex.platform.parameters.request_object import MAX_NAME, UnknownNames
-from loraplex.platform.parameters.value_types import Prompt
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 from loraplex.tenants.errors import QuotaExhausted
 
@@ -91,13 +89,7 @@ class InferencePipeline:
 
     def __init__(self, dependencies: GatewayDependencies) -> None:
         self._dependencies = dependencies
-        self._planner = OutputPlanner(
-            dependencies.config.grammar,
-            dependencies.prompts.special_tokens,
-            dependencies.request_analysis,
-            dependencies.compile_checks,
-            dependencies.value_validation,
-        )
+        self._planner = dependencies.output_planner()
         self._admission = InferenceAdmission(dependencies.admission_controller, dependencies.background_tasks)
         self._encoding_limiter = TenantLimiter(
             "requests", total=MAX_ENCODING, per_tenant=AT_ONCE, waiting=MAX_WAITING
@@ -499,7 +491,7 @@ def _prompt_name(values: PromptRequest) -> str:
 def _characters(values: PromptRequest, limit: int) -> int:
     messages = messages_of(values)
     if messages is None:
-        return sum(map(_length, prompts_of(values)))
+        return sum(len(each) for each in prompts_of(values))
     size = 0
     for message in messages:
         size += len(message.content) + len(message.reasoning)
@@ -509,7 +501,3 @@ def _characters(values: PromptRequest, limit: int) -> int:
         size += size_of(values.chat_template_kwargs, limit) * len(messages)
     tools = [(tool.description, tool.parameters) for tool in tools_of(values)]
     return size + size_of(tools, limit) if tools else size
-
-
-def _length(prompt: Prompt) -> int:
-    return len(prompt)

@@ -13,7 +13,6 @@ from loraplex.grammar.errors import GrammarInvalid, GrammarRefused, JsonRefused
 from loraplex.grammar.strict_json import check_values, parse_json
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.inference.dependencies import GatewayDependencies
-from loraplex.platform.inference.structured_output.output_planner import OutputPlanner
 from loraplex.platform.parameters.json_object import BodyLimits
 
 PARAM: Final = "schema"
@@ -40,13 +39,7 @@ class SchemaChecks:
 
     def __init__(self, dependencies: GatewayDependencies) -> None:
         self._dependencies = dependencies
-        self._planner = OutputPlanner(
-            dependencies.config.grammar,
-            dependencies.prompts.special_tokens,
-            dependencies.request_analysis,
-            dependencies.compile_checks,
-            dependencies.value_validation,
-        )
+        self._planner = dependencies.output_planner()
 
     async def of_text(self, namespace: bytes, text: str, *, strict: bool) -> SchemaCheckResult:
         """Check a schema as JSON text. `strict` refuses what would only be validated.

@@ -1,7 +1,7 @@
 """Opens the components of a gateway from its settings: admission, compile checks, value validation, the version lifecycle."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -37,18 +37,13 @@ from loraplex.platform.inference.structured_output.compile_checks import (
 )
 from loraplex.platform.inference.structured_output.request_analysis import (
     RequestAnalysis,
-    RequestAnalyzer,
     request_analysis_task,
-)
-from loraplex.platform.inference.structured_output.value_validation import (
-    ValueValidation,
-    ValueValidator,
-    value_validation_task,
 )
 from loraplex.platform.observability.admission_metrics import AdmissionMetrics
 from loraplex.platform.processes.environment import foreign_environment
 from loraplex.platform.server.adapter_validation import AdapterValidation
 from loraplex.platform.server.base_model_file import model_names
+from loraplex.platform.server.start import running
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.platform.workers.task import TaskSpec
 from loraplex.tenants import valkey
@@ -56,8 +51,10 @@ from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissio
 from loraplex.tenants.admission.recovery import ship_left_behind
 from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.database import Database
+from loraplex.tenants.errors import StoreUnavailable
 from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
 from loraplex.tenants.ledger.journal.journal import Journal
+from loraplex.tenants.registry.versions import serving_by_fingerprint
 
 # Share of the deadline. A check that used up its processor time failed because of its grammar, not of a busy machine.
 CPU_SHARE: Final = 0.8
@@ -98,48 +95,21 @@ async def open_compile_checks(
         await asyncio.to_thread(file.write_text, tokenizer_json, "utf-8")
         limits, end_token_ids = compile_check_limits(settings), tuple(info.eos_token_ids)
         task = compile_check_task(limits, str(file), info.vocab_size, end_token_ids, foreign_environment())
-        async with _starting(_start_after(engine_ready, pool, task)):
+        async with running(_start_after(engine_ready, pool, task)):
             yield RecordedCompileChecks(CompileCache(pool, task, limits), recorder)
-
-
-@asynccontextmanager
-async def open_worker_pool() -> AsyncIterator[WorkerPool]:
-    """Open the worker pool of a gateway. Closing it ends all worker processes."""
-    pool = WorkerPool()
-    try:
-        yield pool
-    finally:
-        await pool.close()
 
 
 @asynccontextmanager
 async def open_request_analysis(pool: WorkerPool, setup: AnalysisSetup) -> AsyncIterator[RequestAnalysis]:
     """Open the request analysis of a gateway. Its process starts in the background; requests that need it wait for it."""
     task = request_analysis_task(setup, foreign_environment())
-    async with _starting(pool.start(task)):
-        yield RequestAnalyzer(pool, task)
-
-
-@asynccontextmanager
-async def _starting(start: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run the start of a process in the background of the block."""
-    starting = asyncio.create_task(start)
-    try:
-        yield
-    finally:
-        starting.cancel()
-        # A failed start has been logged.
-        await asyncio.gather(starting, return_exceptions=True)
+    async with running(pool.start(task)):  # a failed start has been logged
+        yield RequestAnalysis(pool, task)
 
 
 async def _start_after(ready: Callable[[], Awaitable[object]], pool: WorkerPool, task: TaskSpec[Any]) -> None:
     await ready()
     await pool.start(task)
-
-
-def value_validation(pool: WorkerPool) -> ValueValidation:
-    """Return the validation of finished values. Its processes start with the first value."""
-    return ValueValidator(pool, value_validation_task(foreign_environment()))
 
 
 LOG = structlog.get_logger("loraplex.lifecycle")
@@ -154,6 +124,24 @@ class NoValidation:
     async def validate(self, tenant_id: UUID, folder: Path) -> ValidationResult:
         """Raises `ValidationUnavailable`."""
         raise ValidationUnavailable(self._reason)
+
+
+async def report_other_fingerprints(database: Database, system_fingerprint: str | None) -> None:
+    """Log how many serving versions were validated under each fingerprint but this one: they are served, unprobed since."""
+    try:
+        async with database.as_operator() as session:
+            counts = await serving_by_fingerprint(session)
+    except StoreUnavailable as error:
+        LOG.warning("the fingerprints of validated adapters are not known", reason=str(error))
+        return
+    for other, count in sorted(counts.items()):
+        if other != system_fingerprint:
+            LOG.warning(
+                "adapters were validated under another fingerprint",
+                adapter_versions=count,
+                validated_under=other,
+                system_fingerprint=system_fingerprint,
+            )
 
 
 @asynccontextmanager
@@ -173,13 +161,10 @@ async def open_lifecycle(
     lifecycle = VersionLifecycle(
         database, job, PendingFolders(root), config, lambda: refused_by_engines(engines)
     )
-    running = asyncio.create_task(lifecycle.run())
-    try:
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(lifecycle.close)
+        await stack.enter_async_context(running(lifecycle.run()))
         yield lifecycle
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await lifecycle.close()
 
 
 def refused_by_engines(engines: EnginePool) -> list[AdapterKey]:
@@ -259,11 +244,5 @@ async def open_admission_control(
     stack.push_async_callback(controller.close)
     metrics.watch(controller)
     metrics.journal.watch(journal)
-    maintenance = asyncio.create_task(controller.run())
-    stack.push_async_callback(_end, maintenance)
+    await stack.enter_async_context(running(controller.run()))
     return controller
-
-
-async def _end(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

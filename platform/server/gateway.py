@@ -4,7 +4,7 @@ Invariant: everything that was opened is closed, however the start or the run en
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -19,7 +19,6 @@ from fastapi import FastAPI
 from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.garbage_collection import BlobGarbageCollector
 from loraplex.adapters.storage.local_store import LocalAdapterStore
-from loraplex.engine.messages import EngineInfo
 from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.auth.identity_provider import IdentityProvider, ProviderOptions
 from loraplex.platform.auth.mail import MailServer
@@ -32,15 +31,15 @@ from loraplex.platform.datastores.connections import (
     schema_revision,
 )
 from loraplex.platform.engines.pool import EnginePool
-from loraplex.platform.engines.startup import StartingEngines
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
 from loraplex.platform.inference.prompting.tokenizer import load_tokenizer
 from loraplex.platform.inference.structured_output.build_task import AnalysisSetup
-from loraplex.platform.inference.structured_output.compile_checks import CompileChecks
-from loraplex.platform.inference.structured_output.request_analysis import RequestAnalysis
-from loraplex.platform.inference.structured_output.value_validation import ValueValidation
+from loraplex.platform.inference.structured_output.value_validation import (
+    ValueValidation,
+    value_validation_task,
+)
 from loraplex.platform.jobs.housekeeping import Housekeeping
 from loraplex.platform.jobs.meter_export import MeterExporter, MeterFile, MeterSink, MeterUrl
 from loraplex.platform.jobs.month_closing import MonthClosing
@@ -50,18 +49,16 @@ from loraplex.platform.jobs.usage_reconciliation import UsageReconciliation
 from loraplex.platform.jobs.webhook_delivery import AT_ONCE, WebhookDispatcher
 from loraplex.platform.observability.exposition import MetricsExposition, metrics_router
 from loraplex.platform.observability.health import Health, health_router
-from loraplex.platform.observability.metrics import Metrics
 from loraplex.platform.observability.request_record import RequestObserver
 from loraplex.platform.parameters.json_object import BodyLimits
+from loraplex.platform.processes.environment import foreign_environment
 from loraplex.platform.server.base_model_file import BaseModelFacts, default_served_name, write_base_model
-from loraplex.platform.server.bounded_stage import bounded_stage
 from loraplex.platform.server.components import (
     adapter_limits,
     open_compile_checks,
     open_lifecycle,
     open_request_analysis,
-    open_worker_pool,
-    value_validation,
+    report_other_fingerprints,
 )
 from loraplex.platform.server.request_observers import request_observers
 from loraplex.platform.server.resources import (
@@ -71,12 +68,12 @@ from loraplex.platform.server.resources import (
     open_resources,
 )
 from loraplex.platform.server.secret import derive, tenant_namespace
-from loraplex.platform.server.validated_adapters import report_other_fingerprints
+from loraplex.platform.server.start import GatewayStart, bounded_stage
 from loraplex.platform.startup_errors import SettingsError
 from loraplex.platform.web.app import create_app
 from loraplex.platform.web.console_app import ConsoleOptions, add_console
 from loraplex.platform.web.engine.health import upload_trouble
-from loraplex.platform.web.transport.index import index_router
+from loraplex.platform.web.transport.docs import index_router
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.api_keys.last_used import writing_use
 from loraplex.tenants.api_keys.networks import parse_network
@@ -88,7 +85,6 @@ from loraplex.tenants.ledger.serving_cost import AcceleratorPrice
 from loraplex.tenants.retention import Retention
 from loraplex.tenants.webhooks.encrypted_secrets import WebhookSecrets
 
-OnStage = Callable[[str], None]
 KNOWN_NAMESPACES: Final = 4096
 """Tenants whose cache namespace is kept: deriving one takes 10 microseconds, several times in a request."""
 
@@ -109,22 +105,12 @@ class OpenGateway:
 
 
 @asynccontextmanager
-async def open_gateway(
-    settings: Settings,
-    model: str | None,
-    engines: StartingEngines,
-    on_stage: OnStage,
-    *,
-    accept_new_secret: bool = False,
-) -> AsyncIterator[OpenGateway]:
-    """Open a gateway beside the start of its engines, and wait for both. `model` is None when other processes run them.
-
-    Raises `StartError`: that of whichever fails first. The caller ends the engines.
-    """
+async def open_gateway(start: GatewayStart) -> AsyncIterator[OpenGateway]:
+    """Open a gateway beside the start of its engines, and wait for both. Raises `StartError`: that of whichever fails first."""
     async with AsyncExitStack() as stack:
-        opening = asyncio.create_task(_open(settings, model, engines, stack, on_stage, accept_new_secret))
+        opening = asyncio.create_task(_open(start, stack))
         try:
-            gateway, _ = await asyncio.gather(opening, engines.ready)
+            gateway, _ = await asyncio.gather(opening, start.engines.ready)
         except BaseException:
             opening.cancel()
             await asyncio.gather(opening, return_exceptions=True)
@@ -133,21 +119,12 @@ async def open_gateway(
         yield gateway
 
 
-async def _open(
-    settings: Settings,
-    model: str | None,
-    engines: StartingEngines,
-    stack: AsyncExitStack,
-    on_stage: OnStage,
-    accept_new_secret: bool,
-) -> OpenGateway:
-    addresses = await _open_stores(settings, stack, on_stage)
+async def _open(start: GatewayStart, stack: AsyncExitStack) -> OpenGateway:
     with _as_settings_error():
-        stores = await open_checked_stores(
-            settings, addresses, stack, on_stage, accept_new_secret=accept_new_secret
-        )
-    await engines.described()
-    return await _assemble(settings, model, stores, addresses, engines.pool, stack)
+        addresses = await _open_stores(start, stack)
+        stores = await open_checked_stores(start, addresses, stack)
+    await start.engines.described()
+    return await _assemble(start, stores, addresses, stack)
 
 
 @contextmanager
@@ -159,70 +136,45 @@ def _as_settings_error() -> Iterator[None]:
         raise SettingsError(str(error)) from error
 
 
-async def _open_stores(settings: Settings, stack: AsyncExitStack, on_stage: OnStage) -> StoreAddresses:
+async def _open_stores(start: GatewayStart, stack: AsyncExitStack) -> StoreAddresses:
+    settings = start.settings
     if settings.database_url is None or settings.redis_url is None:
-        on_stage(f"starting PostgreSQL and Valkey under {settings.data_dir}")
+        start.on_stage(f"starting PostgreSQL and Valkey under {settings.data_dir}")
     addresses = await stack.enter_async_context(open_stores(settings))
-    on_stage("checking the database's schema")
+    start.on_stage("checking the database's schema")
     embedded = addresses.embedded_database
-    with _as_settings_error():
-        # A migration has bounds of its own, and may take long.
-        async with bounded_stage("checking the database's schema"):
-            revision = await asyncio.to_thread(schema_revision, addresses.database_url)
-        await asyncio.to_thread(
-            change_schema,
-            addresses.database_url,
-            revision,
-            migrate=embedded,
-            migrate_empty=True,
-            embedded_in=settings.data_dir if embedded else None,
-        )
+    # A migration has bounds of its own, and may take long.
+    async with bounded_stage("checking the database's schema"):
+        revision = await asyncio.to_thread(schema_revision, addresses.database_url)
+    await asyncio.to_thread(
+        change_schema,
+        addresses.database_url,
+        revision,
+        migrate=embedded,
+        migrate_empty=True,
+        embedded_in=settings.data_dir if embedded else None,
+    )
     return addresses
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextComponents:
-    """Components that depend on the model's tokens and grammars, and the processes that work on them."""
-
-    prompts: PromptRenderer
-    token_text: TokenText
-    request_analysis: RequestAnalysis
-    compile_checks: CompileChecks
-    value_validation: ValueValidation
-
-
 async def _assemble(
-    settings: Settings,
-    model: str | None,
-    stores: CheckedStores,
-    addresses: StoreAddresses,
-    engines: EnginePool,
-    stack: AsyncExitStack,
+    start: GatewayStart, stores: CheckedStores, addresses: StoreAddresses, stack: AsyncExitStack
 ) -> OpenGateway:
-    served_name = settings.served_model_name or default_served_name(model or engines.info().model_path)
+    settings, engines = start.settings, start.engines.pool
+    served_name = settings.served_model_name or default_served_name(start.model or engines.info().model_path)
     resources = await open_resources(settings, served_name, stores, addresses, engines, stack)
-    _start_upkeep(resources, stack)
     dependencies = await _open_dependencies(settings, resources, stack)
     resources.health.storage_trouble = partial(upload_trouble, dependencies.uploads)
     stack.push_async_callback(dependencies.background_tasks.join)
     info = resources.info
     facts = BaseModelFacts(served_name, info.model_path, info.model_digest, info.system_fingerprint)
     write_base_model(settings.data_dir, facts)
-    _run_in_background(report_other_fingerprints(resources.database, info.system_fingerprint), stack)
-    _run_in_background(_housekeeping(settings, dependencies, resources).run(), stack)
-    grace = timedelta(hours=settings.invoice_grace_hours)
-    _run_in_background(MonthClosing(database=resources.database, grace=grace).run(), stack)
-    _start_usage_reconciliation(resources, stack)
-    _start_outbox(settings, dependencies, resources, stack)
+    for job in _jobs(settings, dependencies, resources, stack):
+        _run_in_background(job, stack)
     exposition = MetricsExposition(resources.metrics.render)
+    observers = request_observers(settings, resources.metrics, stack)
     return OpenGateway(
-        app=await _create_app(
-            settings,
-            dependencies,
-            resources.health,
-            exposition,
-            request_observers(settings, resources.metrics, stack),
-        ),
+        app=await _create_app(settings, dependencies, resources.health, exposition, observers),
         exposition=exposition,
         engines=engines,
         health=resources.health,
@@ -233,20 +185,20 @@ async def _assemble(
     )
 
 
-def _start_upkeep(resources: GatewayResources, stack: AsyncExitStack) -> None:
-    blobs, database = resources.blobs, resources.database
-    for job in (
-        blobs.cleaner(database).run(),
-        BlobGarbageCollector(database, blobs.adapters.delete).run(),
-        blobs.adapters.run_eviction(),
-    ):
-        _run_in_background(job, stack)
-
-
-def _start_usage_reconciliation(resources: GatewayResources, stack: AsyncExitStack) -> None:
-    billing = resources.metrics.billing
+def _jobs(
+    settings: Settings, dependencies: GatewayDependencies, resources: GatewayResources, stack: AsyncExitStack
+) -> Iterator[Coroutine[Any, Any, None]]:
+    """Yield what a gateway does beside its requests."""
+    blobs, database, billing = resources.blobs, resources.database, resources.metrics.billing
+    yield blobs.cleaner(database).run()
+    yield BlobGarbageCollector(database, blobs.adapters.delete).run()
+    yield blobs.adapters.run_eviction()
+    yield report_other_fingerprints(database, resources.info.system_fingerprint)
+    yield _housekeeping(settings, dependencies, resources).run()
+    yield MonthClosing(database=database, grace=timedelta(hours=settings.invoice_grace_hours)).run()
     billing.watch_counters(lambda: resources.admissions.reconciliation.drifts_pico)
-    _run_in_background(UsageReconciliation(database=resources.database, recorder=billing).run(), stack)
+    yield UsageReconciliation(database=database, recorder=billing).run()
+    yield from _outbox(settings, dependencies, resources, stack)
 
 
 async def _open_dependencies(
@@ -254,34 +206,32 @@ async def _open_dependencies(
 ) -> GatewayDependencies:
     info, engines, database = resources.info, resources.engines, resources.database
     blobs, metrics, admissions = resources.blobs, resources.metrics, resources.admissions
-    limits = _limits(settings)
-    pool = await stack.enter_async_context(open_worker_pool())
-    text = await _open_text_components(settings, info, engines, limits, metrics, pool, stack)
-    secret = resources.stores.secret
+    limits, secret = _limits(settings), resources.stores.secret
     namespace_of = lru_cache(KNOWN_NAMESPACES)(partial(_namespace_of, secret))
+    pool = await stack.enter_async_context(WorkerPool())
+    tokenizer = await asyncio.to_thread(load_tokenizer, info.model_path)
+    prompts = PromptRenderer(tokenizer)
+    setup = AnalysisSetup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
+    analysis = await stack.enter_async_context(open_request_analysis(pool, setup))
+    serialized = tokenizer.backend_tokenizer.to_str()
+    checks = open_compile_checks(pool, settings, info, serialized, metrics, engines.wait_ready)
+    compile_checks = await stack.enter_async_context(checks)
+    served_name = resources.served_model_name
     lifecycle = await stack.enter_async_context(
-        open_lifecycle(
-            database,
-            engines,
-            blobs.adapters,
-            blobs.local.root,
-            namespace_of,
-            pool,
-            resources.served_model_name,
-        )
+        open_lifecycle(database, engines, blobs.adapters, blobs.local.root, namespace_of, pool, served_name)
     )
     return GatewayDependencies(
-        served_model_name=resources.served_model_name,
+        served_model_name=served_name,
         database=database,
         engine=engines,
         health=resources.health,
         poison_memory=engines.poison_memory,
-        prompts=text.prompts,
-        token_text=text.token_text,
+        prompts=prompts,
+        token_text=TokenText(tokenizer),
         recorder=metrics,
-        request_analysis=text.request_analysis,
-        compile_checks=text.compile_checks,
-        value_validation=text.value_validation,
+        request_analysis=analysis,
+        compile_checks=compile_checks,
+        value_validation=ValueValidation(pool, value_validation_task(foreign_environment())),
         admission_controller=admissions,
         policy_publisher=admissions,
         currency_of=partial(_currency_of, resources.prices),
@@ -323,30 +273,6 @@ def _run_in_background(work: Coroutine[Any, Any, None], stack: AsyncExitStack) -
     stack.callback(asyncio.create_task(work).cancel)
 
 
-async def _open_text_components(
-    settings: Settings,
-    info: EngineInfo,
-    engines: EnginePool,
-    limits: ServingConfig,
-    metrics: Metrics,
-    pool: WorkerPool,
-    stack: AsyncExitStack,
-) -> TextComponents:
-    tokenizer = await asyncio.to_thread(load_tokenizer, info.model_path)
-    prompts = PromptRenderer(tokenizer)
-    setup = AnalysisSetup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
-    compile_checks = open_compile_checks(
-        pool, settings, info, tokenizer.backend_tokenizer.to_str(), metrics, engines.wait_ready
-    )
-    return TextComponents(
-        prompts=prompts,
-        token_text=TokenText(tokenizer),
-        request_analysis=await stack.enter_async_context(open_request_analysis(pool, setup)),
-        compile_checks=await stack.enter_async_context(compile_checks),
-        value_validation=value_validation(pool),
-    )
-
-
 def _housekeeping(
     settings: Settings, dependencies: GatewayDependencies, resources: GatewayResources
 ) -> Housekeeping:
@@ -372,19 +298,19 @@ def _housekeeping(
     )
 
 
-def _start_outbox(
+def _outbox(
     settings: Settings, dependencies: GatewayDependencies, resources: GatewayResources, stack: AsyncExitStack
-) -> None:
+) -> Iterator[Coroutine[Any, Any, None]]:
+    """Yield the delivery of webhooks, and the export of meter events where a setting names a sink."""
     resolver = ThreadedResolver(AT_ONCE + 1)
     stack.callback(resolver.close)
     client = ReceiverClient(resolver, allow_private=settings.webhook_allow_private)
     database, metrics = resources.database, resources.metrics.webhooks
     secrets = WebhookSecrets(dependencies.derive_key)
-    delivery = WebhookDispatcher(database=database, client=client, secrets=secrets, metrics=metrics)
-    _run_in_background(delivery.run(), stack)
+    yield WebhookDispatcher(database=database, client=client, secrets=secrets, metrics=metrics).run()
     sink = _meter_sink(settings, client)
     if sink is not None:
-        _run_in_background(MeterExporter(database=database, sink=sink, metrics=metrics).run(), stack)
+        yield MeterExporter(database=database, sink=sink, metrics=metrics).run()
 
 
 def _meter_sink(settings: Settings, client: ReceiverClient) -> MeterSink | None:

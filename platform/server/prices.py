@@ -3,13 +3,13 @@
 Invariant: the price settings make the first card and change nothing afterwards.
 """
 
-import asyncio
 from contextlib import AsyncExitStack
 from typing import Final
 
 import structlog
 
 from loraplex.platform.config import Settings
+from loraplex.platform.server.start import running
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.billing import use_cases as rate_cards
 from loraplex.tenants.billing.price_book import PriceBook
@@ -25,8 +25,7 @@ async def open_prices(settings: Settings, database: Database, stack: AsyncExitSt
     """Open the gateway's prices, which `stack` closes. Raises `DatabaseUnavailable`."""
     await ensure_first_card(settings, database)
     prices = await PriceBook.open(database)
-    reloading = asyncio.create_task(prices.run(database))
-    stack.push_async_callback(_end, reloading)
+    await stack.enter_async_context(running(prices.run(database)))
     return prices
 
 
@@ -50,8 +49,3 @@ async def ensure_first_card(settings: Settings, database: Database) -> None:
             settings=given,
             instead="`loraplex rate-card create`, or `PATCH /operator/v1/tenants/{id}/billing` for a tenant's currency",
         )
-
-
-async def _end(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

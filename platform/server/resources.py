@@ -4,7 +4,7 @@ Invariant: nothing is served before both stores answer, the database roles are s
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,16 +21,16 @@ from loraplex.platform.datastores.connections import StoreAddresses
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability.health import Dependency, Health
 from loraplex.platform.observability.metrics import Metrics
-from loraplex.platform.server.bounded_stage import bounded_stage
 from loraplex.platform.server.components import open_admission_control
 from loraplex.platform.server.prices import open_prices
 from loraplex.platform.server.recognized_secret import recognized_secret
+from loraplex.platform.server.start import GatewayStart, bounded_stage
 from loraplex.platform.startup_errors import DependencyFailed
 from loraplex.tenants import valkey
 from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import RoleUnsafe, TenantsError
+from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.registry.adapters import tenants_with
 
 LOG = structlog.get_logger("loraplex.gateway")
@@ -68,14 +68,10 @@ class GatewayResources:
 
 
 async def open_checked_stores(
-    settings: Settings,
-    addresses: StoreAddresses,
-    stack: AsyncExitStack,
-    on_stage: Callable[[str], None],
-    *,
-    accept_new_secret: bool,
+    start: GatewayStart, addresses: StoreAddresses, stack: AsyncExitStack
 ) -> CheckedStores:
     """Open the stores at `addresses` and check them; `stack` closes them. Raises `StartError`."""
+    settings = start.settings
     database = Database(addresses.database_url, limits=settings.default_limits)
     stack.push_async_callback(database.close)
     client = valkey.open_valkey(addresses.redis_url)
@@ -83,8 +79,10 @@ async def open_checked_stores(
     async with bounded_stage("asking PostgreSQL and Valkey"):
         await _require_answer("postgresql", database.ping())
         await _require_answer("valkey", valkey.ping(client))
-        await _require_roles(database)
-        secret = await recognized_secret(settings, database, on_stage, accept_new=accept_new_secret)
+        await _require_answer("postgresql", database.check_roles())
+        secret = await recognized_secret(
+            settings, database, start.on_stage, accept_new=start.accept_new_secret
+        )
     return CheckedStores(database, client, secret)
 
 
@@ -145,13 +143,6 @@ async def _require_answer(name: str, ping: Awaitable[None]) -> None:
         await ping
     except (TenantsError, OSError) as error:
         raise DependencyFailed(f"{name}: {error}") from error
-
-
-async def _require_roles(database: Database) -> None:
-    try:
-        await database.check_roles()
-    except RoleUnsafe as error:
-        raise DependencyFailed(f"postgresql: {error}") from error
 
 
 async def warn_of_shadowed_adapters(database: Database, served_name: str) -> None:

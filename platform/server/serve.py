@@ -26,6 +26,7 @@ from loraplex.platform.server.connection_limiter import reserve_descriptors
 from loraplex.platform.server.listening import bind
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.progress import shown_progress
+from loraplex.platform.server.start import GatewayStart
 from loraplex.platform.startup_errors import (
     DependencyFailed,
     EngineStartFailed,
@@ -173,16 +174,14 @@ async def _serve_gateway(settings: Settings, shutdown: Shutdown, *, accept_new_s
                 await asyncio.to_thread(import_module, "loraplex.platform.server.serve_gateway")
             from loraplex.platform.server.serve_gateway import Listeners, serve_gateway
 
-            listeners = Listeners(listener, metrics_socket, certificate)
-            await serve_gateway(
-                settings,
-                model,
-                engines,
-                listeners,
-                shutdown,
-                on_stage,
+            start = GatewayStart(
+                settings=settings,
+                model=model,
+                engines=engines,
+                on_stage=on_stage,
                 accept_new_secret=accept_new_secret,
             )
+            await serve_gateway(start, Listeners(listener, metrics_socket, certificate), shutdown)
 
 
 def _start_engines(

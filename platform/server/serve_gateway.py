@@ -7,17 +7,15 @@ import asyncio
 import socket
 import sys
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
 from fastapi import FastAPI
 
 from loraplex.platform.config import Settings
-from loraplex.platform.engines.startup import StartingEngines
 from loraplex.platform.observability.exposition import metrics_router
 from loraplex.platform.processes.gc_tuning import freeze_gc
-from loraplex.platform.server.bounded_stage import bounded_stage
 from loraplex.platform.server.certificate import ServerCertificate, reload_at_hangup
 from loraplex.platform.server.connection_limiter import (
     ConnectionLimiter,
@@ -31,6 +29,7 @@ from loraplex.platform.server.listening import root_url
 from loraplex.platform.server.prices import PRICE_SETTINGS
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.progress import Progress
+from loraplex.platform.server.start import GatewayStart, bounded_stage
 from loraplex.platform.server.uvicorn_server import DrainTimes, HttpListener, serve_until_stopped, serving
 from loraplex.platform.startup_errors import DependencyFailed
 from loraplex.platform.web.transport.head_requests import HeadRequests
@@ -51,23 +50,14 @@ class Listeners:
     certificate: ServerCertificate | None = None
 
 
-async def serve_gateway(
-    settings: Settings,
-    model: str | None,
-    engines: StartingEngines,
-    listeners: Listeners,
-    shutdown: Shutdown,
-    on_stage: Progress,
-    *,
-    accept_new_secret: bool = False,
-) -> None:
+async def serve_gateway(start: GatewayStart, listeners: Listeners, shutdown: Shutdown) -> None:
     """Serve until a signal. Raises `StartError`."""
+    settings, on_stage = start.settings, start.on_stage
     if settings.demo and not PRICE_SETTINGS & settings.model_fields_set:
         settings = settings.model_copy(update=DEMO_PRICES)
+        start = replace(start, settings=settings)
     async with AsyncExitStack() as stack:
-        gateway = await stack.enter_async_context(
-            open_gateway(settings, model, engines, on_stage, accept_new_secret=accept_new_secret)
-        )
+        gateway = await stack.enter_async_context(open_gateway(start))
         before, after = await _announcements(settings, gateway, listeners.api, on_stage)
         stack.enter_context(announced(settings.data_dir, _address(settings, listeners.api)))
         on_stage.finish()

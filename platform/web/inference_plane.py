@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from fastapi import Depends
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -63,8 +62,8 @@ class DialectResponse(Protocol):
         """Return what writes the events of a stream."""
         ...
 
-    async def collect(self, generation: Generation) -> BaseModel:
-        """Wait for the end of the generation, and return the non-streaming response."""
+    async def collect(self, generation: Generation) -> bytes:
+        """Wait for the end of the generation, and return the non-streaming response as JSON."""
         ...
 
 
@@ -77,7 +76,6 @@ class Dialect(Generic[BodyT]):
     operation: str
     body: type[BodyT]
     respond: Callable[[BodyT, TokenText], DialectResponse]
-    encode: Callable[[BaseModel], bytes]
 
 
 class InferencePlane:
@@ -159,8 +157,7 @@ class InferencePlane:
                 del values
                 lease.release()
                 if not response.stream:
-                    document = await _collect(response, generation)
-                    return json_response(dialect.encode(document), generation.headers())
+                    return json_response(await _collect(response, generation), generation.headers())
         stall_s = self.dependencies.config.reader_stall_s
         return EventStream(generation, response.chunks(generation), generation.headers(), stall_s)
 
@@ -177,7 +174,7 @@ class InferencePlane:
         self.dependencies.admission_controller.count_refusal(refused)
 
 
-async def _collect(response: DialectResponse, generation: Generation) -> BaseModel:
+async def _collect(response: DialectResponse, generation: Generation) -> bytes:
     """Collect the non-streaming response. A generation that loses its engine starts once more, because nothing was sent."""
     failure: Exception | None = None
     try:

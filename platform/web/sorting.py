@@ -20,9 +20,6 @@ class SortOrder(Generic[RowT, KeyT]):
     write: Callable[[KeyT], Position]
     read: Callable[[Position], KeyT]
 
-    def position(self, row: RowT) -> Position:
-        return self.write(self.key(row))
-
 
 def by_text(key: Callable[[RowT], str]) -> SortOrder[RowT, str]:
     return SortOrder(key, lambda text: (text,), lambda position: str(position[0]))

@@ -7,7 +7,7 @@ its caller gets a reply, and only its own.
 import asyncio
 from collections.abc import Coroutine, Hashable
 from contextlib import nullcontext
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from loraplex.platform.errors import Overloaded, WorkersUnavailable
 from loraplex.platform.tenant_limiter import TenantLimiter
@@ -74,6 +74,12 @@ class WorkerPool:
         """Return what the task's queue and processes do now."""
         workers = self._workers.get(task)
         return TaskStats() if workers is None else workers.stats()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         """End all processes and jobs. Waiting and later calls raise `WorkersUnavailable`."""

@@ -3,9 +3,8 @@
 Invariant: at most one check of a spec runs per tenant, and a check that no request waits for is killed.
 """
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from typing import Final, Literal, TypeAlias
@@ -116,14 +115,6 @@ class CompileResult:
     bytes: int = 0
 
 
-@dataclass(slots=True)
-class CompileCheckStats:
-    """Counts since the start: checks that ended, and refusals by the outcome of the check."""
-
-    checks: int = 0
-    refusals: Counter[str] = field(default_factory=Counter)
-
-
 class CompileCache:
     """`CompileChecks` in the worker pool of a gateway. A check may begin before its process is ready; it waits then."""
 
@@ -135,7 +126,6 @@ class CompileCache:
             limits.cache_bytes, limits.cache_bytes_per_tenant, cached_bytes
         )
         self._checks = SingleFlight[CompileResult]()
-        self.stats = CompileCheckStats()
 
     async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
         """Return when `spec` compiles within the budget, for the tenant of `namespace`.
@@ -149,12 +139,10 @@ class CompileCache:
             result = await self._checks.run((namespace, digest), check)
         error = refusal(result, self._limits, param)
         if error is not None:
-            self.stats.refusals[result.outcome] += 1
             raise error
 
     async def _run(self, namespace: bytes, digest: bytes, spec: GrammarSpec) -> CompileResult:
         reply = await self._pool.run(self._task, (spec,), namespace)
-        self.stats.checks += 1
         result = self._result_of(reply)
         if result.outcome != "deadline" or result.cpu_s >= self._limits.cpu_s / 2:
             # A deadline missed with little CPU time may be the machine's fault.

@@ -4,9 +4,9 @@ Invariant: the requests of a tenant that wait for it are within a bound of bytes
 """
 
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import structlog
 
@@ -52,21 +52,6 @@ REFUSALS: Final[dict[str, type[Refusal]]] = {
 }
 
 
-class RequestAnalysis(Protocol):
-    """Analyses large requests in a worker process, off the event loop."""
-
-    def check_body(self, namespace: bytes, body: bytes) -> Coroutine[Any, Any, None]:
-        """Check a body. Raises what `parse_object` raises for it, `ShareExceeded`, `Overloaded`, `WorkersUnavailable`."""
-        ...
-
-    async def plan(self, namespace: bytes, packed: bytes) -> CachedPlan:
-        """Build the output plan of constraints packed by `pack_constraints`.
-
-        Raises `GrammarRefused`, `ShareExceeded`, `Overloaded`, `WorkersUnavailable`.
-        """
-        ...
-
-
 def request_analysis_task(
     setup: AnalysisSetup,
     environment: Mapping[str, str],
@@ -92,8 +77,8 @@ def request_analysis_task(
     )
 
 
-class RequestAnalyzer:
-    """`RequestAnalysis` in the worker pool of a gateway.
+class RequestAnalysis:
+    """Analyses large requests in the worker pool of a gateway.
 
     `waiting_bytes` bounds the bodies and constraints that wait, `tenant_bytes` those of one tenant.
     """
@@ -114,13 +99,16 @@ class RequestAnalyzer:
         self._log = structlog.get_logger("loraplex.request_analysis")
 
     async def check_body(self, namespace: bytes, body: bytes) -> None:
-        """See `RequestAnalysis`."""
+        """Check a body. Raises what `parse_object` raises for it, `ShareExceeded`, `Overloaded`, `WorkersUnavailable`."""
         reply = await self._run(namespace, CheckBody(body), len(body))
         if reply is None:
             raise InvalidBody("The body could not be parsed within the allowed memory.")
 
     async def plan(self, namespace: bytes, packed: bytes) -> CachedPlan:
-        """See `RequestAnalysis`."""
+        """Build the output plan of constraints packed by `pack_constraints`.
+
+        Raises `GrammarRefused`, `ShareExceeded`, `Overloaded`, `WorkersUnavailable`.
+        """
         reply = await self._run(namespace, BuildPlan(packed), len(packed))
         if reply is None or reply.result is None:
             raise GrammarTooCostly("the schemas of this request take too much memory to analyse")

@@ -6,7 +6,7 @@ interpreter's lock. Invariant: one validation per tenant at a time, each within 
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
@@ -16,14 +16,6 @@ from loraplex.platform.workers.pool import WorkerPool
 from loraplex.platform.workers.task import Sandbox, TaskSpec
 
 SANDBOX: Final = Sandbox(niceness=10, data_bytes=1 << 30)
-
-
-class ValueValidation(Protocol):
-    """Validates finished values in a worker process, off the event loop."""
-
-    async def validate(self, namespace: bytes, schema: str, value: str) -> None:
-        """Validate `value` against `schema`, both JSON texts. Raises `SchemaNotSatisfied`, `WorkersUnavailable`."""
-        ...
 
 
 def value_validation_task(
@@ -46,8 +38,8 @@ def value_validation_task(
     )
 
 
-class ValueValidator:
-    """`ValueValidation` in the worker pool of a gateway."""
+class ValueValidation:
+    """Validates finished values in the worker pool of a gateway."""
 
     def __init__(self, pool: WorkerPool, task: TaskSpec[None]) -> None:
         self._pool = pool
@@ -56,7 +48,10 @@ class ValueValidator:
         self._log = structlog.get_logger("loraplex.validation")
 
     async def validate(self, namespace: bytes, schema: str, value: str) -> None:
-        """See `ValueValidation`. A value that could not be validated in time does not satisfy its schema either."""
+        """Validate `value` against `schema`, both JSON texts. One that could not be validated in time does not satisfy it either.
+
+        Raises `SchemaNotSatisfied`, `WorkersUnavailable`.
+        """
         match await self._pool.run(self._task, (schema, value), namespace):
             case Done():
                 return

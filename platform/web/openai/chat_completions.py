@@ -11,11 +11,11 @@ from loraplex.platform.web.inference_plane import Dialect, plane_of, requires_in
 from loraplex.platform.web.openai.chat_responses import chat_chunks, collect_chat
 from loraplex.platform.web.openai.generation_response import GenerationWriter
 from loraplex.platform.web.openai.openapi import body_schema, generation_responses
-from loraplex.platform.web.openai.response_models import ChatCompletion, ChatCompletionChunk, encoded
+from loraplex.platform.web.openai.response_models import ChatCompletion, ChatCompletionChunk
 from loraplex.platform.web.request_timeout import TIMEOUT_PARAMETER
 
 WRITER: Final = GenerationWriter("chatcmpl", chat_chunks, collect_chat, chat=True)
-DIALECT: Final = Dialect("chat", ChatRequest, WRITER.respond, encoded)
+DIALECT: Final = Dialect("chat", ChatRequest, WRITER.respond)
 
 router = APIRouter()
 

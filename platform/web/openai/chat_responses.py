@@ -13,27 +13,24 @@ from loraplex.engine.messages import Delta, Finished, Scored, TokenLogprob
 from loraplex.grammar.parsing.deltas import OutputDelta
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TextOf
-from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 from loraplex.platform.web.openai.logprobs import chat_entries, chat_logprobs, prompt_logprobs
-from loraplex.platform.web.openai.parsed_output import delta_json, ended_by, parse_whole
-from loraplex.platform.web.openai.response_envelope import ResponseHead, event_of, frame_of, usage_of
+from loraplex.platform.web.openai.parsed_output import Chunks, delta_json, parse_whole
+from loraplex.platform.web.openai.response_envelope import ResponseHead, usage_of
 from loraplex.platform.web.openai.response_models import (
     ChatChoice,
     ChatCompletion,
     ChatCompletionChunk,
     ChosenTokenLogprob,
     ChunkChoice,
-    FinishReason,
     MessageDelta,
     ResponseMessage,
-    Usage,
     encoded,
 )
 
 _encode = msgspec.json.encode
 
 
-class ChatChunks:
+class ChatChunks(Chunks[ChunkChoice]):
     """Encodes one stream: role first, then text, the `finish_reason` of each choice, and usage when requested.
 
     The chunks of text are cut from one that the model has encoded: a model for each delta would cost several times as much.
@@ -42,13 +39,9 @@ class ChatChunks:
     def __init__(
         self, head: ResponseHead, generation: Generation, text_of: TextOf, include_usage: bool
     ) -> None:
-        self._head = head
-        self._stats = generation.stats
-        self._text_of = text_of
-        self._include_usage = include_usage
         empty = ChunkChoice(index=0, delta=MessageDelta(content=""), logprobs=None, finish_reason=None)
-        self._frame = frame_of(self._chunk(empty), b'"content":""', generation.choices)
-        self._before, self._running = self._frame.before, self._frame.running
+        super().__init__(head, generation, include_usage, empty, b'"content":""')
+        self._text_of = text_of
 
     def opening(self) -> bytes:
         role = encoded(self._role())[1:-1]
@@ -66,10 +59,8 @@ class ChatChunks:
         return self._before[choice] + b'"content":' + _encode(event.text) + self._running
 
     async def finished(self, choice: int, event: Finished) -> bytes:
-        return self._end(choice, ended_by(event))
-
-    def closing(self) -> bytes:
-        return event_of(self._chunk(usage=usage_of(self._stats))) if self._include_usage else b""
+        deltas, reason = await self._ended(choice, event)
+        return self._chunks(choice, deltas) + self._frame.event(choice, b"", reason=_encode(reason))
 
     def _role(self) -> MessageDelta:
         return MessageDelta(role="assistant", content="")
@@ -78,37 +69,25 @@ class ChatChunks:
         logprobs = _encode({"content": chat_entries(tokens, self._text_of), "refusal": None})
         return self._frame.event(choice, delta, logprobs)
 
-    def _end(self, choice: int, reason: FinishReason) -> bytes:
-        return self._frame.event(choice, b"", reason=_encode(reason))
+    def _chunks(self, choice: int, deltas: list[OutputDelta]) -> bytes:
+        before, after = self._before[choice], self._running
+        return b"".join(before + delta_json(delta) + after for delta in deltas)
 
-    def _chunk(self, *choices: ChunkChoice, usage: Usage | None = None) -> ChatCompletionChunk:
+    def _chunk(self, choices: list[ChunkChoice], **with_usage: Any) -> ChatCompletionChunk:
         head = self._head
-        with_usage: dict[str, Any] = {"usage": usage} if self._include_usage else {}
         return ChatCompletionChunk(
             id=head.id,
             object="chat.completion.chunk",
             created=head.created,
             model=head.model,
             system_fingerprint=self._stats.system_fingerprint,
-            choices=list(choices),
+            choices=choices,
             **with_usage,
         )
 
 
 class ParsedChatChunks(ChatChunks):
     """Encodes the stream of constrained output: the deltas that the parser of each choice makes of its text."""
-
-    def __init__(
-        self,
-        output: ConstrainedOutput,
-        head: ResponseHead,
-        generation: Generation,
-        text_of: TextOf,
-        include_usage: bool,
-    ) -> None:
-        super().__init__(head, generation, text_of, include_usage)
-        self._output = output
-        self._parsers = [output.parser() for _ in range(generation.choices)]
 
     def delta(self, choice: int, event: Delta) -> bytes:
         deltas = self._parsers[choice].feed(event.text)
@@ -118,26 +97,17 @@ class ParsedChatChunks(ChatChunks):
         first = self._with_logprobs(choice, delta_json(deltas[0]) if deltas else b"", event.logprobs)
         return first + self._chunks(choice, deltas[1:])
 
-    async def finished(self, choice: int, event: Finished) -> bytes:
-        deltas, reason = await self._output.finish(self._parsers[choice], ended_by(event))
-        return self._chunks(choice, deltas) + self._end(choice, reason)
-
     def _role(self) -> MessageDelta:
         # A response of tool calls alone has no content.
         return MessageDelta(role="assistant", content=None)
-
-    def _chunks(self, choice: int, deltas: list[OutputDelta]) -> bytes:
-        before, after = self._before[choice], self._running
-        return b"".join(before + delta_json(delta) + after for delta in deltas)
 
 
 def chat_chunks(
     head: ResponseHead, generation: Generation, text_of: TextOf, include_usage: bool
 ) -> ChatChunks:
     """Return the encoder of one stream; that of plain text has no parsers."""
-    if generation.output is None:
-        return ChatChunks(head, generation, text_of, include_usage)
-    return ParsedChatChunks(generation.output, head, generation, text_of, include_usage)
+    chunks = ChatChunks if generation.output is None else ParsedChatChunks
+    return chunks(head, generation, text_of, include_usage)
 
 
 @dataclass(slots=True)

@@ -5,11 +5,10 @@ import msgspec
 from loraplex.engine.messages import Delta, Finished, Scored
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TextOf
-from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 from loraplex.platform.observability.request_stats import RequestStats
 from loraplex.platform.web.openai.logprobs import CompletionLogprobs, prompt_logprobs
-from loraplex.platform.web.openai.parsed_output import ended_by, parse_whole
-from loraplex.platform.web.openai.response_envelope import ResponseHead, event_of, frame_of, usage_of
+from loraplex.platform.web.openai.parsed_output import Chunks, ended_by, parse_whole
+from loraplex.platform.web.openai.response_envelope import ResponseHead, usage_of
 from loraplex.platform.web.openai.response_models import (
     Completion,
     CompletionChoice,
@@ -20,20 +19,19 @@ from loraplex.platform.web.openai.response_models import (
 _encode = msgspec.json.encode
 
 
-class CompletionChunks:
-    """Encodes one stream: text, the `finish_reason` of each choice, and usage when requested."""
+class CompletionChunks(Chunks[CompletionChoice]):
+    """Encodes one stream: text, the `finish_reason` of each choice, and usage when requested.
+
+    The text of constrained output is sent unchanged, and validated at its end.
+    """
 
     def __init__(
         self, head: ResponseHead, generation: Generation, text_of: TextOf, include_usage: bool
     ) -> None:
-        self._head = head
-        self._generation = generation
-        self._stats = generation.stats
-        self._include_usage = include_usage
-        self._logprobs = [CompletionLogprobs(text_of) for _ in range(generation.choices)]
         empty = CompletionChoice(index=0, text="", logprobs=None, finish_reason=None)
-        self._frame = frame_of(self._chunk(empty), b'""', generation.choices)
-        self._before, self._running = self._frame.before, self._frame.running
+        super().__init__(head, generation, include_usage, empty, b'""')
+        self._generation = generation
+        self._logprobs = [CompletionLogprobs(text_of) for _ in range(generation.choices)]
 
     def opening(self) -> bytes:
         output = self._generation.prompt_output
@@ -49,6 +47,8 @@ class CompletionChunks:
         return self._frame.event(choice, _encode(generation.echo(choice)), encoded(logprobs.take()))
 
     def delta(self, choice: int, event: Delta) -> bytes:
+        if self._parsers:
+            self._parsers[choice].feed(event.text)
         if event.logprobs is None:
             return self._before[choice] + _encode(event.text) + self._running if event.text else b""
         logprobs = self._logprobs[choice]
@@ -56,47 +56,11 @@ class CompletionChunks:
         return self._frame.event(choice, _encode(event.text), encoded(logprobs.take()))
 
     async def finished(self, choice: int, event: Finished) -> bytes:
+        await self._ended(choice, event)
         return self._frame.event(choice, b'""', reason=_encode(ended_by(event)))
 
-    def closing(self) -> bytes:
-        return event_of(self._chunk(usage=usage_of(self._stats))) if self._include_usage else b""
-
-    def _chunk(self, *choices: CompletionChoice, usage: Usage | None = None) -> Completion:
-        with_usage = {"usage": usage} if self._include_usage else {}
-        return _completion(self._head, self._stats, list(choices), **with_usage)
-
-
-class ParsedCompletionChunks(CompletionChunks):
-    """Encodes the stream of constrained output. The text is sent unchanged and validated at its end."""
-
-    def __init__(
-        self,
-        output: ConstrainedOutput,
-        head: ResponseHead,
-        generation: Generation,
-        text_of: TextOf,
-        include_usage: bool,
-    ) -> None:
-        super().__init__(head, generation, text_of, include_usage)
-        self._output = output
-        self._parsers = [output.parser() for _ in range(generation.choices)]
-
-    def delta(self, choice: int, event: Delta) -> bytes:
-        self._parsers[choice].feed(event.text)
-        return super().delta(choice, event)
-
-    async def finished(self, choice: int, event: Finished) -> bytes:
-        await self._output.finish(self._parsers[choice], ended_by(event))
-        return await super().finished(choice, event)
-
-
-def completion_chunks(
-    head: ResponseHead, generation: Generation, text_of: TextOf, include_usage: bool
-) -> CompletionChunks:
-    """Return the encoder of one stream; that of plain text has no parsers."""
-    if generation.output is None:
-        return CompletionChunks(head, generation, text_of, include_usage)
-    return ParsedCompletionChunks(generation.output, head, generation, text_of, include_usage)
+    def _chunk(self, choices: list[CompletionChoice], **with_usage: Usage | None) -> Completion:
+        return _completion(self._head, self._stats, choices, **with_usage)
 
 
 async def collect_completion(head: ResponseHead, generation: Generation, text_of: TextOf) -> Completion:

@@ -8,14 +8,14 @@ from starlette.responses import Response
 from loraplex.platform.auth.authenticator import Caller
 from loraplex.platform.parameters.request_models import CompletionRequest
 from loraplex.platform.web.inference_plane import Dialect, plane_of, requires_inference
-from loraplex.platform.web.openai.completion_responses import collect_completion, completion_chunks
+from loraplex.platform.web.openai.completion_responses import CompletionChunks, collect_completion
 from loraplex.platform.web.openai.generation_response import GenerationWriter
 from loraplex.platform.web.openai.openapi import body_schema, generation_responses
-from loraplex.platform.web.openai.response_models import Completion, encoded
+from loraplex.platform.web.openai.response_models import Completion
 from loraplex.platform.web.request_timeout import TIMEOUT_PARAMETER
 
-WRITER: Final = GenerationWriter("cmpl", completion_chunks, collect_completion, chat=False)
-DIALECT: Final = Dialect("text_completion", CompletionRequest, WRITER.respond, encoded)
+WRITER: Final = GenerationWriter("cmpl", CompletionChunks, collect_completion, chat=False)
+DIALECT: Final = Dialect("text_completion", CompletionRequest, WRITER.respond)
 
 router = APIRouter()
 

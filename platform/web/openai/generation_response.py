@@ -10,7 +10,7 @@ from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TextOf, TokenText
 from loraplex.platform.parameters.request_models import GenerationBody, StreamOptions
 from loraplex.platform.web.openai.response_envelope import ResponseHead
-from loraplex.platform.web.openai.response_models import ChatCompletion, Completion
+from loraplex.platform.web.openai.response_models import ChatCompletion, Completion, encoded
 from loraplex.platform.web.openai.token_ids import ExtendedChunks, with_token_ids
 from loraplex.platform.web.transport.sse import ChunkEncoder
 
@@ -67,9 +67,9 @@ class GenerationResponse:
             chunks, generation, token_ids=self.token_ids, usage=usage, chat=self.writer.chat
         )
 
-    async def collect(self, generation: Generation) -> ChatCompletion | Completion:
-        """Wait for the end of the generation, and return the non-streaming response."""
+    async def collect(self, generation: Generation) -> bytes:
+        """Wait for the end of the generation, and return the non-streaming response as JSON."""
         if self.token_ids:
             generation.keep_token_ids()
         document = await self.writer.collector(self.head, generation, self.text_of)
-        return with_token_ids(document, generation) if self.token_ids else document
+        return encoded(with_token_ids(document, generation) if self.token_ids else document)

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
 
 import msgspec
+from pydantic import BaseModel
 
 from loraplex.engine.messages import Finished
 from loraplex.grammar.parsing.deltas import (
@@ -13,16 +15,20 @@ from loraplex.grammar.parsing.deltas import (
     OutputDelta,
     ToolCallStart,
 )
+from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
+from loraplex.platform.web.openai.response_envelope import ResponseHead, event_of, frame_of, usage_of
 from loraplex.platform.web.openai.response_models import (
     CalledFunction,
     FinishReason,
     FunctionDelta,
     ToolCall,
     ToolCallDelta,
+    Usage,
     encoded,
 )
 
+ChoiceT = TypeVar("ChoiceT", bound=BaseModel)
 _encode = msgspec.json.encode
 
 PARSE_CHARACTERS = 16_384
@@ -39,6 +45,34 @@ def delta_json(delta: OutputDelta) -> bytes:
     start = FunctionDelta(name=delta.name, arguments="")
     call = ToolCallDelta(index=delta.index, id=delta.call_id, type="function", function=start)
     return b'"tool_calls":[' + encoded(call) + b"]"
+
+
+class Chunks(Generic[ChoiceT]):
+    """What the encoders of both endpoints share: the frame of a chunk, the parsers of constrained output, and the usage at the end."""
+
+    def __init__(
+        self, head: ResponseHead, generation: Generation, include_usage: bool, empty: ChoiceT, members: bytes
+    ) -> None:
+        """`members`: those of the chunk of the choice `empty` that differ from chunk to chunk."""
+        self._head, self._stats, self._output = head, generation.stats, generation.output
+        self._include_usage = include_usage
+        without = self._chunk([empty], **({"usage": None} if include_usage else {}))
+        self._frame = frame_of(without, members, generation.choices)
+        self._before, self._running = self._frame.before, self._frame.running
+        # One for each choice; none for plain text.
+        self._parsers = [each.parser() for each in [generation.output] * generation.choices if each]
+
+    def closing(self) -> bytes:
+        return event_of(self._chunk([], usage=usage_of(self._stats))) if self._include_usage else b""
+
+    def _chunk(self, choices: list[ChoiceT], **with_usage: Usage | None) -> BaseModel:
+        raise NotImplementedError
+
+    async def _ended(self, choice: int, event: Finished) -> tuple[list[OutputDelta], FinishReason]:
+        """Return the remaining deltas of a choice, and why it ended. Raises `SchemaNotSatisfied`."""
+        if self._output is None:
+            return [], ended_by(event)
+        return await self._output.finish(self._parsers[choice], ended_by(event))
 
 
 async def parse_whole(

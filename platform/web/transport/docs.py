@@ -1,4 +1,6 @@
-"""`/docs`: the OpenAPI document as a page. Invariant: it loads nothing from another server, so it is readable offline."""
+"""`/docs`: the OpenAPI document as a page, and `/` for programs. Invariant: the page loads nothing from another server, so it is
+readable offline.
+"""
 
 from functools import cache
 from pathlib import Path
@@ -6,12 +8,19 @@ from typing import Final
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from loraplex.platform.static_files import StaticFiles
 
 STATIC: Final = Path(__file__).parent / "static"
 STATIC_PREFIX: Final = "/docs/static"
+PLACES: Final = {
+    "api": "/v1",
+    "docs": "/docs",
+    "openapi": "/openapi.json",
+    "liveness": "/livez",
+    "readiness": "/readyz",
+}
 HEADERS: Final = {
     # Swagger UI draws with style attributes.
     "content-security-policy": (
@@ -59,6 +68,25 @@ def docs_router() -> APIRouter:
     router.add_route("/docs", show, include_in_schema=False)
     router.add_route("/docs/", without_slash, include_in_schema=False)
     router.add_route(f"{STATIC_PREFIX}/{{name:path}}", static.send, include_in_schema=False)
+    return router
+
+
+def index_router(*, console: bool) -> APIRouter:
+    """Build `/`, where a browser gets the console's page if there is a `console`, and `/favicon.ico`, the icon of all pages."""
+    places = {"name": "loraplex", **PLACES, **({"console": "/console"} if console else {})}
+    picture = (STATIC / "favicon.svg").read_bytes()
+
+    async def index(request: Request) -> Response:
+        return JSONResponse(places, headers={"vary": "accept"})
+
+    async def icon(request: Request) -> Response:
+        return Response(
+            picture, headers={"cache-control": "public, max-age=86400"}, media_type="image/svg+xml"
+        )
+
+    router = APIRouter()
+    router.add_route("/", index, include_in_schema=False)
+    router.add_route("/favicon.ico", icon, include_in_schema=False)
     return router
 
 

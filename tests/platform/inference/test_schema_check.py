@@ -18,7 +18,7 @@ from loraplex.platform.inference.dependencies import GatewayDependencies, Servin
 from loraplex.platform.inference.schema_check import SchemaCheckResult, SchemaChecks
 from loraplex.platform.inference.structured_output.build_task import AnalysisSetup
 from loraplex.platform.inference.structured_output.request_analysis import (
-    RequestAnalyzer,
+    RequestAnalysis,
     request_analysis_task,
 )
 from loraplex.platform.workers.pool import WorkerPool
@@ -42,7 +42,7 @@ class Checked:
         dependencies = SimpleNamespace(
             config=config,
             prompts=SimpleNamespace(special_tokens=()),
-            request_analysis=RequestAnalyzer(pool, request_analysis_task(setup, os.environ)),
+            request_analysis=RequestAnalysis(pool, request_analysis_task(setup, os.environ)),
             compile_checks=self.checks,
             value_validation=FakeValueValidation(),
         )

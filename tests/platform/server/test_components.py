@@ -29,7 +29,6 @@ from loraplex.platform.server.components import (
     compile_check_limits,
     open_compile_checks,
     open_lifecycle,
-    open_worker_pool,
     refused_by_engines,
 )
 from loraplex.platform.workers.pool import WorkerPool
@@ -123,7 +122,7 @@ async def test_a_real_process_checks_grammars_and_ends_with_the_gateway(chat_tok
     )
     assert good is not None and bad is not None
     async with (
-        open_worker_pool() as pool,
+        WorkerPool() as pool,
         open_compile_checks(pool, Settings(), info, tokenizer_json, recorder, never) as checks,
     ):
         await checks.check(TENANT, good, param="structured_outputs.regex")
@@ -170,7 +169,7 @@ def namespace_of(tenant_id: UUID) -> bytes:
 
 @pytest.fixture
 async def pool() -> AsyncIterator[WorkerPool]:
-    async with open_worker_pool() as pool:
+    async with WorkerPool() as pool:
         yield pool
 
 

@@ -21,7 +21,8 @@ from tests.platform.server.serve_process import model_folder, script, stores
 
 from loraplex.platform.config import load_settings
 from loraplex.platform.processes.child_process import python_command
-from loraplex.platform.server import bounded_stage, resources, serve_gateway
+from loraplex.platform.server import resources, serve_gateway
+from loraplex.platform.server import start as start_stages
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.serve import _serve_gateway
 from loraplex.platform.startup_errors import DependencyFailed, EngineStartFailed, StageHung
@@ -130,7 +131,7 @@ async def test_a_database_that_hangs_after_the_login_is_named_by_its_stage(
     tmp_path: Path, model_folder: Path, stores: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lock, as of a migration that another process has left open, is what a reader waits for without an end."""
-    monkeypatch.setattr(bounded_stage, "STAGE_SECONDS", 2.0)
+    monkeypatch.setattr(start_stages, "STAGE_SECONDS", 2.0)
     with psycopg.connect(stores["database_url"]) as held:
         held.execute("LOCK TABLE alembic_version IN ACCESS EXCLUSIVE MODE")
         starting = asyncio.create_task(start(tmp_path, model_folder, stores))
@@ -156,7 +157,7 @@ async def test_a_database_that_stops_during_a_start_is_named_by_the_stage(
     step: str,
     stage: str,
 ) -> None:
-    monkeypatch.setattr(bounded_stage, "STAGE_SECONDS", 2.0)
+    monkeypatch.setattr(start_stages, "STAGE_SECONDS", 2.0)
     async with proxied(stores["database_url"]) as proxy:
         work = getattr(module, step)
         with ExitStack() as held:

@@ -36,11 +36,11 @@ from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
 from loraplex.platform.inference.structured_output.build_task import AnalysisSetup
 from loraplex.platform.inference.structured_output.request_analysis import (
-    RequestAnalyzer,
+    RequestAnalysis,
     request_analysis_task,
 )
 from loraplex.platform.inference.structured_output.value_validation import (
-    ValueValidator,
+    ValueValidation,
     value_validation_task,
 )
 from loraplex.platform.server.secret import derive
@@ -185,9 +185,9 @@ async def console(
             prompts=prompts,
             token_text=TokenText(chat_tokenizer),
             recorder=Recorder(),
-            request_analysis=RequestAnalyzer(pool, request_analysis_task(setup, os.environ)),
+            request_analysis=RequestAnalysis(pool, request_analysis_task(setup, os.environ)),
             compile_checks=FakeCompileChecks(),
-            value_validation=ValueValidator(pool, value_validation_task(os.environ)),
+            value_validation=ValueValidation(pool, value_validation_task(os.environ)),
             admission_controller=admissions,
             policy_publisher=admissions,
             namespace_of=namespace_of,

@@ -9,7 +9,7 @@ import structlog
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
-from loraplex.platform.server.validated_adapters import report_other_fingerprints
+from loraplex.platform.server.components import report_other_fingerprints
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database

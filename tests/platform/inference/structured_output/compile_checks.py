@@ -5,10 +5,12 @@ import os
 from pathlib import Path
 
 from loraplex.grammar.backends.vocabulary import byte_vocabulary
+from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.errors import WorkersUnavailable
 from loraplex.platform.inference.structured_output.compile_cache import (
     CompileCache,
     CompileLimits,
+    CompileResult,
     compile_check_task,
 )
 from loraplex.platform.workers.pool import WorkerPool
@@ -16,7 +18,7 @@ from loraplex.platform.workers.task import TaskStats
 
 
 class ByteChecks(CompileCache):
-    """Compile checks; their process starts in the background."""
+    """Compile checks; their process starts in the background. `ended`: those that ran to their end."""
 
     def __init__(self, tokenizer: Path, limits: CompileLimits) -> None:
         vocabulary = byte_vocabulary()
@@ -25,6 +27,7 @@ class ByteChecks(CompileCache):
         )
         self.pool = WorkerPool()
         super().__init__(self.pool, self.task, limits)
+        self.ended = 0
         self._starting = asyncio.create_task(self._start())
 
     async def _start(self) -> None:
@@ -41,6 +44,11 @@ class ByteChecks(CompileCache):
     def pid(self) -> int | None:
         """The process that forks; None while there is none."""
         return next(iter(self.work.pids), None)
+
+    async def _run(self, namespace: bytes, digest: bytes, spec: GrammarSpec) -> CompileResult:
+        result = await super()._run(namespace, digest, spec)
+        self.ended += 1
+        return result
 
     async def close(self) -> None:
         self._starting.cancel()

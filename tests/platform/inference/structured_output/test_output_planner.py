@@ -34,9 +34,10 @@ from loraplex.platform.inference.structured_output.build_task import (
 )
 from loraplex.platform.inference.structured_output.output_planner import OutputPlanner
 from loraplex.platform.inference.structured_output.request_analysis import (
-    RequestAnalyzer,
+    RequestAnalysis,
     request_analysis_task,
 )
+from loraplex.platform.inference.structured_output.value_validation import ValueValidation
 from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.workers.pool import WorkerPool
 
@@ -58,7 +59,7 @@ class FakeCompileChecks:
             raise self._error
 
 
-class FakeValueValidation:
+class FakeValueValidation(ValueValidation):
     def __init__(self) -> None:
         self.validated: list[tuple[bytes, str, str]] = []
 
@@ -67,10 +68,10 @@ class FakeValueValidation:
 
 
 @pytest.fixture
-async def analyzer() -> AsyncIterator[RequestAnalyzer]:
+async def analyzer() -> AsyncIterator[RequestAnalysis]:
     setup = AnalysisSetup(BodyLimits(), SchemaLimits(), CONTROL_TOKENS)
     pool = WorkerPool()
-    yield RequestAnalyzer(pool, request_analysis_task(setup, os.environ))
+    yield RequestAnalysis(pool, request_analysis_task(setup, os.environ))
     await pool.close()
 
 
@@ -78,7 +79,7 @@ MakeComposer = Callable[..., OutputPlanner]
 
 
 @pytest.fixture
-def make_planner(analyzer: RequestAnalyzer) -> MakeComposer:
+def make_planner(analyzer: RequestAnalysis) -> MakeComposer:
     def make(
         compile_checks: FakeCompileChecks, validation: FakeValueValidation | None = None
     ) -> OutputPlanner:
@@ -234,7 +235,7 @@ async def test_tools_and_a_format_are_one_grammar_named_tools(make_planner: Make
 
 @pytest.mark.parametrize("schema", [{"type": "object"}, LARGE])
 async def test_an_unexpected_error_is_logged_by_class_and_counted(
-    make_planner: MakeComposer, analyzer: RequestAnalyzer, monkeypatch: pytest.MonkeyPatch, schema: Any
+    make_planner: MakeComposer, analyzer: RequestAnalysis, monkeypatch: pytest.MonkeyPatch, schema: Any
 ) -> None:
     def fail(*_: object) -> None:
         raise KeyError("secret")

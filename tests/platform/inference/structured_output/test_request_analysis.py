@@ -31,7 +31,7 @@ from loraplex.platform.inference.structured_output.build_task import (
 from loraplex.platform.inference.structured_output.request_analysis import (
     REFUSALS,
     Refusal,
-    RequestAnalyzer,
+    RequestAnalysis,
     error_of,
     request_analysis_task,
 )
@@ -48,7 +48,7 @@ SLOW = {"oneOf": [{"const": {"a": i, "b": [1, 2, {"c": i}]}} for i in range(100)
 SETUP = AnalysisSetup(BodyLimits(max_values=50_000), SchemaLimits(), frozenset({"<|im_end|>"}))
 
 
-class Analysis(RequestAnalyzer):
+class Analysis(RequestAnalysis):
     """Request analysis with a pool of its own."""
 
     def __init__(

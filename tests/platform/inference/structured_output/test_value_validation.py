@@ -18,7 +18,7 @@ from tests.platform.process_table import alive, children, command_line
 from loraplex.grammar.errors import SchemaNotSatisfied
 from loraplex.platform.errors import WorkersUnavailable
 from loraplex.platform.inference.structured_output.value_validation import (
-    ValueValidator,
+    ValueValidation,
     value_validation_task,
 )
 from loraplex.platform.workers.messages import Failed
@@ -43,13 +43,13 @@ def validation_processes() -> list[int]:
 
 
 @pytest.fixture
-async def validators() -> AsyncIterator[ValueValidator]:
+async def validators() -> AsyncIterator[ValueValidation]:
     pool = WorkerPool()
-    yield ValueValidator(pool, value_validation_task(os.environ, deadline_s=1.0))
+    yield ValueValidation(pool, value_validation_task(os.environ, deadline_s=1.0))
     await pool.close()
 
 
-async def test_yes_and_no_with_keyword_and_place(validators: ValueValidator) -> None:
+async def test_yes_and_no_with_keyword_and_place(validators: ValueValidation) -> None:
     await validators.validate(ONE, UNIQUE, "[1, 2]")
     with pytest.raises(SchemaNotSatisfied, match="uniqueItems"):
         await validators.validate(ONE, UNIQUE, "[1, 1]")
@@ -59,7 +59,7 @@ async def test_yes_and_no_with_keyword_and_place(validators: ValueValidator) -> 
     await validators.validate(ONE, UNIQUE, json.dumps(["é" * 200_000, "\u2028\n"]))
 
 
-async def test_an_endless_validation_is_killed_and_the_next_one_runs(validators: ValueValidator) -> None:
+async def test_an_endless_validation_is_killed_and_the_next_one_runs(validators: ValueValidation) -> None:
     begun = time.monotonic()
     with pytest.raises(SchemaNotSatisfied, match=r"within 1 s"):
         await validators.validate(ONE, doubling(30), "[1, 1]")
@@ -67,7 +67,7 @@ async def test_an_endless_validation_is_killed_and_the_next_one_runs(validators:
     await validators.validate(ONE, UNIQUE, "[1, 2]")
 
 
-async def test_one_tenants_long_validations_leave_a_process_to_others(validators: ValueValidator) -> None:
+async def test_one_tenants_long_validations_leave_a_process_to_others(validators: ValueValidation) -> None:
     await asyncio.gather(*(validators.validate(tenant, UNIQUE, "[1, 2]") for tenant in (ONE, OTHER)))
     greedy = [asyncio.create_task(validators.validate(ONE, doubling(30), "[1, 1]")) for _ in range(4)]
     await asyncio.sleep(0.3)
@@ -77,7 +77,7 @@ async def test_one_tenants_long_validations_leave_a_process_to_others(validators
     assert all(isinstance(each, SchemaNotSatisfied) for each in ended)
 
 
-async def test_a_cancelled_call_leaves_no_result_to_the_next(validators: ValueValidator) -> None:
+async def test_a_cancelled_call_leaves_no_result_to_the_next(validators: ValueValidation) -> None:
     leaving = asyncio.create_task(validators.validate(ONE, doubling(30), "[1, 1]"))
     await asyncio.sleep(0.4)
     leaving.cancel()
@@ -88,7 +88,7 @@ async def test_a_cancelled_call_leaves_no_result_to_the_next(validators: ValueVa
 
 
 async def test_an_idle_process_that_was_killed_is_replaced(
-    validators: ValueValidator,
+    validators: ValueValidation,
 ) -> None:
     await validators.validate(ONE, UNIQUE, "[1, 2]")
     [pid] = validation_processes()
@@ -101,7 +101,7 @@ async def test_an_idle_process_that_was_killed_is_replaced(
     assert validation_processes() != [pid]
 
 
-async def test_a_stop_signal_to_all_processes_does_not_end_a_validation(validators: ValueValidator) -> None:
+async def test_a_stop_signal_to_all_processes_does_not_end_a_validation(validators: ValueValidation) -> None:
     await validators.validate(ONE, UNIQUE, "[1, 2]")
     [pid] = validation_processes()
     for stop in (signal.SIGTERM, signal.SIGINT):
@@ -111,7 +111,7 @@ async def test_a_stop_signal_to_all_processes_does_not_end_a_validation(validato
     assert validation_processes() == [pid]
 
 
-async def test_validation_processes_have_low_priority(validators: ValueValidator) -> None:
+async def test_validation_processes_have_low_priority(validators: ValueValidation) -> None:
     await validators.validate(ONE, UNIQUE, "[1, 2]")
     [pid] = validation_processes()
     assert os.getpriority(os.PRIO_PROCESS, pid) >= 10
@@ -121,7 +121,7 @@ async def test_validation_processes_have_low_priority(validators: ValueValidator
 async def test_no_wait_is_longer_than_queue_timeout_s() -> None:
     pool = WorkerPool()
     task = value_validation_task(os.environ, deadline_s=20.0, queue_timeout_s=1.0)
-    validators = ValueValidator(pool, task)
+    validators = ValueValidation(pool, task)
     try:
         await pool.start(task)
         asked = [validators.validate(ONE, doubling(30), "[1, 1]") for _ in range(3)]
@@ -136,11 +136,11 @@ async def test_no_wait_is_longer_than_queue_timeout_s() -> None:
 
 GATEWAY = """
 import asyncio, os, sys
-from loraplex.platform.inference.structured_output.value_validation import ValueValidator, value_validation_task
+from loraplex.platform.inference.structured_output.value_validation import ValueValidation, value_validation_task
 from loraplex.platform.workers.pool import WorkerPool
 
 async def main():
-    validators = ValueValidator(WorkerPool(), value_validation_task(os.environ, deadline_s=50))
+    validators = ValueValidation(WorkerPool(), value_validation_task(os.environ, deadline_s=50))
     await validators.validate(b"a", sys.argv[1], "[1, 1]")
 
 asyncio.run(main())
@@ -172,7 +172,7 @@ def is_ready(pid: int) -> bool:
 async def test_without_a_process_validation_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nonexistent/python")
     with pytest.raises(WorkersUnavailable) as raised:
-        await ValueValidator(WorkerPool(), value_validation_task({})).validate(ONE, UNIQUE, "[]")
+        await ValueValidation(WorkerPool(), value_validation_task({})).validate(ONE, UNIQUE, "[]")
     assert "/" not in str(raised.value)
 
 
@@ -182,7 +182,7 @@ class BrokenPool(WorkerPool):
 
 
 async def test_an_unexpected_error_is_an_invalid_value_and_is_logged_by_class() -> None:
-    validators = ValueValidator(BrokenPool(), value_validation_task({}))
+    validators = ValueValidation(BrokenPool(), value_validation_task({}))
     with capture_logs() as logs, pytest.raises(SchemaNotSatisfied, match="could not be validated"):
         await validators.validate(ONE, UNIQUE, "[1, 2]")
     assert [(line["event"], line["error"], line["count"]) for line in logs] == [

@@ -8,7 +8,8 @@ from tests.platform.web.managed_tenant import ManagedTenant
 from tests.tenants.registry_records import digest
 
 from loraplex.platform.auth.authenticator import Authenticator
-from loraplex.platform.inference.model_resolution import resolve_model
+from loraplex.platform.inference.dependencies import ServingConfig
+from loraplex.platform.inference.model_resolution import KnownModels
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.registry.adapters import AdapterRepository
@@ -63,11 +64,12 @@ async def test_the_profile_reaches_the_request(start_gateway: Any, database: Dat
     key = await gateway.tenant("writer", ("tenant:admin",))
     await upload(database, "writer")
     await patch(gateway, PATH, {"tool_style": "llama3", "defaults": {"top_k": 7}}, key)
-    dependencies: Any = SimpleNamespace(served_model_name="base", database=database)
+    dependencies: Any = SimpleNamespace(served_model_name="base", database=database, config=ServingConfig())
+    models = KnownModels(dependencies)
     caller = await Authenticator(database, 0).authenticate([f"Bearer {key}"])
-    model = await resolve_model(dependencies, caller, "pirate@1")
+    model = await models.read(caller, "pirate@1")
     assert (model.tool_style, model.defaults) == ("llama3", {"top_k": 7})
-    base = await resolve_model(dependencies, caller, "base")
+    base = await models.read(caller, "base")
     assert (base.tool_style, base.defaults) == (None, {})
 
 

@@ -11,7 +11,7 @@ from tests.platform.web.route_table import in_process
 
 from loraplex.platform.web.app import create_app
 from loraplex.platform.web.console_app import ConsoleOptions
-from loraplex.platform.web.transport.index import PLACES, index_router
+from loraplex.platform.web.transport.docs import PLACES, index_router
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
 
