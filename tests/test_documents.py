@@ -163,10 +163,13 @@ def test_a_cut_or_spliced_sentence_is_found(text: str) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_link_leads_to_a_file(document: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+def test_every_link_leads_to_a_file_and_a_section(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(document)):
+        path, _, section = target.partition("#")
         if "://" not in target:
-            assert (document.parent / target).exists(), target
+            file = document.parent / path if path else document
+            assert file.exists(), target
+            assert not section or section in sections(file), target
 
 
 def test_the_constraints_pin_every_dependency_within_its_bounds() -> None:
@@ -197,6 +200,12 @@ def test_continuous_integration_reads_the_test_command_from_the_readme() -> None
 def prose(document: Path) -> str:
     """The text of a document without its blocks of code."""
     return re.sub(r"^ *```.*?^ *```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def sections(document: Path) -> set[str]:
+    """The names by which links lead to the headings of a document."""
+    headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
 def splices(text: str) -> Iterator[str]:
