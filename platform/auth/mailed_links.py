@@ -77,29 +77,22 @@ class MailedLinks:
         """Mail the link of an invitation; return whether the mail server took it. A tenant that mails too many in a row, or too
         many to one address, mails none for a while.
         """
-        try:
-            await self._count("invitation", email, tenant_name)
-        except SignInSlowed:
-            return False
-        link = link_address(self.root, token)
-        return await self._send(
-            email,
-            f"Join {tenant_name}",
-            f"{invited_by} invites you to {tenant_name}. Accept by this link. It works once, for 7 days:\n\n{link}\n",
-        )
+        text = f"{invited_by} invites you to {tenant_name}. Accept by this link. It works once, for 7 days:"
+        return await self._send_bounded("invitation", email, tenant_name, f"Join {tenant_name}", text, token)
 
     async def member_reset(self, email: str, token: str, tenant_name: str, admin: str) -> bool:
         """Mail the link of a reset that an admin made; return whether the mail server took it. It is bounded as invitations are."""
+        text = f"{admin} of {tenant_name} sends you this link to set a new password. It works once, for 24 hours:"
+        return await self._send_bounded("reset", email, tenant_name, "Set a new password", text, token)
+
+    async def _send_bounded(
+        self, purpose: str, to: str, tenant_name: str, subject: str, text: str, token: str
+    ) -> bool:
         try:
-            await self._count("reset", email, tenant_name)
+            await self._count(purpose, to, tenant_name)
         except SignInSlowed:
             return False
-        link = link_address(self.root, token)
-        return await self._send(
-            email,
-            "Set a new password",
-            f"{admin} of {tenant_name} sends you this link to set a new password. It works once, for 24 hours:\n\n{link}\n",
-        )
+        return await self._send(to, subject, f"{text}\n\n{link_address(self.root, token)}\n")
 
     async def _count(self, purpose: str, addressee: str, sender: str) -> None:
         async with self.database.as_writer() as session:

@@ -17,9 +17,9 @@ from loraplex.platform.error_boundary import ErrorBoundary
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.schema_check import SchemaChecks
 from loraplex.platform.static_files import StaticFiles
+from loraplex.platform.web.console.allowed_hosts import AllowedHosts, allowed_names
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
 from loraplex.platform.web.console.error_pages import ErrorPages
-from loraplex.platform.web.console.known_hosts import KnownHosts, known_names
 from loraplex.platform.web.console.origin import PublicOrigin
 from loraplex.platform.web.console.security_headers import SecurityHeaders
 from loraplex.platform.web.console.templating import Templates
@@ -65,9 +65,9 @@ def create_console(dependencies: GatewayDependencies, options: ConsoleOptions) -
     for router in page_routers(dependencies):
         # Included, a router would build each of its routes a second time, with the first request.
         app.router.routes.extend(router.routes)
-    names = known_names(options.public_url, is_local=options.is_local)
+    names = allowed_names(options.public_url, is_local=options.is_local)
     if names is not None:
-        app.add_middleware(KnownHosts, names=names)
+        app.add_middleware(AllowedHosts, names=names)
     _show_errors(app, endpoint)
     app.add_middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=6)
     app.add_middleware(SecurityHeaders)

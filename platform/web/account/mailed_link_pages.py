@@ -14,7 +14,7 @@ from starlette.responses import Response
 from loraplex.platform.auth.mailed_links import MailedLinks
 from loraplex.platform.web.console.form_routes import OpenSubmission, form_post, submits_as_anybody
 from loraplex.platform.web.console.forms import Entered
-from loraplex.platform.web.console.page import OpenPage, opens_to_anybody
+from loraplex.platform.web.console.page import OpenPage, opens_to_anybody, slowed
 from loraplex.tenants.errors import SignInSlowed
 from loraplex.tenants.people import sign_up
 
@@ -78,9 +78,7 @@ async def _mail(submission: OpenSubmission, links: MailedLinks, mail: Mail) -> R
         await links.count(email, address)
     except SignInSlowed as error:
         text = f"There were too many requests. The next one is possible in {error.retry_after_s} s."
-        response = _show(submission, submission.form.entered({"": text}), status=429)
-        response.headers["retry-after"] = str(error.retry_after_s)
-        return response
+        return slowed(_show(submission, submission.form.entered({"": text})), error)
     submission.dependencies.background_tasks.begin(mail(email, address))
     return _show(submission, Entered(), sent_to=email)
 

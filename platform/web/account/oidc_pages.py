@@ -7,11 +7,9 @@ Invariant: what an attempt must match is in a cookie of the browser that began i
 accepted by the form that names account and tenant, never by coming back alone.
 """
 
-import base64
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final
 
 import msgspec
-from cryptography.fernet import Fernet, InvalidToken
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -22,10 +20,11 @@ from loraplex.platform.auth.provider_sign_in import (
     find_invitation,
     sign_in_by_provider,
 )
+from loraplex.platform.web.account.sealed_values import SealedValues, ValueT
 from loraplex.platform.web.console.error_pages import USED_UP
 from loraplex.platform.web.console.form_routes import OpenSubmission, submits_as_anybody
 from loraplex.platform.web.console.forms import Entered
-from loraplex.platform.web.console.page import OpenPage, opens_to_anybody
+from loraplex.platform.web.console.page import OpenPage, opens_to_anybody, slowed
 from loraplex.tenants.errors import (
     AlreadyMember,
     LinkNotValid,
@@ -36,11 +35,8 @@ from loraplex.tenants.people.sessions import Area
 
 START: Final = "/console/oidc/start"
 CALLBACK: Final = "/console/oidc/callback"
-DOMAIN: Final = b"loraplex/oidc-attempt/v1"
 LIFETIME_S: Final = 600
 ACCEPT: Final = "/console/oidc/accept"
-ACCEPT_DOMAIN: Final = b"loraplex/oidc-acceptance/v1"
-KeptT = TypeVar("KeptT", bound=msgspec.Struct)
 NOT_BEGUN: Final = "This sign-in was not begun in this browser, or took longer than ten minutes. Begin again."
 
 
@@ -52,6 +48,10 @@ class Acceptance(msgspec.Struct, frozen=True):
     identity: ProviderIdentity
     invitation: str
     attempt: str
+
+
+ATTEMPTS: Final = SealedValues(b"loraplex/oidc-attempt/v1", Attempt, LIFETIME_S)
+ACCEPTANCES: Final = SealedValues(b"loraplex/oidc-acceptance/v1", Acceptance, LIFETIME_S)
 
 
 async def identity_provider(request: Request) -> IdentityProvider:
@@ -79,14 +79,14 @@ async def start(
     except (SignInRefused, SignInSlowed) as error:
         return _refused(page, error)
     response = RedirectResponse(address, 303)
-    _keep(page, response, DOMAIN, attempt)
+    _keep(page, response, ATTEMPTS, attempt)
     return response
 
 
 @router.get(CALLBACK)
 async def callback(page: Visitor, provider: Provider) -> Response:
     """Check the provider's answer, and sign in; with an invitation, ask whether it is accepted."""
-    attempt = _kept(page, DOMAIN, Attempt)
+    attempt = _kept(page, ATTEMPTS)
     try:
         if attempt is None:
             raise SignInRefused(NOT_BEGUN)
@@ -109,7 +109,7 @@ async def callback(page: Visitor, provider: Provider) -> Response:
 @router.post(ACCEPT)
 async def accept(submission: OpenForm) -> Response:
     """Accept the invitation, and sign in."""
-    dependencies, accepted = submission.dependencies, _kept(submission, ACCEPT_DOMAIN, Acceptance)
+    dependencies, accepted = submission.dependencies, _kept(submission, ACCEPTANCES)
     try:
         if accepted is None or accepted.attempt != submission.form.text("attempt"):
             raise SignInRefused(NOT_BEGUN)
@@ -134,7 +134,7 @@ async def _ask(page: OpenPage, acceptance: Acceptance) -> Response:
     response = page.show(
         "account/accept_by_provider.html", link=link, identity=identity, attempt=acceptance.attempt
     )
-    _keep(page, response, ACCEPT_DOMAIN, acceptance)
+    _keep(page, response, ACCEPTANCES, acceptance)
     return response
 
 
@@ -144,33 +144,21 @@ async def _enter(page: OpenPage, identity: ProviderIdentity, attempt: Attempt) -
     return page.enter(signed_in, attempt.page)
 
 
-def _keep(page: OpenPage, response: Response, domain: bytes, value: msgspec.Struct) -> None:
-    """Leave an encrypted value in the browser; only `_kept` of the same domain reads it."""
-    encrypted = _fernet(page, domain).encrypt(msgspec.json.encode(value)).decode()
-    page.endpoint.cookies.leave_attempt(page.http, response, encrypted, LIFETIME_S)
+def _keep(page: OpenPage, response: Response, values: SealedValues[ValueT], value: ValueT) -> None:
+    """Leave a value in the browser; only `_kept` of the same values reads it."""
+    sealed = values.seal(page.dependencies.derive_key, value)
+    page.endpoint.cookies.leave_attempt(page.http, response, sealed, LIFETIME_S)
 
 
-def _kept(page: OpenPage, domain: bytes, wanted: type[KeptT]) -> KeptT | None:
-    encrypted = page.endpoint.cookies.attempt(page.http)
-    try:
-        opened = _fernet(page, domain).decrypt(encrypted or "", ttl=LIFETIME_S)
-        return msgspec.json.decode(opened, type=wanted)
-    except (InvalidToken, ValueError):
-        return None
+def _kept(page: OpenPage, values: SealedValues[ValueT]) -> ValueT | None:
+    return values.open(page.dependencies.derive_key, page.endpoint.cookies.attempt(page.http) or "")
 
 
 def _refused(page: OpenPage, error: Exception) -> Response:
     form = Entered(errors={"": USED_UP if isinstance(error, LinkNotValid) else str(error)})
-    status = 429 if isinstance(error, SignInSlowed) else 403
-    response = page.show("account/sign_in.html", status=status, form=form, signs_up=False)
-    if isinstance(error, SignInSlowed):
-        response.headers["retry-after"] = str(error.retry_after_s)
-    return response
+    response = page.show("account/sign_in.html", status=403, form=form, signs_up=False)
+    return slowed(response, error) if isinstance(error, SignInSlowed) else response
 
 
 def _redirect_uri(page: OpenPage) -> str:
     return f"{page.endpoint.origin.of(page.http)}{CALLBACK}"
-
-
-def _fernet(page: OpenPage, domain: bytes) -> Fernet:
-    return Fernet(base64.urlsafe_b64encode(page.dependencies.derive_key(domain)))

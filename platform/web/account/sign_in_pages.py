@@ -3,13 +3,14 @@
 from typing import Annotated, Final
 from uuid import UUID
 
+import msgspec
 from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from loraplex.platform.web.account.both_areas import BothAreas
 from loraplex.platform.web.account.link_pages import show_link
-from loraplex.platform.web.account.sign_in_tickets import Pair, SignInTickets
+from loraplex.platform.web.account.sealed_values import SealedValues
 from loraplex.platform.web.console.cookies import area_of
 from loraplex.platform.web.console.endpoint import FIRST_PAGE, page_within, redirect
 from loraplex.platform.web.console.error_pages import USED_UP
@@ -20,7 +21,7 @@ from loraplex.platform.web.console.form_routes import (
     submits_in_both_areas,
 )
 from loraplex.platform.web.console.forms import Entered
-from loraplex.platform.web.console.page import OpenPage, opens_to_anybody
+from loraplex.platform.web.console.page import OpenPage, opens_to_anybody, slowed
 from loraplex.tenants.errors import (
     LinkNotValid,
     SecondFactorNeeded,
@@ -41,6 +42,16 @@ SIGN_IN: Final = "/sign-in"
 
 router = BothAreas()
 tenant_router = APIRouter()
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """An email address and a password, as they were typed in the first step, for the step that asks for the code."""
+
+    email: str
+    password: str
+
+
+TICKETS: Final = SealedValues(b"loraplex/sign-in-ticket/v1", Pair, lifetime_s=300)
 
 
 class TenantChoice(BaseModel):
@@ -65,7 +76,7 @@ async def show_sign_in(page: Visitor, token: str = "", next: str = "") -> Respon
 async def submit_sign_in(submission: OpenForm) -> Response:
     """Check the pair and, in a second step, the code."""
     form = submission.form
-    pair = _tickets(submission).open(form.text("ticket"))
+    pair = TICKETS.open(submission.dependencies.derive_key, form.text("ticket"))
     typed = pair or Pair(form.text("email"), form.fields.get("password", ""))
     try:
         signed_in = await _sign_in(submission, typed, form.text("code") or None)
@@ -77,9 +88,7 @@ async def submit_sign_in(submission: OpenForm) -> Response:
         return _show_form(submission, form.entered({"password": str(error)}), status=422)
     except SignInSlowed as error:
         text = f"There were too many failed sign-ins. The next one is possible in {error.retry_after_s} s."
-        response = _show_form(submission, form.entered({"": text}), status=429)
-        response.headers["retry-after"] = str(error.retry_after_s)
-        return response
+        return slowed(_show_form(submission, form.entered({"": text})), error)
     response = submission.enter(signed_in, form.text("next"))
     if recovery_code(form.text("code")) is not None:
         left = (await protection(submission.dependencies.database, signed_in.session)).recovery_codes
@@ -133,10 +142,6 @@ async def _sign_in(page: OpenPage, pair: Pair, code: str | None) -> SignedIn:
     )
 
 
-def _tickets(page: OpenPage) -> SignInTickets:
-    return SignInTickets(page.dependencies.derive_key)
-
-
 def _show_form(page: OpenPage, form: Entered, *, status: int = 200, signs_up: bool = False) -> Response:
     return page.show("account/sign_in.html", status=status, form=form, signs_up=signs_up)
 
@@ -148,5 +153,5 @@ def _show_code(
         "account/code.html",
         status=status,
         form=Entered({"next": submission.form.text("next")}, errors=errors),
-        ticket=_tickets(submission).seal(pair),
+        ticket=TICKETS.seal(submission.dependencies.derive_key, pair),
     )

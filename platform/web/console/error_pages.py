@@ -20,6 +20,7 @@ from loraplex.platform.web.console.endpoint import (
     sign_in_address,
 )
 from loraplex.platform.web.console.forms import FormInvalid
+from loraplex.platform.web.console.page import OpenPage
 from loraplex.tenants.errors import LinkNotValid
 
 LOG: Final = structlog.get_logger("loraplex.console")
@@ -69,8 +70,8 @@ class ErrorPages:
         status = described.row.status
         title = _TITLES.get(status, "The server could not complete this")
         template = "errors/note.html" if is_htmx(request) else "errors/page.html"
-        response = self._endpoint.page(
-            *(request, session, template),
+        response = OpenPage(self._endpoint, request, session).show(
+            template,
             status=status,
             title=title,
             error=described,
@@ -85,9 +86,8 @@ class ErrorPages:
     def _sign_in(self, request: Request) -> Response:
         if not is_htmx(request):
             return redirect(request, sign_in_address(request))
-        return self._endpoint.page(
-            request, None, "errors/session_ended.html", status=401, sign_in=sign_in_address(request)
-        )
+        page = OpenPage(self._endpoint, request, None)
+        return page.show("errors/session_ended.html", status=401, sign_in=sign_in_address(request))
 
 
 def _described(error: Exception) -> ClientError:

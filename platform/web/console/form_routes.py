@@ -5,15 +5,18 @@ Invariant: a form that was refused is shown again with its errors and all that w
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 from inspect import Signature, signature
 from types import MappingProxyType
 from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from loraplex.platform.errors import InsufficientScope
+from loraplex.platform.observability.request_id import request_id_of
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint, is_htmx
 from loraplex.platform.web.console.forms import (
     Entered,
@@ -24,8 +27,11 @@ from loraplex.platform.web.console.forms import (
     read_form,
     read_open_form,
 )
-from loraplex.platform.web.console.page import OpenPage, PageRequest
-from loraplex.tenants.people.identity import ConsoleSession
+from loraplex.platform.web.console.page import OpenPage, PageRequest, SessionOf
+from loraplex.tenants.actors import Actor
+from loraplex.tenants.errors import StoredResponseUnreadable
+from loraplex.tenants.idempotency import RepeatableRequest
+from loraplex.tenants.stored_responses import StoredResponse
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 P = ParamSpec("P")
@@ -81,10 +87,7 @@ class FormSubmission(PageRequest):
 
         Raises `InsufficientScope` where an operator looks into a tenant.
         """
-        self._take_key()
-        await self.endpoint.perform(
-            self.http, self.session, self.form, lambda uow: use_case(uow, *args, **kwargs)
-        )
+        await self._perform(lambda uow: use_case(uow, *args, **kwargs))
 
     async def result(
         self,
@@ -98,10 +101,8 @@ class FormSubmission(PageRequest):
         returns = signature(use_case).return_annotation
         if returns is Signature.empty:
             raise TypeError(f"{use_case} says not what it returns")
-        self._take_key()
-        return await self.endpoint.perform(
-            self.http, self.session, self.form, lambda uow: use_case(uow, *args, **kwargs), returns
-        )
+        result: T = await self._perform(lambda uow: use_case(uow, *args, **kwargs), result_type(returns))
+        return result
 
     async def run_own(
         self,
@@ -113,53 +114,93 @@ class FormSubmission(PageRequest):
 
         Its result is never stored: it may be the token of a session. So a form that is sent twice runs twice.
         """
-        return await self.endpoint.perform_own(
-            self.http, self.session, lambda uow: use_case(uow, *args, **kwargs)
-        )
+        async with self.endpoint.runner.unit_of_work(self._actor, self.session.tenant_id) as uow:
+            return await use_case(uow, *args, **kwargs)
 
-    def _take_key(self) -> None:
-        """A second change with the form's key would be taken for a repetition of the first one."""
+    async def _perform(
+        self, work: Callable[[UnitOfWork], Awaitable[Any]], result: TypeAdapter[Any] | None = None
+    ) -> Any:
+        """Run `work` once for the form; the result, if `result` is given, is that of the first time."""
         if getattr(self.http.state, "form_ran", False):
+            # A second change with the form's key would be taken for a repetition of the first one.
             raise RuntimeError("a form runs one use case")
         self.http.state.form_ran = True
+        if self.session.viewing_as_operator:
+            raise InsufficientScope("You look into this tenant as an operator: nothing can be changed here.")
+        fresh: list[Any] = []
+
+        async def stored(uow: UnitOfWork) -> StoredResponse:
+            fresh.append(await work(uow))
+            return StoredResponse(200, [], b"null" if result is None else result.dump_json(fresh[0]))
+
+        tenant_id = self.session.tenant_id
+        done = await self.endpoint.runner.change(self._actor, tenant_id, self._repeatable, stored)
+        self.http.state.form_is_repeated = not fresh
+        if result is None:
+            return None
+        if fresh:
+            return fresh[0]
+        try:
+            return result.validate_json(done.body)
+        except ValidationError:
+            # Not chained: another release may have stored a secret in it.
+            raise StoredResponseUnreadable(
+                "the result of this form was stored by another release: open its page again"
+            ) from None
+
+    @property
+    def _actor(self) -> Actor:
+        return self.session.actor(self.client_address, request_id_of(self.http.scope))
+
+    @property
+    def _repeatable(self) -> RepeatableRequest | None:
+        """The identity of the form: its author, the key it was rendered with, and what was sent; None without a key."""
+        if self.form.idempotency_key is None:
+            return None
+        return RepeatableRequest(
+            caller=f"user:{self.session.user_id}",
+            key=self.form.idempotency_key,
+            route=f"{self.http.method} {self.http.url.path}",
+            body_sha256=self.form.sha256,
+            tenant_id=self.session.tenant_id,
+        )
+
+
+@cache
+def result_type(returns: Any) -> TypeAdapter[Any]:
+    """Return what writes the result of a form as JSON, and reads it for a form that is sent again."""
+    return TypeAdapter(returns)
 
 
 async def submission_of(request: Request, scope: str | None) -> FormSubmission:
     """Read a form of the tenant area. Raises as `opens` and `read_form`."""
-    return await _read(request, lambda endpoint: endpoint.signed_in(request, scope))
+    return await _read(request, lambda endpoint, _: endpoint.signed_in(request, scope))
 
 
-async def _read(
-    request: Request, session_of: Callable[[ConsoleEndpoint], Awaitable[ConsoleSession]]
-) -> FormSubmission:
+async def _read(request: Request, session_of: SessionOf) -> FormSubmission:
     endpoint: ConsoleEndpoint = request.app.state.endpoint
-    session = await session_of(endpoint)
+    session = await session_of(endpoint, request)
     return FormSubmission(endpoint, request, session, await read_form(request))
 
 
 def submits(scope: str | None) -> Any:
     """Return a dependency that gives a form of the tenant area its `FormSubmission`. It raises as `submission_of`."""
-
-    async def submitted(request: Request) -> FormSubmission:
-        return await submission_of(request, scope)
-
-    return Depends(submitted)
+    return _submits(lambda endpoint, request: endpoint.signed_in(request, scope))
 
 
 def submits_operator() -> Any:
     """Return a dependency that gives a form of the operator area its `FormSubmission`. It raises as `submits`."""
-
-    async def submitted(request: Request) -> FormSubmission:
-        return await _read(request, lambda endpoint: endpoint.signed_in_operator(request))
-
-    return Depends(submitted)
+    return _submits(ConsoleEndpoint.signed_in_operator)
 
 
 def submits_in_both_areas() -> Any:
     """Return a dependency that gives a form of either area its `FormSubmission`. It raises `SignInNeeded`, and as `read_form`."""
+    return _submits(ConsoleEndpoint.signed_in_anywhere)
 
+
+def _submits(session_of: SessionOf) -> Any:
     async def submitted(request: Request) -> FormSubmission:
-        return await _read(request, lambda endpoint: endpoint.signed_in_anywhere(request))
+        return await _read(request, session_of)
 
     return Depends(submitted)
 
@@ -168,7 +209,7 @@ def submits_as_anybody() -> Any:
     """Return a dependency that gives a form without a session its `OpenSubmission`. It raises as `read_open_form`."""
 
     async def submitted(request: Request) -> OpenSubmission:
-        return OpenSubmission(request.app.state.endpoint, request, await read_open_form(request))
+        return OpenSubmission(request.app.state.endpoint, request, None, await read_open_form(request))
 
     return Depends(submitted)
 
@@ -193,36 +234,22 @@ def form_page(
     never a dialog, though a script may send it for one.
     """
 
+    page_name, *ids = signature(context).parameters
+
+    async def show(page: PageRequest, entered: Entered, status: int = 200, **given: Any) -> Response:
+        return page.dialog(template, status=status, form=entered, **await context(page, **given))
+
+    async def ask(**given: Any) -> Response:
+        return await show(given.pop(page_name), Entered(), **given)
+
+    async def again(submission: FormSubmission, refused: Entered, **given: Any) -> Response:
+        page = await show(submission, refused, 422, **given)
+        return refused_form(submission.http, page) if is_page else page
+
     def add(send: Send) -> Send:
-        page_name, *ids = signature(context).parameters
-        submission_name, *given_ids = signature(send).parameters
-        if not set(ids) <= set(given_ids):
-            raise TypeError(f"{path}: {send.__name__} lacks an id of its context: {ids}")
-
-        async def show(
-            page: PageRequest, given: Mapping[str, Any], entered: Entered, status: int = 200
-        ) -> Response:
-            found = await context(page, **{name: given[name] for name in ids})
-            return page.dialog(template, status=status, form=entered, **found)
-
-        async def ask(**given: Any) -> Response:
-            return await show(given[page_name], given, Entered())
-
-        async def answer(**given: Any) -> Response:
-            submission: FormSubmission = given[submission_name]
-            try:
-                with field_errors():
-                    return await send(**given)
-            except FormInvalid as error:
-                entered = entered_again(submission.form, error, fields, renamed)
-                again = await show(submission, given, entered, 422)
-                return refused_form(submission.http, again) if is_page else again
-
         ask.__signature__ = _parameters_of(context)  # type: ignore[attr-defined]
-        answer.__signature__ = _parameters_of(send)  # type: ignore[attr-defined]
         router.get(shown_at or path)(ask)
-        router.post(path)(answer)
-        return send
+        return _add_post(router, path, send, again, ids, fields, renamed)
 
     return add
 
@@ -241,25 +268,37 @@ def form_post(
     the page shows the error of each field itself.
     """
 
-    def add(send: Send) -> Send:
-        submission_name = next(iter(signature(send).parameters))
-        _, _, *ids = signature(again).parameters
+    _, _, *ids = signature(again).parameters
+    return lambda send: _add_post(router, path, send, again, ids, fields, renamed)
 
-        async def answer(**given: Any) -> Response:
-            submission: FormSubmission | OpenSubmission = given[submission_name]
-            try:
-                with field_errors():
-                    return await send(**given)
-            except FormInvalid as error:
-                shown = error.errors if fields is None else fields
-                entered = entered_again(submission.form, error, shown, renamed)
-                return await again(submission, entered, **{name: given[name] for name in ids})
 
-        answer.__signature__ = _parameters_of(send)  # type: ignore[attr-defined]
-        router.post(path)(answer)
-        return send
+def _add_post(
+    router: APIRouter,
+    path: str,
+    send: Send,
+    again: Again,
+    ids: Collection[str],
+    fields: Collection[str] | None,
+    renamed: Mapping[str, str],
+) -> Send:
+    """Add `send` at `path`. `ids`: those of the path that `again` is given."""
+    submission_name, *given_ids = signature(send).parameters
+    if not set(ids) <= set(given_ids):
+        raise TypeError(f"{path}: {send.__name__} lacks an id of the page it is on: {ids}")
 
-    return add
+    async def answer(**given: Any) -> Response:
+        submission: FormSubmission | OpenSubmission = given[submission_name]
+        try:
+            with field_errors():
+                return await send(**given)
+        except FormInvalid as error:
+            shown = error.errors if fields is None else fields
+            entered = entered_again(submission.form, error, shown, renamed)
+            return await again(submission, entered, **{name: given[name] for name in ids})
+
+    answer.__signature__ = _parameters_of(send)  # type: ignore[attr-defined]
+    router.post(path)(answer)
+    return send
 
 
 def _parameters_of(function: Callable[..., Any]) -> Signature:

@@ -5,6 +5,7 @@ Invariant: amounts are integers throughout. What is not zero is never shown as z
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from inspect import isfunction
 from typing import Any, Final
 
 from loraplex.tenants.invoices.currencies import minor_digits
@@ -244,32 +245,8 @@ def _shortened(text: str | None, length: int) -> str:
 
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
-    function.__name__: function
-    for function in (
-        *(
-            money_total,
-            money_spent,
-            money_sum,
-            money_request,
-            money_exact,
-            rate,
-            count,
-            compact,
-            duration,
-            share,
-        ),
-        *(
-            file_size,
-            memory_size,
-            ago,
-            day,
-            exact_time,
-            month_name,
-            machine_time,
-            short_digest,
-            short_id,
-            sentence,
-            browser,
-        ),
-    )
+    name: each
+    for name, each in globals().items()
+    if isfunction(each) and each.__module__ == __name__ and not name.startswith("_")
 }
+"""Every public function above."""

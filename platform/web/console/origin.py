@@ -6,7 +6,7 @@ from starlette.requests import Request
 
 from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.errors import FormRefused
-from loraplex.platform.web.console.known_hosts import is_direct
+from loraplex.platform.web.console.allowed_hosts import is_direct
 
 PROTOCOL_HEADER = "x-forwarded-proto"
 

@@ -10,25 +10,34 @@ A page asks for it by `opens(SCOPE)`, first among its parameters:
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar
 from urllib.parse import urlencode
 from uuid import UUID
 
 from fastapi import Depends
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.web.console.cookies import Undo
-from loraplex.platform.web.console.endpoint import ConsoleEndpoint, SignInNeeded, is_htmx
+from loraplex.platform.web.console.endpoint import (
+    ConsoleEndpoint,
+    SignInNeeded,
+    is_htmx,
+    page_within,
+    redirect,
+)
 from loraplex.platform.web.cursors import Cursors, Page, page_from
 from loraplex.platform.web.sorting import KeyT, RowT, SortOrder
+from loraplex.tenants.errors import SignInSlowed
 from loraplex.tenants.people.identity import ConsoleSession
-from loraplex.tenants.people.sessions import Client, SignedIn
+from loraplex.tenants.people.sessions import Area, Client, SignedIn
 
 P = ParamSpec("P")
 T = TypeVar("T")
+SessionOf: TypeAlias = Callable[[ConsoleEndpoint, Request], Awaitable[ConsoleSession]]
+"""Finds the session of a request, which may open the page; raises for others."""
 ROWS: Final = 50
 """The rows of a page's listing."""
 BEFORE: Final = "before"
@@ -39,10 +48,12 @@ AFTER: Final = "after"
 
 @dataclass(frozen=True, slots=True)
 class OpenPage:
+    """The request of anybody for a page, such as that of signing in. `session` None: it is shown as to a stranger."""
     """The request for a page that needs no session, such as that of signing in."""
 
     endpoint: ConsoleEndpoint
     http: Request
+    session: ConsoleSession | None
 
     @property
     def dependencies(self) -> GatewayDependencies:
@@ -61,11 +72,21 @@ class OpenPage:
 
     def show(self, template: str, /, *, status: int = 200, **context: Any) -> Response:
         """Respond with a whole page. `context` is what its template reads besides the variables of every page."""
-        return self.endpoint.page(self.http, None, template, status=status, **context)
+        cookies = self.endpoint.cookies
+        toast = cookies.toast(self.http)
+        values = self.endpoint.context(self.http, self.session) | {"toast": toast} | context
+        response = HTMLResponse(self.endpoint.templates.render(template, values), status)
+        if toast is not None:
+            cookies.drop_toast(self.http, response)
+        return response
 
     def enter(self, signed_in: SignedIn, page: str = "") -> Response:
         """Give the browser a new session, and open `page` if it is one of the session's area, else the first one."""
-        return self.endpoint.enter(self.http, signed_in, page)
+        self.endpoint.give_back_try(self.http)
+        area: Area = "operator" if signed_in.session.tenant_id is None else "tenant"
+        response = redirect(self.http, page_within(area, page))
+        self.endpoint.cookies.start_session(self.http, response, area, signed_in.token)
+        return response
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +150,10 @@ class PageRequest(OpenPage):
         newest = f"{path}?{urlencode(kept)}" if kept else path
         return Rows(part.cut(found), older, None if part.after is None else newest)
 
-    def show(self, template: str, /, *, status: int = 200, **context: Any) -> Response:
-        """Respond as `OpenPage`, with the person's navigation."""
-        return self.endpoint.page(self.http, self.session, template, status=status, **context)
-
     def fragment(self, template: str, block: str, /, *, status: int = 200, **context: Any) -> Response:
         """Respond with one block of a page's template, for htmx."""
-        return self.endpoint.fragment(self.http, self.session, template, block, status=status, **context)
+        values = self.endpoint.context(self.http, self.session) | {"toast": None} | context
+        return HTMLResponse(self.endpoint.templates.render_block(template, block, values), status)
 
     def dialog(self, template: str, /, *, status: int = 200, **context: Any) -> Response:
         """Respond with a page that is a dialog where htmx asks for it."""
@@ -143,27 +161,33 @@ class PageRequest(OpenPage):
         return self.show(template, status=status, layout=layout, **context)
 
     def back(self, location: str, toast: str, undo: Undo | None = None) -> Response:
-        """Send the browser to `location`, a path of this server, after a change; the page there shows `toast` once."""
-        return self.endpoint.back(self.http, self.session, location, toast, undo)
+        """Send the browser to `location`, a path of this server, after a change; the page there shows `toast` once, with a
+        button for `undo`.
+        """
+        response = redirect(self.http, location)
+        self.endpoint.cookies.leave_toast(self.http, response, toast, undo)
+        return response
+
+
+def slowed(response: Response, error: SignInSlowed) -> Response:
+    """Let `response`, a page that says so, ask the browser to wait: 429."""
+    response.status_code = 429
+    response.headers["retry-after"] = str(error.retry_after_s)
+    return response
 
 
 def opens_to_anybody() -> Any:
     """Return a dependency that gives a page its `OpenPage`, also without a session."""
 
     async def opened(request: Request) -> OpenPage:
-        return OpenPage(request.app.state.endpoint, request)
+        return OpenPage(request.app.state.endpoint, request, None)
 
     return Depends(opened)
 
 
 def opens_in_both_areas() -> Any:
     """Return a dependency that gives a page of either area its `PageRequest`. It raises `SignInNeeded`."""
-
-    async def opened(request: Request) -> PageRequest:
-        endpoint: ConsoleEndpoint = request.app.state.endpoint
-        return PageRequest(endpoint, request, await endpoint.signed_in_anywhere(request))
-
-    return Depends(opened)
+    return _opens(ConsoleEndpoint.signed_in_anywhere)
 
 
 def opens(scope: str | None) -> Any:
@@ -171,19 +195,17 @@ def opens(scope: str | None) -> Any:
 
     It raises `SignInNeeded`, `InsufficientScope` and `StoreUnavailable` of tenants.
     """
-
-    async def opened(request: Request) -> PageRequest:
-        endpoint: ConsoleEndpoint = request.app.state.endpoint
-        return PageRequest(endpoint, request, await endpoint.signed_in(request, scope))
-
-    return Depends(opened)
+    return _opens(lambda endpoint, request: endpoint.signed_in(request, scope))
 
 
 def opens_operator() -> Any:
     """Return a dependency that gives a page of the operator area its `PageRequest`. It raises as `opens`."""
+    return _opens(ConsoleEndpoint.signed_in_operator)
 
+
+def _opens(session_of: SessionOf) -> Any:
     async def opened(request: Request) -> PageRequest:
         endpoint: ConsoleEndpoint = request.app.state.endpoint
-        return PageRequest(endpoint, request, await endpoint.signed_in_operator(request))
+        return PageRequest(endpoint, request, await session_of(endpoint, request))
 
     return Depends(opened)

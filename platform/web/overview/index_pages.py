@@ -11,6 +11,6 @@ router = APIRouter()
 
 @router.get("/")
 async def index(request: Request) -> Response:
-    response = OpenPage(request.app.state.endpoint, request).show("index.html")
+    response = OpenPage(request.app.state.endpoint, request, None).show("index.html")
     response.headers["vary"] = "accept"
     return response

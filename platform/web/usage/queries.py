@@ -7,7 +7,7 @@ import csv
 import io
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
@@ -166,36 +166,39 @@ def columns_of(query: UsageQuery, kind: type[UsageDocument] = UsageDocument) -> 
     return [*first, *(["token_class"] if "class" in query.group_by else []), *SUMS, "currency"]
 
 
-def csv_lines(columns: Sequence[str], rows: Iterable[UsageRow]) -> str:
-    """Return the rows as lines of CSV (RFC 4180). No text of a tenant can begin with a character that a spreadsheet computes."""
-    lines = io.StringIO()
-    csv.DictWriter(lines, columns, extrasaction="ignore").writerows(map(_fields, rows))
-    return lines.getvalue()
+async def csv_download(
+    run: RunQuery,
+    query: UsageQuery,
+    kind: type[UsageDocument] = UsageDocument,
+    first: list[UsageRow] | None = None,
+) -> AsyncIterator[str]:
+    """Write all rows of a report as CSV (RFC 4180), in transactions of `ROWS_AT_ONCE`. `first`: those that were read already.
 
-
-async def csv_download(run: RunQuery, query: UsageQuery) -> AsyncIterator[str]:
-    """Write all rows of a report as CSV, in transactions of `ROWS_AT_ONCE`."""
-    columns = columns_of(query)
+    No text of a tenant can begin with a character that a spreadsheet computes.
+    """
+    columns = columns_of(query, kind)
     yield ",".join(columns) + "\r\n"
-    async for rows in all_rows(run, query):
-        yield csv_lines(columns, rows)
+    async for rows in _all_rows(run, query, first):
+        lines = io.StringIO()
+        csv.DictWriter(lines, columns, extrasaction="ignore").writerows(map(_fields, rows))
+        yield lines.getvalue()
 
 
 async def json_download(run: RunQuery, query: UsageQuery) -> AsyncIterator[str]:
     """Write all rows of a report as one JSON array of objects, with the fields of the API and the currency of each row."""
     columns = columns_of(query)
     separator = "["
-    async for rows in all_rows(run, query):
+    async for rows in _all_rows(run, query):
         for fields in map(_fields, rows):
             yield separator + json.dumps({name: fields[name] for name in columns})
             separator = ",\n"
     yield "]\n" if separator != "[" else "[]\n"
 
 
-async def all_rows(
+async def _all_rows(
     run: RunQuery, query: UsageQuery, first: list[UsageRow] | None = None
 ) -> AsyncIterator[list[UsageRow]]:
-    """Read the rows of a report in stretches, each in a transaction of its own. `first`: those that were read already."""
+    """Read the rows of a report in stretches, each in a transaction of its own."""
     rows = await run(usage_rows, query, None, ROWS_AT_ONCE) if first is None else first
     while rows:
         yield rows

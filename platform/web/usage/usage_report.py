@@ -3,7 +3,7 @@
 Invariant: each page is one short transaction, so a slow reader of CSV occupies no connection of the database.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -85,7 +85,9 @@ async def answer_usage(
     if is_csv(filters):
         _refuse_pages(request.http)
         report = await request.query(_report, query, filters, None, usage.ROWS_AT_ONCE, default)
-        return StreamingResponse(_csv(request, kind, query, report), media_type="text/csv")
+        query = replace(query, currency=report.currency)
+        lines = usage.csv_download(request.query, query, kind, report.rows)
+        return StreamingResponse(lines, media_type="text/csv")
     report = await request.query(_report, query, filters, page.after, page.fetch, default)
     return respond(ApiResponse(200, _document(kind, page, filters, report)))
 
@@ -149,13 +151,3 @@ def _refuse_pages(request: Request) -> None:
             raise InvalidParameter(
                 f"`{name}` does not apply to `format=csv`, which has all rows.", param=name
             )
-
-
-async def _csv(
-    request: PlaneRequest[Any], kind: type[UsageDocument], query: UsageQuery, report: _Report
-) -> AsyncIterator[str]:
-    columns = usage.columns_of(query, kind)
-    yield ",".join(columns) + "\r\n"
-    query = replace(query, currency=report.currency)
-    async for rows in usage.all_rows(request.query, query, report.rows):
-        yield usage.csv_lines(columns, rows)

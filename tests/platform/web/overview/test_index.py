@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 from tests.platform.web.browser import Console, Page, SignedIn
 from tests.platform.web.console.chromium import accessible_in_all_looks, watched_page
-from tests.platform.web.console.test_known_hosts import ELSEWHERE, reconfigured, status
+from tests.platform.web.console.test_allowed_hosts import ELSEWHERE, reconfigured, status
 from tests.platform.web.console.test_page_roles import OPERATOR, routes_of
 from tests.platform.web.route_table import in_process
 

@@ -1,5 +1,7 @@
 """The allowed hosts of the console.
 
+Invariant: a page of another site cannot make its own name lead here (DNS rebinding) and then read the console's answers as if they
+were its own: a request by a name that is not allowed runs no page.
 Invariant: a page of another site cannot point its own name at this server (DNS rebinding) and then read the console's
 answers as if they were its own: a request by a name that is not known runs no page.
 """
@@ -19,8 +21,8 @@ LOCALHOST: Final = "localhost"
 _HOST: Final = re.compile(r"(?:\[(?P<ipv6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
 
 
-def known_names(public_url: str | None, *, is_local: bool) -> frozenset[str] | None:
-    """Return the allowed hosts besides `localhost`: that of `public_url`. None: any host.
+def allowed_names(public_url: str | None, *, is_local: bool) -> frozenset[str] | None:
+    """Return the allowed hosts besides `localhost`: that of `public_url`. None: all are allowed.
 
     `is_local`: no other machine reaches this server, so it has no names but those of a proxy, which `public_url` says.
     """
@@ -35,7 +37,7 @@ def is_direct(host: str) -> bool:
     return name == LOCALHOST or _is_address(name)
 
 
-class KnownHosts:
+class AllowedHosts:
     """ASGI middleware: refuses requests by other names. Ports are not compared: a tunnel or a proxy has its own."""
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
@@ -43,14 +45,14 @@ class KnownHosts:
         self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._knows(Headers(scope=scope).getlist("host")):
+        if scope["type"] == "http" and not self._allows(Headers(scope=scope).getlist("host")):
             raise MisdirectedRequest(
                 "The console does not answer by this name. Open it by the address in the setting public_url, by localhost or by an "
                 "IP address; where people use another address, its operator sets public_url to it. A proxy must pass on the Host header."
             )
         await self._app(scope, receive, send)
 
-    def _knows(self, hosts: list[str]) -> bool:
+    def _allows(self, hosts: list[str]) -> bool:
         return len(hosts) == 1 and (_name(hosts[0]) in self._names or is_direct(hosts[0]))
 
 
