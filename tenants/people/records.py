@@ -47,3 +47,8 @@ class InvitationDocument(UserDocument, OneTimeSecret):
     """`invitation_path`: the path of the link on this server, which works once; it is returned here and never again."""
 
     invitation_path: str = Field(repr=False)
+
+    @property
+    def token(self) -> str:
+        """The token of the link."""
+        return self.invitation_path.partition("token=")[2]

@@ -3,7 +3,6 @@
 Invariant: a tenant keeps an admin; a change of a member's rights ends the member's sessions in the tenant at once.
 """
 
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -18,8 +17,9 @@ from loraplex.tenants.models import Invitation, Membership, User, UserSession
 from loraplex.tenants.names import check_email
 from loraplex.tenants.pages import Slice, sliced
 from loraplex.tenants.people import links, memberships, users
+from loraplex.tenants.people.link_addresses import link_address
 from loraplex.tenants.people.links import INVITATION_LIFETIME, RESET_LIFETIME
-from loraplex.tenants.people.records import MAX_PEOPLE, UserDocument
+from loraplex.tenants.people.records import MAX_PEOPLE, InvitationDocument, UserDocument
 from loraplex.tenants.people.roles import ROLE_SCOPES, check_role
 from loraplex.tenants.people.sessions import leave_tenant
 from loraplex.tenants.unit_of_work import UnitOfWork, require_revision
@@ -47,17 +47,9 @@ async def member(session: AsyncSession, tenant_id: UUID, entry_id: UUID) -> User
     return UserDocument.model_validate(row)
 
 
-@dataclass(frozen=True, slots=True)
-class Invited:
-    """An open invitation and the token of its link, which is returned once."""
-
-    entry: UserDocument
-    token: str = field(repr=False)
-
-
 async def invite(
     uow: UnitOfWork, tenant_id: UUID, email: str, role: str, *, by_key: UUID | None = None
-) -> Invited:
+) -> InvitationDocument:
     """Invite a person; an open invitation of the same address ends. `by_key`: the key of the tenant that invites.
 
     Raises `InvalidField`, `AlreadyMember`, `CountReached`; for a key that may not give the role `ScopeNotHeld`, `BoundNotHeld`,
@@ -81,7 +73,7 @@ async def invite(
     entry = await member(uow.session, tenant_id, invitation_id)
     after = {"email": address, "role": role, "expires_at": entry.expires_at}
     await uow.audit.record("user.invite", _target(invitation_id), None, after, tenant_id=tenant_id)
-    return Invited(entry, token)
+    return InvitationDocument(**dict(entry), invitation_path=link_address("", token))
 
 
 async def revoke_invitation(uow: UnitOfWork, tenant_id: UUID, invitation_id: UUID) -> None:

@@ -72,12 +72,12 @@ async def invitation_form(page: Admin) -> dict[str, object]:
 async def invite(submission: Submission) -> Response:
     """Invite a person, and show the link this once. A form that was sent twice is mailed once."""
     values = submission.parse(InvitationForm)
-    token = await submission.result(_invite, submission.tenant_id, values.email, values.role)
+    invited = await submission.result(team.invite, submission.tenant_id, values.email, values.role)
     links, mailed = submission.dependencies.mailed_links, False
     if links is not None and not submission.is_repeated:
         tenant, person = submission.session.tenant_name or "", submission.session.email
-        mailed = await links.invitation(values.email, token, tenant, person)
-    return _show_link(submission, "invitation", values.email, token, mailed=mailed)
+        mailed = await links.invitation(values.email, invited.token, tenant, person)
+    return _show_link(submission, "invitation", values.email, invited.token, mailed=mailed)
 
 
 @router.get(ONE)
@@ -138,10 +138,6 @@ async def reset(submission: Submission, entry_id: UserId) -> Response:
 async def remove(submission: Submission, entry_id: UserId) -> Response:
     """Remove a member, or withdraw an invitation."""
     return submission.back(LIST, await submission.result(_remove, submission.tenant_id, entry_id))
-
-
-async def _invite(uow: UnitOfWork, tenant_id: UUID, email: str, role: str) -> str:
-    return (await team.invite(uow, tenant_id, email, role)).token
 
 
 async def _reset(uow: UnitOfWork, tenant_id: UUID, user_id: UUID, second_factor: bool) -> tuple[str, str]:

@@ -11,14 +11,12 @@ from loraplex.platform.web.openapi import described, listed
 from loraplex.platform.web.path_ids import PathId
 from loraplex.platform.web.planes import TenantRequest, requires
 from loraplex.platform.web.request_bodies import RequestModel, request_model
-from loraplex.platform.web.responses import ApiResponse, documented
+from loraplex.platform.web.responses import documented
 from loraplex.platform.web.sorting import BY_CREATION
 from loraplex.tenants.errors import UserNotFound
 from loraplex.tenants.names import EMAIL_MAX_LENGTH
 from loraplex.tenants.people import team
-from loraplex.tenants.people.link_addresses import link_address
 from loraplex.tenants.people.records import InvitationDocument, Role, UserDocument
-from loraplex.tenants.people.team import Invited
 from loraplex.tenants.scopes import TENANT_ADMIN
 
 Admin = Annotated[TenantRequest, requires(TENANT_ADMIN)]
@@ -58,7 +56,7 @@ async def invite_user(request: Admin, body: Annotated[NewUserBody, request_model
     """Invite a person: give the link to the person, who signs in by it within 7 days. An open invitation of the same address
     ends. A key that is bound to networks invites no one (403).
     """
-    return await request.replying(_invited).run(
+    return await request.run(
         team.invite, request.tenant_id, body.email, body.role, by_key=request.caller.api_key_id
     )
 
@@ -88,9 +86,3 @@ async def change_user(
 async def remove_user(request: Admin, user_id: UserId) -> Response:
     """Remove a member, whose sessions here end at once, or withdraw an invitation. The last admin stays (409)."""
     return await request.run(team.remove, request.tenant_id, user_id)
-
-
-def _invited(invited: Invited) -> ApiResponse:
-    path = link_address("", invited.token)
-    document = InvitationDocument(**dict(invited.entry), invitation_path=path)
-    return ApiResponse(201, document, headers={"cache-control": "no-store"})

@@ -35,9 +35,9 @@ from loraplex.tenants.errors import (
     UserNotFound,
 )
 from loraplex.tenants.people import accounts, links, memberships, team
+from loraplex.tenants.people.records import InvitationDocument
 from loraplex.tenants.people.sessions import Client, SignedIn, find_session
 from loraplex.tenants.people.sign_in import find_link
-from loraplex.tenants.people.team import Invited
 from loraplex.tenants.unit_of_work import unit_of_work
 
 __all__ = ["cheap_passwords"]
@@ -56,7 +56,7 @@ async def admin(database: Database, acme: UUID) -> SignedIn:
     return await signed_in(database, MARA)
 
 
-async def invited(database: Database, admin: SignedIn, email: str, role: str) -> Invited:
+async def invited(database: Database, admin: SignedIn, email: str, role: str) -> InvitationDocument:
     tenant_id = admin.session.tenant_id
     assert tenant_id is not None
     async with acting(database, admin.session) as uow:
@@ -78,7 +78,7 @@ async def listed(database: Database, tenant_id: UUID) -> list[tuple[str, str, st
 
 async def test_a_new_person_accepts_once(database: Database, acme: UUID, admin: SignedIn) -> None:
     invitation = await invited(database, admin, " New@Example.com", "developer")
-    assert (invitation.entry.email, invitation.entry.state) == (NEW, "invited")
+    assert (invitation.email, invitation.state) == (NEW, "invited")
     assert invitation.token not in repr(invitation)
     link = await find_link(database, invitation.token)
     assert (link.purpose, link.email, link.tenant_name, link.role) == ("member", NEW, "acme", "developer")
@@ -114,7 +114,7 @@ async def test_a_link_ends_by_time_withdrawal_and_replacement(
     with pytest.raises(LinkNotValid):
         await accepted(database, first.token)
     async with acting(database, admin.session) as uow:
-        await team.remove(uow, acme, second.entry.id)
+        await team.remove(uow, acme, second.id)
     with pytest.raises(LinkNotValid):
         await accepted(database, second.token)
     for nonsense in ("", "x", "ä", "x" * 500):
@@ -250,7 +250,7 @@ async def test_open_invitations_are_bounded(
         await invited(database, admin, "b@example.com", "viewer")
     assert {each.value.field for each in (again, refused)} == {"email"}
     async with acting(database, admin.session) as uow:
-        await team.revoke_invitation(uow, acme, last.entry.id)
+        await team.revoke_invitation(uow, acme, last.id)
     assert (await invited(database, admin, "b@example.com", "viewer")).token
 
 
@@ -269,7 +269,7 @@ async def test_two_admins_do_not_remove_each_other(database: Database, acme: UUI
 
 
 async def test_an_invitation_has_no_role_to_change(database: Database, acme: UUID, admin: SignedIn) -> None:
-    entry = (await invited(database, admin, NEW, "viewer")).entry
+    entry = await invited(database, admin, NEW, "viewer")
     with pytest.raises(InvitationPending):
         async with acting(database, admin.session) as uow:
             await team.change_role(uow, acme, entry.id, "admin")
@@ -279,7 +279,7 @@ async def test_people_of_another_tenant_do_not_exist(database: Database, acme: U
     rival = await make_tenant(database, "rival")
     eve = await add_person(database, EVE, roles={rival: "admin"})
     theirs = await invited(database, await signed_in(database, EVE), NEW, "viewer")
-    for entry_id in (eve, theirs.entry.id, uuid4()):
+    for entry_id in (eve, theirs.id, uuid4()):
         for work in (team.remove, team.remove_member, team.revoke_invitation, team.reset_member):
             with pytest.raises(UserNotFound):
                 async with acting(database, admin.session) as uow:
