@@ -18,7 +18,7 @@ from loraplex.tenants.names import check_email
 from loraplex.tenants.people import links, users
 from loraplex.tenants.people.accounts import reset_user
 from loraplex.tenants.people.identity import person_actor
-from loraplex.tenants.people.link_addresses import SIGN_IN_PATH, link_address
+from loraplex.tenants.people.records import SIGN_IN_PATH, link_address
 from loraplex.tenants.people.sign_up import is_open
 from loraplex.tenants.people.throttle import SignInTries
 from loraplex.tenants.people.users import Credentials

@@ -16,9 +16,9 @@ from loraplex.platform.startup_errors import DependencyFailed
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.models import User
 from loraplex.tenants.people import accounts, sign_up, team
-from loraplex.tenants.people.link_addresses import link_address
 from loraplex.tenants.people.links import FIRST_RUN_LIFETIME, INVITATION_LIFETIME, RESET_LIFETIME
 from loraplex.tenants.people.memberships import tenants_of
+from loraplex.tenants.people.records import link_address
 from loraplex.tenants.people.roles import ADMIN
 from loraplex.tenants.scopes import ROLES
 

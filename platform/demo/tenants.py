@@ -20,7 +20,7 @@ from loraplex.tenants.api_keys.use_cases import Operator
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidApiKey, NameTaken, TenantSuspended
 from loraplex.tenants.people import accounts
-from loraplex.tenants.people.link_addresses import link_address
+from loraplex.tenants.people.records import link_address
 from loraplex.tenants.scopes import INFERENCE, OPERATOR, TENANT_ADMIN
 from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 

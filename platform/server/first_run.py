@@ -7,7 +7,7 @@ no log collector reads it. The newest link alone works.
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.people.accounts import has_operator, invite_operator, was_operator_invited
-from loraplex.tenants.people.link_addresses import link_address
+from loraplex.tenants.people.records import link_address
 from loraplex.tenants.unit_of_work import unit_of_work
 
 

@@ -17,6 +17,7 @@ from loraplex.tenants.people.identity import ConsoleSession, person_actor
 from loraplex.tenants.people.passwords import check_password, hash_password
 from loraplex.tenants.people.recovery_codes import codes_left
 from loraplex.tenants.people.sessions import end_all_sessions, renew_session
+from loraplex.tenants.people.sign_in import find_link
 from loraplex.tenants.stored_responses import DeriveKey
 from loraplex.tenants.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_work
 
@@ -121,8 +122,7 @@ async def reset_password(
     Raises `LinkNotValid`, `InvalidField`; then the link is not used up.
     """
     time = now or datetime.now(UTC)
-    async with database.as_writer() as session:
-        link = await links.find(session, token, time)
+    link = await find_link(database, token, now=time)
     if link.purpose != "reset" or link.user_id is None or link.email is None:
         raise LinkNotValid("this link resets no password")
     check_password(new, link.email)

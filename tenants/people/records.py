@@ -1,6 +1,7 @@
 """The people of a tenant, and what tenants get that sign up. Invariant: the link of an invitation is in the record of its creation alone."""
 
 from typing import Annotated, Final
+from urllib.parse import urlencode
 from uuid import UUID
 
 from pydantic import Field, WithJsonSchema
@@ -8,6 +9,8 @@ from pydantic import Field, WithJsonSchema
 from loraplex.tenants.records import OneTimeSecret, Record, UtcTime
 from loraplex.tenants.scopes import ROLES
 
+SIGN_IN_PATH: Final = "/console/sign-in"
+OPERATOR_SIGN_IN_PATH: Final = "/operator/console/sign-in"
 STATES: Final = ("active", "disabled", "invited")
 MAX_PEOPLE: Final = 1000
 """The members and invitations that one page shows."""
@@ -52,3 +55,9 @@ class InvitationDocument(UserDocument, OneTimeSecret):
     def token(self) -> str:
         """The token of the link."""
         return self.invitation_path.partition("token=")[2]
+
+
+def link_address(root: str, token: str, *, operator: bool = False) -> str:
+    """Return the address of a link. `root`: scheme and host of the console; `operator`: it leads to the operator's area."""
+    path = OPERATOR_SIGN_IN_PATH if operator else SIGN_IN_PATH
+    return f"{root}{path}?{urlencode({'token': token})}"

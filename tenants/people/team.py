@@ -17,9 +17,8 @@ from loraplex.tenants.models import Invitation, Membership, User, UserSession
 from loraplex.tenants.names import check_email
 from loraplex.tenants.pages import Slice, sliced
 from loraplex.tenants.people import links, memberships, users
-from loraplex.tenants.people.link_addresses import link_address
 from loraplex.tenants.people.links import INVITATION_LIFETIME, RESET_LIFETIME
-from loraplex.tenants.people.records import MAX_PEOPLE, InvitationDocument, UserDocument
+from loraplex.tenants.people.records import MAX_PEOPLE, InvitationDocument, UserDocument, link_address
 from loraplex.tenants.people.roles import ROLE_SCOPES, check_role
 from loraplex.tenants.people.sessions import leave_tenant
 from loraplex.tenants.unit_of_work import UnitOfWork, require_revision

@@ -13,7 +13,7 @@ from loraplex.platform.web.console.forms import Entered
 from loraplex.platform.web.console.page import PageRequest, opens
 from loraplex.platform.web.team.routes import UserId
 from loraplex.tenants.people import team
-from loraplex.tenants.people.link_addresses import link_address
+from loraplex.tenants.people.records import link_address
 from loraplex.tenants.people.sessions import end_member_sessions
 from loraplex.tenants.people.sign_up import is_open
 from loraplex.tenants.scopes import TENANT_ADMIN
