@@ -83,6 +83,9 @@ class Authenticator:
     Requests that need the same key at once share its look-up there. Keys that were never found share a part of the
     connections, so that forged ones delay no other.
 
+    With `known`, a key whose look-up fails because PostgreSQL is away is served stale: as it was cached at most `known_s`
+    seconds ago, if no newer policy of its tenant was published. Admission checks the latter for `cached` callers, and
+    `require_policy` for others. A look-up that hangs delays such a caller by half a second at most, and by nothing once
     With `known`, a key whose look-up fails because PostgreSQL is away is served as it was last read (stale on error), if that
     is at most `known_s` seconds ago and no newer policy of its tenant was published. Admission checks the latter for
     `cached` callers, and `require_policy` for others. A look-up that hangs delays such a caller by half a second at most, and by nothing once
@@ -256,19 +259,16 @@ class Authenticator:
             if lookup is not None:
                 return lookup.found
             if self._failures.take(network):
-                return await self._counting_failure(presented, network)
+                # Given back unless the key turns out to be a failure.
+                failed = False
+                try:
+                    found = await self._look_up(presented.key_id)
+                    failed = found is None or not presented.matches(found.secret_sha256)
+                finally:
+                    if not failed:
+                        self._failures.give_back(network)
+                return found
         return await self._find_penalized(presented, network)
-
-    async def _counting_failure(self, presented: ParsedKey, network: Hashable) -> AuthenticatedKey | None:
-        """Look a key up for which a failure was taken, and give that back if it is none."""
-        failed = False
-        try:
-            found = await self._look_up(presented.key_id)
-            failed = found is None or not presented.matches(found.secret_sha256)
-        finally:
-            if not failed:
-                self._failures.give_back(network)
-        return found
 
     async def _find_penalized(self, presented: ParsedKey, network: Hashable) -> AuthenticatedKey | None:
         """Look up a key of a network without failures left: a valid key may share its address with forged ones."""
