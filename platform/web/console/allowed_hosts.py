@@ -1,14 +1,11 @@
 """The allowed hosts of the console.
 
-Invariant: a page of another site cannot make its own name lead here (DNS rebinding) and then read the console's answers as if they
-were its own: a request by a name that is not allowed runs no page.
 Invariant: a page of another site cannot point its own name at this server (DNS rebinding) and then read the console's
-answers as if they were its own: a request by a name that is not known runs no page.
+answers as if they were its own: a request by a name that is not allowed runs no page.
 """
 
 import re
 from collections.abc import Collection
-from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -16,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from loraplex.platform.errors import MisdirectedRequest
+from loraplex.tenants.api_keys.networks import parse_address
 
 LOCALHOST: Final = "localhost"
 _HOST: Final = re.compile(r"(?:\[(?P<ipv6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
@@ -34,7 +32,7 @@ def allowed_names(public_url: str | None, *, is_local: bool) -> frozenset[str] |
 def is_direct(host: str) -> bool:
     """Return whether a `Host` header has `localhost` or an address, as of a tunnel's end: a page of another site can take neither."""
     name = _name(host)
-    return name == LOCALHOST or _is_address(name)
+    return name == LOCALHOST or parse_address(name) is not None
 
 
 class AllowedHosts:
@@ -62,11 +60,3 @@ def _name(host: str) -> str:
     if parts is None:
         return ""
     return (parts["ipv6"] or parts["name"] or "").lower().removesuffix(".")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -1,6 +1,6 @@
 """What the console's navigation offers to a person: entries by scope, in groups."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
@@ -98,26 +98,23 @@ def navigation(
     area: tuple[Group, ...], scopes: AbstractSet[str], path: str, counts: Mapping[str, int]
 ) -> tuple[Group, ...]:
     """Return the entries of an area that the scopes open, with that of `path` marked. `counts`: by the paths of entries."""
-    shown = [replace(group, entries=tuple(_open(group, scopes))) for group in area]
-    leading = [entry.path for group in shown for entry in group.entries if _leads(entry, path)]
+    opened = [
+        (group, [each for each in group.entries if each.scope is None or each.scope in scopes])
+        for group in area
+    ]
+    leading = [each.path for _, entries in opened for each in entries if _leads(each, path)]
     current = max(leading, key=len, default=None)
     return tuple(
-        replace(
-            group,
-            entries=tuple(
+        Group(
+            group.label,
+            tuple(
                 replace(each, is_current=each.path == current, count=counts.get(each.path))
-                for each in group.entries
+                for each in entries
             ),
         )
-        for group in shown
-        if group.entries
+        for group, entries in opened
+        if entries
     )
-
-
-def _open(group: Group, scopes: AbstractSet[str]) -> Iterator[Entry]:
-    for entry in group.entries:
-        if entry.scope is None or entry.scope in scopes:
-            yield entry
 
 
 def _leads(entry: Entry, path: str) -> bool:

@@ -10,7 +10,7 @@ from loraplex.platform.web.console.endpoint import is_htmx
 from loraplex.platform.web.console.page import PageRequest, opens_operator
 from loraplex.platform.web.engine import health
 from loraplex.platform.web.engine import queries as engine
-from loraplex.platform.web.engine.tenant_steps import TenantNamespaces, tenant_shares
+from loraplex.platform.web.engine.queries import TenantNamespaces, tenant_shares
 
 Operator = Annotated[PageRequest, opens_operator()]
 ENGINE: Final = "/operator/console/engine"

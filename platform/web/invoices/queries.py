@@ -14,7 +14,8 @@ from loraplex.tenants.billing.rate_card_records import RateCardDocument, RatedUs
 from loraplex.tenants.billing.rate_cards import RateCards, scope_of
 from loraplex.tenants.billing.tenant_billing import TenantBillings
 from loraplex.tenants.quotas.limits import BUDGETS
-from loraplex.tenants.quotas.threshold_events import Event, quota_events
+from loraplex.tenants.quotas.queries import events
+from loraplex.tenants.quotas.records import EventDocument
 
 SPECIFICITY: Final = ("all", "tier", "tenant")
 """Scopes of cards that cover the base model, the most specific last."""
@@ -42,19 +43,6 @@ class Prices:
     general: RateCardDocument | None
     of_adapters: tuple[RateCardDocument, ...]
     coming: tuple[Coming, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetAlert:
-    """A budget whose use crossed a threshold, in percent. `subject`: the key or the adapter; None for the whole tenant."""
-
-    at: datetime
-    level: str
-    subject: str | None
-    period: str
-    threshold: int
-    used_micro: int
-    budget_micro: int
 
 
 async def prices(session: AsyncSession, tenant_id: UUID, now: datetime) -> Prices:
@@ -87,20 +75,7 @@ async def _coming(session: AsyncSession, version: RateCardDocument, tenant_id: U
     return Coming(version=version, last_month=next(of_tenant, None))
 
 
-async def alerts(session: AsyncSession, tenant_id: UUID) -> Sequence[BudgetAlert]:
+async def alerts(session: AsyncSession, tenant_id: UUID) -> Sequence[EventDocument]:
     """Read the newest budgets that crossed 80 or 100 percent, the last first."""
-    events = await quota_events(session, tenant_id, None, MAX_ALERTS * 2)
-    return [_alert(each) for each in events if each[0].limit_name in BUDGETS][:MAX_ALERTS]
-
-
-def _alert(found: Event) -> BudgetAlert:
-    event, key_id, adapter = found
-    return BudgetAlert(
-        at=event.created_at,
-        level=event.level,
-        subject=key_id or adapter,
-        period=event.period[2:],
-        threshold=event.threshold,
-        used_micro=event.used,
-        budget_micro=event.limit_value,
-    )
+    found = await events(session, tenant_id, None, MAX_ALERTS * 2)
+    return [each for each in found if each.limit_name in BUDGETS][:MAX_ALERTS]

@@ -1,6 +1,5 @@
 """`/console`: requests, errors and spend at a glance, and what needs attention. Invariant: a person sees what their scopes show."""
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final, cast
 
@@ -9,7 +8,7 @@ from starlette.responses import Response
 
 from loraplex.platform.web.adapters.residency import residency
 from loraplex.platform.web.console.addresses import chosen, query_form
-from loraplex.platform.web.console.charts import ChartRow, Series, named, symbol
+from loraplex.platform.web.console.charts import ChartRow, named, symbol
 from loraplex.platform.web.console.endpoint import redirect
 from loraplex.platform.web.console.form_routes import FormSubmission, submits
 from loraplex.platform.web.console.page import PageRequest, opens
@@ -93,44 +92,31 @@ async def skip_step(submission: Submission) -> Response:
     return response
 
 
-@dataclass(frozen=True, slots=True)
-class OverviewCharts:
-    """The two charts and the sparklines of the tiles; `head` names the column of their periods."""
-
-    head: str
-    adapters: tuple[Series, ...]
-    requests: tuple[ChartRow, ...]
-    latencies: tuple[Series, ...]
-    ttft: tuple[ChartRow, ...]
-    request_counts: tuple[int, ...]
-    error_shares: tuple[int | None, ...]
-    medians: tuple[int | None, ...]
-
-
-def _charts(found: RequestOverview) -> OverviewCharts:
-    periods = found.periods
-    names = ["base model" if each.base_model else each.name or "other" for each in found.series]
-    ids = [each.id for each in found.series]
+def _charts(found: RequestOverview) -> dict[str, object]:
+    """Return the two charts, and the sparklines of the tiles; `head` names the column of their periods."""
+    periods, ids = found.periods, [each.id for each in found.series]
     last = periods[-1].start
-    return OverviewCharts(
-        head=PERIOD_NAMES[found.step],
-        adapters=named(names),
-        requests=tuple(
+    return {
+        "head": PERIOD_NAMES[found.step],
+        "adapters": named(
+            ["base model" if each.base_model else each.name or "other" for each in found.series]
+        ),
+        "requests": [
             ChartRow(each.start, tuple(each.requests.get(name, 0) for name in ids), each.start == last)
             for each in periods
-        ),
-        latencies=named(("median", "p95")),
-        ttft=tuple(
+        ],
+        "latencies": named(("median", "p95")),
+        "ttft": [
             ChartRow(each.start, (each.sums.ttft_ms(50), each.sums.ttft_ms(95)), each.start == last)
             for each in periods
-        ),
-        request_counts=tuple(each.sums.requests for each in periods),
-        error_shares=tuple(
+        ],
+        "request_counts": [each.sums.requests for each in periods],
+        "error_shares": [
             each.sums.errors * 10_000 // each.sums.requests if each.sums.requests else None
             for each in periods
-        ),
-        medians=tuple(each.sums.ttft_ms(50) for each in periods),
-    )
+        ],
+        "medians": [each.sums.ttft_ms(50) for each in periods],
+    }
 
 
 def _days(spend: SpendOverview) -> tuple[ChartRow, ...]:

@@ -4,7 +4,7 @@ Invariant: bounds come from the table that checks requests, and prices from the 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 from uuid import UUID
@@ -42,9 +42,9 @@ class PlaygroundModel:
 
     name: str
     kind: Literal["alias", "version", "base"]
-    digest: str | None
-    tool_style: str | None
-    defaults: Mapping[str, Any]
+    digest: str | None = None
+    tool_style: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     currency: str
     price: Price | None
 
@@ -73,7 +73,7 @@ async def find_models(session: AsyncSession, tenant_id: UUID, base: str) -> Sequ
     tenant = await TenantRepository(session).by_id(tenant_id)
     prices = _Prices(await load_table(session), tenant_id, tenant.tier, datetime.now(UTC))
     found = [_adapter_model(each, prices) for each in (*aliases, *versions)]
-    return [*found, _base_model(base, prices)]
+    return [*found, PlaygroundModel(name=base, kind="base", currency=prices.currency, price=prices.of(None))]
 
 
 def parameter_fields(names: Sequence[str]) -> Sequence[ParameterField]:
@@ -109,18 +109,6 @@ def _adapter_model(found: ResolvedAdapter, prices: _Prices) -> PlaygroundModel:
         defaults=found.defaults,
         currency=prices.currency,
         price=prices.of(found.name),
-    )
-
-
-def _base_model(name: str, prices: _Prices) -> PlaygroundModel:
-    return PlaygroundModel(
-        name=name,
-        kind="base",
-        digest=None,
-        tool_style=None,
-        defaults={},
-        currency=prices.currency,
-        price=prices.of(None),
     )
 
 

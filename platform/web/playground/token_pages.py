@@ -4,7 +4,7 @@ Invariant: a token has a scope of its session's role, and leaves the server in a
 """
 
 from datetime import UTC, datetime
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, get_args
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -14,9 +14,8 @@ from loraplex.platform.errors import ClientError, ErrorRow, InsufficientScope, I
 from loraplex.platform.observability.request_record import request_record_of
 from loraplex.platform.web.console.endpoint import SignInNeeded
 from loraplex.platform.web.console.form_routes import submission_of
-from loraplex.tenants.people.console_keys import ConsoleToken, issue_console_token
+from loraplex.tenants.people.console_keys import ConsoleToken, TokenScope, issue_console_token
 
-TokenScope: TypeAlias = Literal["inference", "adapters:write"]
 SESSION_ENDED: Final = ClientError(
     ErrorRow(401, "authentication_error", "session_ended"), "Your session ended: sign in, then repeat this."
 )

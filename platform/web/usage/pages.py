@@ -13,7 +13,7 @@ from fastapi import APIRouter
 from starlette.responses import Response, StreamingResponse
 
 from loraplex.platform.web.console.addresses import chosen, day_of, link, path_of, query_form
-from loraplex.platform.web.console.charts import MAX_SERIES, ChartRow, Series, named, symbol
+from loraplex.platform.web.console.charts import MAX_SERIES, ChartRow, named, symbol
 from loraplex.platform.web.console.forms import Form, FormInvalid
 from loraplex.platform.web.console.page import PageRequest, opens
 from loraplex.platform.web.usage import queries as usage
@@ -23,7 +23,6 @@ from loraplex.platform.web.usage.queries import (
     Split,
     UsageFilters,
     UsageGroup,
-    UsagePeriod,
     UsageReport,
 )
 from loraplex.tenants.people.identity import ConsoleSession
@@ -57,19 +56,6 @@ class _Group:
     number: int
     link: str | None
     group: UsageGroup
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """`periods`: each with its row of the chart, in pico-units of money; `totals`: the sums of the series over all of them.
-    `prefix`: what stands before an amount.
-    """
-
-    groups: tuple[_Group, ...]
-    series: tuple[Series, ...]
-    periods: tuple[tuple[UsagePeriod, ChartRow], ...]
-    totals: tuple[int, ...]
-    prefix: str
 
 
 @router.get(PATH)
@@ -161,7 +147,10 @@ def _filters(form: Form, tenant_id: UUID, now: datetime) -> UsageFilters:
 
 def _shown(
     report: UsageReport, filters: UsageFilters, choices: FilterChoices, session: ConsoleSession, now: datetime
-) -> _Shown:
+) -> dict[str, object]:
+    """Return the table by group, and the chart: `periods`, each with its row in pico-units of money, the `totals` of its series,
+    and the `prefix` of an amount.
+    """
     keys, split = dict(choices.keys), filters.split
     names = [_name(group, split, keys) for group in report.groups]
     own = len(names) if len(names) <= MAX_SERIES else MAX_SERIES - 1
@@ -177,7 +166,8 @@ def _shown(
         for place, (name, group) in enumerate(zip(names, report.groups, strict=True), start=1)
     )
     totals = _folded([group.sums.amount_pico for group in report.groups], own)
-    return _Shown(groups, series, tuple(rows), totals, symbol(report.currency))
+    prefix = symbol(report.currency)
+    return {"groups": groups, "series": series, "periods": rows, "totals": totals, "prefix": prefix}
 
 
 def _folded(amounts: list[int], own: int) -> tuple[int, ...]:

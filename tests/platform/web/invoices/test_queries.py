@@ -172,7 +172,7 @@ async def test_alerts_are_crossed_budgets(database: Database) -> None:
         for name, threshold in (("budget_per_month", 80), ("tokens_per_month", 80)):
             session.add(event(tenant.id, name, threshold))
     (alert,) = await read(tenant, lambda session: billing.alerts(session, tenant.id))
-    assert (alert.period, alert.threshold, alert.used_micro, alert.budget_micro) == ("2026-01", 80, 8, 10)
+    assert (alert.period, alert.threshold, alert.used, alert.limit) == ("m:2026-01", 80, 8, 10)
 
 
 def event(tenant_id: UUID, name: str, threshold: int) -> QuotaEvent:
