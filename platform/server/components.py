@@ -47,7 +47,8 @@ from loraplex.platform.server.start import running
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.platform.workers.task import TaskSpec
 from loraplex.tenants import valkey
-from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
+from loraplex.tenants.admission.config import AdmissionConfig
+from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.admission.recovery import ship_left_behind
 from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.database import Database
@@ -244,5 +245,5 @@ async def open_admission_control(
     stack.push_async_callback(controller.close)
     metrics.watch(controller)
     metrics.journal.watch(journal)
-    await stack.enter_async_context(running(controller.run()))
+    await stack.enter_async_context(running(controller.maintenance.run()))
     return controller

@@ -42,7 +42,7 @@ from loraplex.tenants.errors import (
 )
 from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.ledger.refusal_counts import RefusalCounts, Refused
-from loraplex.tenants.ledger.shipping import Shipped, Shipping
+from loraplex.tenants.ledger.shipping import Shipping
 from loraplex.tenants.ledger.usage_ledger import Ended, UsageLedger
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.policies import Policies
@@ -54,17 +54,6 @@ from loraplex.tenants.quotas.reservation import (
     ReservationRequest,
     SettledUsage,
 )
-from loraplex.tenants.rate_state import Rate, RateState
-
-__all__ = [
-    "AdmissionConfig",
-    "QuotaAdmissionController",
-    "Rate",
-    "RateState",
-    "Reservation",
-    "ReservationRequest",
-    "SettledUsage",
-]
 
 FINISH_SECONDS = 5.0
 LOG = structlog.get_logger("loraplex.admissions")
@@ -72,7 +61,7 @@ DEFAULTS = AdmissionConfig()
 
 
 class QuotaAdmissionController:
-    """Admits and settles the requests of one gateway. `run` its background tasks; `close` it before its stores."""
+    """Admits and settles the requests of one gateway. Run its `maintenance`; `close` it before its stores."""
 
     def __init__(
         self,
@@ -90,9 +79,9 @@ class QuotaAdmissionController:
         """`redis` serves admissions, which wait `settings.valkey_s`, so its own timeouts are longer. `bulk_redis` serves what
         may take long, such as counter rebuilds. `journal` is closed after this.
         """
-        self._gateway_id, self._settings, self._journal = gateway_id, settings, journal
+        self._gateway_id, self._journal = gateway_id, journal
         self._recorder = recorder or AdmissionRecorder()
-        self._requests = InFlightReservations()
+        self._requests = requests = InFlightReservations()
         self._ledger = ledger = UsageLedger(database)
         self._refusal_counts = RefusalCounts(ledger.count_refusals)
         self.counters = counters = Counters(
@@ -100,82 +89,70 @@ class QuotaAdmissionController:
         )
         self.on_policy_outdated: Callable[[UUID], None] = _ignore
         """Gets each tenant of which a request was admitted under an outdated policy: cached keys are outdated, too."""
-        self._policies = Policies(ledger.policy, bounded=database.bounded)
         self._outdated: dict[UUID, asyncio.Task[None]] = {}
         self._shipping = shipping = Shipping(
-            journal, ledger, gateway_id, settings.lease_s, self._shipped, self._policy_outdated
+            *(journal, ledger, gateway_id, settings.lease_s),
+            on_shipped=lambda ends: self._settlements.shipped(ends),
+            on_policy_outdated=self._policy_outdated,
         )
         self.on_ended: Callable[[Ended], None] = _ignore
         """Gets whose running requests end; they have begun before."""
-        self._fences = fences = Fences(
+        fences = Fences(
             *(ledger, shipping.ship, gateway_id, settings),
             end=lambda ended: self.on_ended(ended),
             clock=clock,
         )
-        self._counter_rebuild = CounterRebuild(ledger, counters, fences, bulk_redis or redis, gateway_id)
-        self._local_limiter = LocalLimiter(clock)
-        self._denials = DenialLog(clock)
-        self._recent_refusals = RecentRefusals(clock)
-        self._breaker = breaker = CircuitBreaker()
-        self._settlements = SettlementQueue(
-            journal,
-            counters,
-            self._counter_rebuild,
-            breaker,
-            self._requests,
-            settings.max_pending_updates,
-            clock,
+        self._counter_rebuild = rebuild = CounterRebuild(
+            ledger, counters, fences, bulk_redis or redis, gateway_id
         )
-        self._reaper = Reaper(ledger, counters, self._requests, fences, settings.lease_s, clock)
+        breaker, limiter = CircuitBreaker(), LocalLimiter(clock)
+        self._settlements = settlements = SettlementQueue(
+            journal, counters, rebuild, breaker, requests, settings.max_pending_updates, clock
+        )
+        reaper = Reaper(ledger, counters, requests, fences, settings.lease_s, clock)
         self.reconciliation = Reconciliation(
-            ledger,
-            counters,
-            self._counter_rebuild,
-            fences,
-            breaker,
-            self._requests,
-            settings.reconciled_at_once,
+            ledger, counters, rebuild, fences, breaker, requests, settings.reconciled_at_once
         )
         self._reserver = Reserver(
             ledger=ledger,
             counters=counters,
-            counter_rebuild=self._counter_rebuild,
-            policies=self._policies,
             breaker=breaker,
             journal=journal,
             fences=fences,
-            local_limiter=self._local_limiter,
-            denials=self._denials,
-            recent_refusals=self._recent_refusals,
-            prices=prices,
+            local_limiter=limiter,
             gateway_id=gateway_id,
             settings=settings,
-            report_overdue=self._reaper.overdue.add,
-            cancel_later=self._settlements.cancel_later,
+            counter_rebuild=rebuild,
+            policies=Policies(ledger.policy, bounded=database.bounded),
+            denials=DenialLog(clock),
+            recent_refusals=RecentRefusals(clock),
+            prices=prices,
+            report_overdue=reaper.overdue.add,
+            cancel_later=settlements.cancel_later,
             withdraw=self._withdraw,
-            withdraw_later=self._withdraw_later,
+            withdraw_later=settlements.withdraw_later,
         )
         self.maintenance = AdmissionMaintenance(
             ledger=ledger,
             counters=counters,
             breaker=breaker,
-            local_limiter=self._local_limiter,
-            requests=self._requests,
-            settlements=self._settlements,
             journal=journal,
-            shipping=shipping,
             fences=fences,
-            reaper=self._reaper,
-            reconciliation=self.reconciliation,
-            refusal_counts=self._refusal_counts,
+            local_limiter=limiter,
             gateway_id=gateway_id,
             settings=settings,
+            requests=requests,
+            settlements=settlements,
+            shipping=shipping,
+            reaper=reaper,
+            reconciliation=self.reconciliation,
+            refusal_counts=self._refusal_counts,
         )
 
     @property
     def degraded(self) -> bool:
         """Whether the gateway admits without the counters, because Valkey failed."""
-        return self._breaker.is_open
+        return self.maintenance.breaker.is_open
 
     def journal_trouble(self) -> str | None:
         """Why the journal would refuse an admission now; None where it would not."""
@@ -218,13 +195,13 @@ class QuotaAdmissionController:
         began = time.perf_counter()
         if key.tenant_id is None or key.policy_epoch is None:
             return None
-        found = self._recent_refusals.find(key.tenant_id, key.api_key_id, key.policy_epoch)
+        found = self._reserver.recent_refusals.find(key.tenant_id, key.api_key_id, key.policy_epoch)
         if found is None:
             return None
-        self._denials.remember(
+        self._reserver.denials.remember(
             key.tenant_id, Explanation(request_id=request_id, at=found.at, decisions=(found.decision,))
         )
-        error = found.error(self._recent_refusals.now())
+        error = found.error(self._reserver.recent_refusals.now())
         self._recorder.refused(error, time.perf_counter() - began)
         return error
 
@@ -270,7 +247,7 @@ class QuotaAdmissionController:
 
         Raises `ValkeyUnavailable` or `CountersNewer` if only the counters could know.
         """
-        here = self._denials.find(tenant_id, request_id)
+        here = self._reserver.denials.find(tenant_id, request_id)
         if here is not None and self.degraded:
             return here
         try:
@@ -283,7 +260,7 @@ class QuotaAdmissionController:
     async def publish(self, tenant_id: UUID) -> None:
         """Publish that the tenant's keys or limits have changed. Without it, the ledger still refuses outdated callers."""
         try:
-            policy = await self._policies.refresh(tenant_id)
+            policy = await self._reserver.policies.refresh(tenant_id)
             await self.counters.publish_policy(tenant_id, policy.policy_epoch)
         except StoreUnavailable as error:
             LOG.warning("a policy could not be published", tenant=str(tenant_id), reason=str(error))
@@ -308,10 +285,6 @@ class QuotaAdmissionController:
     def rebuild_later(self, tenant_ids: set[UUID]) -> None:
         """Rebuild the counters of these tenants in the background: the ledger got usage that they may not know."""
         self._requests.to_rebuild |= tenant_ids
-
-    async def run(self) -> None:
-        """Run the background tasks until cancelled."""
-        await self.maintenance.run()
 
     async def close(self) -> None:
         """Ship the journal, for a few seconds at most, then remove this gateway. The next start ships what is left."""
@@ -341,21 +314,15 @@ class QuotaAdmissionController:
         """Return whether the request was running until now."""
         if self._requests.running.pop(reservation.id, None) is None:
             return False
-        self._local_limiter.settle(reservation.id, usage.tokens, refused=usage.refused)
+        self.maintenance.local_limiter.settle(reservation.id, usage.tokens, refused=usage.refused)
         if usage.refused:
-            self._recent_refusals.forget(reservation.request)
+            self._reserver.recent_refusals.forget(reservation.request)
         return True
 
     async def _withdraw(self, reservation: Reservation, usage: SettledUsage = NOTHING_USED) -> None:
         self._requests.active[reservation.tenant_id] = None
         await self._settlements.settle(PendingSettlement(reservation, usage))
         self._shipping.begin()
-
-    def _withdraw_later(self, reservation: Reservation) -> None:
-        self._settlements.settle_later(PendingSettlement(reservation, NOTHING_USED))
-
-    def _shipped(self, ends: Sequence[Shipped]) -> None:
-        self._settlements.shipped(ends)
 
     def _policy_outdated(self, tenant_id: UUID) -> None:
         """Publish the policy in the background, since its publication was missed."""

@@ -25,6 +25,7 @@ from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import CountersNewer, StoreUnavailable, ValkeyUnavailable
 from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.ledger.shipping import Shipped
+from loraplex.tenants.quotas.reservation import NOTHING_USED, Reservation
 
 AT_ONCE = 64
 # A charge may be repeated for so long: less than the time for which the counters remember an end.
@@ -87,10 +88,10 @@ class SettlementQueue:
             del requests.unsettled[reservation.id]
             requests.early[reservation.id] = settled.epoch
 
-    def settle_later(self, pending: PendingSettlement) -> None:
-        """Settle with the next `retry`: the journal does not answer now."""
-        self.requests.unsettled[pending.reservation.id] = pending
-        self._not_in_journal[pending.reservation.id] = pending
+    def withdraw_later(self, reservation: Reservation) -> None:
+        """End a reservation unused with the next `retry`: the journal does not answer now."""
+        pending = PendingSettlement(reservation, NOTHING_USED)
+        self.requests.unsettled[reservation.id] = self._not_in_journal[reservation.id] = pending
 
     def cancel_later(self, tenant_id: UUID, request_id: UUID) -> None:
         """Cancel a refused request, which the counters may still admit, once they are available again."""

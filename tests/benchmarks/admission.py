@@ -36,13 +36,15 @@ from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.observability.request_stats import RequestStats
 from loraplex.platform.processes.gc_tuning import freeze_gc
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController, SettledUsage
+from loraplex.tenants.admission.config import AdmissionConfig
+from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
 from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.models import Quota
 from loraplex.tenants.quotas.limits import COUNTED
+from loraplex.tenants.quotas.reservation import SettledUsage
 from loraplex.tenants.scopes import INFERENCE
 from loraplex.tenants.valkey import open_valkey
 
@@ -214,7 +216,7 @@ async def opened_stores() -> AsyncIterator[tuple[Database, QuotaAdmissionControl
                 journal=journal,
                 bulk_redis=bulk_redis,
             )
-            upkeep = asyncio.create_task(admissions.run())
+            upkeep = asyncio.create_task(admissions.maintenance.run())
             try:
                 yield database, admissions
             finally:

@@ -6,7 +6,8 @@ from tests.benchmarks.admission import LIMITED, PRICE, UNLIMITED, WITHOUT, Admis
 from tests.tenants.admission.memory_journal import MemoryJournal
 from tests.tenants.billing.fixed_prices import fixed_prices
 
-from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
+from loraplex.tenants.admission.config import AdmissionConfig
+from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.database import Database
 from loraplex.tenants.valkey import open_valkey
 

@@ -23,7 +23,8 @@ from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.processes.parent_death import die_with_parent
 from loraplex.platform.web.app import create_app
-from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
+from loraplex.tenants.admission.config import AdmissionConfig
+from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.admission.recovery import ship_left_behind
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
@@ -94,7 +95,7 @@ async def serve(plan: FarmPlan, listener: socket.socket) -> None:
         bulk_redis=bulk_redis,
     )
     admissions.rebuild_later(tenants)
-    upkeep = asyncio.create_task(admissions.run())
+    upkeep = asyncio.create_task(admissions.maintenance.run())
     app = create_app(services(plan.script, database, admissions))
     config = uvicorn.Config(app, log_level="error", lifespan="off", access_log=False, ws="none")
     await uvicorn.Server(config).serve(sockets=[listener])

@@ -25,7 +25,8 @@ from loraplex.platform.cli.billing import usage
 from loraplex.platform.web.app import create_app
 from loraplex.tenants import ids
 from loraplex.tenants.admission import reserve
-from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
+from loraplex.tenants.admission.config import AdmissionConfig
+from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.counters import counters
 from loraplex.tenants.counters.script_runner import Script, ScriptName, load_script
@@ -87,7 +88,7 @@ async def moved_gateway(
     admissions = QuotaAdmissionController(database, valkey, prices, gateway_id, settings, journal=journal)
     dependencies = services(script, database, admissions)
     app = create_app(dependencies)
-    tasks = [asyncio.create_task(admissions.run()), asyncio.create_task(prices.run(database))]
+    tasks = [asyncio.create_task(admissions.maintenance.run()), asyncio.create_task(prices.run(database))]
     async with served(app) as url:
         yield url
     await dependencies.background_tasks.join()

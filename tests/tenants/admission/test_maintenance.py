@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 180.0
 @asynccontextmanager
 async def running(tenant: TenantWithGateways) -> AsyncIterator[QuotaAdmissionController]:
     async with tenant.gateway(QUICK) as gateway:
-        task = asyncio.create_task(gateway.run())
+        task = asyncio.create_task(gateway.maintenance.run())
         yield gateway
         task.cancel()
         await asyncio.wait({task})
