@@ -91,13 +91,11 @@ class AdmissionMetrics(AdmissionRecorder):
         self._settle_seconds = self._times(
             "loraplex_admission_settle_seconds", "Writing the usage of a request."
         )
-        self._degraded_requests = Counter(
-            "loraplex_admission_degraded_requests",
-            "Admitted by this gateway's share of the limits, without Valkey.",
-            registry=registry,
+        self._degraded_requests = self._counter(
+            "degraded_requests", "Admitted by this gateway's share of the limits, without Valkey."
         )
-        self._reserved = self._tokens("reserved", "Tokens reserved by settled requests.")
-        self._used = self._tokens("used", "Tokens used by settled requests.")
+        self._reserved = self._counter("reserved_tokens", "Tokens reserved by settled requests.")
+        self._used = self._counter("used_tokens", "Tokens used by settled requests.")
         self._share = Histogram(
             "loraplex_admission_used_share",
             "Tokens used of those reserved, per request.",
@@ -147,8 +145,8 @@ class AdmissionMetrics(AdmissionRecorder):
     def _times(self, name: str, text: str) -> Histogram:
         return Histogram(name, text, buckets=ADMISSION_BUCKETS, registry=self._registry)
 
-    def _tokens(self, kind: str, text: str) -> Counter:
-        return Counter(f"loraplex_admission_{kind}_tokens", text, registry=self._registry)
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"loraplex_admission_{name}", text, registry=self._registry)
 
     def _gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         Gauge(f"loraplex_admission_{name}", text, registry=self._registry).set_function(value)

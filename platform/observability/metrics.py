@@ -6,6 +6,7 @@ those with `max by (engine)`.
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -61,20 +62,22 @@ class Metrics:
         *,
         adapter_names: bool = False,
     ) -> None:
-        self.registry = CollectorRegistry(auto_describe=True)
+        self.registry = registry = CollectorRegistry(auto_describe=True)
+        self._counter, self._gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self._own_histogram = partial(Histogram, buckets=FINE_BUCKETS, registry=registry)
         self._labels = (model_name, "0")
         self._sizes = one_two_five(max_model_len)
         self._time_families()
         self._size_families()
         self._own_families(version)
-        self.admission = AdmissionMetrics(self.registry)
-        self.webhooks = WebhookMetrics(self.registry)
-        self.billing = BillingMetrics(self.registry)
-        self.http = HttpMetrics(self.registry)
-        self.usage = UsageMetrics(self.registry)
-        ProcessCollector(registry=self.registry)
+        self.admission = AdmissionMetrics(registry)
+        self.webhooks = WebhookMetrics(registry)
+        self.billing = BillingMetrics(registry)
+        self.http = HttpMetrics(registry)
+        self.usage = UsageMetrics(registry)
+        ProcessCollector(registry=registry)
         self._adapter_names = AdapterNames() if adapter_names else None
-        self.registry.register(EngineCollector(model_name, engines, self._adapter_names))
+        registry.register(EngineCollector(model_name, engines, self._adapter_names))
 
     def record(self, stats: RequestStats) -> None:
         """Count one ended request."""
@@ -183,68 +186,46 @@ class Metrics:
             "request_params_max_tokens", "The parameter max_tokens.", self._sizes
         )
         self._choices = self._histogram("request_params_n", "The parameter n.", CHOICE_BUCKETS)
-        self._success = Counter(
-            "vllm:request_success", "Ended requests.", (*LABELS, "finished_reason"), registry=self.registry
-        )
+        self._success = self._counter("vllm:request_success", "Ended requests.", (*LABELS, "finished_reason"))
         for reason in FINISH_REASONS:
             self._success.labels(*self._labels, reason)
 
     def _own_families(self, version: str) -> None:
-        self._own_first_token = Histogram(
-            "loraplex_time_to_first_token_seconds",
-            "Arrival to first token, in finer steps.",
-            buckets=FINE_BUCKETS,
-            registry=self.registry,
+        self._own_first_token = self._own_histogram(
+            "loraplex_time_to_first_token_seconds", "Arrival to first token, in finer steps."
         )
-        self._own_queue = Histogram(
-            "loraplex_request_queue_seconds",
-            "Receipt by the engine to first step, in finer steps.",
-            buckets=FINE_BUCKETS,
-            registry=self.registry,
+        self._own_queue = self._own_histogram(
+            "loraplex_request_queue_seconds", "Receipt by the engine to first step, in finer steps."
         )
-        self._adapter_load = self._waits("adapter_load", "Wait of a request for its adapter to be loaded.")
-        self._grammar_wait = self._waits("grammar_wait", "Wait of a request for its grammar in the engine.")
-        self._compile_checks = Counter(
+        self._adapter_load = self._own_histogram(
+            "loraplex_adapter_load_seconds", "Wait of a request for its adapter to be loaded."
+        )
+        self._grammar_wait = self._own_histogram(
+            "loraplex_grammar_wait_seconds", "Wait of a request for its grammar in the engine."
+        )
+        self._compile_checks = self._counter(
             "loraplex_grammar_trials",
             "Requested grammars by the result of their compile check, cached results included.",
             ("result",),
-            registry=self.registry,
         )
         for result in COMPILE_CHECK_RESULTS:
             self._compile_checks.labels(result)
-        self._compile_check_seconds = Histogram(
-            "loraplex_grammar_trial_seconds",
-            "Wait for a compile check.",
-            buckets=FINE_BUCKETS,
-            registry=self.registry,
+        self._compile_check_seconds = self._own_histogram(
+            "loraplex_grammar_trial_seconds", "Wait for a compile check."
         )
-        self._dependency = Gauge(
-            "loraplex_dependency_up", "1 while it responds.", ("dependency",), registry=self.registry
-        )
-        self._tasks = Gauge(
-            "loraplex_asyncio_tasks", "Tasks of the gateway's event loop.", registry=self.registry
-        )
-        self._open_connections = Gauge(
-            "loraplex_http_connections", "Open client connections.", registry=self.registry
-        )
-        self._price_age = Gauge(
+        self._dependency = self._gauge("loraplex_dependency_up", "1 while it responds.", ("dependency",))
+        self._tasks = self._gauge("loraplex_asyncio_tasks", "Tasks of the gateway's event loop.")
+        self._open_connections = self._gauge("loraplex_http_connections", "Open client connections.")
+        self._price_age = self._gauge(
             "loraplex_price_age_seconds",
             "Since this gateway last compared its prices with the rate cards in PostgreSQL.",
-            registry=self.registry,
         )
-        self._refused_connections = Counter(
-            "loraplex_http_connections_refused",
-            "Connections that a bound refused or ended.",
-            ("bound",),
-            registry=self.registry,
+        self._refused_connections = self._counter(
+            "loraplex_http_connections_refused", "Connections that a bound refused or ended.", ("bound",)
         )
         for bound in CONNECTION_BOUNDS:
             self._refused_connections.labels(bound)
-        build = Gauge("loraplex_build_info", "The running version.", ("version",), registry=self.registry)
-        build.labels(version).set(1)
-
-    def _waits(self, name: str, text: str) -> Histogram:
-        return Histogram(f"loraplex_{name}_seconds", text, buckets=FINE_BUCKETS, registry=self.registry)
+        self._gauge("loraplex_build_info", "The running version.", ("version",)).labels(version).set(1)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         family = Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self.registry)
