@@ -37,18 +37,14 @@ class InFlightRequest:
         self.sequences = sequences
         self._requests = requests
         self._deadline: asyncio.Timeout | None = None
-        self._was_shed = False
+        self.was_shed = False
+        """Whether the request lost its place to another one."""
 
     @property
     def may_be_shed(self) -> bool:
         """Whether the request is running `until_started`, the engine has not started it, and nothing has ended it."""
         waits = self._deadline is not None and self._stop is None
-        return waits and not self._was_shed and self.ended is None
-
-    @property
-    def was_shed(self) -> bool:
-        """Whether the request lost its place to another one."""
-        return self._was_shed
+        return waits and not self.was_shed and self.ended is None
 
     def until_started(self) -> "_UntilStarted":
         """Run a block that ends with `started`. An error of the block frees the place.
@@ -60,14 +56,14 @@ class InFlightRequest:
 
     def started(self, stop: Callable[[RequestRevoked], None]) -> None:
         """Keep the place until `release`; `stop` ends what runs. Raises what ended the block, if that has just happened."""
-        if self._was_shed or self.ended is not None:
+        if self.was_shed or self.ended is not None:
             raise self.reason()
         self._stop = stop
 
     def shed(self) -> None:
         """Free the place at once and cancel the block of `until_started`."""
         self.release()
-        self._was_shed = True
+        self.was_shed = True
         self._cancel()
 
     def end(self, ended: Ended) -> None:

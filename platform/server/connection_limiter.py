@@ -1,7 +1,7 @@
 """Bounds the open connections of a listener, per client address and in total, below this process's limit of open files.
 
-Invariant: a connection over a bound is closed before a byte of it is read. At the bound in total, an idle connection is
-closed for a client with fewer connections, so that clients which send nothing never keep others out.
+Invariant: a connection over a bound is closed before a byte of it is read. At the bound in total, an idle connection is evicted for a
+client with fewer connections, so that clients which send nothing never keep others out.
 """
 
 import resource
@@ -32,10 +32,10 @@ def ignore_refusal(bound: Bound, address: str) -> None:
 
 @dataclass(eq=False, slots=True)
 class Place:
-    """The place of one connection of `client`. `give_way` must close the connection at once, without `release`."""
+    """The place of one connection of `client`. `evict` must close the connection at once, without `release`."""
 
     client: str | None
-    give_way: Callable[[], None]
+    evict: Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class ConnectionLimiter:
     """Counts connections by client address; `trusted` proxies, whose clients are many, are bounded in total only.
 
     A client has at most as many connections as are free. Beyond that, the newest idle connection of the client with the
-    most connections is closed, if that client then still has no fewer. A connection is idle without a request in progress.
+    most connections is evicted, if that client then still has no fewer. A connection is idle without a request in progress.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ConnectionLimiter:
         )
         self.open_connections = 0
 
-    def acquire(self, address: str, give_way: Callable[[], None]) -> Place | None:
+    def acquire(self, address: str, evict: Callable[[], None]) -> Place | None:
         """Count one more connection of `address`, which is idle. None if it is over a bound, otherwise `release` is due."""
         client = self._client_of(address)
         bound = self._exceeded(client)
@@ -75,7 +75,7 @@ class ConnectionLimiter:
             self._on_refused(bound, address)
             if bound == "address" or not self._make_room(client):
                 return None
-        place = Place(client, give_way)
+        place = Place(client, evict)
         self.open_connections += 1
         if client is not None:
             self._clients.setdefault(client, _Client()).connections += 1
@@ -88,7 +88,7 @@ class ConnectionLimiter:
             self._clients[place.client].idle.pop(place, None)
 
     def set_idle(self, place: Place) -> None:
-        """Let the connection be closed for another one from now on."""
+        """Let the connection be evicted from now on."""
         if place.client is not None:
             self._clients[place.client].idle[place] = None
 
@@ -116,7 +116,7 @@ class ConnectionLimiter:
             return False
         newest = next(reversed(max(larger, key=lambda each: each.connections).idle))
         self.release(newest)
-        newest.give_way()
+        newest.evict()
         return True
 
     def _count(self, client: str | None) -> int:

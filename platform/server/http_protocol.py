@@ -76,9 +76,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
         if self._place is None:
-            self._place = self._limiter.acquire(self.client[0] if self.client else "", self._give_way)
+            self._place = self._limiter.acquire(self.client[0] if self.client else "", self._evict)
         else:
-            self._place.give_way = self._give_way
+            self._place.evict = self._evict
         if self._place is None:
             transport.write(REFUSAL)
             transport.close()
@@ -202,7 +202,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._head_bytes > MAX_HEAD_BYTES:
             raise HeadTooLarge(f"the head of a request has at most {MAX_HEAD_BYTES} bytes")
 
-    def _give_way(self) -> None:
+    def _evict(self) -> None:
         self._place = None
         self.transport.abort()
 

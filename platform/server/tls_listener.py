@@ -65,10 +65,10 @@ class TlsListener:
             self._begin(connection, address[0])
 
     def _begin(self, connection: socket.socket, address: str) -> None:
-        def give_way() -> None:
+        def evict() -> None:
             task.cancel()
 
-        place = self._limiter.acquire(address, give_way)
+        place = self._limiter.acquire(address, evict)
         if place is None:
             connection.close()
             return
