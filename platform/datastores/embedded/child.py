@@ -112,6 +112,27 @@ class Child:
             return log.read().decode(errors="replace").strip()
 
 
+class ChildServer:
+    """A server that runs as a child. The thread that owns the children makes all calls."""
+
+    stop_steps: Sequence[tuple[signal.Signals, float]]
+
+    def __init__(self) -> None:
+        self._child: Child | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None else self._child.pid
+
+    def running(self) -> bool:
+        return self._child is not None and self._child.running()
+
+    def stop(self) -> None:
+        if self._child is not None:
+            self._child.stop(self.stop_steps)
+            self._child = None
+
+
 def open_log(path: Path) -> BinaryIO:
     """Open a log (mode 0600) for appending; truncate it if it is longer than `MAX_LOG_BYTES`."""
     too_long = path.exists() and path.stat().st_size > MAX_LOG_BYTES

@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 
 from loraplex.platform.datastores.embedded.binaries import PostgresBinaries
-from loraplex.platform.datastores.embedded.child import Child, ChildCommand
+from loraplex.platform.datastores.embedded.child import Child, ChildCommand, ChildServer
 from loraplex.platform.datastores.embedded.errors import DataDirUnusable, ServiceFailed
 from loraplex.platform.datastores.embedded.identity import Identity, own_folder
 from loraplex.platform.datastores.embedded.orphans import end_orphans
@@ -61,28 +61,22 @@ def cluster_major(cluster: Path) -> int | None:
         raise DataDirUnusable(f"{version} is damaged: restore a backup into a new --data-dir") from error
 
 
-class PostgresServer:
-    """Starts and stops the server of one cluster. The thread that owns the children makes all calls."""
+class PostgresServer(ChildServer):
+    """Starts and stops the server of one cluster."""
 
     name = "PostgreSQL"
     socket_name = SOCKET_NAME
+    stop_steps = STOP_STEPS
 
     def __init__(self, folder: Path, binaries: PostgresBinaries, identity: Identity) -> None:
         """`folder` is an existing folder of the embedded services; the cluster is in `folder/postgres`."""
+        super().__init__()
         self.data = folder / "postgres"
         self._binaries = binaries
         self._identity = identity
         self._superuser_password = kept_password(folder / SUPERUSER_PASSWORD)
         self._password = kept_password(folder / SERVER_PASSWORD)
         self._log = folder / "postgres.log"
-        self._child: Child | None = None
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._child is None else self._child.pid
-
-    def running(self) -> bool:
-        return self._child is not None and self._child.running()
 
     def start(self, socket_folder: Path) -> str:
         """Start the server and return its URL. `socket_folder` is a path to the cluster short enough for a unix socket.
@@ -99,11 +93,6 @@ class PostgresServer:
         self._child = Child(self._command(arguments, self.data, signal.SIGQUIT))
         self._wait_ready(socket_folder)
         return f"postgresql://{SERVER_ROLE}:{self._password}@/{DATABASE}?host={socket_folder}"
-
-    def stop(self) -> None:
-        if self._child is not None:
-            self._child.stop(STOP_STEPS)
-            self._child = None
 
     def _create_cluster(self) -> None:
         if self.data.exists() and any(self.data.iterdir()):

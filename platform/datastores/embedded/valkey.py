@@ -11,7 +11,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from loraplex.platform.datastores.embedded.child import Child, ChildCommand
+from loraplex.platform.datastores.embedded.child import Child, ChildCommand, ChildServer
 from loraplex.platform.datastores.embedded.errors import ServiceFailed
 from loraplex.platform.datastores.embedded.identity import Identity, own_folder
 from loraplex.platform.datastores.embedded.passwords import kept_password
@@ -34,14 +34,16 @@ maxmemory-policy noeviction
 """
 
 
-class ValkeyServer:
-    """Starts and stops one server. The thread that owns the children makes all calls."""
+class ValkeyServer(ChildServer):
+    """Starts and stops one server."""
 
     name = "Valkey"
     socket_name = SOCKET_NAME
+    stop_steps = STOP_STEPS
 
     def __init__(self, folder: Path, binary: Path, identity: Identity) -> None:
         """`folder` is an existing folder of the embedded services; the data is in `folder/valkey`."""
+        super().__init__()
         self.data = folder / "valkey"
         self._password = password = kept_password(folder / PASSWORD)
         self._command = ChildCommand(
@@ -49,14 +51,6 @@ class ValkeyServer:
             remedy=f"move {self.data} away: counters are rebuilt from PostgreSQL",
             standard_input=CONFIGURATION.format(socket=SOCKET_NAME, password=password),
         )
-        self._child: Child | None = None
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._child is None else self._child.pid
-
-    def running(self) -> bool:
-        return self._child is not None and self._child.running()
 
     def start(self, socket_folder: Path) -> str:
         """Start the server and return its URL. `socket_folder` is a path to the data folder short enough for a unix socket."""
@@ -66,11 +60,6 @@ class ValkeyServer:
         url = f"unix://:{self._password}@{socket_folder / SOCKET_NAME}?db=0"
         self._wait_ready(self._child, url)
         return url
-
-    def stop(self) -> None:
-        if self._child is not None:
-            self._child.stop(STOP_STEPS)
-            self._child = None
 
     def _wait_ready(self, child: Child, url: str) -> None:
         deadline = time.monotonic() + START_SECONDS
