@@ -12,7 +12,6 @@ from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.report import Check, ValidationReport
 from loraplex.adapters.storage.safe_files import OpenFile
 from loraplex.adapters.target_modules import AdaptableModule, BaseModel
-from loraplex.adapters.validation.base_copies import copy_problems
 from loraplex.adapters.validation.peft_config import PeftConfig
 from loraplex.adapters.validation.peft_matching import ModuleMatcher, resolved, short_names
 from loraplex.adapters.validation.safetensors_header import TensorEntry, read_header
@@ -31,7 +30,7 @@ from loraplex.adapters.validation.tensor_assignment import (
     targets_without_tensors,
 )
 from loraplex.adapters.validation.tensor_names import TensorNames, plain_names, renamed
-from loraplex.adapters.validation.tensor_scan import TensorValues, scan_tensor
+from loraplex.adapters.validation.tensor_values import TensorValues, copy_problems, scan_tensor
 
 MANIFEST_PASSED: Final = Check("manifest", True, "adapter_config.json describes a plain LoRA")
 MAX_LISTED: Final = 20
