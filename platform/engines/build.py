@@ -6,8 +6,7 @@ Invariant: only the engine process imports this module, because it imports torch
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
 import structlog
@@ -47,26 +46,20 @@ def report_memory(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedEngine:
-    """An engine and the thread that built it, which must also run its steps."""
-
-    engine: Engine
-    steps: StepThread
-
-
 def load_engine(
     config: EngineConfig,
     cores: set[int],
     on_stage: Callable[[str], None],
     on_described: Callable[[EngineInfo], None],
-) -> LoadedEngine:
-    """Load the model and allocate its KV pool. `on_described` receives what will be served, before the weights are read.
+) -> Callable[[], AbstractAsyncContextManager[EngineClient]]:
+    """Load the model and allocate its KV pool. Returns what runs the engine's threads on an event loop.
 
-    `cores` are those that the process may use. Raises `ModelError`.
+    `on_described` receives what will be served, before the weights are read. `cores` are those that the process may use.
+    Raises `ModelError`.
     """
     steps = StepThread()
-    return LoadedEngine(steps.submit(partial(_load, config, cores, on_stage, on_described)).result(), steps)
+    engine = steps.submit(partial(_load, config, cores, on_stage, on_described)).result()
+    return partial(_running, engine, steps)
 
 
 def _load(
@@ -108,9 +101,9 @@ def _warm_up(compiler: MaskCompiler) -> None:
 
 
 @asynccontextmanager
-async def running(loaded: LoadedEngine) -> AsyncIterator[EngineClient]:
-    """Run the engine's threads until the context ends."""
-    local = LocalEngine(loaded.engine, loaded.steps)
+async def _running(engine: Engine, steps: StepThread) -> AsyncIterator[EngineClient]:
+    """Run the steps on the thread that built the engine, until the context ends."""
+    local = LocalEngine(engine, steps)
     try:
         yield local
     finally:

@@ -74,15 +74,14 @@ def prepare_engine(spawn: SpawnRequest, report: Reporter) -> EngineOpener:
         return partial(_scripted, spawn.fake)
     cores = os.sched_getaffinity(0)
     with paused_gc():
-        from loraplex.platform.engines.build import load_engine, running
+        from loraplex.platform.engines.build import load_engine
 
     # Importing torch binds this thread to one core, which threads started later would inherit.
     os.sched_setaffinity(0, cores)
     report(Stage(f"loading the model {Path(spawn.config.model).name}"))
-    loaded = load_engine(
+    return load_engine(
         spawn.config, cores, lambda text: report(Stage(text)), lambda info: report(Described(info))
     )
-    return partial(running, loaded)
 
 
 def _load(script: FakeScript) -> None:

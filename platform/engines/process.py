@@ -31,7 +31,6 @@ from loraplex.platform.engines.spawn_messages import (
     SpawnRequest,
     Stage,
 )
-from loraplex.platform.engines.watchdog import WatchdogConfig, kill_reason
 from loraplex.platform.processes.child_process import module_command
 from loraplex.platform.processes.environment import engine_environment
 from loraplex.platform.processes.restart_budget import RestartBudget, RestartPolicy
@@ -43,6 +42,14 @@ MIN_RESTART_S = 60.0
 """A restart on a busy machine may take so long, however short the first start was."""
 FIRST_STAGE = "starting Python and importing its modules"
 MODULE = "loraplex.platform.engines.main"
+
+
+@dataclass(frozen=True, slots=True)
+class WatchdogConfig:
+    """A child that answers no ping for `unresponsive_s`, or has work and completes no step for `hang_s`, is killed."""
+
+    unresponsive_s: float = 30.0
+    hang_s: float = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,4 +296,13 @@ async def _next_report(process: Process) -> Report | None:
     while line := await process.stdout.readline():
         with contextlib.suppress(msgspec.MsgspecError):
             return spawn_messages.decode_report(line)
+    return None
+
+
+def kill_reason(limits: WatchdogConfig, silent_s: float, busy: bool, since_step_s: float) -> str | None:
+    """Why the child must be killed; None while it is healthy."""
+    if silent_s > limits.unresponsive_s:
+        return f"it answered nothing for {silent_s:.1f} s"
+    if busy and since_step_s > limits.hang_s:
+        return f"it has work and completed no step for {since_step_s:.1f} s"
     return None

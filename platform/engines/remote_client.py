@@ -218,8 +218,10 @@ class RemoteEngine:
                 self._request_abort(request_id)
 
     def lose(self, reason: str) -> None:
-        """Treat the engine as lost at once. Its parent calls this when the process has ended."""
-        self._lose(reason)
+        """Treat the engine as lost at once. Its parent also calls this, when the process has ended."""
+        if self.connected:
+            self._log.warning("engine lost", reason=reason, requests=self.open_requests)
+        self._reset(reason)
 
     def _refusal(self, request: EngineRequest) -> Failed | None:
         request_id = request.request_id
@@ -246,7 +248,7 @@ class RemoteEngine:
         while True:
             self._clock.tick(time.monotonic())
             if self.connected and self.silent_for() > self._silence_s:
-                self._lose("the engine is silent")
+                self.lose("the engine is silent")
             if self._socket is None and not self._connect():
                 await asyncio.sleep(wire.PING_INTERVAL_S)
                 continue
@@ -331,7 +333,7 @@ class RemoteEngine:
                 self._ready.set()
             case wire.Goodbye(reason):
                 if self.connected:
-                    self._lose(reason)
+                    self.lose(reason)
 
     def _note_instance(self, instance: str) -> None:
         """Report the death of the previous engine process, if this is another one."""
@@ -377,11 +379,6 @@ class RemoteEngine:
         self._pongs[self._number] = reply
         self._send(wire.Ping(self._number))
         return self._number, reply
-
-    def _lose(self, reason: str) -> None:
-        if self.connected:
-            self._log.warning("engine lost", reason=reason, requests=self.open_requests)
-        self._reset(reason)
 
     def _reset(self, reason: str) -> None:
         if self.connected:

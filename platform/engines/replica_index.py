@@ -38,7 +38,7 @@ QUIET_LOAD: Final = 0.25
 """The share of its rows that a home gives to one adapter, before it gets another home; see also `FleetLoad`. A batch of few rows
 takes one more at nearly no cost, and another replica would have to load the adapter."""
 
-MOST_ROUTERS: Final = 16
+MAX_ROUTERS: Final = 16
 """A router with few requests cannot tell from its own how many others have: it counts at most as if there were so many routers."""
 
 MAX_RANKINGS: Final = 32_768
@@ -190,7 +190,7 @@ class ReplicaIndex:
 
     def _routers(self) -> float:
         """How many routers there are, as all open requests are to this one's."""
-        return min(self._open / max(self._own, 1), MOST_ROUTERS)
+        return min(self._open / max(self._own, 1), MAX_ROUTERS)
 
     def _count(self, state: ReplicaState, sign: int) -> None:
         self._open += sign * state.open_requests

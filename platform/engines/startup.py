@@ -20,9 +20,8 @@ from loraplex.platform.engines.engine_config import engine_config
 from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.engines.pool import EnginePool
-from loraplex.platform.engines.process import EngineProcess, EngineProcessOptions
+from loraplex.platform.engines.process import EngineProcess, EngineProcessOptions, WatchdogConfig
 from loraplex.platform.engines.remote_client import OnDeath, RemoteEngine, ignore_death
-from loraplex.platform.engines.watchdog import WatchdogConfig
 from loraplex.platform.processes.restart_budget import RestartPolicy
 from loraplex.platform.startup_errors import EngineStartFailed, SettingsError
 
@@ -93,7 +92,7 @@ def _process(
         address=address,
         config=engine_config(settings, model),
         fake=_fake_script(settings, model),
-        buffer=_buffer_limits(settings),
+        buffer=buffer_limits(settings),
         watchdog=WatchdogConfig(settings.engine_unresponsive_s, settings.engine_hang_timeout_s),
         restart=restart,
         start_timeout_s=settings.engine_start_timeout_s,
@@ -105,7 +104,7 @@ def _process(
 
 
 def _start_attaching(settings: Settings, stack: AsyncExitStack, on_stage: OnStage) -> StartingEngines:
-    buffer, memory = _buffer_limits(settings), PoisonMemory()
+    buffer, memory = buffer_limits(settings), PoisonMemory()
     engines = [RemoteEngine(address, buffer, on_death=memory.record_death) for address in settings.engine]
     for engine in engines:
         engine.start()
@@ -173,5 +172,5 @@ def _fake_script(settings: Settings, model: str) -> FakeScript | None:
     return msgspec.structs.replace(script, info=msgspec.structs.replace(script.info, model_path=model))
 
 
-def _buffer_limits(settings: Settings) -> EventBufferConfig:
+def buffer_limits(settings: Settings) -> EventBufferConfig:
     return EventBufferConfig(tokens=settings.max_buffered_tokens, stall_s=settings.reader_stall_s)

@@ -18,7 +18,6 @@ from loraplex.platform.startup_errors import SettingsError
 PROTOCOL_VERSION: Final = 3
 PING_INTERVAL_S: Final = 1.0
 PEER_TIMEOUT_S: Final = 5.0
-ACKNOWLEDGE_S: Final = 1.0
 MAX_MESSAGE_BYTES: Final = 64 << 20
 MAX_SOCKET_PATH: Final = 107
 SCHEME: Final = "ipc://"

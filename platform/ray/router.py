@@ -44,7 +44,7 @@ class _Sent(NamedTuple):
     at: float
 
 
-class _Asked(NamedTuple):
+class _Probe(NamedTuple):
     """When a full replica was last asked, and the seconds until it is asked again."""
 
     at: float
@@ -60,7 +60,7 @@ class PlacementRouter(RequestRouter):
         self._encoded: dict[str, bytes] = {}
         self._chosen: dict[str, _Sent] = {}
         self._accepted: dict[str, _Sent] = {}
-        self._asked: dict[str, _Asked] = {}
+        self._asked: dict[str, _Probe] = {}
         self._asking: set[asyncio.Task[None]] = set()
         self._directory: ReplicaDirectory = directory_of(self._deployment_id.app_name)
 
@@ -143,7 +143,7 @@ class PlacementRouter(RequestRouter):
         asked = self._asked.get(name)
         if asked is None or now - asked.at >= asked.pause_s:
             pause_s = RECOUNT_S if asked is None else min(2 * asked.pause_s, MAX_RECOUNT_S)
-            self._asked[name] = _Asked(now, pause_s)
+            self._asked[name] = _Probe(now, pause_s)
             task = asyncio.get_running_loop().create_task(self._ask(replica))
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)

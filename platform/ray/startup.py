@@ -17,10 +17,9 @@ from ray.serve.handle import DeploymentHandle
 
 from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, LocalAdapterStore
 from loraplex.platform.config import Settings
-from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.engines.pool import EnginePool
-from loraplex.platform.engines.startup import OnStage, StartingEngines
+from loraplex.platform.engines.startup import OnStage, StartingEngines, buffer_limits
 from loraplex.platform.ray.deployment import DEPLOYMENT
 from loraplex.platform.ray.engine import RayEngine
 from loraplex.platform.ray.replica_directory import directory_of
@@ -37,8 +36,7 @@ def start_ray_engine(
     memory = PoisonMemory()
     replicas = ReplicaSet(directory_of(app_name), memory.record_death)
     storage = LocalAdapterStore(settings.data_dir / ADAPTERS_FOLDER)
-    limits = EventBufferConfig(tokens=settings.max_buffered_tokens, stall_s=settings.reader_stall_s)
-    engine = RayEngine(replicas, limits, storage.tenant_of)
+    engine = RayEngine(replicas, buffer_limits(settings), storage.tenant_of)
     engine.start()
     stack.push_async_callback(engine.close)
     ready = asyncio.create_task(_join(settings, app_name, engine, on_stage))

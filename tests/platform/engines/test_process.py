@@ -22,8 +22,7 @@ from loraplex.engine.fake_engine import CRASH_STATUS, FakeScript, Fault
 from loraplex.engine.messages import AdapterRef, EngineRequest, Event, Failed, Finished
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.engines.poison_memory import PoisonMemory
-from loraplex.platform.engines.process import EngineProcess, EngineProcessOptions
-from loraplex.platform.engines.watchdog import WatchdogConfig
+from loraplex.platform.engines.process import EngineProcess, EngineProcessOptions, WatchdogConfig
 from loraplex.platform.processes.restart_budget import RestartPolicy
 from loraplex.platform.startup_errors import EngineStartFailed
 

@@ -12,7 +12,7 @@ from loraplex.platform.engines.placement import (
     replica_number,
 )
 from loraplex.platform.engines.prefix_index import PromptPrefix
-from loraplex.platform.engines.replica_index import MOST_ROUTERS, QUIET_LOAD, ReplicaIndex
+from loraplex.platform.engines.replica_index import MAX_ROUTERS, QUIET_LOAD, ReplicaIndex
 
 NAMESPACE = b"n" * 32
 ROWS = 8
@@ -120,10 +120,10 @@ def test_one_request_of_a_quiet_router_neither_fills_nor_empties_a_replica() -> 
     for number in range(20):
         index.update(state(str(number), 50))
     index.sent("0", NAMESPACE, key(0))
-    assert estimate(index, "0") == 50 + MOST_ROUTERS, "not 50 and the 1000 open requests of all"
+    assert estimate(index, "0") == 50 + MAX_ROUTERS, "not 50 and the 1000 open requests of all"
     index.observe("0", 51)
     index.ended("0", NAMESPACE, key(0))
-    assert estimate(index, "0") == 51 - MOST_ROUTERS
+    assert estimate(index, "0") == 51 - MAX_ROUTERS
 
 
 def test_requests_of_a_replica_that_left_and_came_back_still_end() -> None:

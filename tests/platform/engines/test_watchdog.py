@@ -2,7 +2,7 @@
 
 import pytest
 
-from loraplex.platform.engines.watchdog import WatchdogConfig, kill_reason
+from loraplex.platform.engines.process import WatchdogConfig, kill_reason
 
 
 @pytest.mark.parametrize(
