@@ -58,12 +58,44 @@ ANY_ORIGIN = "*"
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s*]+")
 DEFAULT_PORT = re.compile(r"^(http://.+):80$|^(https://.+):443$")
 EVERY_ORIGIN = "`allowed_origins` is `*`: any page that a browser shows may call `/v1` with a key that it has; name the origins instead"
-LEASE_HEARTBEATS = 3
-BODIES_BUFFERED = 4
 MIN_GRACE_S = 30.0
 GIVEN_WITH = {"tls_key": "tls_certificate", "smtp_from": "smtp_url", "oidc_client_id": "oidc_issuer"}
 
-REMOVED = {"chunked_prefill": "true"}
+REMOVED = {
+    "adapter_page_error": "0.05",
+    "admission_heartbeat_s": "10",
+    "admission_lease_s": "45",
+    "chunked_prefill": "true",
+    "database_grace_s": "known_caller_s",
+    "default_max_adapter_bytes": "17179869184",
+    "default_max_adapters": "10000",
+    "default_max_keys": "10000",
+    "engine_hang_timeout_s": "120",
+    "engine_start_silence_s": "60",
+    "engine_step_warning_s": "10",
+    "engine_unresponsive_s": "30",
+    "grammar_deadline_s": "5",
+    "grammar_fast_forward": "true",
+    "grammar_memory_bytes": "1073741824",
+    "idempotency_hours": "24",
+    "kv_block_size": "16",
+    "max_body_bytes": "10485760",
+    "max_buffered_body_bytes": "268435456",
+    "max_buffered_tokens": "8192",
+    "max_connections_per_address": "1024",
+    "max_lora_rank": "256",
+    "max_open_uploads": "16",
+    "max_uploads_in_flight": "32",
+    "overlap": "auto",
+    "phases_retention_days": "14",
+    "quota_event_retention_days": "400",
+    "reader_stall_s": "60",
+    "ready_stall_s": "20",
+    "upload_body_s": "3600",
+    "upload_expiry_s": "86400",
+    "upload_part_bytes": "16777216",
+    "upload_stall_s": "30",
+}
 """Settings of earlier releases, each with what holds now. They stop no start, because an upgrade must need no edit."""
 
 
@@ -92,9 +124,11 @@ class Settings(BaseSettings):
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
     tls_certificate: Path | None = None
     tls_key: Path | None = Field(default=None, validate_default=True)
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(default=(), max_length=64)
+    public_url: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+$")
     console: bool = True
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(default=(), max_length=64)
-    public_url: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+$")
+
     smtp_url: SecretStr | None = None
     smtp_from: str | None = Field(default=None, min_length=3, max_length=320, validate_default=True)
     oidc_issuer: str | None = Field(default=None, pattern=r"^https?://[^?#\s]+$", max_length=500)
@@ -102,10 +136,10 @@ class Settings(BaseSettings):
     oidc_client_secret: SecretStr | None = None
     oidc_name: str = Field(default="OpenID Connect", min_length=1, max_length=40)
     oidc_allowed_domains: Annotated[tuple[str, ...], NoDecode] = Field(default=(), max_length=64)
+
     data_dir: Path = Path("./.loraplex")
     role: Literal["all", "engine", "gateway"] = "all"
     engine: tuple[str, ...] = Field(default=(), max_length=64)
-
     database_url: SecretStr | None = Field(default=None, validation_alias=_url("database_url"))
     redis_url: SecretStr | None = Field(default=None, validation_alias=_url("redis_url"))
     secret: SecretStr | None = None
@@ -117,44 +151,33 @@ class Settings(BaseSettings):
     s3_prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._/-]{1,200}$")
     s3_access_key_id: SecretStr | None = None
     s3_secret_access_key: SecretStr | None = None
-    upload_part_bytes: int = Field(default=16 << 20, ge=1 << 20, le=64 << 20)
-    upload_expiry_s: float = Field(default=86_400.0, gt=0, le=604_800)
-    upload_body_s: float = Field(default=3600.0, gt=0, le=86_400)
-    upload_stall_s: float = Field(default=30.0, gt=0, le=3600)
+    adapter_disk_bytes: int = Field(default=64 * GIB, ge=1 << 20, le=1 << 50)
     storage_floor_bytes: int = Field(default=GIB, ge=0, le=1 << 50)
-    default_max_adapters: int = Field(default=10_000, ge=0, le=1 << 30)
-    default_max_adapter_bytes: int = Field(default=16 * GIB, ge=0, le=1 << 50)
-    default_max_keys: int = Field(default=10_000, ge=1, le=1 << 30)
+
+    memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    kv_cache_bytes: int | None = Field(default=None, ge=1 << 20, le=1 << 44)
+    prefix_caching: bool = True
+    adapter_bytes: int | None = Field(default=None, ge=0, le=1 << 44)
+    adapter_host_bytes: int = Field(default=4 * GIB, ge=0, le=1 << 44)
+    adapter_page_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    max_num_seqs: int = Field(default=64, ge=1, le=4096)
+    max_num_batched_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
+    max_adapters_per_step: int = Field(default=64, ge=1, le=4096)
+    max_waiting: int = Field(default=1024, ge=0, le=1 << 20)
+    cuda_graphs: Literal["auto", "off"] = "auto"
+    deterministic: bool = False
+
     default_max_tokens: int = Field(default=4096, ge=0, le=MAX_DEFAULT_TOKENS)
     tier_default_max_tokens: Annotated[
         dict[Annotated[str, Field(pattern=TENANT_NAME)], Annotated[int, Field(ge=0, le=MAX_DEFAULT_TOKENS)]],
         NoDecode,
     ] = Field(default={}, max_length=64)
     unknown_parameters: UnknownParameters = "refuse"
-    max_open_uploads: int = Field(default=16, ge=1, le=1000)
-    max_uploads_in_flight: int = Field(default=32, ge=1, le=1024)
-
-    memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    kv_cache_bytes: int | None = Field(default=None, ge=1 << 20, le=1 << 44)
-    kv_block_size: int = Field(default=16, ge=1, le=256)
-    prefix_caching: bool = True
-    adapter_bytes: int | None = Field(default=None, ge=0, le=1 << 44)
-    adapter_host_bytes: int = Field(default=4 * GIB, ge=0, le=1 << 44)
-    adapter_disk_bytes: int = Field(default=64 * GIB, ge=1 << 20, le=1 << 50)
-    adapter_page_dtype: Literal["auto", "int8", "fp8"] = "auto"
-    adapter_page_error: float = Field(default=0.05, gt=0, le=1)
-    max_lora_rank: int = Field(default=256, ge=1, le=256)
-    max_num_seqs: int = Field(default=64, ge=1, le=4096)
-    max_num_batched_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
-    max_adapters_per_step: int = Field(default=64, ge=1, le=4096)
-    max_waiting: int = Field(default=1024, ge=0, le=1 << 20)
-    overlap: Literal["auto", "on", "off"] = "auto"
-    cuda_graphs: Literal["auto", "off"] = "auto"
-    deterministic: bool = False
-
-    grammar_deadline_s: float = Field(default=5.0, gt=0, le=60)
-    grammar_memory_bytes: int = Field(default=GIB, ge=64 << 20, le=1 << 36)
-    grammar_fast_forward: bool = True
+    max_requests_in_flight: int = Field(default=2048, ge=1, le=1 << 20)
+    max_connections: int = Field(default=4096, ge=1, le=1 << 20)
+    queue_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
+    first_token_timeout_s: float = Field(default=600.0, gt=0, le=86_400)
+    total_timeout_s: float = Field(default=1800.0, gt=0, le=86_400)
 
     currency: str = Field(default="USD", pattern=r"^[A-Z]{3}$")
     price_prompt: int = Field(default=0, ge=0, le=MAX_PRICE)
@@ -162,44 +185,22 @@ class Settings(BaseSettings):
     price_completion: int = Field(default=0, ge=0, le=MAX_PRICE)
     accelerator_price_per_hour: int | None = Field(default=None, ge=0, le=10**12)
     invoice_grace_hours: int = Field(default=24, ge=0, le=720)
-    admission_heartbeat_s: float = Field(default=10.0, gt=0, le=600)
-    admission_lease_s: float = Field(default=45.0, gt=0, le=3600, validate_default=True)
-    valkey_timeout_s: float = Field(default=0.05, gt=0, le=1)
     journal_max_bytes: int = Field(default=256 << 20, ge=32 << 20, le=1 << 40)
-
-    max_requests_in_flight: int = Field(default=2048, ge=1, le=1 << 20)
-    max_body_bytes: int = Field(default=10 << 20, ge=1024, le=1 << 30)
-    max_buffered_body_bytes: int = Field(default=GIB // 4, ge=4096, le=1 << 40, validate_default=True)
-    max_connections: int = Field(default=4096, ge=1, le=1 << 20)
-    max_connections_per_address: int = Field(default=1024, ge=1, le=1 << 20)
-    max_buffered_tokens: int = Field(default=8192, ge=64, le=1 << 20)
-    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(default=(), max_length=64)
-    reader_stall_s: float = Field(default=60.0, gt=0, le=3600)
-    queue_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
-    first_token_timeout_s: float = Field(default=600.0, gt=0, le=86_400)
-    total_timeout_s: float = Field(default=1800.0, gt=0, le=86_400)
-    drain_grace_s: float = Field(default=5.0, ge=0, le=600)
-    drain_s: float = Field(default=30.0, ge=0, le=3600)
-    engine_step_warning_s: float = Field(default=10.0, gt=0, le=3600)
-    engine_start_timeout_s: float = Field(default=1800.0, gt=0, le=86_400)
-    engine_start_silence_s: float = Field(default=60.0, ge=5, le=86_400)
-    engine_hang_timeout_s: float = Field(default=120.0, gt=0, le=3600)
-    ready_stall_s: float = Field(default=20.0, gt=0, le=3600)
-    known_caller_s: float = Field(default=300.0, ge=0, le=86_400)
-    database_grace_s: float | None = Field(default=None, ge=0, le=86_400)
-    metrics_adapter_names: bool = False
-    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s?#]{1,500}$")
-    engine_unresponsive_s: float = Field(default=30.0, gt=0, le=3600)
-    audit_retention_days: int = Field(default=365, ge=2, le=3650)
-    quota_event_retention_days: int = Field(default=400, ge=1, le=3650)
     ledger_retention_months: int = Field(default=24, ge=2, le=240)
-    phases_retention_days: int = Field(default=14, ge=1, le=366)
-    idempotency_hours: int = Field(default=24, ge=1, le=168)
+    audit_retention_days: int = Field(default=365, ge=2, le=3650)
     webhook_allow_private: bool = False
     meter_export: str | None = Field(default=None, min_length=1, max_length=MAX_URL_LENGTH)
     meter_export_secret: SecretStr | None = Field(default=None, validate_default=True)
+
+    drain_grace_s: float = Field(default=5.0, ge=0, le=600)
+    drain_s: float = Field(default=30.0, ge=0, le=3600)
+    engine_start_timeout_s: float = Field(default=1800.0, gt=0, le=86_400)
+    valkey_timeout_s: float = Field(default=0.05, gt=0, le=1)
+    known_caller_s: float = Field(default=300.0, ge=0, le=86_400)
+    metrics_adapter_names: bool = False
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s?#]{1,500}$")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    fake_engine: Path | None = Field(default=None, description="a FakeScript as JSON: faults without a model")
+    fake_engine: Path | None = None
 
     _without_effect: dict[str, str] = PrivateAttr(default_factory=dict)
 
@@ -299,20 +300,6 @@ class Settings(BaseSettings):
     def _a_cached_token_costs_no_more(cls, value: int | None, info: ValidationInfo) -> int | None:
         if value is not None and value > info.data.get("price_prompt", MAX_PRICE):
             raise ValueError("must be at most `price_prompt`")
-        return value
-
-    @field_validator("max_buffered_body_bytes")
-    @classmethod
-    def _the_largest_body_fits_a_share(cls, value: int, info: ValidationInfo) -> int:
-        if value < BODIES_BUFFERED * info.data.get("max_body_bytes", 0):
-            raise ValueError(f"must be at least {BODIES_BUFFERED} times `max_body_bytes`")
-        return value
-
-    @field_validator("admission_lease_s")
-    @classmethod
-    def _a_lease_outlives_lost_heartbeats(cls, value: float, info: ValidationInfo) -> float:
-        if value < LEASE_HEARTBEATS * info.data.get("admission_heartbeat_s", 0):
-            raise ValueError(f"must be at least {LEASE_HEARTBEATS} times `admission_heartbeat_s`")
         return value
 
     @field_validator("meter_export")
@@ -418,17 +405,13 @@ class Settings(BaseSettings):
 
     @property
     def readiness_grace_s(self) -> float:
-        """How long PostgreSQL may be away before this gateway is not ready: by default as long as known callers are served."""
-        default_s = max(self.known_caller_s, MIN_GRACE_S)
-        return default_s if self.database_grace_s is None else self.database_grace_s
+        """How long PostgreSQL may be away before this gateway is not ready: as long as known callers are served."""
+        return max(self.known_caller_s, MIN_GRACE_S)
 
     @property
     def default_limits(self) -> DefaultLimits:
         """The limits of tenants whose own are null."""
         return DefaultLimits(
-            max_adapters=self.default_max_adapters,
-            max_adapter_bytes=self.default_max_adapter_bytes,
-            max_keys=self.default_max_keys,
             default_max_tokens=self.default_max_tokens,
             tier_default_max_tokens=self.tier_default_max_tokens,
             unknown_parameters=self.unknown_parameters,

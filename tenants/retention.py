@@ -62,7 +62,7 @@ class Retention:
     """
 
     audit: timedelta
-    quota_events: timedelta
+    quota_events: timedelta = timedelta(days=400)
 
 
 class RetentionRepository:

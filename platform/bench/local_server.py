@@ -99,10 +99,12 @@ class LocalServer:
 
 
 @asynccontextmanager
-async def run_local_server(model: str, settings: Mapping[str, str]) -> AsyncIterator[LocalServer]:
-    """Run a server in a temporary folder, which is removed at the end."""
+async def run_local_server(
+    model: str, settings: Mapping[str, str], program: str = RUN
+) -> AsyncIterator[LocalServer]:
+    """Run a server in a temporary folder, which is removed at the end. `program`: see `LocalServer`."""
     with TemporaryDirectory(prefix="loraplex-bench-") as name:
-        server = LocalServer(Path(name), model, settings)
+        server = LocalServer(Path(name), model, settings, program)
         try:
             await server.start()
             yield server

@@ -36,7 +36,7 @@ class PrefixCacheShape:
 
 async def measure_prefix_cache(model: str, shape: PrefixCacheShape, settings: Mapping[str, str]) -> Report:
     """Raises `BenchFailed`."""
-    own = {"dtype": shape.dtype, "kv_block_size": str(shape.block_size), **settings}
+    own = {"dtype": shape.dtype, **settings}
     completions: dict[str, list[Completion]] = {COLD: [], WARM: [], OTHER: []}
     async with run_local_server(model, own) as server:
         async with open_fixtures(server) as fixtures:

@@ -23,7 +23,7 @@ from loraplex.platform.drills.drill import run_drill
 from loraplex.platform.drills.errors import DrillImpossible
 from loraplex.platform.drills.faults.db_outage import DatabaseOutage
 from loraplex.platform.drills.faults.disk_full import GIB, DiskFull
-from loraplex.platform.drills.faults.engine_loss import EngineHang, EngineKill, longest_loss_s
+from loraplex.platform.drills.faults.engine_loss import EngineHang, EngineKill
 from loraplex.platform.drills.faults.fault import Fault
 from loraplex.platform.drills.faults.gateway_kill import GatewayKill
 from loraplex.platform.drills.faults.overload import Overload
@@ -112,13 +112,13 @@ def gateway_kill(
 @drill_command("engine-kill")
 def engine_kill(found: Installation, _: DrillLoad) -> Fault:
     """The engine is killed; its gateway starts another one."""
-    return EngineKill(installation=found, seconds=longest_loss_s(found.settings))
+    return EngineKill(installation=found)
 
 
 @drill_command("engine-hang")
 def engine_hang(found: Installation, _: DrillLoad) -> Fault:
     """The engine stops and answers nothing, until the watchdog of its gateway replaces it."""
-    return EngineHang(installation=found, seconds=longest_loss_s(found.settings))
+    return EngineHang(installation=found)
 
 
 @drill_command("disk-full")

@@ -33,7 +33,7 @@ from loraplex.platform.demo.announcement import QUESTION
 from loraplex.platform.demo.demo_file import DEMO_FILE, DemoAccess, DemoTenantAccess, read_demo_file
 from loraplex.platform.demo.tenants import ADAPTERS_FOLDER
 from loraplex.platform.drills.drill import run_drill
-from loraplex.platform.drills.faults.engine_loss import EngineKill, longest_loss_s
+from loraplex.platform.drills.faults.engine_loss import EngineKill
 from loraplex.platform.drills.installation import Installation, find_installation
 from loraplex.platform.drills.traffic import DrillLoad
 from loraplex.platform.inference.rate_limit_headers import MODE_HEADER
@@ -265,7 +265,7 @@ async def _served(visit: Visit, name: str) -> Counter[str]:
 async def engine_kill(visit: Visit) -> Found:
     """A killed engine comes back, and the ledger has what clients know."""
     found, load = visit.installation, DrillLoad(max_tokens=8)
-    fault = EngineKill(installation=found, seconds=longest_loss_s(found.settings))
+    fault = EngineKill(installation=found)
     await fault.check()
     report = await run_drill(fault, load, lambda _: None)
     kept = "; ".join(f"{each.name}: {each.found}" for each in report.promises)

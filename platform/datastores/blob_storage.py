@@ -15,7 +15,7 @@ class BlobStorage(AdapterStorage):
     def __init__(self, settings: Settings, base_model_digest: str) -> None:
         super().__init__(settings, base_model_digest)
         self.parts = UploadParts(self.objects, settings.storage_floor_bytes)
-        self._limits = upload_limits(settings)
+        self._limits = UploadConfig(storage_floor_bytes=settings.storage_floor_bytes)
 
     def uploads(self, database: Database, lifecycle: Lifecycle, adapter_limits: AdapterLimits) -> Uploads:
         """The upload service of the routes."""
@@ -24,16 +24,3 @@ class BlobStorage(AdapterStorage):
     def cleaner(self, database: Database) -> UploadCleanup:
         """The cleanup of uploads; the gateway runs its `run` as a task."""
         return UploadCleanup(database, self.parts, self.local)
-
-
-def upload_limits(settings: Settings) -> UploadConfig:
-    return UploadConfig(
-        part_bytes=settings.upload_part_bytes,
-        expiry_s=settings.upload_expiry_s,
-        max_open=settings.max_open_uploads,
-        max_in_flight=settings.max_uploads_in_flight,
-        max_in_flight_per_tenant=max(1, settings.max_uploads_in_flight // 4),
-        stall_s=settings.upload_stall_s,
-        body_s=settings.upload_body_s,
-        storage_floor_bytes=settings.storage_floor_bytes,
-    )

@@ -21,6 +21,7 @@ from loraplex.platform.drills.report import DrillReport, Promise
 from loraplex.platform.drills.traffic import TIMEOUT_S, DrillLoad, Traffic, recovery_s
 from loraplex.platform.drills.undo import EndTenant, Undo
 from loraplex.platform.drills.watchdog import DrillWatchdog
+from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import StoreUnavailable, TenantsError
 
@@ -30,6 +31,8 @@ WARM_UP_S: Final = 60.0
 STEADY_S: Final = 1.0
 """Recovered is what had no error for so long."""
 SHIPPED_S: Final = 120.0
+RELEASED_S: Final = 2 * AdmissionConfig().lease_s + 30.0
+"""Until the reservations of a killed gateway are free: a lease, and the time in which others look for such."""
 SPARE_S: Final = 120.0
 POLL_S: Final = 0.1
 FAILURES: Final = (psutil.Error, psycopg.Error, TenantsError, OSError)
@@ -66,9 +69,7 @@ async def run_drill(fault: Fault, load: DrillLoad, progress: Progress) -> DrillR
                 await _recover(traffic, ended_s, load.recover_s)
             progress("comparing the ledger and the quota counters with what clients know")
             drift = await _measure(database, tenant, traffic)
-            quotas = await check_quotas(
-                database, fault.installation.redis_url, tenant.tenant_id, _released_s(fault)
-            )
+            quotas = await check_quotas(database, fault.installation.redis_url, tenant.tenant_id, RELEASED_S)
             return await _report(fault, traffic, Observed(traffic.outcomes, began_s, ended_s, drift), quotas)
     finally:
         await database.close()
@@ -85,12 +86,7 @@ async def _measure(database: Database, tenant: DrillTenant, traffic: Traffic) ->
 def _longest_s(fault: Fault, load: DrillLoad) -> float:
     """Beyond every wait of a drill: then the watchdog acts, whatever the drill does."""
     own_s = fault.seconds + fault.more_s
-    return WARM_UP_S + own_s + load.recover_s + TIMEOUT_S + SHIPPED_S + _released_s(fault) + SPARE_S
-
-
-def _released_s(fault: Fault) -> float:
-    """Until the reservations of a killed gateway are free: a lease, and the time in which others look for such."""
-    return 2 * fault.installation.settings.admission_lease_s + 30.0
+    return WARM_UP_S + own_s + load.recover_s + TIMEOUT_S + SHIPPED_S + RELEASED_S + SPARE_S
 
 
 @asynccontextmanager

@@ -15,16 +15,13 @@ def engine_config(settings: Settings, model: str) -> EngineConfig:
         memory_utilization=settings.memory_utilization,
         cuda_graphs=settings.cuda_graphs,
         deterministic=settings.deterministic,
-        step_warning_s=settings.engine_step_warning_s,
         scheduler=SchedulerConfig(
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_adapters_per_step=settings.max_adapters_per_step,
             max_waiting=settings.max_waiting,
-            overlap=settings.overlap,
         ),
         cache=CacheConfig(
-            block_size=settings.kv_block_size,
             kv_bytes=settings.kv_cache_bytes,
             kv_dtype=settings.kv_cache_dtype,
             prefix_caching=settings.prefix_caching,
@@ -32,8 +29,6 @@ def engine_config(settings: Settings, model: str) -> EngineConfig:
         lora=LoraConfig(
             max_bytes=settings.adapter_bytes,
             host_max_bytes=settings.adapter_host_bytes,
-            max_rank=settings.max_lora_rank,
             page_dtype=settings.adapter_page_dtype,
-            max_page_error=settings.adapter_page_error,
         ),
     )

@@ -7,10 +7,14 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec.structs import replace
 
 from loraplex.engine.messages import Delta, Event, Failed, Finished, TokenLogprob, Usage
+
+READER_STALL_S: Final = 60.0
+"""A client that reads nothing for this long has gone: its request is aborted and its connection closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +22,10 @@ class EventBufferConfig:
     """Bounds of a reader's lag: `tokens` unread tokens, and `stall_s` seconds for an unread event."""
 
     tokens: int = 8192
-    stall_s: float = 60.0
+    stall_s: float = READER_STALL_S
+
+
+DEFAULT_BUFFER: Final = EventBufferConfig()
 
 
 class _PendingDelta:

@@ -20,7 +20,6 @@ from loraplex.engine.config import EngineConfig
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines import spawn_messages, wire
-from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import OnDeath, RemoteEngine, ignore_death
 from loraplex.platform.engines.spawn_messages import (
     Broken,
@@ -61,7 +60,6 @@ class EngineProcessOptions:
     address: str
     config: EngineConfig
     fake: FakeScript | None = None
-    buffer: EventBufferConfig = field(default_factory=EventBufferConfig)
     watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     start_timeout_s: float = 1800.0
@@ -85,7 +83,7 @@ class EngineProcess:
     ) -> None:
         self._options = options
         self._on_stage = on_stage or (lambda text: None)
-        self.client = RemoteEngine(options.address, options.buffer, math.inf, on_death)
+        self.client = RemoteEngine(options.address, silence_s=math.inf, on_death=on_death)
         self._budget = RestartBudget(options.restart)
         self._process: Process | None = None
         self._supervision: asyncio.Task[None] | None = None

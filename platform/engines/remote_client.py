@@ -33,7 +33,7 @@ from loraplex.engine.messages import (
     ProbeReport,
 )
 from loraplex.platform.engines import wire
-from loraplex.platform.engines.event_buffer import EventBuffer, EventBufferConfig
+from loraplex.platform.engines.event_buffer import DEFAULT_BUFFER, EventBuffer, EventBufferConfig
 from loraplex.platform.engines.loop_clock import LoopClock
 from loraplex.platform.engines.loop_socket import LoopSocket
 from loraplex.platform.engines.poison_memory import Work
@@ -64,7 +64,7 @@ class RemoteEngine:
     def __init__(
         self,
         address: str,
-        buffer: EventBufferConfig,
+        buffer: EventBufferConfig = DEFAULT_BUFFER,
         silence_s: float = wire.PEER_TIMEOUT_S,
         on_death: OnDeath = ignore_death,
     ) -> None:

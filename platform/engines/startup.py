@@ -17,10 +17,9 @@ from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.config import Settings
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.engine_config import engine_config
-from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.engines.pool import EnginePool
-from loraplex.platform.engines.process import EngineProcess, EngineProcessOptions, WatchdogConfig
+from loraplex.platform.engines.process import EngineProcess, EngineProcessOptions
 from loraplex.platform.engines.remote_client import OnDeath, RemoteEngine, ignore_death
 from loraplex.platform.processes.restart_budget import RestartPolicy
 from loraplex.platform.startup_errors import EngineStartFailed, SettingsError
@@ -92,11 +91,8 @@ def _process(
         address=address,
         config=engine_config(settings, model),
         fake=_fake_script(settings, model),
-        buffer=buffer_limits(settings),
-        watchdog=WatchdogConfig(settings.engine_unresponsive_s, settings.engine_hang_timeout_s),
         restart=restart,
         start_timeout_s=settings.engine_start_timeout_s,
-        start_silence_s=settings.engine_start_silence_s,
         drain_s=settings.drain_s,
         log_level=settings.log_level,
     )
@@ -104,8 +100,8 @@ def _process(
 
 
 def _start_attaching(settings: Settings, stack: AsyncExitStack, on_stage: OnStage) -> StartingEngines:
-    buffer, memory = buffer_limits(settings), PoisonMemory()
-    engines = [RemoteEngine(address, buffer, on_death=memory.record_death) for address in settings.engine]
+    memory = PoisonMemory()
+    engines = [RemoteEngine(address, on_death=memory.record_death) for address in settings.engine]
     for engine in engines:
         engine.start()
         stack.push_async_callback(engine.close)
@@ -170,7 +166,3 @@ def _fake_script(settings: Settings, model: str) -> FakeScript | None:
     except (OSError, msgspec.MsgspecError) as error:
         raise SettingsError(f"setting `fake_engine`: {settings.fake_engine}: {error}") from None
     return msgspec.structs.replace(script, info=msgspec.structs.replace(script.info, model_path=model))
-
-
-def buffer_limits(settings: Settings) -> EventBufferConfig:
-    return EventBufferConfig(tokens=settings.max_buffered_tokens, stall_s=settings.reader_stall_s)

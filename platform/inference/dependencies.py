@@ -10,6 +10,7 @@ from loraplex.grammar import constraints
 from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.auth.identity_provider import IdentityProvider
 from loraplex.platform.auth.mailed_links import MailedLinks
+from loraplex.platform.engines.event_buffer import READER_STALL_S
 from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.inference.background_tasks import BackgroundTasks
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
@@ -52,11 +53,10 @@ class ServingConfig:
     queue_timeout_s: float | None = 120.0
     first_token_timeout_s: float | None = 600.0
     total_timeout_s: float | None = 1800.0
-    reader_stall_s: float = 60.0
+    reader_stall_s: float = READER_STALL_S
     allowed_origins: tuple[str, ...] = ()
     key_cache_s: float = 1.0
     known_caller_s: float = 300.0
-    idempotency_s: float = 86_400.0
     webhook_allow_private: bool = False
     audit_retention_days: int = 365
     accelerator_price: AcceleratorPrice | None = None
@@ -66,7 +66,7 @@ class ServingConfig:
 class GatewayDependencies:
     """What the routes of one gateway use. Join `background_tasks` before the stores are closed.
 
-    `namespace_of`: tenant -> its 32-byte cache namespace. `fast_forward`: engines may append forced tokens.
+    `namespace_of`: tenant -> its 32-byte cache namespace.
 
     `derive_key`: byte strings, the first of which names the purpose -> 32 bytes keyed by the server secret.
 
@@ -89,7 +89,6 @@ class GatewayDependencies:
     uploads: Uploads
     adapter_path: Callable[[UUID, str], Awaitable[str]]
     config: ServingConfig = field(default_factory=ServingConfig)
-    fast_forward: bool = True
     currency_of: Callable[[UUID], str] = lambda _: "USD"
     policy_publisher: PolicyPublisher | None = None
     addresses: ClientAddresses = field(default_factory=ClientAddresses)

@@ -46,7 +46,7 @@ COUNTERS: Final = (
     ),
     ("loraplex_engine_steps", "steps", "Steps of the engine."),
     ("loraplex_engine_step_seconds", "step_seconds", "Seconds spent in steps."),
-    ("loraplex_engine_slow_steps", "slow_steps", "Steps that took longer than engine_step_warning_s."),
+    ("loraplex_engine_slow_steps", "slow_steps", "Steps that took longer than 10 s."),
 )
 SPLIT_COUNTERS: Final = (
     (

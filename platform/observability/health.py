@@ -28,6 +28,7 @@ DEPENDENCY_TIMEOUT_S = 2.0
 FRESH_S = 5.0
 HYSTERESIS_S = 2.0
 RETRY_AFTER_S = 2
+READY_STALL_S = 20.0
 LOG = structlog.get_logger("loraplex.health")
 
 
@@ -96,7 +97,7 @@ class Health:
     engines: EnginePool
     dependencies: Mapping[str, Dependency]
     metrics: Metrics
-    stall_s: float = 20.0
+    stall_s: float = READY_STALL_S
     clock: Callable[[], float] = time.monotonic
     journal_trouble: Callable[[], str | None] = lambda: None
     storage_trouble: Callable[[], Coroutine[Any, Any, str | None]] | None = None

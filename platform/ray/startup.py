@@ -17,9 +17,10 @@ from ray.serve.handle import DeploymentHandle
 
 from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, LocalAdapterStore
 from loraplex.platform.config import Settings
+from loraplex.platform.engines.event_buffer import DEFAULT_BUFFER
 from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.engines.pool import EnginePool
-from loraplex.platform.engines.startup import OnStage, StartingEngines, buffer_limits
+from loraplex.platform.engines.startup import OnStage, StartingEngines
 from loraplex.platform.ray.deployment import DEPLOYMENT
 from loraplex.platform.ray.engine import RayEngine
 from loraplex.platform.ray.replica_directory import directory_of
@@ -36,7 +37,7 @@ def start_ray_engine(
     memory = PoisonMemory()
     replicas = ReplicaSet(directory_of(app_name), memory.record_death)
     storage = LocalAdapterStore(settings.data_dir / ADAPTERS_FOLDER)
-    engine = RayEngine(replicas, buffer_limits(settings), storage.tenant_of)
+    engine = RayEngine(replicas, DEFAULT_BUFFER, storage.tenant_of)
     engine.start()
     stack.push_async_callback(engine.close)
     ready = asyncio.create_task(_join(settings, app_name, engine, on_stage))

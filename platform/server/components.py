@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any
 from uuid import UUID, uuid4
 
 import structlog
@@ -57,27 +57,10 @@ from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
 from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.registry.versions import serving_by_fingerprint
 
-# Share of the deadline. A check that used up its processor time failed because of its grammar, not of a busy machine.
-CPU_SHARE: Final = 0.8
-QUEUE_TIMEOUT_DEADLINES: Final = 3
-MIN_QUEUE_TIMEOUT_S: Final = 30.0
-
-
-def compile_check_limits(settings: Settings) -> CompileLimits:
-    """The operator's budget of a compile check. The queue timeout allows for checks ahead in the queue."""
-    deadline_s = settings.grammar_deadline_s
-    return CompileLimits(
-        deadline_s=deadline_s,
-        cpu_s=max(1, int(CPU_SHARE * deadline_s)),
-        memory_bytes=settings.grammar_memory_bytes,
-        queue_timeout_s=max(MIN_QUEUE_TIMEOUT_S, QUEUE_TIMEOUT_DEADLINES * deadline_s),
-    )
-
 
 @asynccontextmanager
 async def open_compile_checks(
     pool: WorkerPool,
-    settings: Settings,
     info: EngineInfo,
     tokenizer_json: str,
     recorder: CompileCheckRecorder,
@@ -94,7 +77,7 @@ async def open_compile_checks(
     with TemporaryDirectory() as folder:
         file = Path(folder) / "tokenizer.json"
         await asyncio.to_thread(file.write_text, tokenizer_json, "utf-8")
-        limits, end_token_ids = compile_check_limits(settings), tuple(info.eos_token_ids)
+        limits, end_token_ids = CompileLimits(), tuple(info.eos_token_ids)
         task = compile_check_task(limits, str(file), info.vocab_size, end_token_ids, foreign_environment())
         async with running(_start_after(engine_ready, pool, task)):
             yield RecordedCompileChecks(CompileCache(pool, task, limits), recorder)
@@ -174,7 +157,7 @@ def refused_by_engines(engines: EnginePool) -> list[AdapterKey]:
     return [key for stats in snapshots if stats is not None for key in stats.quarantined_adapters]
 
 
-def adapter_limits(settings: Settings, info: EngineInfo) -> AdapterLimits:
+def adapter_limits(info: EngineInfo) -> AdapterLimits:
     """Bounds of one uploaded adapter: no file may be larger than that of the largest adapter of the engine's model."""
     limits = AdapterLimits()
     try:
@@ -182,7 +165,7 @@ def adapter_limits(settings: Settings, info: EngineInfo) -> AdapterLimits:
     except ModelError:
         # Nothing can be validated then, as `_validation` reports.
         return limits
-    largest = max_weights_bytes(modules, settings.max_lora_rank, limits.max_header_bytes)
+    largest = max_weights_bytes(modules, limits.max_rank, limits.max_header_bytes)
     return replace(limits, max_weights_bytes=min(limits.max_weights_bytes, largest))
 
 
@@ -216,21 +199,13 @@ async def open_admission_control(
     for_rebuilds = valkey.open_valkey(redis_url)
     stack.push_async_callback(for_rebuilds.aclose)
     folder, max_bytes = settings.data_dir / JOURNAL_FOLDER, settings.journal_max_bytes
+    config = AdmissionConfig(valkey_s=settings.valkey_timeout_s)
     tenants = await ship_left_behind(
-        database,
-        folder,
-        max_bytes=max_bytes,
-        lease_s=settings.admission_lease_s,
-        recorder=metrics.journal,
+        database, folder, max_bytes=max_bytes, lease_s=config.lease_s, recorder=metrics.journal
     )
     gateway_id = uuid4()
     journal = await Journal.open(folder, gateway_id, max_bytes=max_bytes, recorder=metrics.journal)
     stack.push_async_callback(journal.close)
-    config = AdmissionConfig(
-        lease_s=settings.admission_lease_s,
-        heartbeat_s=settings.admission_heartbeat_s,
-        valkey_s=settings.valkey_timeout_s,
-    )
     controller = QuotaAdmissionController(
         database,
         fast,

@@ -136,7 +136,7 @@ class RefusalRecorder:
         if bound == "address" and (self._next_warning is None or self._clock() >= self._next_warning):
             self._next_warning = self._clock() + WARNING_INTERVAL_S
             structlog.get_logger("loraplex.serve").warning(
-                "an address has max_connections_per_address; if it is a proxy's, add it to trusted_proxies",
+                "an address has all the connections it may; if it is a proxy's, add it to trusted_proxies",
                 address=address,
             )
 

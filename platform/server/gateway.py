@@ -50,7 +50,6 @@ from loraplex.platform.jobs.webhook_delivery import AT_ONCE, WebhookDispatcher
 from loraplex.platform.observability.exposition import MetricsExposition, metrics_router
 from loraplex.platform.observability.health import Health, health_router
 from loraplex.platform.observability.request_record import RequestObserver
-from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.processes.environment import foreign_environment
 from loraplex.platform.server.base_model_file import BaseModelFacts, default_served_name, write_base_model
 from loraplex.platform.server.components import (
@@ -214,7 +213,7 @@ async def _open_dependencies(
     setup = AnalysisSetup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
     analysis = await stack.enter_async_context(open_request_analysis(pool, setup))
     serialized = tokenizer.backend_tokenizer.to_str()
-    checks = open_compile_checks(pool, settings, info, serialized, metrics, engines.wait_ready)
+    checks = open_compile_checks(pool, info, serialized, metrics, engines.wait_ready)
     compile_checks = await stack.enter_async_context(checks)
     served_name = resources.served_model_name
     lifecycle = await stack.enter_async_context(
@@ -235,7 +234,6 @@ async def _open_dependencies(
         admission_controller=admissions,
         policy_publisher=admissions,
         currency_of=partial(_currency_of, resources.prices),
-        fast_forward=settings.grammar_fast_forward,
         namespace_of=namespace_of,
         derive_key=partial(derive, secret),
         adapter_path=partial(_adapter_path, blobs.adapters),
@@ -244,7 +242,7 @@ async def _open_dependencies(
         key_use=await stack.enter_async_context(writing_use(database)),
         identity_provider=_identity_provider(settings, stack),
         mailed_links=_mailed_links(settings, database),
-        uploads=blobs.uploads(database, lifecycle, await asyncio.to_thread(adapter_limits, settings, info)),
+        uploads=blobs.uploads(database, lifecycle, await asyncio.to_thread(adapter_limits, info)),
     )
 
 
@@ -283,18 +281,13 @@ def _housekeeping(
         namespace_of=dependencies.namespace_of,
         files=StoredFiles(resources.blobs.adapters, resources.blobs.parts),
     )
-    retention = Retention(
-        audit=timedelta(days=settings.audit_retention_days),
-        quota_events=timedelta(days=settings.quota_event_retention_days),
-    )
-    ledger_retention = LedgerRetention(
-        ledger_months=settings.ledger_retention_months, phases_days=settings.phases_retention_days
-    )
     return Housekeeping(
         database=dependencies.database,
         erasure=erasure,
-        retention=retention,
-        partitions=LedgerPartitions(dependencies.database.url, ledger_retention),
+        retention=Retention(audit=timedelta(days=settings.audit_retention_days)),
+        partitions=LedgerPartitions(
+            dependencies.database.url, LedgerRetention(ledger_months=settings.ledger_retention_months)
+        ),
     )
 
 
@@ -358,16 +351,12 @@ async def _adapter_path(blobs: BlobStore, tenant_id: UUID, digest: str) -> str:
 
 def _limits(settings: Settings) -> ServingConfig:
     return ServingConfig(
-        body=BodyLimits(max_bytes=settings.max_body_bytes),
-        max_buffered_body_bytes=settings.max_buffered_body_bytes,
         max_in_flight=settings.max_requests_in_flight,
         queue_timeout_s=settings.queue_timeout_s,
         first_token_timeout_s=settings.first_token_timeout_s,
         total_timeout_s=settings.total_timeout_s,
-        reader_stall_s=settings.reader_stall_s,
         allowed_origins=settings.allowed_origins,
         known_caller_s=settings.known_caller_s,
-        idempotency_s=settings.idempotency_hours * 3600.0,
         webhook_allow_private=settings.webhook_allow_private,
         audit_retention_days=settings.audit_retention_days,
         accelerator_price=_accelerator_price(settings),

@@ -11,6 +11,7 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from loraplex.platform.engines.event_buffer import READER_STALL_S
 from loraplex.platform.server.connection_limiter import ConnectionLimiter, Place
 from loraplex.platform.web.transport.client_presence import CONNECTION
 
@@ -49,9 +50,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self,
         *arguments: Any,
         limiter: ConnectionLimiter,
-        stall_s: float,
         is_draining: Callable[[], bool],
         place: Place | None = None,
+        stall_s: float = READER_STALL_S,
         **named: Any,
     ) -> None:
         super().__init__(*arguments, **named)

@@ -134,7 +134,6 @@ def _health(settings: Settings, engines: EnginePool, stores: CheckedStores, metr
             "valkey": Dependency(partial(valkey.ping, stores.valkey_client)),
         },
         metrics=metrics,
-        stall_s=settings.ready_stall_s,
     )
 
 

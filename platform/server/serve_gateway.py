@@ -37,6 +37,8 @@ from loraplex.tenants.api_keys.networks import parse_network
 
 LOG = structlog.get_logger("loraplex.serve")
 METRICS_CONNECTIONS = 64
+MAX_CONNECTIONS_PER_ADDRESS: Final = 1024
+"""Of one client address, or one /64 of IPv6; `trusted_proxies` are exempt."""
 DEMO_PRICES: Final = {"price_prompt": 100_000, "price_cached_prompt": 50_000, "price_completion": 400_000}
 """The demo's first rate card, if no setting names a price: so its usage and bills have amounts."""
 
@@ -68,8 +70,7 @@ async def serve_gateway(start: GatewayStart, listeners: Listeners, shutdown: Shu
         if listeners.metrics is not None:
             print(f"Serving metrics at {base_url(settings, listeners.metrics)}/metrics", flush=True)
             limiter = ConnectionLimiter(METRICS_CONNECTIONS, METRICS_CONNECTIONS)
-            bounds = (limiter, settings.reader_stall_s, listeners.certificate)
-            metrics = HttpListener(listeners.metrics, *bounds)
+            metrics = HttpListener(listeners.metrics, limiter, listeners.certificate)
             await stack.enter_async_context(_serving_metrics(gateway, metrics, shutdown))
         for exposure in settings.exposures:
             print(f"Warning: {exposure}.", flush=True)
@@ -116,12 +117,12 @@ def _bounded(settings: Settings, gateway: OpenGateway, listeners: Listeners) -> 
         LOG.warning("fewer connections than configured: raise the limit of open files", connections=fitting)
     limiter = ConnectionLimiter(
         fitting,
-        settings.max_connections_per_address,
+        MAX_CONNECTIONS_PER_ADDRESS,
         tuple(map(parse_network, settings.trusted_proxies)),
         RefusalRecorder(metrics.connection_refused),
     )
     metrics.watch_connections(lambda: limiter.open_connections)
-    return HttpListener(listeners.api, limiter, settings.reader_stall_s, listeners.certificate)
+    return HttpListener(listeners.api, limiter, listeners.certificate)
 
 
 def _serving_metrics(

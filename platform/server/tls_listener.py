@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from loraplex.platform.engines.event_buffer import READER_STALL_S
 from loraplex.platform.server.certificate import ServerCertificate
 from loraplex.platform.server.connection_limiter import ConnectionLimiter, Place
 
@@ -21,7 +22,7 @@ RETRY_S: Final = 0.1
 class TlsListener:
     """Gives each connection of a bound socket, as soon as its handshake is over, to a `protocol` with its place.
 
-    A connection that the server closes has `stall_s` to take what is left of its answer.
+    A connection that the server closes has `READER_STALL_S` to take what is left of its answer.
     """
 
     def __init__(
@@ -29,13 +30,11 @@ class TlsListener:
         listener: socket.socket,
         certificate: ServerCertificate,
         limiter: ConnectionLimiter,
-        stall_s: float,
         protocol: Callable[[Place], asyncio.Protocol],
     ) -> None:
         self._socket = listener
         self._certificate = certificate
         self._limiter = limiter
-        self._stall_s = stall_s
         self._protocol = protocol
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -84,7 +83,7 @@ class TlsListener:
                 connection,
                 ssl=self._certificate.context,
                 ssl_handshake_timeout=HANDSHAKE_S,
-                ssl_shutdown_timeout=self._stall_s,
+                ssl_shutdown_timeout=READER_STALL_S,
             )
         except OSError:
             # No TLS, another version, or a client that left: nothing can be said to it.

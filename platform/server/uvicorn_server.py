@@ -37,11 +37,10 @@ KEEP_ALIVE_S = 30
 
 @dataclass(frozen=True, slots=True)
 class HttpListener:
-    """A bound socket and the bounds of its connections; see `BoundedHttpProtocol` for `stall_s`. Without `certificate`: HTTP."""
+    """A bound socket and the bounds of its connections. Without `certificate`: HTTP."""
 
     socket: socket.socket
     limiter: ConnectionLimiter
-    stall_s: float
     certificate: ServerCertificate | None = None
 
 
@@ -68,7 +67,7 @@ class Server(uvicorn.Server):
             await super().startup(sockets)
             return
         listener = self._listener
-        tls = TlsListener(listener.socket, certificate, listener.limiter, listener.stall_s, self._protocol)
+        tls = TlsListener(listener.socket, certificate, listener.limiter, self._protocol)
         tls.start(BACKLOG)
         self.servers = [tls]  # type: ignore[list-item]  # uvicorn only closes it and waits
         self.started = True
@@ -163,9 +162,7 @@ def _never() -> bool:
 
 
 def _server(app: FastAPI, listener: HttpListener, is_draining: Callable[[], bool]) -> Server:
-    protocol = partial(
-        BoundedHttpProtocol, limiter=listener.limiter, stall_s=listener.stall_s, is_draining=is_draining
-    )
+    protocol = partial(BoundedHttpProtocol, limiter=listener.limiter, is_draining=is_draining)
     config = uvicorn.Config(
         app,
         http=protocol,  # type: ignore[arg-type]  # uvicorn only calls it

@@ -6,7 +6,7 @@ Invariant: a change that is sent twice with one key runs once. Its result is sto
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from datetime import timedelta
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, Final, ParamSpec, TypeVar
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -20,6 +20,8 @@ from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
 P = ParamSpec("P")
 T = TypeVar("T")
+IDEMPOTENCY_LIFETIME: Final = timedelta(hours=24)
+"""How long the response to an `Idempotency-Key` is stored, encrypted."""
 
 
 class Runner:
@@ -29,8 +31,7 @@ class Runner:
         self._database = dependencies.database
         self._publisher = dependencies.policy_publisher
         self._limiter = TenantLimiter(work, per_tenant=AT_ONCE, waiting=MAX_WAITING)
-        lifetime = timedelta(seconds=dependencies.config.idempotency_s)
-        self._responses = EncryptedResponses(dependencies.derive_key, lifetime)
+        self._responses = EncryptedResponses(dependencies.derive_key, IDEMPOTENCY_LIFETIME)
 
     def slot(self, tenant_id: UUID | None) -> AbstractAsyncContextManager[None]:
         """Take one of the tenant's slots; an operator needs none. Raises `Overloaded`, `ShareExceeded`."""

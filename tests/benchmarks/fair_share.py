@@ -48,8 +48,8 @@ COLUMNS = (
     "shares",
 )
 REQUIRED_RATIO, REQUIRED_JAIN = 1.5, 0.95
-# All clients have one address: the bound of connections per address would refuse the quiet tenant for the other one's.
-CONNECTIONS = {"max_connections": "16384", "max_connections_per_address": "16384"}
+# All clients have one address: its bound of connections, from which proxies are exempt, would refuse the quiet tenant for the other.
+CONNECTIONS = {"max_connections": "16384", "trusted_proxies": "127.0.0.1/32"}
 OUTPUT_COST = 2.0
 """An output token in prompt tokens, as the scheduler charges it (`engine/scheduling/fairness.py`)."""
 MAX_SPEED_CHANGE = 1.15

@@ -18,7 +18,18 @@ from typer.testing import CliRunner
 
 from loraplex.platform.processes.child_process import python_command
 
-RUN = "from loraplex.platform.cli.main import main; main()"
+RUN = """
+from functools import partial
+from loraplex.platform.cli.main import main
+from loraplex.platform.engines import startup
+from loraplex.platform.engines.watchdog import WatchdogConfig
+from loraplex.platform.server import components
+
+components.AdmissionConfig = partial(components.AdmissionConfig, lease_s=4.0, heartbeat_s=1.0)
+startup.EngineProcessOptions = partial(startup.EngineProcessOptions, watchdog=WatchdogConfig(unresponsive_s=2.0))
+main()
+"""
+"""Leases and the watchdog are quicker than in production, since drills wait for their ends."""
 READY_S = 120.0
 
 

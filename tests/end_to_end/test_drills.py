@@ -52,9 +52,6 @@ def plan_of(
         "model": str(model),
         "fake_engine": str(folder / "script.json"),
         "log_level": "warning",
-        "engine_unresponsive_s": "2",
-        "admission_heartbeat_s": "1",
-        "admission_lease_s": "4",
         # A busy machine lets Valkey wait too, which is not what is tested.
         "valkey_timeout_s": "1",
     }

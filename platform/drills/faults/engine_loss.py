@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 import psutil
+from loraplex.platform.engines.watchdog import WatchdogConfig
 
-from loraplex.platform.config import Settings
 from loraplex.platform.drills.errors import DrillImpossible
 from loraplex.platform.drills.faults.fault import Fault, Observed
 from loraplex.platform.drills.installation import is_alive
@@ -20,21 +20,19 @@ from loraplex.platform.drills.traffic import RequestOutcome
 from loraplex.platform.drills.undo import ContinueProcess
 
 POLL_S: Final = 0.1
-WATCHDOG_MARGIN_S: Final = 15.0
-"""Beyond `engine_unresponsive_s`: pings are a second apart, and machines are busy."""
-
-
-def longest_loss_s(settings: Settings) -> float:
-    """When the watchdog of the gateway must have replaced an engine that answers nothing."""
-    return settings.engine_unresponsive_s + WATCHDOG_MARGIN_S
+UNRESPONSIVE_S: Final = WatchdogConfig().unresponsive_s
+LONGEST_LOSS_S: Final = UNRESPONSIVE_S + 15.0
+"""When the watchdog of the gateway must have replaced an engine that answers nothing: pings are a second apart, and machines are
+busy."""
 
 
 @dataclass(slots=True, kw_only=True)
 class EngineLoss(Fault):
-    """Lasts until the process is gone, at most `seconds`; see `longest_loss_s`."""
+    """Lasts until the process is gone, at most `seconds`."""
 
     allowed_errors: ClassVar[frozenset[str]] = frozenset({"engine_unavailable", "overloaded"})
 
+    seconds: float = LONGEST_LOSS_S
     _before: list[psutil.Process] = field(default_factory=list, init=False)
 
     async def check(self) -> None:
@@ -84,10 +82,9 @@ class EngineHang(EngineLoss):
     name: ClassVar[str] = "engine-hang"
 
     def plan(self) -> str:
-        limit_s = self.installation.settings.engine_unresponsive_s
         return (
             f"stop the engine, process {self.engine.pid}, with SIGSTOP. The gateway's watchdog kills it once it was silent for "
-            f"{limit_s:g} s (engine_unresponsive_s), and starts another one. Until then ALL requests wait; then the streams in "
+            f"{UNRESPONSIVE_S:g} s, and starts another one. Until then ALL requests wait; then the streams in "
             "progress end with an error and are charged for the tokens that were delivered."
         )
 

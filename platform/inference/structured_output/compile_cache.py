@@ -39,7 +39,8 @@ HUGE_PAGES: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 class CompileLimits:
     """Limits of one check, of the queue, and of cached results.
 
-    `deadline_s` counts from the start of the check, `cpu_s` is whole seconds. `memory_bytes` is what a check may
+    `deadline_s` counts from the start of the check, `cpu_s` is whole seconds, less than the deadline: a check that used them up
+    failed because of its grammar, not of a busy machine. `memory_bytes` is what a check may
     allocate beyond the warm process it is forked from. `grammar_bytes` is what the compiled grammar and its first
     mask may keep. `stack_bytes` is half of an engine thread's stack, so recursion that passes here passes there.
 

@@ -49,6 +49,7 @@ AFTER: Final = "after"
 @dataclass(frozen=True, slots=True)
 class OpenPage:
     """The request of anybody for a page, such as that of signing in. `session` None: it is shown as to a stranger."""
+
     """The request for a page that needs no session, such as that of signing in."""
 
     endpoint: ConsoleEndpoint

@@ -47,11 +47,14 @@ REAL_LOAD: Final = 0.2
 READY_S: Final = 180.0
 MIB: Final = 1 << 20
 DISK_BYTES: Final = {"database": 320 * MIB, "valkey": 64 * MIB, "engine": 64 * MIB, "gateway": 192 * MIB}
-# Leases are short, so that what a dead gateway has reserved is free again within a cell; no balancer has to learn of the end of an
-# installation. The rest is as in production.
+SHORT_LEASES: Final = """
+from functools import partial
+from loraplex.platform.server import components
+components.AdmissionConfig = partial(components.AdmissionConfig, lease_s=8.0, heartbeat_s=2.0)
+"""
+"""What a dead gateway has reserved is free again within a cell."""
+# No balancer has to learn of the end of an installation. The rest is as in production.
 GATEWAY_SETTINGS: Final = SETTINGS | {
-    "admission_heartbeat_s": "2",
-    "admission_lease_s": "8",
     "console": "false",
     "drain_grace_s": "0",
     "log_level": "warning",
@@ -213,7 +216,8 @@ class World:
         if faulty in self.clocks:
             environment |= self.clocks[faulty].environment
         arguments = ("serve", "--role", role, "--data-dir", str(data), *model, *options)
-        return ServerProcess(name, python_command("-c", RUN, *arguments), environment, self._folder)
+        program = SHORT_LEASES + RUN if role == "gateway" else RUN
+        return ServerProcess(name, python_command("-c", program, *arguments), environment, self._folder)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from loraplex.tenants.admission.config import AdmissionConfig
 @pytest.fixture
 def listener() -> Iterator[HttpListener]:
     with bind("127.0.0.1", 0) as bound:
-        yield HttpListener(bound, ConnectionLimiter(10, 10), stall_s=60.0)
+        yield HttpListener(bound, ConnectionLimiter(10, 10))
 
 
 async def test_a_listener_that_fails_starts_the_drain_and_raises_its_error(

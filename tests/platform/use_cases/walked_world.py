@@ -34,9 +34,9 @@ from loraplex.platform.cli.main import main
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.web.app import create_app
 from loraplex.tenants.actors import system_actor
+from loraplex.tenants.administration import tenants
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.controller import QuotaAdmissionController
-from loraplex.tenants.administration import tenants
 from loraplex.tenants.api_keys import use_cases as api_keys
 from loraplex.tenants.api_keys.use_cases import Operator
 from loraplex.tenants.billing.pricing import Price

@@ -176,7 +176,6 @@ async def start_gateway(
             other: Database | None = None,
             adapter_path: Callable[[UUID, str], Awaitable[str]] = blob_path,
             refused: Exception | None = None,
-            fast_forward: bool = True,
             admissions: Any = None,
             served_model_name: str = BASE_MODEL,
             home: UploadHome | None = None,
@@ -205,7 +204,6 @@ async def start_gateway(
                 derive_key=partial(derive, SECRET),
                 adapter_path=adapter_path,
                 config=limits,
-                fast_forward=fast_forward,
                 currency_of=currency_of,
                 uploads=(home or UploadHome(other or database, tmp_path / "gateway")).uploads,
             )

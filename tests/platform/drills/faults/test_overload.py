@@ -167,6 +167,6 @@ async def test_rates_follow_from_the_measured_capacity(
 
 def test_the_watchdog_waits_for_all_that_the_drill_waits_for(tmp_path: Path) -> None:
     fault, load = fault_of(tmp_path), DrillLoad()
-    of_all_s = drill.WARM_UP_S + load.recover_s + TIMEOUT_S + drill.SHIPPED_S + drill._released_s(fault)
+    of_all_s = drill.WARM_UP_S + load.recover_s + TIMEOUT_S + drill.SHIPPED_S + drill.RELEASED_S
     own_s = fault.seconds + CAPACITY_S + 2 * TIMEOUT_S + SHIPPED_S
     assert drill._longest_s(fault, load) - drill.SPARE_S == pytest.approx(of_all_s + own_s)

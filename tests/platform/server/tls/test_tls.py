@@ -85,7 +85,7 @@ async def start_tls(tmp_path: Path) -> AsyncIterator[StartTls]:
         async def start(connections: int = 100) -> Tls:
             tls = Tls(certificate_of("localhost", tmp_path, LOCAL), ConnectionLimiter(100, connections))
             bound = stack.enter_context(bind(LOCAL, 0))
-            listener = HttpListener(bound, tls.limiter, 60.0, tls.certificate)
+            listener = HttpListener(bound, tls.limiter, tls.certificate)
             await stack.enter_async_context(serving(application(), listener, Shutdown()))
             tls.port = bound.getsockname()[1]
             async with asyncio.timeout(60):
@@ -182,7 +182,7 @@ async def test_a_connection_that_ends_before_its_handshake_leaves_its_place(star
     client, without_options = socket.socketpair()
     with client, socket.socket() as bound:
         listener = tls_listener.TlsListener(
-            bound, tls.certificate, tls.limiter, 1.0, lambda place: asyncio.Protocol()
+            bound, tls.certificate, tls.limiter, lambda place: asyncio.Protocol()
         )
         listener._begin(without_options, LOCAL)
         assert tls.limiter.open_connections == 1
