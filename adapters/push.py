@@ -42,7 +42,7 @@ from loraplex.tenants.registry.adapters import (
 from loraplex.tenants.registry.aliases import ABSENT, WHOLE, AliasRepository
 from loraplex.tenants.registry.resolution import PRODUCTION
 from loraplex.tenants.registry.storage_quota import StorageQuota
-from loraplex.tenants.registry.versions import PendingVersion, VersionStates
+from loraplex.tenants.registry.versions import PendingVersion
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 Promotion: TypeAlias = Literal["always", "first", "never"]
@@ -237,14 +237,7 @@ class FolderPush:
             if equal is not None and equal.state != VALIDATING:
                 return _Registered(await _with_profile(uow, tenant_id, request, equal), None)
         await quota.require((staged / WEIGHTS_FILE).stat().st_size, adapter.id)
-        made = await register_folder(
-            VersionStates(uow.session, tenant_id, uow.audit),
-            self._folders,
-            name,
-            staged,
-            created_by=uow.actor.name,
-            is_probed=unprobed is None,
-        )
+        made = await register_folder(uow, tenant_id, self._folders, name, staged, is_probed=unprobed is None)
         try:
             return _Registered(await _with_profile(uow, tenant_id, request, made.record), made.pending)
         except BaseException:

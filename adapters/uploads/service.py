@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from copy import copy
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol, Self, TypeAlias
+from typing import Self, TypeAlias
 from uuid import UUID
 
 import structlog
@@ -27,10 +27,11 @@ from loraplex.adapters.storage.local_store import (
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.adapters.uploads.lease import UploadLease
 from loraplex.adapters.uploads.parts import StoredPart, UploadParts, part_size, require_all
-from loraplex.adapters.versions.lifecycle import RegisteredVersion
-from loraplex.tenants.audit_log import Actor, AuditRepository
+from loraplex.adapters.versions.lifecycle import RegisteredVersion, VersionLifecycle
+from loraplex.tenants.actors import Actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AdapterVersion, Upload, UploadPart
+from loraplex.tenants.registry.records import AcceptedVersion
 from loraplex.tenants.registry.uploads import (
     COMPLETED,
     DeclaredFile,
@@ -38,6 +39,7 @@ from loraplex.tenants.registry.uploads import (
     UploadTerms,
     require_same,
 )
+from loraplex.tenants.unit_of_work import unit_of_work
 
 Turn: TypeAlias = Callable[[UUID], AbstractAsyncContextManager[None]]
 Receive: TypeAlias = Callable[[Path], Awaitable[Sequence[DeclaredFile]]]
@@ -49,29 +51,6 @@ def _at_once(_: UUID) -> AbstractAsyncContextManager[None]:
     return nullcontext()
 
 
-class Lifecycle(Protocol):
-    """The interface of `VersionLifecycle` that uploads use."""
-
-    async def register(
-        self,
-        session: AsyncSession,
-        audit: AuditRepository,
-        tenant_id: UUID,
-        name: str,
-        staged: Path,
-        *,
-        created_by: str | None,
-    ) -> RegisteredVersion:
-        """Register a version of a staged folder, which is taken over. Raises `AdapterNotFound`,
-        `ValidationUnavailable`.
-        """
-        ...
-
-    def start(self, registered: RegisteredVersion) -> None:
-        """Start the version's validation, after the commit of its transaction."""
-        ...
-
-
 class Uploads:
     """The uploads of all tenants on one gateway."""
 
@@ -80,7 +59,7 @@ class Uploads:
         database: Database,
         parts: UploadParts,
         storage: LocalAdapterStore,
-        lifecycle: Lifecycle,
+        lifecycle: VersionLifecycle,
         limits: UploadConfig,
         adapter_limits: AdapterLimits = DEFAULT_LIMITS,
     ) -> None:
@@ -172,9 +151,8 @@ class Uploads:
                 await self._best_effort(self._parts.delete(tenant_id, upload_id, unused))
         return stored
 
-    async def complete(self, tenant_id: UUID, upload_id: UUID, actor: Actor) -> tuple[str, AdapterVersion]:
-        """Return the adapter's name and the version that the upload becomes, or became before. Its parts stay on
-        failure.
+    async def complete(self, tenant_id: UUID, upload_id: UUID, actor: Actor) -> AcceptedVersion:
+        """Assemble the parts; return the version that the upload becomes, or became before. Its parts stay on failure.
 
         Raises `PartsMissing`, `ChecksumMismatch`, `UploadNotFound`, `UploadEnded`, `UploadClaimed`,
         `BlobStoreUnavailable`, `StorageFull`, `DatabaseUnavailable`.
@@ -184,7 +162,7 @@ class Uploads:
             upload = await uploads.claim(upload_id, self._lease_duration)
             name, parts = await uploads.adapter_name(upload), await uploads.parts(upload_id)
             if upload.state == COMPLETED:
-                return name, await uploads.made_version(upload)
+                return _accepted(name, await uploads.made_version(upload))
         lease = self._lease_of(upload, began)
         staged = await on_thread(self.storage.make_staged)
         try:
@@ -195,7 +173,7 @@ class Uploads:
             await asyncio.shield(self._give_up(upload, staged, lease, end=False))
             raise
         await self.discard(tenant_id, upload_id)
-        return name, version
+        return version
 
     async def submit(
         self,
@@ -206,7 +184,7 @@ class Uploads:
         size_bytes: int,
         actor: Actor,
         upload_id: UUID,
-    ) -> AdapterVersion:
+    ) -> AcceptedVersion:
         """Return the version of a whole adapter, whose files `receive` writes after `size_bytes` are reserved for them.
 
         The same `upload_id` with the same files gives the same version. Raises what `UploadRepository.reserve_whole`,
@@ -221,7 +199,7 @@ class Uploads:
             known = await uploads.made_version(upload) if upload.state == COMPLETED else None
         if known is not None:
             await self._compare(upload, receive)
-            return known
+            return _accepted(name, known)
         lease = self._lease_of(upload, began)
         staged: Path | None = None
         try:
@@ -269,23 +247,26 @@ class Uploads:
 
     async def _begin(
         self, upload: Upload, name: str, staged: Path, actor: Actor, lease: UploadLease
-    ) -> AdapterVersion:
-        """Register the version and end the upload in one transaction: no upload becomes two versions."""
+    ) -> AcceptedVersion:
+        """Register the version and end the upload in one unit of work: no upload becomes two versions."""
         tenant_id = upload.tenant_id
         registered: RegisteredVersion | None = None
         try:
-            async with self._as_tenant(tenant_id) as session:
-                audit = AuditRepository(session, actor, tenant_id)
-                registered = await self._lifecycle.register(
-                    session, audit, tenant_id, name, staged, created_by=actor.name
+            # No gateway is notified: none has cached anything of a version that is not ready.
+            async with (
+                self._turn(tenant_id),
+                unit_of_work(self._database, actor, tenant_id, publisher=None) as uow,
+            ):
+                registered = await self._lifecycle.register(uow, tenant_id, name, staged)
+                await UploadRepository(uow.session, tenant_id).complete(
+                    upload.id, registered.record, lease.ends
                 )
-                await UploadRepository(session, tenant_id).complete(upload.id, registered.record, lease.ends)
         except BaseException:
             if registered is not None:
                 registered.pending.discard()
             raise
         self._lifecycle.start(registered)
-        return registered.record
+        return _accepted(name, registered.record)
 
     async def _give_up(self, upload: Upload, staged: Path | None, lease: UploadLease, *, end: bool) -> None:
         if staged is not None:
@@ -300,6 +281,10 @@ class Uploads:
             await removal
         except StorageError as error:
             LOG.warning("parts are left for the cleanup", reason=str(error))
+
+
+def _accepted(name: str, version: AdapterVersion) -> AcceptedVersion:
+    return AcceptedVersion(name=name, version=version.version, digest=version.digest, state=version.state)
 
 
 def _now() -> float:

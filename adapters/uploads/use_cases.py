@@ -1,15 +1,11 @@
-"""Use cases on uploads: open one in parts, complete it, abort it; or submit a whole adapter at once.
-
-Invariant: a version, its audit entry and the end of its upload are committed together, so no upload becomes two versions.
-"""
+"""Use cases on uploads in parts: open one, abort it. `Uploads` completes it, or takes a whole adapter at once."""
 
 from collections.abc import Sequence
 from uuid import UUID
 
-from loraplex.adapters.uploads.service import Receive, Uploads
-from loraplex.tenants.actors import Actor
-from loraplex.tenants.models import AdapterVersion, Upload
-from loraplex.tenants.registry.records import AcceptedVersion, UploadDocument
+from loraplex.adapters.uploads.service import Uploads
+from loraplex.tenants.models import Upload
+from loraplex.tenants.registry.records import UploadDocument
 from loraplex.tenants.registry.uploads import DeclaredFile, UploadRepository
 from loraplex.tenants.unit_of_work import UnitOfWork
 
@@ -42,35 +38,6 @@ async def abort_upload(uow: UnitOfWork, tenant_id: UUID, upload_id: UUID) -> Non
         target = _target(await repository.adapter_name(upload), upload)
         states = {"state": before}, {"state": upload.state}
         await uow.audit.record("upload.abort", target, *states, tenant_id=tenant_id)
-
-
-async def complete_upload(
-    uploads: Uploads, actor: Actor, tenant_id: UUID, upload_id: UUID
-) -> AcceptedVersion:
-    """Assemble the parts and register the version. Raises as `Uploads.complete`."""
-    name, version = await uploads.complete(tenant_id, upload_id, actor)
-    return _accepted(name, version)
-
-
-async def submit_folder(
-    uploads: Uploads,
-    actor: Actor,
-    tenant_id: UUID,
-    name: str,
-    receive: Receive,
-    *,
-    size_bytes: int,
-    upload_id: UUID,
-) -> AcceptedVersion:
-    """Receive a whole adapter and register the version. Raises as `Uploads.submit`."""
-    version = await uploads.submit(
-        tenant_id, name, receive, size_bytes=size_bytes, actor=actor, upload_id=upload_id
-    )
-    return _accepted(name, version)
-
-
-def _accepted(name: str, version: AdapterVersion) -> AcceptedVersion:
-    return AcceptedVersion(name=name, version=version.version, digest=version.digest, state=version.state)
 
 
 def _target(name: str, upload: Upload) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import structlog
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.adapters.errors import (
     AdaptersError,
@@ -24,13 +23,14 @@ from loraplex.adapters.errors import (
 from loraplex.adapters.storage.local_store import WEIGHTS_FILE
 from loraplex.adapters.versions.pending_folders import PendingFolder, PendingFolders
 from loraplex.adapters.versions.version_job import SYSTEM, LifecycleConfig, VersionJob
+from loraplex.tenants.audit_log import AuditRepository
 from loraplex.engine.messages import AdapterKey
-from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.models import AdapterVersion
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.versions import PendingVersion, PendingVersions, VersionStates, owners_of
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,41 +66,13 @@ class VersionLifecycle:
         self._of_tenant: Counter[UUID] = Counter()
         self._log = structlog.get_logger("loraplex.lifecycle")
 
-    async def begin(
-        self, tenant_id: UUID, name: str, staged: Path, *, actor: Actor = SYSTEM
-    ) -> AdapterVersion:
-        """Register a version of `name` and validate it in the background. `staged` is taken over.
+    async def register(self, uow: UnitOfWork, tenant_id: UUID, name: str, staged: Path) -> RegisteredVersion:
+        """Register a version of `name`; `start` validates it after the commit. `staged` is taken over.
 
-        Raises `AdapterNotFound`, `ValidationUnavailable` when too many wait, `DatabaseUnavailable`.
+        Raises `AdapterNotFound`, and `ValidationUnavailable` when too many wait.
         """
-        registered: RegisteredVersion | None = None
-        try:
-            async with self._database.as_tenant(tenant_id) as session:
-                audit = AuditRepository(session, actor, tenant_id)
-                registered = await self.register(
-                    session, audit, tenant_id, name, staged, created_by=actor.name
-                )
-        except BaseException:
-            if registered is not None:
-                registered.pending.discard()
-            raise
-        self.start(registered)
-        return registered.record
-
-    async def register(
-        self,
-        session: AsyncSession,
-        audit: AuditRepository,
-        tenant_id: UUID,
-        name: str,
-        staged: Path,
-        *,
-        created_by: str | None,
-    ) -> RegisteredVersion:
-        """Like `begin`, but within the caller's transaction."""
         self._require_room(tenant_id)
-        states = VersionStates(session, tenant_id, audit)
-        return await register_folder(states, self._folders, name, staged, created_by=created_by)
+        return await register_folder(uow, tenant_id, self._folders, name, staged)
 
     def start(self, registered: RegisteredVersion) -> None:
         """Validate the version in the background."""
@@ -126,11 +98,6 @@ class VersionLifecycle:
             except Exception:  # noqa: BLE001 - reported; one bad round must not be the last
                 self._log.exception("sweeping pending uploads failed")
             await asyncio.sleep(pause_s)
-
-    async def sweep(self) -> None:
-        """Resume unlocked folders, delete those without a version, and reject versions that are too old."""
-        await self.resume_abandoned()
-        await self.end_stale()
 
     async def resume_abandoned(self) -> None:
         """Resume unlocked folders, which a command or an ended server has left; delete those without a version."""
@@ -230,15 +197,15 @@ class VersionLifecycle:
 
 
 async def register_folder(
-    states: VersionStates,
+    uow: UnitOfWork,
+    tenant_id: UUID,
     folders: PendingFolders,
     name: str,
     staged: Path,
     *,
-    created_by: str | None,
     is_probed: bool = True,
 ) -> RegisteredVersion:
-    """Register a version of `name` as `validating`, in the transaction of `states`. `staged` is taken over.
+    """Register a version of `name` as `validating`. `staged` is taken over.
 
     `is_probed` False is recorded in the audit log. Raises `AdapterNotFound`, `StorageError`.
     """
@@ -247,8 +214,12 @@ async def register_folder(
     size_bytes = weights.stat().st_size if weights.is_file() else 0
     pending = folders.add(staged, version_id)
     try:
-        record = await states.create(
-            name, version_id=version_id, size_bytes=size_bytes, created_by=created_by, is_probed=is_probed
+        record = await VersionStates(uow.session, tenant_id, uow.audit).create(
+            name,
+            version_id=version_id,
+            size_bytes=size_bytes,
+            created_by=uow.actor.name,
+            is_probed=is_probed,
         )
     except BaseException:
         pending.discard()

@@ -3,7 +3,8 @@
 from loraplex.adapters.limits import AdapterLimits, UploadConfig
 from loraplex.adapters.uploads.cleanup import UploadCleanup
 from loraplex.adapters.uploads.parts import UploadParts
-from loraplex.adapters.uploads.service import Lifecycle, Uploads
+from loraplex.adapters.uploads.service import Uploads
+from loraplex.adapters.versions.lifecycle import VersionLifecycle
 from loraplex.platform.config import Settings
 from loraplex.platform.datastores.adapter_storage import AdapterStorage
 from loraplex.tenants.database import Database
@@ -17,7 +18,9 @@ class BlobStorage(AdapterStorage):
         self.parts = UploadParts(self.objects, settings.storage_floor_bytes)
         self._limits = UploadConfig(storage_floor_bytes=settings.storage_floor_bytes)
 
-    def uploads(self, database: Database, lifecycle: Lifecycle, adapter_limits: AdapterLimits) -> Uploads:
+    def uploads(
+        self, database: Database, lifecycle: VersionLifecycle, adapter_limits: AdapterLimits
+    ) -> Uploads:
         """The upload service of the routes."""
         return Uploads(database, self.parts, self.local, lifecycle, self._limits, adapter_limits)
 

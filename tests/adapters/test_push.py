@@ -165,7 +165,7 @@ async def test_without_a_server_the_next_start_probes(home: Home) -> None:
     assert waiting.report.passed and waiting.digest is not None, "validated here"
     assert await home.resolved("voice@1") is None
     next_start = Server(home.database, home.storage.root, Instant())
-    await next_start.lifecycle.sweep()
+    await next_start.sweep()
     await next_start.lifecycle.settled()
     assert len(next_start.engine.probed) == 1
     found = await home.resolved("voice@1")

@@ -9,7 +9,6 @@ from uuid import UUID, uuid4, uuid5
 
 from starlette.requests import Request
 
-from loraplex.adapters.uploads import use_cases
 from loraplex.adapters.uploads.service import Uploads
 from loraplex.platform.tenant_limiter import TenantLimiter
 from loraplex.platform.web.adapters.multipart_upload import FRAME_BYTES, receive_folder
@@ -34,13 +33,12 @@ class UploadReceiver:
         """Receive a whole adapter. The same Idempotency-Key with the same files gives the same version."""
         key = idempotency_key(request.http)
         async with self._limiter.slot(request.tenant_id):
-            return await use_cases.submit_folder(
-                self.uploads,
-                request.actor,
+            return await self.uploads.submit(
                 request.tenant_id,
                 name,
                 partial(self._receive_folder, request.http),
                 size_bytes=_declared_bytes(request.http, self.uploads.max_bytes),
+                actor=request.actor,
                 upload_id=uuid4() if key is None else uuid5(request.caller.api_key_id, key),
             )
 

@@ -98,5 +98,5 @@ async def upload_part(
     responses=documented(409, 507, response=AcceptedVersion, status=202),
 )
 async def complete_upload(request: Writer, receiver: Receiver, upload_id: UploadId) -> Response:
-    accepted = await uploads.complete_upload(receiver.uploads, request.actor, request.tenant_id, upload_id)
+    accepted = await receiver.uploads.complete(request.tenant_id, upload_id, request.actor)
     return respond(ApiResponse(202, accepted))

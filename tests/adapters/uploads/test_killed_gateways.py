@@ -46,7 +46,7 @@ async def test_a_killed_gateway_leaves_nothing(database: Database, tmp_path: Pat
     cleanup, server = started()
     with capture_logs() as logs:
         await cleanup.sweep()
-        await server.lifecycle.sweep()
+        await server.sweep()
     assert logs == [] and written() == before, "its gateway lives"
 
     gateway.kill()
@@ -54,7 +54,7 @@ async def test_a_killed_gateway_leaves_nothing(database: Database, tmp_path: Pat
     cleanup, server = started()
     with capture_logs() as logs:
         await cleanup.sweep()
-        await server.lifecycle.sweep()
+        await server.sweep()
     assert written() == [] and not [*data.rglob("*.lock")]
     removed, taken_over = logs
     assert (removed["event"], removed["bytes"]) == (REMOVED, 3 * HALF + len("{}"))
@@ -63,7 +63,7 @@ async def test_a_killed_gateway_leaves_nothing(database: Database, tmp_path: Pat
     assert (taken_over["event"], taken_over["removed"]) == (TAKEN_OVER, [str(version)])
     with capture_logs() as logs:
         await cleanup.sweep()
-        await server.lifecycle.sweep()
+        await server.sweep()
     assert logs == []
 
 

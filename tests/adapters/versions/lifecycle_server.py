@@ -21,10 +21,11 @@ from loraplex.adapters.versions.version_job import AdapterStore, LifecycleConfig
 from loraplex.engine.fake_engine import FakeEngine
 from loraplex.engine.messages import ProbeReport
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.audit_log import Actor
+from loraplex.tenants.actors import Actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AdapterVersion, AuditEntry
 from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.unit_of_work import unit_of_work
 
 BASE_DIGEST = "b" * 64
 ACTOR = Actor("key", "abc123")
@@ -111,7 +112,12 @@ class Server:
         return folder
 
     async def begin(self, tenant_id: UUID, spoil: Callable[[Path], object] | None = None) -> AdapterVersion:
-        return await self.lifecycle.begin(tenant_id, "voice", self.staged(spoil), actor=ACTOR)
+        return await begin(self.database, self.lifecycle, tenant_id, "voice", self.staged(spoil))
+
+    async def sweep(self) -> None:
+        """Take over what ended processes have left, as rounds of the life cycle do."""
+        await self.lifecycle.resume_abandoned()
+        await self.lifecycle.end_stale()
 
     async def version(self, record: AdapterVersion) -> AdapterVersion:
         await asyncio.wait_for(self.lifecycle.settled(), 60)
@@ -120,6 +126,16 @@ class Server:
     def pending_files(self) -> list[str]:
         folder = self.root / PENDING_FOLDER
         return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+async def begin(
+    database: Database, lifecycle: VersionLifecycle, tenant_id: UUID, name: str, staged: Path
+) -> AdapterVersion:
+    """Register a version and validate it in the background, as an upload does."""
+    async with unit_of_work(database, ACTOR, tenant_id, None) as uow:
+        registered = await lifecycle.register(uow, tenant_id, name, staged)
+    lifecycle.start(registered)
+    return registered.record
 
 
 async def version_of(database: Database, record: AdapterVersion) -> AdapterVersion:

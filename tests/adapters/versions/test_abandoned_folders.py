@@ -38,11 +38,11 @@ async def test_another_server_resumes_what_a_closed_one_left(
     server.validation.gate.clear()
     begun = await server.begin(tenant_id)
     other = Server(database, server.root, Instant())
-    await other.lifecycle.sweep()
+    await other.sweep()
     assert other.validation.folders == [], "its holder lives"
     await server.lifecycle.close()
     assert (await version_of(database, begun)).state == "validating"
-    await other.lifecycle.sweep()
+    await other.sweep()
     assert (await other.version(begun)).state == "ready"
     assert other.pending_files() == []
 
@@ -79,11 +79,11 @@ async def test_a_killed_servers_upload_is_resumed(
     holder = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert holder.stdout is not None and await holder.stdout.readline() == b"pending\n"
     other = Server(database, server.root, Instant())
-    await other.lifecycle.sweep()
+    await other.sweep()
     assert (await other.version(begun)).state == "validating"
     holder.kill()
     await holder.wait()
-    await other.lifecycle.sweep()
+    await other.sweep()
     assert (await other.version(begun)).state == "ready"
 
 
@@ -96,16 +96,16 @@ async def test_versions_whose_files_are_gone_are_rejected(
     for path in (server.root / PENDING_FOLDER / begun.id.hex).iterdir():
         path.unlink()
     (server.root / PENDING_FOLDER / begun.id.hex).rmdir()
-    await server.lifecycle.sweep()
+    await server.sweep()
     rejected = await server.version(begun)
     assert rejected.state == "rejected" and "upload it again" in rejected.report["checks"][-1]["detail"]
 
     elsewhere = await server.begin(tenant_id)
     await server.lifecycle.close()
     far = Server(database, server.root.parent / "other disk", Instant(), LifecycleConfig(give_up_s=-1.0))
-    await far.lifecycle.sweep()
+    await far.sweep()
     assert (await far.version(elsewhere)).state == "rejected"
-    await server.lifecycle.sweep()
+    await server.sweep()
     assert server.pending_files() == [], "no version needs its files"
 
 
@@ -128,7 +128,7 @@ async def test_a_server_that_dies_after_storing_leaves_one_step(
     assert noted.state == "validating" and noted.digest is not None, "who removes files sees it"
     await server.lifecycle.close()
     other = Server(database, server.root, Instant())
-    await other.lifecycle.sweep()
+    await other.sweep()
     ready = await other.version(begun)
     assert ready.state == "ready" and ready.report["checks"][-1]["name"] == "probe"
     assert other.validation.folders == [] and other.pending_files() == []
@@ -169,7 +169,7 @@ async def test_a_version_whose_server_died_on_the_way_to_the_bucket_is_published
         shutil.rmtree(server.root / PENDING_FOLDER)
     later = started(replace(QUICK, give_up_s=-1.0) if is_overdue else QUICK)
     for _ in range(3):
-        await later.lifecycle.sweep()
+        await later.sweep()
         ready = await later.version(begun)
     assert ready.state == "ready" and later.pending_files() == []
     folder = f"adapters/{tenant_id}/{ready.digest}"

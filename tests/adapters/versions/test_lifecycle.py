@@ -15,6 +15,7 @@ from tests.adapters.versions.lifecycle_server import (
     Instant,
     Server,
     actions,
+    begin,
     namespace_of,
     server,
     tenant_id,
@@ -164,7 +165,7 @@ async def test_the_number_of_waiting_versions_is_bounded(
 async def test_an_adapter_that_does_not_exist_leaves_nothing(server: Server, tenant_id: UUID) -> None:
     staged = server.staged()
     with pytest.raises(AdapterNotFound):
-        await server.lifecycle.begin(tenant_id, "nobody", staged)
+        await begin(server.database, server.lifecycle, tenant_id, "nobody", staged)
     assert not staged.exists() and server.pending_files() == []
 
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from sqlalchemy import select
 from tests.adapters.validation.good_folder import HIDDEN, LAYERS, VOCAB, write_good
+from tests.adapters.versions.lifecycle_server import begin
 from tests.platform.engines.managed_engine import Managed
 
 from loraplex.adapters.storage.local_store import LocalAdapterStore
@@ -194,7 +195,7 @@ async def test_an_upload_becomes_ready_and_is_quarantined_with_its_engine(
     async with open_lifecycle(
         database, engines, Store(storage), root, namespace_of, pool, "tiny"
     ) as lifecycle:
-        await lifecycle.begin(tenant_id, "voice", staged)
+        await begin(database, lifecycle, tenant_id, "voice", staged)
         await asyncio.wait_for(lifecycle.settled(), 60)
         ready = await version()
         assert ready.state == "ready" and ready.digest is not None
@@ -219,7 +220,7 @@ async def test_without_the_models_configuration_uploads_wait(
     async with open_lifecycle(
         database, engines, Store(storage), root, namespace_of, pool, "tiny"
     ) as lifecycle:
-        registered = await lifecycle.begin(tenant_id, "voice", staged)
+        registered = await begin(database, lifecycle, tenant_id, "voice", staged)
         await asyncio.sleep(0.1)
     async with database.as_tenant(tenant_id) as session:
         assert (await session.scalars(select(AdapterVersion.state))).one() == "validating"

@@ -25,7 +25,6 @@ from tests.platform.use_cases.walked_world import (
 )
 
 from loraplex import adapters, tenants
-from loraplex.adapters.uploads import use_cases as uploads
 from loraplex.adapters.versions.pending_folders import GATEWAYS_LOCK, PENDING_FOLDER, PendingFolders
 from loraplex.platform import auth
 from loraplex.tenants import installation
@@ -35,8 +34,6 @@ from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
 from loraplex.tenants.unit_of_work import UnitOfWork
 
-# Both register a version, which needs a server that validates it: see `test_push_ways.py`.
-WALKED_BY_PUSHES: Final = {uploads.complete_upload, uploads.submit_folder}
 # A gateway's start and its jobs are the only ways: see `test_prices.py` and `test_recognized_secret.py` in `../server`, and
 # `../jobs/test_month_closing.py`.
 RUN_BY_GATEWAYS: Final = {rate_cards.create_first, invoices.draft, installation.accept_secret}
@@ -125,7 +122,9 @@ async def assert_published(world: World, before: Dump) -> None:
 
 
 def test_every_use_case_is_walked() -> None:
-    """A use case is a public coroutine function with an author: an `Actor`, or a unit of work, which has one."""
+    """A use case is a public coroutine function with an author: an `Actor`, or a unit of work, which has one. Those that
+    register a version are methods of a server's uploads and pushes: see `test_push_ways.py`.
+    """
     found = set()
     packages = (adapters, auth, tenants)
     for module in chain.from_iterable(walk_packages(each.__path__, f"{each.__name__}.") for each in packages):
@@ -134,5 +133,5 @@ def test_every_use_case_is_walked() -> None:
             if iscoroutinefunction(each) and not name.startswith("_"):
                 types = each.__annotations__.values()
                 found |= {each} if any(kind in (UnitOfWork, Actor) for kind in types) else set()
-    apart = WALKED_BY_PUSHES | RUN_BY_GATEWAYS | of_people.BY_PEOPLE
+    apart = RUN_BY_GATEWAYS | of_people.BY_PEOPLE
     assert found == {use_case.function for use_case in ALL} | apart

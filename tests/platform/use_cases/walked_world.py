@@ -28,7 +28,8 @@ from tests.tenants.admission.memory_journal import MemoryJournal
 from tests.tenants.billing.fixed_prices import fixed_prices
 from typer.testing import CliRunner
 
-from loraplex.adapters.uploads.service import Lifecycle, Uploads
+from loraplex.adapters.uploads.service import Uploads
+from loraplex.adapters.versions.lifecycle import VersionLifecycle
 from loraplex.engine.fake_engine import FakeEngine
 from loraplex.platform.cli.main import main
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
@@ -207,7 +208,7 @@ def _anonymous(value: Any) -> Any:
 
 @asynccontextmanager
 async def open_world(
-    database_url: str, valkey_url: str, folder: Path, lifecycle: Lifecycle | None = None
+    database_url: str, valkey_url: str, folder: Path, lifecycle: VersionLifecycle | None = None
 ) -> AsyncIterator[World]:
     """Open the stores and the application. Commands find both stores in the environment.
 

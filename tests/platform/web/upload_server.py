@@ -6,51 +6,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
-
-from sqlalchemy.ext.asyncio import AsyncSession
+from uuid import UUID
 
 from loraplex.adapters.limits import AdapterLimits, UploadConfig
 from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.adapters.storage.object_store import ObjectStore, S3Options
 from loraplex.adapters.uploads.parts import UploadParts
 from loraplex.adapters.uploads.service import Uploads
-from loraplex.adapters.versions.lifecycle import RegisteredVersion
+from loraplex.adapters.versions.lifecycle import RegisteredVersion, VersionLifecycle, register_folder
 from loraplex.adapters.versions.pending_folders import PendingFolders
-from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-@dataclass
-class FakeLifecycle:
+class FakeLifecycle(VersionLifecycle):
     """Makes versions in the state `validating` and keeps their folders; fails with `error`."""
 
-    root: Path
-    taken: list[Path] = field(default_factory=list)
-    error: Exception | None = None
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.taken: list[Path] = []
+        self.error: Exception | None = None
 
-    async def register(
-        self,
-        session: AsyncSession,
-        audit: AuditRepository,
-        tenant_id: UUID,
-        name: str,
-        staged: Path,
-        *,
-        created_by: str | None,
-    ) -> RegisteredVersion:
-        version_id = uuid4()
-        pending = PendingFolders(self.root).add(staged, version_id)
-        record = await AdapterRepository(session, tenant_id).add_unjudged(
-            name, version_id=version_id, size_bytes=1000, created_by=created_by
-        )
+    async def register(self, uow: UnitOfWork, tenant_id: UUID, name: str, staged: Path) -> RegisteredVersion:
+        registered = await register_folder(uow, tenant_id, PendingFolders(self.root), name, staged)
         if self.error is not None:
-            pending.discard()
+            registered.pending.discard()
             raise self.error
-        return RegisteredVersion(record, pending)
+        return registered
 
     def start(self, registered: RegisteredVersion) -> None:
         self.taken.append(registered.pending.folder)

@@ -35,7 +35,7 @@ from loraplex.platform.web.transport.body_budget import BodyBudget
 from loraplex.tenants.audit_log import Actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
-from loraplex.tenants.models import AdapterVersion
+from loraplex.tenants.registry.records import AcceptedVersion
 from loraplex.tenants.registry.uploads import DeclaredFile
 
 
@@ -109,7 +109,7 @@ def die() -> None:
     asyncio.run(run())
 
 
-async def submit_whole(home: UploadHome, tenant_id: UUID, upload_id: UUID) -> AdapterVersion:
+async def submit_whole(home: UploadHome, tenant_id: UUID, upload_id: UUID) -> AcceptedVersion:
     """A whole folder, as its route hands it on."""
 
     async def receive(staged: Path) -> list[DeclaredFile]:
