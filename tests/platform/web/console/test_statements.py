@@ -1,6 +1,6 @@
 """Statements of each page: as many with thirty of everything as with one, and few.
 
-Invariant: every page that exists is opened; those that set a role count too.
+Invariant: every page is opened but those that are left out by name; statements that set a role count too.
 """
 
 from typing import Any, Final
@@ -27,6 +27,11 @@ MORE: Final = {
     "/operator/console/invoices/{invoice_id}/actions/void": 16,
 }
 """Pages of several parts, with bounds of their own."""
+NOT_OPENED: Final = {
+    "/console/limits/edit": "leads on to the form of the subject in its query, which is opened",
+    "/console/requests/{request_id}": "shows one request, and lists nothing",
+}
+"""Pages that are left out, and why."""
 THINGS: Final = (
     "INSERT INTO adapters (id, tenant_id, name) SELECT md5('adapter' || n)::uuid, :tenant_id, 'adapter-' || n FROM numbers",
     # The first adapter has a version for each number, every other one its first.
@@ -136,6 +141,7 @@ async def one_of_everything(database: Database, tenant_id: UUID, user_id: str) -
         "delivery_id": str(delivery_id),
         "invoice_id": await draft_invoice(database, tenant_id),
         "entry_id": user_id,
+        "format_name": "csv",
     }
 
 
@@ -157,12 +163,14 @@ async def make(database: Database, tenant_id: UUID, first: int, last: int) -> No
 async def statements(
     console: Console, admin: Browser, operator: Browser, routes: list[Route], ids: dict[str, str]
 ) -> dict[str, int]:
-    """The number of statements of each page that there is, by its path."""
+    """The number of statements of each page but `NOT_OPENED`, by its path."""
     found = {}
     for route in routes:
+        if route.path in NOT_OPENED:
+            continue
         browser = operator if route.path.startswith("/operator/") else admin
         with sent_statements(console.database) as sent:
             answer = await browser.http.get(route.at(ids))
-        if answer.status_code == 200 and "<html" in answer.text[:200]:
-            found[route.path] = len(sent)
+        assert answer.status_code == 200, route.path
+        found[route.path] = len(sent)
     return found
