@@ -39,7 +39,8 @@ from loraplex.tenants.registry.adapters import (
     ProfileChange,
     profile_of,
 )
-from loraplex.tenants.registry.aliases import ABSENT, WHOLE, AliasRepository
+from loraplex.tenants.registry.aliases import ABSENT, AliasRepository
+from loraplex.tenants.registry.records import WHOLE
 from loraplex.tenants.registry.resolution import PRODUCTION
 from loraplex.tenants.registry.storage_quota import StorageQuota
 from loraplex.tenants.registry.versions import PendingVersion

@@ -35,8 +35,8 @@ from loraplex.tenants.models import TOOL_STYLES, AdapterVersion
 from loraplex.tenants.registry import queries
 from loraplex.tenants.registry import use_cases as aliases
 from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository, ProfileChange
-from loraplex.tenants.registry.aliases import WHOLE, AliasRepository
-from loraplex.tenants.registry.records import AliasDocument
+from loraplex.tenants.registry.aliases import AliasRepository
+from loraplex.tenants.registry.records import WHOLE, AliasDocument
 
 NO_STYLE = "none"
 BODY_LIMITS = BodyLimits(max_bytes=4096, max_depth=2, max_values=100)
@@ -355,7 +355,7 @@ async def _adapter_document(session: AsyncSession, command: TenantCommand, name:
     records = await AdapterRepository(session, command.tenant_id).versions(name)
     return {
         "name": name,
-        "aliases": {state.alias: state.version for state in states},
+        "aliases": {state.alias: state.main_version for state in states},
         "versions": [_version_document(version) for version in records],
     }
 

@@ -55,31 +55,20 @@ class AdapterRepository:
         self._session = session
         self._tenant_id = tenant_id
 
-    async def get_or_create(self, name: str) -> Adapter:
-        """Raises `InvalidName` or `CountReached`."""
-        try:
-            return await self.get(check_adapter_name(name))
-        except AdapterNotFound:
-            return await self._create(name, "") or await self.get(name)
-
-    async def require_reachable(self, name: str, base_model: str) -> None:
-        """Raises `InvalidName` for a new adapter with the name of the base model."""
-        if (
-            name == base_model
-            and await self._session.scalar(self._live().where(Adapter.name == name)) is None
-        ):
-            raise InvalidName(
-                "name", f"name {name!r} is that of the base model: requests would never reach it"
-            )
-
     async def create(self, name: str, description: str = "", base_model: str | None = None) -> Adapter:
         """Create an adapter. `base_model`: the name under which the base model is served.
 
         Raises `InvalidName`, `NameTaken` or `CountReached`.
         """
-        if base_model is not None:
-            await self.require_reachable(name, base_model)
-        adapter = await self._create(check_adapter_name(name), description)
+        same = self._live().where(Adapter.name == name)
+        if name == base_model and await self._session.scalar(same) is None:
+            raise InvalidName(
+                "name", f"name {name!r} is that of the base model: requests would never reach it"
+            )
+        values = {"name": check_adapter_name(name), "description": description}
+        await self._require_room()
+        statement = insert(Adapter).values(**values, tenant_id=self._tenant_id).on_conflict_do_nothing()
+        adapter = (await self._session.scalars(statement.returning(Adapter))).one_or_none()
         if adapter is None:
             raise NameTaken(f"an adapter named {name} exists already")
         return adapter
@@ -87,48 +76,6 @@ class AdapterRepository:
     async def get(self, name: str) -> Adapter:
         """Raises `AdapterNotFound`."""
         return await self._one(self._live().where(Adapter.name == name), name)
-
-    async def add_version(
-        self,
-        name: str,
-        *,
-        digest: str,
-        size_bytes: int,
-        rank: int,
-        config: dict[str, Any],
-        report: dict[str, Any],
-        state: str = "ready",
-        profile: AdapterProfile | None = None,
-    ) -> AdapterVersion:
-        """The next version of `name`, or the existing one with the same digest and, if given, the same profile.
-
-        An existing one without an alias takes the new profile. Raises `AdapterNotFound`.
-        """
-        adapter = await self.locked(name)
-        existing = fitting(await self._versions_with(adapter.id, digest), profile)
-        if existing is not None:
-            if profile is not None:
-                set_profile(existing, profile)
-                await self._session.flush()
-            return existing
-        profile = profile or AdapterProfile()
-        record = AdapterVersion(
-            tenant_id=self._tenant_id,
-            adapter_id=adapter.id,
-            version=await self._next_version(adapter.id),
-            digest=digest,
-            size_bytes=size_bytes,
-            rank=rank,
-            config=config,
-            report=report,
-            state=state,
-            tool_style=profile.tool_style,
-            defaults=dict(profile.defaults),
-        )
-        self._session.add(record)
-        await self._session.flush()
-        await self._session.refresh(record, ["created_at"])
-        return record
 
     async def equal_version(
         self, name: str, digest: str, profile: AdapterProfile | None
@@ -138,7 +85,15 @@ class AdapterRepository:
         It stays until the transaction ends. Raises `AdapterNotFound`.
         """
         adapter = await self.locked(name)
-        return fitting(await self._versions_with(adapter.id, digest), profile)
+        query = select(AdapterVersion).where(
+            AdapterVersion.adapter_id == adapter.id,
+            AdapterVersion.digest == digest,
+            AdapterVersion.state.not_in(GONE_STATES),
+        )
+        same = (await self._session.scalars(fresh(query.order_by(AdapterVersion.version.desc())))).all()
+        equal = [record for record in same if profile is None or profile_of(record) == profile]
+        open_to_change = [record for record in same if record.aliased_at is None]
+        return next(iter([*equal, *open_to_change]), None)
 
     async def add_unjudged(
         self, name: str, *, version_id: UUID, size_bytes: int, created_by: str | None
@@ -220,13 +175,6 @@ class AdapterRepository:
             query = query.where(Adapter.name > after)
         return (await self._session.scalars(query)).all()
 
-    async def _create(self, name: str, description: str) -> Adapter | None:
-        """Insert an adapter; None if one of that name exists."""
-        await self._require_room()
-        values = {"tenant_id": self._tenant_id, "name": name, "description": description}
-        statement = insert(Adapter).values(values).on_conflict_do_nothing().returning(Adapter)
-        return (await self._session.scalars(statement)).one_or_none()
-
     async def _require_room(self) -> None:
         """Check `max_adapters` under an advisory lock until the transaction ends: a tenant's role may lock no row of its quota."""
         name = func.hashtextextended(f"max_adapters:{self._tenant_id}", 0)
@@ -257,14 +205,6 @@ class AdapterRepository:
         if adapter is None:
             raise AdapterNotFound(f"no adapter named {name[:80]!r}")
         return adapter
-
-    async def _versions_with(self, adapter_id: UUID, digest: str) -> Sequence[AdapterVersion]:
-        query = select(AdapterVersion).where(
-            AdapterVersion.adapter_id == adapter_id,
-            AdapterVersion.digest == digest,
-            AdapterVersion.state.not_in(GONE_STATES),
-        )
-        return (await self._session.scalars(fresh(query.order_by(AdapterVersion.version.desc())))).all()
 
     async def _next_version(self, adapter_id: UUID) -> int:
         query = select(func.max(AdapterVersion.version)).where(AdapterVersion.adapter_id == adapter_id)
@@ -309,13 +249,6 @@ def require_revision(record: Adapter | AdapterVersion, seen: int | None) -> None
 def fresh(query: Select[AdapterVersion]) -> Select[AdapterVersion]:
     """Read the row again: triggers of the database write `aliased_at` without the session's knowledge."""
     return query.execution_options(populate_existing=True)
-
-
-def fitting(same: Sequence[AdapterVersion], profile: AdapterProfile | None) -> AdapterVersion | None:
-    """Of versions with one digest, newest first: the one with this profile, else one whose profile may still change."""
-    equal = [record for record in same if profile is None or profile_of(record) == profile]
-    open_to_change = [record for record in same if record.aliased_at is None]
-    return next(iter([*equal, *open_to_change]), None)
 
 
 def profile_of(version: AdapterVersion) -> AdapterProfile:

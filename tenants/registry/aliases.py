@@ -4,7 +4,6 @@ a move creates the next generation, and only from the generation that its caller
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
@@ -16,26 +15,10 @@ from loraplex.tenants.errors import AliasMoved, AliasNotFound, InvalidField, NoP
 from loraplex.tenants.models import Adapter, AdapterAlias, AliasTarget
 from loraplex.tenants.names import ALIAS_NAME, check_alias_name, is_name
 from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.records import WHOLE, AliasDocument
 
-WHOLE: Final = 100
 MAX_TARGETS: Final = 10
 ABSENT: Final = 0
-
-
-@dataclass(frozen=True, slots=True)
-class AliasState:
-    """`targets`: version -> weight in percent, summing to 100; `previous`: the target of a rollback. `generation` is its ETag."""
-
-    alias: str
-    generation: int
-    targets: Mapping[int, int]
-    previous: Mapping[int, int] | None
-    updated_at: datetime
-
-    @property
-    def version(self) -> int:
-        """The version with the largest share; the newer of two with equal shares."""
-        return max(self.targets, key=lambda version: (self.targets[version], version))
 
 
 class AliasRepository:
@@ -46,25 +29,28 @@ class AliasRepository:
         self._tenant_id = tenant_id
         self._adapters = AdapterRepository(session, tenant_id)
 
-    async def list(self, name: str) -> list[AliasState]:
+    async def list(self, name: str) -> list[AliasDocument]:
         """Every alias of the adapter, in alphabetical order. Raises `AdapterNotFound`."""
         return [*await self.page(name, None, None)]
 
-    async def page(self, name: str, after: str | None, limit: int | None) -> Sequence[AliasState]:
+    async def page(self, name: str, after: str | None, limit: int | None) -> Sequence[AliasDocument]:
         """At most `limit` (None: all) aliases of the adapter, after the alias `after`. Raises `AdapterNotFound`."""
         return await self.page_of(await self._adapters.get(name), after, limit)
 
-    async def page_of(self, adapter: Adapter, after: str | None, limit: int | None) -> Sequence[AliasState]:
+    async def page_of(
+        self, adapter: Adapter, after: str | None, limit: int | None
+    ) -> Sequence[AliasDocument]:
         """The same of an adapter that was read already."""
         query = select(AdapterAlias).where(AdapterAlias.adapter_id == adapter.id)
         if after is not None:
             query = query.where(AdapterAlias.alias > after)
         records = (await self._session.scalars(query.order_by(AdapterAlias.alias).limit(limit))).all()
-        return await self._states(records)
+        return await self._documents(adapter.name, records)
 
-    async def get(self, name: str, alias: str) -> AliasState:
+    async def get(self, name: str, alias: str) -> AliasDocument:
         """Raises `AdapterNotFound` or `AliasNotFound`."""
-        return await self._state(await self._existing(await self._adapters.get(name), alias))
+        record = await self._existing(await self._adapters.get(name), alias)
+        return await self._document(name, record)
 
     async def generation(self, name: str, alias: str) -> int:
         """The alias's generation, `ABSENT` for none; it stays until the transaction ends.
@@ -76,7 +62,7 @@ class AliasRepository:
 
     async def set(
         self, name: str, alias: str, targets: Mapping[int, int], expected: int | None = None
-    ) -> AliasState:
+    ) -> AliasDocument:
         """Point `alias` to ready versions; the same targets again change nothing.
 
         `expected` is the generation that the caller has read, `ABSENT` for no alias; None for any.
@@ -96,9 +82,9 @@ class AliasRepository:
             await self._write_targets(record, targets)
         elif await self._targets(record, record.generation) != targets:
             await self._move(record, targets)
-        return await self._state(record)
+        return await self._document(name, record)
 
-    async def rollback(self, name: str, alias: str, expected: int | None = None) -> AliasState:
+    async def rollback(self, name: str, alias: str, expected: int | None = None) -> AliasDocument:
         """Point `alias` back to its previous targets; a second time in a row changes nothing.
 
         Raises `AdapterNotFound`, `AliasNotFound`, `AliasMoved`, `NoPreviousVersion` or `VersionNotReady`.
@@ -112,14 +98,14 @@ class AliasRepository:
         for version in targets:
             await self._adapters.check_ready(adapter, version)
         await self._move(record, targets)
-        return await self._state(record)
+        return await self._document(name, record)
 
-    async def delete(self, name: str, alias: str, expected: int | None = None) -> AliasState:
+    async def delete(self, name: str, alias: str, expected: int | None = None) -> AliasDocument:
         """Delete an alias and return its last state. Raises `AdapterNotFound`, `AliasNotFound` or `AliasMoved`."""
         adapter = await self._adapters.locked(name)
         record = await self._existing(adapter, alias)
         self._check_expected(name, alias, record, expected)
-        last = await self._state(record)
+        last = await self._document(name, record)
         await self._session.delete(record)
         await self._session.flush()
         return last
@@ -152,11 +138,11 @@ class AliasRepository:
             )
         await self._session.flush()
 
-    async def _state(self, record: AdapterAlias) -> AliasState:
-        return (await self._states([record]))[0]
+    async def _document(self, name: str, record: AdapterAlias) -> AliasDocument:
+        return (await self._documents(name, [record]))[0]
 
-    async def _states(self, records: Sequence[AdapterAlias]) -> Sequence[AliasState]:
-        """The targets of aliases of one adapter, in one query."""
+    async def _documents(self, name: str, records: Sequence[AdapterAlias]) -> Sequence[AliasDocument]:
+        """Aliases of the adapter `name` with their targets, in one query."""
         wanted = [
             (record.alias, generation)
             for record in records
@@ -167,18 +153,15 @@ class AliasRepository:
             AliasTarget.adapter_id.in_({record.adapter_id for record in records}),
             tuple_(AliasTarget.alias, AliasTarget.generation).in_(wanted),
         )
-        found: dict[tuple[str, int], dict[int, int]] = {place: {} for place in wanted}
+        found: dict[tuple[str, int | None], dict[int, int]] = {place: {} for place in wanted}
         for target in await self._session.scalars(query):
             found[target.alias, target.generation][target.version] = target.weight
         return [
-            AliasState(
-                alias=record.alias,
-                generation=record.generation,
-                targets=found[record.alias, record.generation],
-                previous=None
-                if record.previous_generation is None
-                else found[record.alias, record.previous_generation],
-                updated_at=record.updated_at,
+            AliasDocument.of(
+                name,
+                record,
+                found[record.alias, record.generation],
+                found.get((record.alias, record.previous_generation)),
             )
             for record in records
         ]

@@ -48,13 +48,12 @@ async def version(session: AsyncSession, tenant_id: UUID, name: str, number: int
 
 async def aliases(session: AsyncSession, tenant_id: UUID, name: str, part: Slice[str]) -> list[AliasDocument]:
     """Return aliases of an adapter by name. Raises `AdapterNotFound`."""
-    found = await AliasRepository(session, tenant_id).page(name, part.after, part.fetch)
-    return [AliasDocument.of(name, state) for state in found]
+    return [*await AliasRepository(session, tenant_id).page(name, part.after, part.fetch)]
 
 
 async def alias(session: AsyncSession, tenant_id: UUID, name: str, alias: str) -> AliasDocument:
     """Return one alias. Raises `AdapterNotFound`, `AliasNotFound`."""
-    return AliasDocument.of(name, await AliasRepository(session, tenant_id).get(name, alias))
+    return await AliasRepository(session, tenant_id).get(name, alias)
 
 
 async def upload(session: AsyncSession, tenant_id: UUID, upload_id: UUID) -> UploadDocument:

@@ -1,7 +1,7 @@
 """Adapters, their versions, aliases and uploads."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from pydantic import ConfigDict, Field
@@ -9,8 +9,10 @@ from pydantic import ConfigDict, Field
 from loraplex.tenants.records import Record, UtcTime
 
 if TYPE_CHECKING:
-    from loraplex.tenants.models import AdapterVersion, Upload, UploadPart
-    from loraplex.tenants.registry.aliases import AliasState
+    from loraplex.tenants.models import AdapterAlias, AdapterVersion, Upload, UploadPart
+
+WHOLE: Final = 100
+"""The percents of all requests, which the weights of an alias sum to."""
 
 
 class AdapterDocument(Record):
@@ -82,16 +84,18 @@ class AliasDocument(Record):
     revision: int
 
     @classmethod
-    def of(cls, name: str, state: "AliasState") -> "AliasDocument":
-        """Return an alias of the adapter `name`."""
+    def of(
+        cls, name: str, row: "AdapterAlias", targets: Mapping[int, int], previous: Mapping[int, int] | None
+    ) -> "AliasDocument":
+        """Return an alias of the adapter `name`. `targets` and `previous`: version -> weight in percent."""
         return cls(
             name=name,
-            alias=state.alias,
-            version=state.version if len(state.targets) == 1 else None,
-            split=_shares(state.targets),
-            previous=None if state.previous is None else _shares(state.previous),
-            updated_at=state.updated_at,
-            revision=state.generation,
+            alias=row.alias,
+            version=next(iter(targets)) if len(targets) == 1 else None,
+            split=_shares(targets),
+            previous=None if previous is None else _shares(previous),
+            updated_at=row.updated_at,
+            revision=row.generation,
         )
 
     @property

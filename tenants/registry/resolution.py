@@ -15,7 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.models import Adapter, AdapterAlias, AdapterVersion, AliasTarget
 from loraplex.tenants.names import ADAPTER_NAME, ALIAS_NAME
-from loraplex.tenants.registry.aliases import WHOLE, choose_target
+from loraplex.tenants.registry.aliases import choose_target
+from loraplex.tenants.registry.records import WHOLE
 
 PRODUCTION = "production"
 REFERENCE = re.compile(rf"({ADAPTER_NAME.strip('^$')})(?::({ALIAS_NAME.strip('^$')})|@([1-9][0-9]{{0,8}}))?")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from loraplex.tenants.registry.aliases import ABSENT, AliasRepository, AliasState
+from loraplex.tenants.registry.aliases import ABSENT, AliasRepository
 from loraplex.tenants.registry.records import AliasDocument
 from loraplex.tenants.unit_of_work import UnitOfWork
 
@@ -29,10 +29,10 @@ async def move(
     aliases = AliasRepository(uow.session, tenant_id)
     before = await aliases.generation(name, alias) if seen is None else seen
     state = await aliases.set(name, alias, targets, before)
-    if state.generation != before:
+    if state.revision != before:
         action = "alias.create" if before == ABSENT else "alias.move"
-        await uow.audit.record(action, target(name, state), *_moved(state), tenant_id=tenant_id)
-    return AliasDocument.of(name, state)
+        await uow.audit.record(action, target(state), *_moved(state), tenant_id=tenant_id)
+    return state
 
 
 async def roll_back(
@@ -43,8 +43,8 @@ async def roll_back(
     Raises `AdapterNotFound`, `AliasNotFound`, `AliasMoved`, `NoPreviousVersion`, `VersionNotReady`.
     """
     state = await AliasRepository(uow.session, tenant_id).rollback(name, alias, seen)
-    await uow.audit.record("alias.rollback", target(name, state), *_moved(state), tenant_id=tenant_id)
-    return AliasDocument.of(name, state)
+    await uow.audit.record("alias.rollback", target(state), *_moved(state), tenant_id=tenant_id)
+    return state
 
 
 async def delete(
@@ -56,16 +56,16 @@ async def delete(
     """
     last = await AliasRepository(uow.session, tenant_id).delete(name, alias, seen)
     before = {"targets": last.targets}
-    await uow.audit.record("alias.delete", target(name, last), before, tenant_id=tenant_id)
-    return AliasDocument.of(name, last)
+    await uow.audit.record("alias.delete", target(last), before, tenant_id=tenant_id)
+    return last
 
 
-def _moved(state: AliasState) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+def _moved(state: AliasDocument) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """Return `before` and `after` of the audit entry."""
-    before = None if state.previous is None else {"targets": state.previous}
+    before = None if state.previous is None else {"targets": state.previous_targets}
     return before, {"targets": state.targets}
 
 
-def target(name: str, state: AliasState) -> str:
+def target(alias: AliasDocument) -> str:
     """Return the alias's path in the audit log."""
-    return f"adapters/{name}/aliases/{state.alias}"
+    return f"adapters/{alias.name}/aliases/{alias.alias}"

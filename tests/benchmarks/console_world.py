@@ -13,6 +13,7 @@ import httpx
 from fastapi import FastAPI
 from sqlalchemy import text
 from tests.benchmarks.ledger_rows import LedgerShape, months_until
+from tests.tenants.registry_records import RegistryWriter
 from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched
 
 from loraplex.platform.bench.report import BenchFailed
@@ -23,9 +24,11 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.invoices.invoices import invoice_id
 from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.people.memberships import MembershipRepository
+from loraplex.tenants.people.sessions import ABSOLUTE, NewSession, SessionRepository
+from loraplex.tenants.people.users import UserRepository
 from loraplex.tenants.people import memberships, users
 from loraplex.tenants.people.sessions import Area, Client, open_session
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.unit_of_work import unit_of_work
 
@@ -114,7 +117,7 @@ async def load_registry(database: Database) -> None:
         for statement in REGISTRY:
             await session.execute(text(statement), {"audited": AUDITED} if ":audited" in statement else {})
         for tenant_id, name in (await session.execute(ADAPTERS)).all():
-            version = await AdapterRepository(session, tenant_id).add_version(
+            version = await RegistryWriter(session, tenant_id).add_version(
                 name, digest=tenant_id.hex * 2, size_bytes=1 << 20, rank=8, config={}, report={}
             )
             await AliasRepository(session, tenant_id).set(name, "production", {version.version: 100})

@@ -24,6 +24,7 @@ import uvicorn
 from tests.benchmarks.admission import opened_stores
 from tests.benchmarks.bodies import earlier_checkout
 from tests.benchmarks.checkout import CHECKOUT
+from tests.tenants.registry_records import RegistryWriter
 
 from loraplex.adapters.limits import UploadConfig
 from loraplex.engine.fake_engine import FakeEngine
@@ -37,7 +38,6 @@ from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Quota
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.scopes import INFERENCE
 
@@ -188,7 +188,7 @@ async def create_tenant(database: Database) -> str:
         tenant = await TenantRepository(session).create("bench")
         issued = await KeyRepository(session).create(tenant.id, "bench", [INFERENCE])
         session.add(Quota(tenant_id=tenant.id, **LIMITS))
-        adapters = AdapterRepository(session, tenant.id)
+        adapters = RegistryWriter(session, tenant.id)
         await adapters.get_or_create(ADAPTER)
         version = await adapters.add_version(
             ADAPTER, digest="a" * 64, size_bytes=1, rank=8, config={}, report={}

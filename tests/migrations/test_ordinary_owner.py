@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 from sqlalchemy import select, text
 from sqlalchemy.exc import DataError
-from tests.tenants.registry_records import add, make_tenant, set_state
+from tests.tenants.registry_records import RegistryWriter, add, make_tenant, set_state
 
 from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
 from loraplex.platform.datastores.migrations import downgrade, upgrade
@@ -18,7 +18,6 @@ from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository
 from loraplex.tenants.database import ROLES, Database
 from loraplex.tenants.models import MonthlyRollup, UsageRecord, UsageRollup
-from loraplex.tenants.registry.adapters import AdapterRepository
 
 pytestmark = pytest.mark.parametrize("postgres_major", POSTGRES_MAJORS, indirect=True)
 OWNER = "ordinary_owner"
@@ -125,7 +124,7 @@ async def test_partitions_are_made_and_dropped_for_an_ordinary_owner(owned: Data
 async def test_triggers_report_events_for_an_ordinary_owner(owned: Database) -> None:
     tenant_id = await make_tenant(owned)
     async with owned.as_tenant(tenant_id) as session:
-        await add(AdapterRepository(session, tenant_id), 1, state="validating")
+        await add(RegistryWriter(session, tenant_id), 1, state="validating")
         await set_state(session, "ready")
     async with owned.as_writer() as session:
         await session.execute(text(CROSSED), {"tenant": tenant_id})

@@ -1,5 +1,7 @@
 """Tenants and adapter versions for tests of the tenants package."""
 
+from contextlib import suppress
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import text
@@ -7,8 +9,38 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.models import AdapterVersion
-from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.errors import AdapterNotFound, NameTaken
+from loraplex.tenants.models import Adapter, AdapterVersion
+from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository, set_profile
+
+
+class RegistryWriter(AdapterRepository):
+    """Writes adapters and versions as tests need them."""
+
+    async def get_or_create(self, name: str) -> Adapter:
+        with suppress(AdapterNotFound):
+            return await self.get(name)
+        # Another transaction may create it meanwhile.
+        with suppress(NameTaken):
+            return await self.create(name)
+        return await self.get(name)
+
+    async def add_version(
+        self, name: str, *, profile: AdapterProfile | None = None, state: str = "ready", **columns: Any
+    ) -> AdapterVersion:
+        """The next version of `name`; as a push does, the existing one with the same digest and, if given, the same profile."""
+        record = await self.equal_version(name, columns["digest"], profile)
+        if record is None:
+            adapter = await self.get(name)
+            number = await self._next_version(adapter.id)
+            keys = {"tenant_id": self._tenant_id, "adapter_id": adapter.id, "version": number}
+            record = AdapterVersion(**keys, **columns, state=state, defaults={})
+            self._session.add(record)
+        if profile is not None:
+            set_profile(record, profile)
+        await self._session.flush()
+        await self._session.refresh(record, ["created_at"])
+        return record
 
 
 def digest(number: int) -> str:
@@ -20,7 +52,7 @@ async def make_tenant(database: Database, name: str = "acme") -> UUID:
         return (await TenantRepository(session).create(name)).id
 
 
-async def add(adapters: AdapterRepository, number: int, state: str = "ready") -> AdapterVersion:
+async def add(adapters: RegistryWriter, number: int, state: str = "ready") -> AdapterVersion:
     """A version of the adapter `support`."""
     await adapters.get_or_create("support")
     return await adapters.add_version(

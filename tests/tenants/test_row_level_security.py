@@ -8,14 +8,13 @@ import psycopg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
-from tests.tenants.registry_records import add, make_tenant
+from tests.tenants.registry_records import RegistryWriter, add, make_tenant
 
 from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import ROLES, Database
 from loraplex.tenants.errors import RoleUnsafe
 from loraplex.tenants.models import Base
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
 
 pytestmark = pytest.mark.parametrize("postgres_major", POSTGRES_MAJORS, indirect=True)
@@ -83,7 +82,7 @@ async def two_tenants(database: Database) -> tuple[UUID, UUID]:
     mine, other = await make_tenant(database, "acme"), await make_tenant(database, "rival")
     for tenant_id in (mine, other):
         async with database.as_tenant(tenant_id) as session:
-            await add(AdapterRepository(session, tenant_id), 1)
+            await add(RegistryWriter(session, tenant_id), 1)
             await KeyRepository(session).create(tenant_id, "first", ["inference"])
     return mine, other
 
@@ -99,7 +98,7 @@ async def test_a_tenant_sees_and_changes_its_own_rows_alone(database: Database) 
         assert changed.scalars().all() == [mine]
         # A row with another tenant's id is refused even if the statement bypasses the repository.
         with pytest.raises(ProgrammingError, match="row-level security"):
-            await AdapterRepository(session, other).get_or_create("stolen")
+            await RegistryWriter(session, other).get_or_create("stolen")
 
 
 async def test_without_a_tenant_there_are_no_rows(database: Database) -> None:
@@ -208,7 +207,7 @@ async def test_changes_that_affect_requests_advance_the_policy_epoch(database: D
     before = await epoch()
     async with database.as_tenant(mine) as session:
         await AliasRepository(session, mine).set("support", "production", {1: 100})
-        await add(AdapterRepository(session, mine), 2)
+        await add(RegistryWriter(session, mine), 2)
         await session.execute(text("UPDATE adapter_versions SET report = '{}'"))
     seen = [await epoch()]
     assert seen == [before], "what only lets a name begin to resolve changes no policy"

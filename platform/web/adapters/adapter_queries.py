@@ -109,8 +109,7 @@ async def adapter(
     """Return an adapter with all its aliases and at most 50 versions older than `before`. Raises `AdapterNotFound`."""
     repository = AdapterRepository(session, tenant_id)
     row = await repository.get(name)
-    states = await AliasRepository(session, tenant_id).page_of(row, None, None)
-    aliases = [AliasDocument.of(name, state) for state in states]
+    aliases = await AliasRepository(session, tenant_id).page_of(row, None, None)
     found = await repository.version_page(name, before, PAGE + 1)
     shown = [VersionDocument.of(name, each) for each in found[:PAGE]]
     now = datetime.now(UTC)

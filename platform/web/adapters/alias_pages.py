@@ -23,11 +23,10 @@ from loraplex.platform.web.etags import ABSENT
 from loraplex.tenants.errors import AliasMoved, AliasNotFound
 from loraplex.tenants.registry import queries
 from loraplex.tenants.registry import use_cases as aliases
-from loraplex.tenants.registry.records import AliasDocument
+from loraplex.tenants.registry.records import WHOLE, AliasDocument
 
 ALIAS: Final = f"{ONE}/aliases/{{alias}}"
 NEW: Final = f"{ONE}/aliases/new"
-WHOLE: Final = 100
 MOVED: Final = "moved"
 """Where a form shows that the alias was moved meanwhile."""
 

@@ -5,13 +5,12 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 from sqlalchemy import text
+from tests.tenants.registry_records import RegistryWriter, add, digest, make_tenant
 from tests.adapters.storage.folder_removal import remove_from
-from tests.tenants.registry_records import add, digest, make_tenant
 
 from loraplex.adapters.storage.garbage_collection import BlobGarbageCollector, remove_unused
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore
 from loraplex.tenants.database import Database
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion, Blob, lock_digest
 
 RESERVE = (
@@ -30,7 +29,7 @@ def store(storage: LocalAdapterStore, tenant_id: UUID, number: int) -> None:
 
 async def make(database: Database, tenant_id: UUID, number: int, name: str = "support") -> None:
     async with database.as_tenant(tenant_id) as session:
-        adapters = AdapterRepository(session, tenant_id)
+        adapters = RegistryWriter(session, tenant_id)
         await adapters.get_or_create(name)
         await adapters.add_version(name, digest=digest(number), size_bytes=1, rank=1, config={}, report={})
 
@@ -42,7 +41,7 @@ async def delete(database: Database, tenant_id: UUID, version: int) -> None:
 
 async def versions(database: Database, tenant_id: UUID) -> list[int]:
     async with database.as_tenant(tenant_id) as session:
-        return [record.version for record in await AdapterRepository(session, tenant_id).versions("support")]
+        return [record.version for record in await RegistryWriter(session, tenant_id).versions("support")]
 
 
 async def test_files_are_deleted_in_the_second_round(database: Database, tmp_path: Path) -> None:
@@ -105,6 +104,6 @@ async def test_a_removal_waits_for_a_transaction_that_stores_the_files_again(
         removing = asyncio.create_task(remove_unused(database, remove_from(storage), blob))
         await asyncio.sleep(0.05)
         assert not removing.done()
-        assert (await add(AdapterRepository(session, tenant_id), 1)).version == 2
+        assert (await add(RegistryWriter(session, tenant_id), 1)).version == 2
     assert not await removing
     assert storage.exists(tenant_id, digest(1)) and await versions(database, tenant_id) == [2]

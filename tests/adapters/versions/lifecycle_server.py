@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import select
 from tests.adapters.validation.good_folder import CONFIG, WEIGHTS, write_good
+from tests.tenants.registry_records import RegistryWriter
 
 from loraplex.adapters.errors import BlobMissing, ValidationUnavailable
 from loraplex.adapters.report import Check, ValidationReport
@@ -24,7 +25,6 @@ from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.actors import Actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AdapterVersion, AuditEntry
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.unit_of_work import unit_of_work
 
 BASE_DIGEST = "b" * 64
@@ -153,7 +153,7 @@ async def actions(database: Database, tenant_id: UUID) -> list[tuple[str, str]]:
 async def tenant_id(database: Database) -> UUID:
     async with database.as_operator() as session:
         owner = await TenantRepository(session).create("acme")
-        await AdapterRepository(session, owner.id).get_or_create("voice")
+        await RegistryWriter(session, owner.id).get_or_create("voice")
         return owner.id
 
 

@@ -20,6 +20,7 @@ from tests.adapters.versions.lifecycle_server import (
     server,
     tenant_id,
 )
+from tests.tenants.registry_records import RegistryWriter
 
 from loraplex.adapters.errors import ValidationShareExceeded, ValidationUnavailable
 from loraplex.adapters.target_modules import BaseModel, adaptable_modules
@@ -33,7 +34,6 @@ from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound
-from loraplex.tenants.registry.adapters import AdapterRepository
 
 __all__ = ["server", "tenant_id"]
 
@@ -153,7 +153,7 @@ async def test_the_number_of_waiting_versions_is_bounded(
     async with database.as_operator() as session:
         others = [(await TenantRepository(session).create(name)).id for name in ("bolt", "cask")]
         for other in others:
-            await AdapterRepository(session, other).get_or_create("voice")
+            await RegistryWriter(session, other).get_or_create("voice")
     await server.begin(others[0])
     with pytest.raises(ValidationUnavailable, match="3 versions wait"):
         await server.begin(others[1])

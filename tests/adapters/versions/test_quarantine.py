@@ -3,10 +3,10 @@
 from uuid import UUID, uuid4
 
 from tests.adapters.versions.lifecycle_server import Server, actions, namespace_of, server, tenant_id
+from tests.tenants.registry_records import RegistryWriter
 
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.registry.adapters import AdapterRepository
 
 __all__ = ["server", "tenant_id"]
 
@@ -32,7 +32,7 @@ async def test_what_an_engine_refuses_is_quarantined_for_its_tenant_alone(
 ) -> None:
     async with database.as_operator() as session:
         other = (await TenantRepository(session).create("bolt")).id
-        await AdapterRepository(session, other).get_or_create("voice")
+        await RegistryWriter(session, other).get_or_create("voice")
     mine, theirs = await server.begin(tenant_id), await server.begin(other)
     digest = (await server.version(mine)).digest
     assert digest is not None and digest == (await server.version(theirs)).digest

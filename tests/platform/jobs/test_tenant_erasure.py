@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 from redis.asyncio import Redis
 from sqlalchemy import text
+from tests.tenants.registry_records import RegistryWriter
 
 from loraplex.adapters.errors import StorageError
 from loraplex.adapters.storage.blob_store import BlobStore
@@ -29,7 +30,6 @@ from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.ledger.partitions import LedgerPartitions, LedgerRetention
 from loraplex.tenants.models import Tenant
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.retention import Retention
 from loraplex.tenants.valkey import open_valkey, tenant_key
 
@@ -74,7 +74,7 @@ class House:
         async with self.database.as_operator() as session:
             tenant_id = (await TenantRepository(session).create(name)).id
             await KeyRepository(session).create(tenant_id, "key", ["inference"])
-            adapters = AdapterRepository(session, tenant_id)
+            adapters = RegistryWriter(session, tenant_id)
             await adapters.get_or_create("support")
             await adapters.add_version("support", digest=DIGEST, size_bytes=1, rank=8, config={}, report={})
         with self.storage.staging() as staged:
@@ -97,7 +97,7 @@ class House:
     async def left(self, tenant_id: UUID) -> tuple[int, int, bool, int]:
         """Adapters, keys in Valkey, whether blobs are there, usage rows."""
         async with self.database.as_operator() as session:
-            adapters = await AdapterRepository(session, tenant_id).list()
+            adapters = await RegistryWriter(session, tenant_id).list()
             usage = await session.scalar(
                 text("SELECT count(*) FROM usage_records WHERE tenant_id = :id"), {"id": tenant_id}
             )

@@ -13,6 +13,7 @@ from sqlalchemy import select
 from tests.adapters.validation.good_folder import HIDDEN, LAYERS, VOCAB, write_good
 from tests.adapters.versions.lifecycle_server import begin
 from tests.platform.engines.managed_engine import Managed
+from tests.tenants.registry_records import RegistryWriter
 
 from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
@@ -35,7 +36,6 @@ from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AdapterVersion
-from loraplex.tenants.registry.adapters import AdapterRepository
 
 SPEC = GrammarSpec(backend="llguidance", source="start: /a/")
 TENANT = b"n" * 32
@@ -183,7 +183,7 @@ async def test_an_upload_becomes_ready_and_is_quarantined_with_its_engine(
     storage = LocalAdapterStore(root)
     async with database.as_operator() as session:
         tenant_id = (await TenantRepository(session).create("acme")).id
-        await AdapterRepository(session, tenant_id).get_or_create("voice")
+        await RegistryWriter(session, tenant_id).get_or_create("voice")
     with storage.staging() as staged:
         pass
     write_good(staged)
@@ -212,7 +212,7 @@ async def test_without_the_models_configuration_uploads_wait(
     engines, root = EnginePool([Managed()]), tmp_path / "adapters"
     async with database.as_operator() as session:
         tenant_id = (await TenantRepository(session).create("acme")).id
-        await AdapterRepository(session, tenant_id).get_or_create("voice")
+        await RegistryWriter(session, tenant_id).get_or_create("voice")
     storage = LocalAdapterStore(root)
     with storage.staging() as staged:
         pass

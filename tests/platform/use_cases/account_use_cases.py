@@ -6,6 +6,7 @@ from typing import Final
 from tests.platform.use_cases.use_case import UseCase, Way
 from tests.platform.use_cases.walked_world import NO_ID, Outcome, World
 from tests.tenants.ledger.settled_rows import AT, reservation, usage
+from tests.tenants.registry_records import RegistryWriter
 from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched, end
 
 from loraplex.tenants.actors import system_actor
@@ -17,7 +18,6 @@ from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.ledger import use_cases as usage_corrections
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas import use_cases as quotas
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.unit_of_work import unit_of_work
 from loraplex.tenants.webhooks import use_cases as webhooks
 
@@ -38,7 +38,7 @@ async def _suspend(world: World) -> None:
 
 async def _add_adapter(world: World) -> None:
     async with world.database.as_tenant(world.tenant_id) as session:
-        await AdapterRepository(session, world.tenant_id).get_or_create("support")
+        await RegistryWriter(session, world.tenant_id).get_or_create("support")
 
 
 async def _use(world: World) -> None:

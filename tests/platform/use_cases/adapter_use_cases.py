@@ -6,12 +6,11 @@ from typing import Any, Final
 from tests.platform.use_cases.use_case import UseCase
 from tests.platform.use_cases.walked_world import NO_ID, Outcome, World
 from tests.platform.web.upload_server import declared
-from tests.tenants.registry_records import digest
+from tests.tenants.registry_records import RegistryWriter, digest
 
 from loraplex.adapters.uploads import use_cases as uploads
 from loraplex.tenants.administration import adapters, versions
 from loraplex.tenants.registry import use_cases as aliases
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
 
 FILES: Final = {"files": declared({"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"})}
@@ -23,7 +22,7 @@ async def _add(
 ) -> None:
     """Add an adapter with a version in each of the states; `moves`: alias -> the versions that it named, in order."""
     async with world.database.as_tenant(world.tenant_id) as session:
-        registry = AdapterRepository(session, world.tenant_id)
+        registry = RegistryWriter(session, world.tenant_id)
         await registry.get_or_create(name)
         for number, state in enumerate(states, 1):
             await registry.add_version(

@@ -9,7 +9,7 @@ from uuid import UUID
 import psycopg
 import pytest
 from sqlalchemy import select
-from tests.tenants.registry_records import digest
+from tests.tenants.registry_records import RegistryWriter, digest
 
 from loraplex.adapters.uploads import use_cases as uploads
 from loraplex.tenants.accounts.tenants import TenantRepository
@@ -17,7 +17,6 @@ from loraplex.tenants.actors import Actor
 from loraplex.tenants.administration import tenants, versions
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AuditEntry
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.uploads import DeclaredFile, UploadRepository, UploadTerms
 from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
@@ -34,7 +33,7 @@ async def tenant_id(database: Database) -> UUID:
     """The tenant `acme` with a ready version of `voice`."""
     async with database.as_operator() as session:
         owner = (await TenantRepository(session).create("acme")).id
-        registry = AdapterRepository(session, owner)
+        registry = RegistryWriter(session, owner)
         await registry.get_or_create("voice")
         await registry.add_version("voice", digest=digest(1), size_bytes=10, rank=8, config={}, report={})
         return owner

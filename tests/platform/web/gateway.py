@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from openai import AsyncOpenAI
 from tests.platform.fake_admissions import FakeAdmissions
 from tests.platform.web.upload_server import UploadHome
+from tests.tenants.registry_records import RegistryWriter
 
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.grammar.spec import GrammarSpec
@@ -44,7 +45,7 @@ from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository
+from loraplex.tenants.registry.adapters import AdapterProfile
 from loraplex.tenants.registry.aliases import AliasRepository
 
 BASE_MODEL = "demo/base"
@@ -134,7 +135,7 @@ class Gateway:
         """A further version of a tenant's adapter, in production."""
         async with self.database.as_operator() as session:
             owner = await TenantRepository(session).get(tenant)
-            adapters = AdapterRepository(session, owner.id)
+            adapters = RegistryWriter(session, owner.id)
             await adapters.get_or_create(name)
             version = await adapters.add_version(
                 name, digest=digest, size_bytes=1, rank=8, config={}, report={}, profile=profile

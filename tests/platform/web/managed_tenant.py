@@ -8,12 +8,11 @@ from uuid import UUID
 
 import httpx
 from sqlalchemy import text
-from tests.tenants.registry_records import digest
+from tests.tenants.registry_records import RegistryWriter, digest
 
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.ids import uuid7
-from loraplex.tenants.registry.adapters import AdapterRepository
 
 RESERVE = (
     "INSERT INTO reservations (id, tenant_id, api_key_id, adapter_id, digest, gateway_id, prompt_tokens, "
@@ -35,7 +34,7 @@ class ManagedTenant:
     async def version(self, number: int, name: str = "pirate", state: str = "ready") -> int:
         """A further version, of a digest of its own."""
         async with self.database.as_tenant(self.id) as session:
-            adapters = AdapterRepository(session, self.id)
+            adapters = RegistryWriter(session, self.id)
             await adapters.get_or_create(name)
             report = {
                 "checks": [
@@ -62,7 +61,7 @@ class ManagedTenant:
     async def reserve(self, number: int, name: str = "pirate") -> None:
         """A request that runs on the version with this digest."""
         async with self.database.as_operator() as session:
-            adapter = await AdapterRepository(session, self.id).get(name)
+            adapter = await RegistryWriter(session, self.id).get(name)
         values = {"id": uuid7(), "tenant_id": self.id, "adapter_id": adapter.id, "digest": digest(number)}
         async with self.database.as_writer() as session:
             await session.execute(text(RESERVE), values)

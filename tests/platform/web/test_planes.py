@@ -13,7 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from tests.platform.web.hand_made_requests import request
-from tests.tenants.registry_records import make_tenant
+from tests.tenants.registry_records import RegistryWriter, make_tenant
 
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.errors import InvalidParameter
@@ -31,7 +31,6 @@ from loraplex.tenants.errors import (
     StoredResponseUnreadable,
     ValkeyUnavailable,
 )
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 BY_LETTER: SortOrder[Any, str] = by_text(lambda made: made.name)
@@ -75,7 +74,7 @@ class Making:
         self.runs += 1
         self.begun.set()
         name = f"made-{self.runs}"
-        await AdapterRepository(uow.session, self.caller.tenant_id).get_or_create(name)
+        await RegistryWriter(uow.session, self.caller.tenant_id).get_or_create(name)
         await uow.audit.record("adapter.create", f"adapters/{name}", None, {"name": name})
         await self.go.wait()
         if self.failure is not None:

@@ -3,12 +3,12 @@
 import pytest
 from sqlalchemy import text
 from tests.tenants.listing_part import Part
+from tests.tenants.registry_records import RegistryWriter
 
 from loraplex.tenants.accounts.queries import tenants as tenant_list
 from loraplex.tenants.accounts.tenants import TenantRepository, TierChange
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, InvalidField, InvalidName, NameTaken, TenantNotFound
-from loraplex.tenants.registry.adapters import AdapterRepository
 
 
 async def test_create_get_list(database: Database) -> None:
@@ -90,7 +90,7 @@ async def test_a_tenant_that_is_being_changed_takes_new_rows_and_no_other_change
         await TenantRepository(changing).living(tenant_id)
         async with database.as_tenant(tenant_id) as session:
             await session.execute(soon)
-            await AdapterRepository(session, tenant_id).get_or_create("support")
+            await RegistryWriter(session, tenant_id).get_or_create("support")
         with pytest.raises(DatabaseUnavailable):
             async with database.as_operator() as session:
                 await session.execute(soon)

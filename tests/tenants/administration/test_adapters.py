@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import select, text
 from tests.platform.web.managed_tenant import RESERVE
-from tests.tenants.registry_records import digest
+from tests.tenants.registry_records import RegistryWriter, digest
 
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.actors import Actor
@@ -17,7 +17,6 @@ from loraplex.tenants.errors import AdapterNotFound, InUse, InvalidName
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.models import AuditEntry
 from loraplex.tenants.registry import use_cases as aliases
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
 USER = Actor("command", "ada")
@@ -28,7 +27,7 @@ async def tenant_id(database: Database) -> UUID:
     """The tenant `acme` with two ready versions of `voice` and no alias."""
     async with database.as_operator() as session:
         owner = (await TenantRepository(session).create("acme")).id
-        registry = AdapterRepository(session, owner)
+        registry = RegistryWriter(session, owner)
         await registry.get_or_create("voice")
         for number in (1, 2):
             await registry.add_version(
@@ -46,7 +45,7 @@ async def entries(database: Database, tenant_id: UUID) -> list[tuple[str, Any, A
 async def run_request(database: Database, tenant_id: UUID) -> None:
     """A request that runs on version 1."""
     async with database.as_tenant(tenant_id) as session:
-        adapter = await AdapterRepository(session, tenant_id).get("voice")
+        adapter = await RegistryWriter(session, tenant_id).get("voice")
     values: Mapping[str, Any] = {
         "id": uuid7(),
         "tenant_id": tenant_id,

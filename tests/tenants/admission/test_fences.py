@@ -17,6 +17,7 @@ from tests.tenants.admission.gateways import (
     usage,
     used,
 )
+from tests.tenants.registry_records import RegistryWriter
 
 from loraplex.tenants import running_requests
 from loraplex.tenants.accounts.tenants import TenantRepository
@@ -28,7 +29,6 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, PolicyStale, QuotaUnavailable
 from loraplex.tenants.ledger import shipping
 from loraplex.tenants.ledger.usage_ledger import Ended
-from loraplex.tenants.registry.adapters import AdapterRepository
 
 QUICK = replace(SETTINGS, fence_s=0.5)
 LASTING = replace(SETTINGS, fence_s=60.0)
@@ -126,7 +126,7 @@ async def test_every_gateway_learns_once_what_ended_and_a_new_one_nothing(
     tenant = await make_tenant_with_gateways(database, valkey_url)
     tenant_id, key_id = tenant.tenant_id, tenant.key.api_key_id
     async with database.as_operator() as session:
-        adapters = AdapterRepository(session, tenant_id)
+        adapters = RegistryWriter(session, tenant_id)
         adapter = await adapters.create("poet")
         for digit in "abc":
             await adapters.add_version("poet", digest=digit * 64, size_bytes=1, rank=8, config={}, report={})

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from tests.platform.web.invoices.test_invoices import FEBRUARY, JANUARY, MILLION, finalize, grant, void
 from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
-from tests.tenants.registry_records import add
+from tests.tenants.registry_records import RegistryWriter, add
 
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
@@ -18,7 +18,6 @@ from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.invoices.export import DIGESTS, INVOICE, USAGE
 from loraplex.tenants.invoices.rows import export_invoice
 from loraplex.tenants.invoices.verification import verify_export
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.unit_of_work import unit_of_work
 
 CHANGES = 200
@@ -38,7 +37,7 @@ async def busy_tenant(database: Database) -> BilledTenant:
     )
     await grant(tenant, 3_000_000)
     async with database.as_tenant(tenant.id) as session:
-        adapter_id = (await add(AdapterRepository(session, tenant.id), 1)).adapter_id
+        adapter_id = (await add(RegistryWriter(session, tenant.id), 1)).adapter_id
     for day in range(20):
         at = JANUARY.begin + timedelta(days=day, microseconds=day)
         await tenant.use(at, 1000 + day, 500 * day, 77, adapter_id=adapter_id if day % 3 else None)

@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 from tests.tenants.admission.gateways import TenantWithGateways, make_tenant_with_gateways
+from tests.tenants.registry_records import RegistryWriter
 
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
@@ -17,7 +18,6 @@ from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.models import Quota
 from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.quotas.policies import Load, Policies, TenantPolicy
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion
 
 TENANT = UUID(int=1)
@@ -44,7 +44,7 @@ async def test_ended_keys_and_adapters_have_no_limits(database: Database, valkey
     """But those that keys below them share. A key that is in no group counts for no further subject."""
     tenant = await make_tenant_with_gateways(database, valkey_url, requests_per_minute=60)
     async with database.as_operator() as session:
-        keys, adapters = KeyRepository(session), AdapterRepository(session, tenant.tenant_id)
+        keys, adapters = KeyRepository(session), RegistryWriter(session, tenant.tenant_id)
         made = [
             (await keys.create(tenant.tenant_id, name, ["inference"])).record
             for name in ("lives", "revoked", "rotated", "expires", "expired")

@@ -11,12 +11,11 @@ from tests.tenants.admission.gateways import (
     set_limits,
     usage,
 )
-from tests.tenants.registry_records import add
+from tests.tenants.registry_records import RegistryWriter, add
 
 from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Adapter, Quota
-from loraplex.tenants.registry.adapters import AdapterRepository
 
 EVENTS = """
     SELECT limit_name, threshold::int, used::int, limit_value::int FROM quota_events WHERE level = 'tenant'
@@ -66,7 +65,7 @@ async def test_a_lowered_limit_is_crossed_by_the_next_use(database: Database, va
 async def test_a_key_and_an_adapter_have_thresholds_of_their_own(database: Database, valkey_url: str) -> None:
     tenant = await make_tenant_with_gateways(database, valkey_url)
     async with database.as_tenant(tenant.tenant_id) as session:
-        await add(AdapterRepository(session, tenant.tenant_id), 1)
+        await add(RegistryWriter(session, tenant.tenant_id), 1)
         adapter_id = await session.scalar(select(Adapter.id))
         session.add(Quota(tenant_id=tenant.tenant_id, api_key_id=tenant.key.api_key_id, tokens_per_month=18))
         session.add(Quota(tenant_id=tenant.tenant_id, adapter_id=adapter_id, tokens_per_day=15))

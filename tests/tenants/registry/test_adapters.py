@@ -5,12 +5,12 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tenants.registry_records import add, digest, make_tenant
+from tests.tenants.registry_records import RegistryWriter, add, digest, make_tenant
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, InvalidName, VersionNotFound
 from loraplex.tenants.models import AdapterVersion
-from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository, profile_of
+from loraplex.tenants.registry.adapters import AdapterProfile, profile_of
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.resolution import parse_model_reference
 
@@ -18,7 +18,7 @@ from loraplex.tenants.registry.resolution import parse_model_reference
 async def test_versions_count_up_and_a_digest_is_stored_once(database: Database) -> None:
     tenant_id = await make_tenant(database, "acme")
     async with database.as_operator() as session:
-        adapters = AdapterRepository(session, tenant_id)
+        adapters = RegistryWriter(session, tenant_id)
         first, second, again = [await add(adapters, number) for number in (1, 2, 1)]
         assert (first.version, second.version, again.id) == (1, 2, first.id)
         assert [record.version for record in await adapters.versions("support")] == [1, 2]
@@ -27,7 +27,7 @@ async def test_versions_count_up_and_a_digest_is_stored_once(database: Database)
 async def test_a_rejected_digest_may_be_tried_again(database: Database) -> None:
     tenant_id = await make_tenant(database, "acme")
     async with database.as_operator() as session:
-        adapters = AdapterRepository(session, tenant_id)
+        adapters = RegistryWriter(session, tenant_id)
         assert [(await add(adapters, 1, state)).version for state in ("rejected", "ready")] == [1, 2]
 
 
@@ -36,7 +36,7 @@ async def test_numbers_are_given_without_races(database: Database) -> None:
 
     async def push(number: int) -> int:
         async with database.as_operator() as session:
-            return (await add(AdapterRepository(session, tenant_id), number)).version
+            return (await add(RegistryWriter(session, tenant_id), number)).version
 
     versions = await asyncio.gather(*(push(number) for number in range(12)))
     assert sorted(versions) == list(range(1, 13))
@@ -46,7 +46,7 @@ async def test_numbers_are_given_without_races(database: Database) -> None:
 async def test_what_does_not_exist(database: Database) -> None:
     tenant_id = await make_tenant(database, "acme")
     async with database.as_operator() as session:
-        adapters = AdapterRepository(session, tenant_id)
+        adapters = RegistryWriter(session, tenant_id)
         for name in ("support", "a\x00"):
             with pytest.raises(AdapterNotFound):
                 await adapters.versions(name)
@@ -57,7 +57,7 @@ async def test_adapter_names_that_are_refused(database: Database, name: str) -> 
     tenant_id = await make_tenant(database, "acme")
     async with database.as_operator() as session:
         with pytest.raises(InvalidName, match="adapter name"):
-            await AdapterRepository(session, tenant_id).get_or_create(name)
+            await RegistryWriter(session, tenant_id).get_or_create(name)
 
 
 @given(st.text(alphabet="ab1.:@_-/ \n\x00", max_size=20))
@@ -75,7 +75,7 @@ HERMES = AdapterProfile("hermes", {"temperature": 0.2})
 async def test_equal_content_with_another_profile(database: Database) -> None:
     tenant_id = await make_tenant(database, "acme")
     async with database.as_operator() as session:
-        adapters = AdapterRepository(session, tenant_id)
+        adapters = RegistryWriter(session, tenant_id)
         await adapters.get_or_create("support")
 
         async def push(profile: AdapterProfile | None) -> AdapterVersion:
@@ -95,8 +95,8 @@ async def test_equal_content_with_another_profile(database: Database) -> None:
 async def test_profiles_of_what_does_not_exist(database: Database) -> None:
     mine, other = await make_tenant(database, "acme"), await make_tenant(database, "other")
     async with database.as_operator() as session:
-        await add(AdapterRepository(session, mine), 1)
-        adapters = AdapterRepository(session, other)
+        await add(RegistryWriter(session, mine), 1)
+        adapters = RegistryWriter(session, other)
         with pytest.raises(AdapterNotFound):
             await adapters.change_profile("support", 1, {"tool_style": "hermes"})
         await adapters.get_or_create("support")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
-from tests.tenants.registry_records import add, make_tenant
+from tests.tenants.registry_records import RegistryWriter, add, make_tenant
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
@@ -22,7 +22,6 @@ from loraplex.tenants.errors import (
     VersionNotFound,
     VersionNotReady,
 )
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import ABSENT, AliasRepository, choose_target
 
 
@@ -30,7 +29,7 @@ async def prepared(database: Database, versions: int = 2) -> UUID:
     tenant_id = await make_tenant(database)
     async with database.as_tenant(tenant_id) as session:
         for number in range(versions):
-            await add(AdapterRepository(session, tenant_id), number)
+            await add(RegistryWriter(session, tenant_id), number)
     return tenant_id
 
 
@@ -43,9 +42,9 @@ async def test_alias_moves_and_rolls_back(database: Database) -> None:
             await aliases.rollback("support", "production")
         await aliases.set("support", "production", {2: 100})
         again = await aliases.set("support", "production", {2: 100})
-        assert (again.generation, again.targets, again.previous) == (2, {2: 100}, {1: 100})
+        assert (again.revision, again.targets, again.previous_targets) == (2, {2: 100}, {1: 100})
         back = await aliases.rollback("support", "production")
-        assert (back.generation, back.version) == (3, 1)
+        assert (back.revision, back.version) == (3, 1)
         assert (await aliases.rollback("support", "production")).version == 2
         assert [(alias.alias, alias.version) for alias in await aliases.list("support")] == [
             ("production", 2)
@@ -69,8 +68,8 @@ async def test_only_who_saw_the_present_place_may_move(database: Database) -> No
     async with database.as_tenant(tenant_id) as session:
         aliases = AliasRepository(session, tenant_id)
         first = await aliases.set("support", "canary", {1: 100}, expected=ABSENT)
-        await aliases.set("support", "canary", {2: 100}, expected=first.generation)
-        for stale in (ABSENT, first.generation, 99):
+        await aliases.set("support", "canary", {2: 100}, expected=first.revision)
+        for stale in (ABSENT, first.revision, 99):
             with pytest.raises(AliasMoved):
                 await aliases.set("support", "canary", {1: 100}, expected=stale)
             with pytest.raises(AliasMoved):
@@ -140,7 +139,7 @@ async def test_who_points_to_a_version(database: Database) -> None:
     async with database.as_tenant(tenant_id) as session:
         aliases, adapter = (
             AliasRepository(session, tenant_id),
-            await AdapterRepository(session, tenant_id).get("support"),
+            await RegistryWriter(session, tenant_id).get("support"),
         )
         await aliases.set("support", "production", {1: 100})
         await aliases.set("support", "production", {2: 50, 3: 50})

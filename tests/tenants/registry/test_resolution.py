@@ -2,11 +2,11 @@
 
 import pytest
 from sqlalchemy import text
-from tests.tenants.registry_records import add, digest, make_tenant, set_state
+from tests.tenants.registry_records import RegistryWriter, add, digest, make_tenant, set_state
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, ProfileFixed, VersionNotReady
-from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository, profile_of
+from loraplex.tenants.registry.adapters import AdapterProfile, profile_of
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion
 from loraplex.tenants.registry.resolution import ModelResolver
@@ -20,7 +20,7 @@ async def resolved(served: ModelResolver, model: str, sticky: str = "") -> tuple
 async def test_resolve_alias_and_pinned_version(database: Database) -> None:
     tenant_id = await make_tenant(database)
     async with database.as_tenant(tenant_id) as session:
-        adapters, aliases = AdapterRepository(session, tenant_id), AliasRepository(session, tenant_id)
+        adapters, aliases = RegistryWriter(session, tenant_id), AliasRepository(session, tenant_id)
         served = ModelResolver(session, tenant_id)
         for number in (1, 2):
             await add(adapters, number)
@@ -47,7 +47,7 @@ async def test_resolve_alias_and_pinned_version(database: Database) -> None:
 async def test_a_split_sends_each_user_to_one_version(database: Database) -> None:
     tenant_id = await make_tenant(database)
     async with database.as_tenant(tenant_id) as session:
-        adapters, served = AdapterRepository(session, tenant_id), ModelResolver(session, tenant_id)
+        adapters, served = RegistryWriter(session, tenant_id), ModelResolver(session, tenant_id)
         for number in (1, 2):
             await add(adapters, number)
         await AliasRepository(session, tenant_id).set("support", "production", {1: 50, 2: 50})
@@ -68,7 +68,7 @@ async def test_only_ready_versions_resolve(database: Database, state: str) -> No
     tenant_id = await make_tenant(database)
     async with database.as_tenant(tenant_id) as session:
         served = ModelResolver(session, tenant_id)
-        await add(AdapterRepository(session, tenant_id), 1)
+        await add(RegistryWriter(session, tenant_id), 1)
         await AliasRepository(session, tenant_id).set("support", "production", {1: 100})
         await set_state(session, state)
         assert await resolved(served, "support") is None
@@ -80,10 +80,10 @@ async def test_only_ready_versions_resolve(database: Database, state: str) -> No
 async def test_another_tenants_adapter_is_invisible(database: Database) -> None:
     mine, other = await make_tenant(database, "acme"), await make_tenant(database, "other")
     async with database.as_tenant(mine) as session:
-        await add(AdapterRepository(session, mine), 1)
+        await add(RegistryWriter(session, mine), 1)
         await AliasRepository(session, mine).set("support", "production", {1: 100})
     async with database.as_operator() as session:
-        adapters, served = AdapterRepository(session, other), ModelResolver(session, other)
+        adapters, served = RegistryWriter(session, other), ModelResolver(session, other)
         for model in ("support", "support:production", "support@1"):
             assert await served.resolve(model) is None
         assert await adapters.list() == [] and await served.list() == []
@@ -97,7 +97,7 @@ async def test_another_tenants_adapter_is_invisible(database: Database) -> None:
 async def test_delete_frees_the_name(database: Database) -> None:
     tenant_id = await make_tenant(database)
     async with database.as_tenant(tenant_id) as session:
-        adapters, served = AdapterRepository(session, tenant_id), ModelResolver(session, tenant_id)
+        adapters, served = RegistryWriter(session, tenant_id), ModelResolver(session, tenant_id)
         await add(adapters, 1)
         await AliasRepository(session, tenant_id).set("support", "production", {1: 100})
         await AdapterDeletion(session, tenant_id).remove_adapter("support")
@@ -111,7 +111,7 @@ async def test_delete_frees_the_name(database: Database) -> None:
 async def test_a_profile_is_fixed_by_the_first_alias(database: Database) -> None:
     tenant_id = await make_tenant(database)
     async with database.as_tenant(tenant_id) as session:
-        adapters, aliases = AdapterRepository(session, tenant_id), AliasRepository(session, tenant_id)
+        adapters, aliases = RegistryWriter(session, tenant_id), AliasRepository(session, tenant_id)
         version = (await add(adapters, 1)).version
         await adapters.change_profile("support", version, {"tool_style": "hermes"})
         changed = await adapters.change_profile("support", version, {"defaults": {"top_k": 5}})
@@ -126,6 +126,6 @@ async def test_a_profile_is_fixed_by_the_first_alias(database: Database) -> None
         with pytest.raises(ProfileFixed):
             await adapters.change_profile("support", version, {"tool_style": None})
     async with database.as_tenant(tenant_id) as session:
-        assert (await AdapterRepository(session, tenant_id).version("support", 1)).tool_style == "hermes"
+        assert (await RegistryWriter(session, tenant_id).version("support", 1)).tool_style == "hermes"
         served = await ModelResolver(session, tenant_id).resolve("support:canary")
         assert served is not None and (served.version, served.tool_style, served.defaults) == (2, None, {})

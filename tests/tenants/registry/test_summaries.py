@@ -3,11 +3,10 @@
 from typing import Any
 from uuid import UUID
 
-from tests.tenants.registry_records import make_tenant
+from tests.tenants.registry_records import RegistryWriter, make_tenant
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AdapterVersion
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.summaries import registered_digest, served_adapters, troubled_versions
 
@@ -17,7 +16,7 @@ CHECKS = {"checks": [{"name": "ranks", "passed": True}, {"name": "shapes", "pass
 async def registered(database: Database, tenant_id: UUID, name: str, *states: str) -> UUID:
     """An adapter with a version in each of these states; rejected ones failed the check `shapes`."""
     async with database.as_tenant(tenant_id) as session:
-        adapter = await AdapterRepository(session, tenant_id).get_or_create(name)
+        adapter = await RegistryWriter(session, tenant_id).get_or_create(name)
         for number, state in enumerate(states, start=1):
             judged: dict[str, Any] = {"digest": str(number) * 64, "rank": 8, "config": {}}
             session.add(

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import text
-from tests.tenants.registry_records import add, make_tenant
+from tests.tenants.registry_records import RegistryWriter, add, make_tenant
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.default_limits import DefaultLimits
@@ -21,7 +21,6 @@ from loraplex.tenants.errors import (
     UploadNotFound,
 )
 from loraplex.tenants.models import AdapterVersion, Quota, Upload
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.storage_quota import StorageQuota
 from loraplex.tenants.registry.uploads import DeclaredFile, ExpiredUploads, UploadRepository, UploadTerms
 
@@ -38,7 +37,7 @@ async def prepare(database: Database, tenant: str = "acme", **limits: int) -> UU
     """A tenant with the adapter `support`, which has no version."""
     tenant_id = await make_tenant(database, tenant)
     async with database.as_operator() as session:
-        await AdapterRepository(session, tenant_id).get_or_create("support")
+        await RegistryWriter(session, tenant_id).get_or_create("support")
         if limits:
             session.add(Quota(tenant_id=tenant_id, **limits))
     return tenant_id
@@ -90,7 +89,7 @@ async def test_bytes_are_reserved_while_it_is_open(database: Database) -> None:
 async def test_versions_take_room_until_their_files_are_gone(database: Database) -> None:
     tenant_id = await prepare(database)
     async with database.as_operator() as session:
-        adapters = AdapterRepository(session, tenant_id)
+        adapters = RegistryWriter(session, tenant_id)
         await add(adapters, 1)
         await add(adapters, 2, state="rejected")
         await add(adapters, 3, state="deleting")
@@ -105,7 +104,7 @@ async def test_versions_take_room_until_their_files_are_gone(database: Database)
 async def test_an_adapter_may_have_less_room_than_its_tenant(database: Database) -> None:
     tenant_id = await prepare(database, max_adapter_bytes=1000)
     async with database.as_operator() as session:
-        adapter = await AdapterRepository(session, tenant_id).get("support")
+        adapter = await RegistryWriter(session, tenant_id).get("support")
         session.add(Quota(tenant_id=tenant_id, adapter_id=adapter.id, max_adapter_bytes=29))
     with pytest.raises(CountReached, match="of the adapter is 29"):
         await begin(database, tenant_id)
@@ -233,7 +232,7 @@ async def test_an_adapter_of_the_same_name_gets_no_upload_of_the_deleted_one(dat
         assert await UploadRepository(session, tenant_id).release(upload_id, {first.claimed_until})
         await UploadRepository(session, tenant_id).abort(upload_id)
         await session.execute(text("UPDATE adapters SET deleted_at = now()"))
-        namesake = await AdapterRepository(session, tenant_id).create("support")
+        namesake = await RegistryWriter(session, tenant_id).create("support")
     new = AdapterVersion(adapter_id=namesake.id, version=1)
     with pytest.raises(UploadEnded):
         async with database.as_tenant(tenant_id) as session:

@@ -8,6 +8,7 @@ import pytest
 import structlog
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
+from tests.tenants.registry_records import RegistryWriter
 
 from loraplex.platform.server.components import report_other_fingerprints
 from loraplex.tenants.accounts.tenants import TenantRepository
@@ -15,7 +16,6 @@ from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, VersionNotFound, VersionStateChanged
 from loraplex.tenants.models import VERSION_STATES, AdapterVersion, AuditEntry
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.resolution import ModelResolver
 from loraplex.tenants.registry.versions import (
     FINGERPRINT,
@@ -35,7 +35,7 @@ FINDINGS = Findings("d" * 64, 8, {"r": 8})
 async def tenant_id(database: Database) -> UUID:
     async with database.as_operator() as session:
         owner = await TenantRepository(session).create("acme")
-        await AdapterRepository(session, owner.id).get_or_create("voice")
+        await RegistryWriter(session, owner.id).get_or_create("voice")
         return owner.id
 
 

@@ -8,12 +8,11 @@ import msgspec
 import pytest
 from sqlalchemy import select, text
 from sqlalchemy.exc import ProgrammingError
-from tests.tenants.registry_records import add, make_tenant, set_state
+from tests.tenants.registry_records import RegistryWriter, add, make_tenant, set_state
 
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Adapter, OutboxEvent
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.webhooks.events import (
     DATA_TYPES,
     AdapterState,
@@ -90,7 +89,7 @@ async def test_a_crossed_budget_is_an_event_with_the_public_name_of_its_subject(
     tenant_id = await make_tenant(database)
     async with database.as_tenant(tenant_id) as session:
         key = (await KeyRepository(session).create(tenant_id, "first", ["inference"])).record
-        await add(AdapterRepository(session, tenant_id), 1)
+        await add(RegistryWriter(session, tenant_id), 1)
         adapter_id = await session.scalar(select(Adapter.id))
     async with database.as_writer() as session:
         for level, subject in (
@@ -123,7 +122,7 @@ async def test_each_change_of_a_versions_state_is_an_event(database: Database) -
                 await set_state(session, state)
 
     async with database.as_tenant(tenant_id) as session:
-        digest = (await add(AdapterRepository(session, tenant_id), 1, state="validating")).digest
+        digest = (await add(RegistryWriter(session, tenant_id), 1, state="validating")).digest
     await move("ready", "ready", "quarantined", "ready", "deprecated", "quarantined", "deleting")
     found = [(event.type, decoded(event)) for event in await events(database)]
     steps = [

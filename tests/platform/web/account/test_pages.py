@@ -4,12 +4,12 @@ import httpx
 import pyotp
 from sqlalchemy import text
 from tests.platform.web.browser import ORIGIN, Console, Page, SignedIn
+from tests.tenants.registry_records import RegistryWriter
 from tests.tenants.people.people_world import PASSWORD
 
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.people.accounts import DEMO_EMAIL, demo_link
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.unit_of_work import unit_of_work
 
 NEW = "a longer new password"
@@ -68,7 +68,7 @@ async def test_navigation_counts_what_works(console: Console, signed_in: SignedI
     assert tenant_id is not None
     async with console.database.as_tenant(tenant_id) as session:
         for name in ("pirate", "coral"):
-            await AdapterRepository(session, tenant_id).get_or_create(name)
+            await RegistryWriter(session, tenant_id).get_or_create(name)
         keys = KeyRepository(session)
         made = [await keys.create(tenant_id, name, ["inference"]) for name in ("app", "old")]
         await keys.revoke(tenant_id, made[1].record.key_id)

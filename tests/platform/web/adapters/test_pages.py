@@ -8,13 +8,12 @@ import msgspec
 import pytest
 from tests.platform.web.browser import Browser, Console, Page, SignedIn
 from tests.platform.web.gateway import namespace_of
-from tests.tenants.registry_records import digest
+from tests.tenants.registry_records import RegistryWriter, digest
 
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.web.console.cookies import TOAST_COOKIE, Toast, Undo
 from loraplex.tenants.audit_queries import audit_entries
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
 
 HOSTILE = "<script>alert(1)</script>{{ 7 * 7 }}\"'"
@@ -37,7 +36,7 @@ async def add(
     """An adapter with a version in each state, and aliases."""
     assert tenant_id is not None
     async with console.database.as_tenant(tenant_id) as session:
-        registry = AdapterRepository(session, tenant_id)
+        registry = RegistryWriter(session, tenant_id)
         adapter = await registry.get_or_create(name)
         adapter.description = HOSTILE
         for number, state in enumerate(states, 1):

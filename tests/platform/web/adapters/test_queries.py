@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from tests.tenants.ledger.stored_usage import Used, settle
 from tests.tenants.ledger.stored_usage import make_tenant as make_using_tenant
-from tests.tenants.registry_records import digest, make_tenant
+from tests.tenants.registry_records import RegistryWriter, digest, make_tenant
 
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
@@ -21,7 +21,6 @@ from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, VersionNotFound
 from loraplex.tenants.registry import queries
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.records import ReportDocument
 from loraplex.tenants.registry.versions import VersionStates
@@ -38,7 +37,7 @@ async def add_versions(
     database: Database, tenant_id: UUID, name: str, *states: str, split: dict[int, int] | None = None
 ) -> None:
     async with database.as_tenant(tenant_id) as session:
-        registry = AdapterRepository(session, tenant_id)
+        registry = RegistryWriter(session, tenant_id)
         await registry.get_or_create(name)
         for number, state in enumerate(states, 1):
             config = {"r": 8, "target_modules": ["q_proj"][:number]}
@@ -115,7 +114,7 @@ async def test_a_quarantined_version_says_why(database: Database) -> None:
     await add_versions(database, tenant_id, "coral", "ready")
     async with database.as_tenant(tenant_id) as session:
         audit = AuditRepository(session, Actor("system", "validation"), tenant_id)
-        record = await AdapterRepository(session, tenant_id).version("coral", 1)
+        record = await RegistryWriter(session, tenant_id).version("coral", 1)
         assert (await adapter.version(session, tenant_id, "coral", 1)).quarantined_at is None
         await VersionStates(session, tenant_id, audit).move(record.id, "quarantined", reason="its rows")
         found = await adapter.version(session, tenant_id, "coral", 1)

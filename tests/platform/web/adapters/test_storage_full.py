@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 from tests.platform.web.upload_server import CONFIG, WEIGHTS, UploadHome, declared
+from tests.tenants.registry_records import RegistryWriter
 
 from loraplex.adapters.limits import UploadConfig
 from loraplex.adapters.storage.object_store import S3Options
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.registry.adapters import AdapterRepository
 
 MIB = 1 << 20
 DISK_BYTES, FLOOR_BYTES, PART_BYTES, PARTS = 16 * MIB, 6 * MIB, 2 * MIB, 8
@@ -54,7 +54,7 @@ async def client_of(gateway: Any) -> httpx.AsyncClient:
     gateway.key = await gateway.tenant("boss", ("tenant:admin",))
     async with gateway.database.as_operator() as session:
         tenant = await TenantRepository(session).get("boss")
-        await AdapterRepository(session, tenant.id).get_or_create("support")
+        await RegistryWriter(session, tenant.id).get_or_create("support")
     headers = {"authorization": f"Bearer {gateway.key}"}
     return httpx.AsyncClient(base_url=f"{gateway.url}/tenant/v1", headers=headers, timeout=120)
 

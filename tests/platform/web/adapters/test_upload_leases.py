@@ -13,14 +13,13 @@ import pytest
 from sqlalchemy import select, text, update
 from tests.platform.web.adapters.upload_program import submit_whole
 from tests.platform.web.upload_server import UploadHome
-from tests.tenants.registry_records import make_tenant
+from tests.tenants.registry_records import RegistryWriter, make_tenant
 
 from loraplex.adapters.limits import UploadConfig
 from loraplex.adapters.uploads import lease
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, IdempotencyInUse, UploadClaimed
 from loraplex.tenants.models import Upload
-from loraplex.tenants.registry.adapters import AdapterRepository
 
 LEASE_S = 600.0
 ROOT = Path(__file__).parents[4]
@@ -30,7 +29,7 @@ DIE = "from tests.platform.web.adapters.upload_program import die; die()"
 async def prepare(database: Database) -> UUID:
     tenant_id = await make_tenant(database)
     async with database.as_operator() as session:
-        await AdapterRepository(session, tenant_id).get_or_create("support")
+        await RegistryWriter(session, tenant_id).get_or_create("support")
     return tenant_id
 
 

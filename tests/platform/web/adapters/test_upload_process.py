@@ -14,12 +14,12 @@ from typing import IO
 import httpx
 import pytest
 from tests.platform.web.upload_server import CONFIG, WEIGHTS
+from tests.tenants.registry_records import RegistryWriter
 
 from loraplex.adapters.versions.pending_folders import PENDING_FOLDER
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.registry.adapters import AdapterRepository
 
 ROOT = Path(__file__).parents[4]
 MIB = 1 << 20
@@ -62,7 +62,7 @@ async def line(process: "subprocess.Popen[str]") -> str:
 async def key_of(database: Database) -> str:
     async with database.as_operator() as session:
         tenant = await TenantRepository(session).create("acme")
-        await AdapterRepository(session, tenant.id).get_or_create("support")
+        await RegistryWriter(session, tenant.id).get_or_create("support")
         return (await KeyRepository(session).create(tenant.id, "key", ("adapters:write",))).plaintext
 
 

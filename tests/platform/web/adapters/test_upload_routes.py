@@ -13,6 +13,7 @@ from sqlalchemy import text
 from tests.platform.web.adapters.upload_program import upload_app
 from tests.platform.web.gateway import served
 from tests.platform.web.upload_server import CONFIG, WEIGHTS, UploadHome, content_digest, declared
+from tests.tenants.registry_records import RegistryWriter
 
 from loraplex.adapters.errors import BlobStoreUnavailable, ValidationShareExceeded
 from loraplex.adapters.limits import UploadConfig
@@ -21,7 +22,6 @@ from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Quota
-from loraplex.tenants.registry.adapters import AdapterRepository
 
 FILES = {CONFIG: b'{"r": 8}', WEIGHTS: os.urandom(2500)}
 PLANE = "/tenant/v1"
@@ -79,7 +79,7 @@ async def new_key(database: Database, tenant: str, scopes: Sequence[str], **quot
     async with database.as_operator() as session:
         owner = await TenantRepository(session).create(tenant)
         if "adapters:write" in scopes:
-            await AdapterRepository(session, owner.id).get_or_create("support")
+            await RegistryWriter(session, owner.id).get_or_create("support")
         if quota:
             session.add(Quota(tenant_id=owner.id, **quota))
         return (await KeyRepository(session).create(owner.id, "key", scopes)).plaintext

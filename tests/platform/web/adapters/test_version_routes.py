@@ -5,14 +5,13 @@ from typing import Any
 
 import httpx
 from tests.platform.web.managed_tenant import ManagedTenant
-from tests.tenants.registry_records import digest
+from tests.tenants.registry_records import RegistryWriter, digest
 
 from loraplex.platform.auth.authenticator import Authenticator
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.inference.model_resolution import KnownModels
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.registry.adapters import AdapterRepository
 
 DIGEST = "a" * 64
 PATH = "/tenant/v1/adapters/pirate/versions/1"
@@ -22,7 +21,7 @@ async def upload(database: Database, tenant: str, name: str = "pirate") -> None:
     """A version without an alias."""
     async with database.as_operator() as session:
         owner = await TenantRepository(session).get(tenant)
-        adapters = AdapterRepository(session, owner.id)
+        adapters = RegistryWriter(session, owner.id)
         await adapters.get_or_create(name)
         await adapters.add_version(name, digest=DIGEST, size_bytes=1, rank=8, config={}, report={})
 
@@ -51,7 +50,7 @@ async def test_a_profile_over_http_until_the_first_alias(start_gateway: Any, dat
     assert (await patch(gateway, PATH, {"tool_style": "mistral"}, key, 3)).status_code == 412
     async with database.as_operator() as session:
         owner = await TenantRepository(session).get("writer")
-        revision = (await AdapterRepository(session, owner.id).version("pirate", 1)).revision
+        revision = (await RegistryWriter(session, owner.id).version("pirate", 1)).revision
     late = await patch(gateway, PATH, {"tool_style": "mistral"}, key, revision)
     assert (late.status_code, late.json()["error"]["code"]) == (409, "conflict")
     async with httpx.AsyncClient(base_url=gateway.url) as client:

@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 from tests.platform.web.browser import Console
 from tests.platform.web.invoices.drafted_invoice import draft_invoice
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
+from tests.tenants.registry_records import RegistryWriter
 from tests.tenants.people.people_world import add_person, signed_in
 from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched
 
 from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
 
 OWNER = "lighthouse"
@@ -22,7 +22,7 @@ async def ids_of_another_tenant(console: Console) -> dict[str, str]:
     tenant_id = await console.tenant(OWNER)
     async with console.database.as_operator() as session:
         issued = await KeyRepository(session).create(tenant_id, "target", ["inference"])
-        adapters = AdapterRepository(session, tenant_id)
+        adapters = RegistryWriter(session, tenant_id)
         await adapters.get_or_create(ADAPTER)
         version = await adapters.add_version(
             ADAPTER, digest=DIGEST, size_bytes=1, rank=8, config={}, report={}

@@ -15,12 +15,11 @@ from tests.platform.web.browser import Browser, Console, Page
 from tests.platform.web.console.other_tenant import ADAPTER, OWNER, ids_of_another_tenant
 from tests.platform.web.console.test_page_roles import OPERATOR, guarded, routes_of, token_of
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
-from tests.tenants.registry_records import digest
+from tests.tenants.registry_records import RegistryWriter, digest
 
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.invoices import use_cases as invoices
-from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.unit_of_work import unit_of_work
 
 # It ends the attribute, the element or the script that it may stand in, then makes an element and an attribute.
@@ -99,7 +98,7 @@ async def plant(console: Console, browser: Browser) -> dict[str, str]:
         await uow.audit.record(texts["action"], texts["target"], before, after)
         checks = [{"name": "finite", "passed": False, "detail": texts["finding"], "warning": False}]
         config = {"r": 8, texts["configuration"]: [texts["configuration"]]}
-        await AdapterRepository(uow.session, tenant_id).add_version(
+        await RegistryWriter(uow.session, tenant_id).add_version(
             ADAPTER,
             digest=digest(1),
             size_bytes=1,
