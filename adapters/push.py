@@ -85,8 +85,8 @@ class PushedVersion:
     version: int
     state: str
     digest: str | None
-    size_bytes: int
     rank: int | None
+    size_bytes: int
     promoted: bool
     report: ValidationReport
 

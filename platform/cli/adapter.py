@@ -3,11 +3,11 @@
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage. With `--json` only JSON reaches standard output.
 """
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -15,28 +15,30 @@ from rich.markup import escape
 from rich.table import Table
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.adapters.errors import AdapterRejected, AdaptersError, TensorsRejected
 from loraplex.adapters.push import VALIDATING, Promotion, PushedVersion, PushRequest
 from loraplex.adapters.report import ValidationReport
 from loraplex.adapters.storage.garbage_collection import remove_files_of
 from loraplex.adapters.versions.pending_folders import PendingFolders
-from loraplex.engine.errors import EngineError
-from loraplex.platform.cli.command_context import DataDir, TenantCommand, open_tenant_command
+from loraplex.platform.cli.command_context import (
+    DataDir,
+    Result,
+    TenantCommand,
+    open_tenant_command,
+    run_command,
+)
 from loraplex.platform.cli.local_push import data_dir_blobs, local_push
 from loraplex.platform.cli.output import AsJson
 from loraplex.platform.cli.remote_push import open_remote_push
 from loraplex.platform.errors import GatewayError
 from loraplex.platform.parameters.adapter_profile import read_profile_change
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
-from loraplex.platform.startup_errors import StartError
 from loraplex.tenants.administration import adapters, versions
-from loraplex.tenants.errors import InvalidField, TenantsError
-from loraplex.tenants.models import TOOL_STYLES, AdapterVersion
+from loraplex.tenants.models import TOOL_STYLES
 from loraplex.tenants.registry import queries
 from loraplex.tenants.registry import use_cases as aliases
 from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository, ProfileChange
 from loraplex.tenants.registry.aliases import AliasRepository
-from loraplex.tenants.registry.records import WHOLE, AliasDocument
+from loraplex.tenants.registry.records import WHOLE, AliasDocument, VersionDocument
 
 NO_STYLE = "none"
 BODY_LIMITS = BodyLimits(max_bytes=4096, max_depth=2, max_values=100)
@@ -68,41 +70,45 @@ app = typer.Typer(name="adapter", help="A tenant's LoRA adapters.", no_args_is_h
 
 Tenant = Annotated[str, typer.Option("--tenant", help="The tenant's name.")]
 Name = Annotated[str, typer.Argument(help="The adapter's name.")]
+Folder = Annotated[
+    Path,
+    typer.Argument(
+        help="Contains adapter_config.json and adapter_model.safetensors.", exists=True, file_okay=False
+    ),
+]
+PushedName = Annotated[str, typer.Option("--name", help="The adapter's name.")]
+Url = Annotated[
+    str | None, typer.Option("--url", help="A server elsewhere, which gets the folder over HTTP.")
+]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        help="A key of the tenant for that server (adapters:write); `-` reads it from standard input.",
+    ),
+]
+NoProbe = Annotated[
+    bool, typer.Option("--no-probe", help="Let no engine probe the adapter first. It is audited.")
+]
 Model = Annotated[str | None, typer.Option("--model", help="The base model, where no server has run yet.")]
+Promote = Annotated[
+    bool, typer.Option(help="Move the alias `production` to this version. The first version always gets it.")
+]
+NoAlias = Annotated[bool, typer.Option("--no-alias", help="Move no alias, not even for the first version.")]
+VERSION_COLUMNS: Final = ("version", "state", "rank", "bytes", "aliases", "tool style", "defaults", "digest")
 
 
 @app.command()
 def push(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            help="Contains adapter_config.json and adapter_model.safetensors.", exists=True, file_okay=False
-        ),
-    ],
+    folder: Folder,
     tenant: Tenant,
-    name: Annotated[str, typer.Option("--name", help="The adapter's name.")],
-    url: Annotated[
-        str | None, typer.Option("--url", help="A server elsewhere, which gets the folder over HTTP.")
-    ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--key",
-            help="A key of the tenant for that server (adapters:write); `-` reads it from standard input.",
-        ),
-    ] = None,
-    no_probe: Annotated[
-        bool,
-        typer.Option("--no-probe", help="Let no engine probe the adapter first. It is audited."),
-    ] = False,
+    name: PushedName,
+    url: Url = None,
+    key: Key = None,
+    no_probe: NoProbe = False,
     model: Model = None,
-    promote: Annotated[
-        bool,
-        typer.Option(help="Move the alias `production` to this version. The first version always gets it."),
-    ] = True,
-    no_alias: Annotated[
-        bool, typer.Option("--no-alias", help="Move no alias, not even for the first version.")
-    ] = False,
+    promote: Promote = True,
+    no_alias: NoAlias = False,
     tool_style: ToolStyle = None,
     defaults: Defaults = None,
     data_dir: DataDir = None,
@@ -125,60 +131,57 @@ def push(
     if url is not None and (no_probe or model is not None):
         raise typer.BadParameter("--no-probe and --model are for this data directory, not for --url")
 
-    async def run() -> None:
+    async def run() -> PushedVersion:
         with Console(stderr=True).status(f"pushing {folder.name}: validation and probe"):
             if url is not None and key is not None:
                 async with open_remote_push(url, key, tenant) as remote:
-                    pushed = await remote.push(request)
-            else:
-                async with open_tenant_command(tenant, data_dir) as command:
-                    local = await local_push(command, model)
-                    use_case = local.push_unprobed if no_probe else local.push
-                    pushed = await use_case(command.tenant_id, request)
-        _print(_pushed_document(pushed), as_json, _report_table(pushed.report))
-        if pushed.state == VALIDATING:
-            _explain_waiting(pushed)
+                    return await remote.push(request)
+            async with open_tenant_command(tenant, data_dir) as command:
+                local = await local_push(command, model)
+                use_case = local.push_unprobed if no_probe else local.push
+                return await use_case(command.tenant_id, request)
 
-    _run(run(), as_json)
+    pushed = run_command(run(), as_json=as_json)
+    document = asdict(pushed) | {"report": {"checks": pushed.report.as_dicts()}}
+    _print(document, as_json, _report_table(pushed.report))
+    if pushed.state == VALIDATING:
+        _explain_waiting(pushed)
 
 
 @app.command("list")
 def list_adapters(tenant: Tenant, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List a tenant's adapters."""
 
-    async def run(command: TenantCommand) -> None:
-        documents = []
+    async def run(command: TenantCommand) -> list[dict[str, Any]]:
         async with command.query() as session:
-            for adapter in await AdapterRepository(session, command.tenant_id).list():
-                documents.append(await _adapter_document(session, command, adapter.name))
-        table = Table("name", "versions", "aliases")
-        for document in documents:
-            aliases = ", ".join(f"{alias}@{version}" for alias, version in document["aliases"].items())
-            table.add_row(document["name"], str(len(document["versions"])), aliases)
-        _print(documents, as_json, table)
+            names = await queries.names(session, command.tenant_id)
+            return [await _adapter_document(session, command, name) for name in names]
 
-    _run_on(tenant, data_dir, run, as_json)
+    documents = _run_on(tenant, data_dir, run, as_json)
+    table = Table("name", "versions", "aliases")
+    for document in documents:
+        aliases = ", ".join(f"{alias}@{version}" for alias, version in document["aliases"].items())
+        table.add_row(document["name"], str(len(document["versions"])), aliases)
+    _print(documents, as_json, table)
 
 
 @app.command()
 def show(name: Name, tenant: Tenant, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show an adapter's versions and aliases."""
 
-    async def run(command: TenantCommand) -> None:
+    async def run(command: TenantCommand) -> dict[str, Any]:
         async with command.query() as session:
-            document = await _adapter_document(session, command, name)
-        table = Table("version", "state", "rank", "bytes", "aliases", "tool style", "defaults", "digest")
-        for version in document["versions"]:
-            aliases = [alias for alias, number in document["aliases"].items() if number == version["version"]]
-            cells = [version[key] for key in ("version", "state", "rank", "size_bytes")]
-            profile = (
-                version["tool_style"] or "-",
-                json.dumps(version["defaults"]) if version["defaults"] else "-",
-            )
-            table.add_row(*map(str, cells), ", ".join(aliases), *profile, version["digest"])
-        _print(document, as_json, table)
+            return await _adapter_document(session, command, name)
 
-    _run_on(tenant, data_dir, run, as_json)
+    document = _run_on(tenant, data_dir, run, as_json)
+    table = Table(*VERSION_COLUMNS)
+    for version in document["versions"]:
+        aliases = [alias for alias, number in document["aliases"].items() if number == version["version"]]
+        cells = [version[key] for key in ("version", "state", "rank", "size_bytes")]
+        defaults = json.dumps(version["defaults"]) if version["defaults"] else "-"
+        profile = (version["tool_style"] or "-", defaults)
+        table.add_row(*map(str, cells), ", ".join(aliases), *profile, version["digest"])
+    _print(document, as_json, table)
 
 
 @app.command()
@@ -194,18 +197,17 @@ def profile(
     """Show a version's tool style and sampling defaults, or change them before its first alias."""
     change = profile_change(tool_style, defaults)
 
-    async def run(command: TenantCommand) -> None:
+    async def run(command: TenantCommand) -> VersionDocument:
         if change:
             async with command.unit_of_work() as uow:
-                record = await versions.change_profile(uow, command.tenant_id, name, version, change)
-        else:
-            async with command.query() as session:
-                record = await queries.version(session, command.tenant_id, name, version)
-        document = {"tool_style": record.tool_style, "defaults": record.defaults}
-        text = f"{escape(name)}@{version}: tool style {record.tool_style or '-'}, defaults {json.dumps(record.defaults)}"
-        _print({"name": name, "version": version} | document, as_json, text)
+                return await versions.change_profile(uow, command.tenant_id, name, version, change)
+        async with command.query() as session:
+            return await queries.version(session, command.tenant_id, name, version)
 
-    _run_on(tenant, data_dir, run, as_json)
+    record = _run_on(tenant, data_dir, run, as_json)
+    document = {"tool_style": record.tool_style, "defaults": record.defaults}
+    text = f"{escape(name)}@{version}: tool style {record.tool_style or '-'}, defaults {json.dumps(record.defaults)}"
+    _print({"name": name, "version": version} | document, as_json, text)
 
 
 @app.command()
@@ -224,20 +226,18 @@ def alias(
     if delete == (version is not None):
         raise typer.BadParameter("either VERSION or --delete is needed")
 
-    async def run(command: TenantCommand) -> None:
+    async def run(command: TenantCommand) -> AliasDocument:
         async with command.unit_of_work() as uow:
-            if version is not None:
-                targets = {version: WHOLE}
-                record = await aliases.move(uow, command.tenant_id, name, alias_name, targets)
-            else:
-                record = await aliases.delete(uow, command.tenant_id, name, alias_name)
-        if delete:
-            document = {"name": name, "alias": record.alias, "version": None}
-            _print(document, as_json, f"deleted {escape(name)}:{escape(record.alias)}")
-        else:
-            _print_alias(record, as_json)
+            if version is None:
+                return await aliases.delete(uow, command.tenant_id, name, alias_name)
+            return await aliases.move(uow, command.tenant_id, name, alias_name, {version: WHOLE})
 
-    _run_on(tenant, data_dir, run, as_json)
+    record = _run_on(tenant, data_dir, run, as_json)
+    if delete:
+        document = {"name": name, "alias": record.alias, "version": None}
+        _print(document, as_json, f"deleted {escape(name)}:{escape(record.alias)}")
+    else:
+        _print_alias(record, as_json)
 
 
 @app.command()
@@ -250,12 +250,11 @@ def rollback(
 ) -> None:
     """Point an alias back at its previous version."""
 
-    async def run(command: TenantCommand) -> None:
+    async def run(command: TenantCommand) -> AliasDocument:
         async with command.unit_of_work() as uow:
-            record = await aliases.roll_back(uow, command.tenant_id, name, alias_name)
-        _print_alias(record, as_json)
+            return await aliases.roll_back(uow, command.tenant_id, name, alias_name)
 
-    _run_on(tenant, data_dir, run, as_json)
+    _print_alias(_run_on(tenant, data_dir, run, as_json), as_json)
 
 
 @app.command()
@@ -271,13 +270,13 @@ def release(
     An engine that quarantined the version refuses it until the engine restarts: restart it first, then release the version.
     """
 
-    async def run(command: TenantCommand) -> None:
+    async def run(command: TenantCommand) -> VersionDocument:
         async with command.unit_of_work() as uow:
-            moved = await versions.lift_quarantine(uow, command.tenant_id, name, version)
-        document = {"name": name, "version": version, "state": moved.state}
-        _print(document, as_json, f"{escape(name)}@{version} is {moved.state}")
+            return await versions.lift_quarantine(uow, command.tenant_id, name, version)
 
-    _run_on(tenant, data_dir, run, as_json)
+    moved = _run_on(tenant, data_dir, run, as_json)
+    document = {"name": name, "version": version, "state": moved.state}
+    _print(document, as_json, f"{escape(name)}@{version} is {moved.state}")
 
 
 @app.command()
@@ -318,72 +317,44 @@ def delete(
                 adapter_id = await adapters.delete(uow, *target)
         if not is_served:
             await remove_files_of(command.database, blobs.adapters.delete, adapter_id)
-        deleted = name if version is None else f"{name}@{version}"
-        _print({"deleted": deleted}, as_json, f"deleted {escape(deleted)}")
 
     _run_on(tenant, data_dir, run, as_json)
+    deleted = name if version is None else f"{name}@{version}"
+    _print({"deleted": deleted}, as_json, f"deleted {escape(deleted)}")
 
 
 def _run_on(
-    tenant: str,
-    data_dir: Path | None,
-    work: Callable[[TenantCommand], Awaitable[None]],
-    as_json: bool,
-) -> None:
-    """Run `work` on a tenant of the database, and map its errors as `_run` does."""
+    tenant: str, data_dir: Path | None, work: Callable[[TenantCommand], Awaitable[Result]], as_json: bool
+) -> Result:
+    """Run `work` on a tenant of the database."""
 
-    async def run() -> None:
+    async def run() -> Result:
         async with open_tenant_command(tenant, data_dir) as command:
-            await work(command)
+            return await work(command)
 
-    _run(run(), as_json)
-
-
-def _run(work: Coroutine[Any, Any, None], as_json: bool) -> None:
-    """Run a command to its end. Every known error becomes one line and an exit code."""
-    try:
-        asyncio.run(work)
-    except (AdaptersError, TenantsError, EngineError, StartError) as error:
-        _print_error(error, as_json)
-        usage = isinstance(error, InvalidField)
-        code = error.exit_code if isinstance(error, StartError) else 2 if usage else 1
-        raise typer.Exit(code) from error
+    return run_command(run(), as_json=as_json)
 
 
 async def _adapter_document(session: AsyncSession, command: TenantCommand, name: str) -> dict[str, Any]:
-    states = await AliasRepository(session, command.tenant_id).list(name)
+    aliases = await AliasRepository(session, command.tenant_id).list(name)
     records = await AdapterRepository(session, command.tenant_id).versions(name)
     return {
         "name": name,
-        "aliases": {state.alias: state.main_version for state in states},
-        "versions": [_version_document(version) for version in records],
-    }
-
-
-def _version_document(version: AdapterVersion) -> dict[str, Any]:
-    return {
-        "version": version.version,
-        "digest": version.digest,
-        "state": version.state,
-        "rank": version.rank,
-        "size_bytes": version.size_bytes,
-        "tool_style": version.tool_style,
-        "defaults": version.defaults,
-        "created_at": version.created_at.isoformat(),
-        "report": version.report,
-    }
-
-
-def _pushed_document(pushed: PushedVersion) -> dict[str, Any]:
-    return {
-        "name": pushed.name,
-        "version": pushed.version,
-        "state": pushed.state,
-        "digest": pushed.digest,
-        "rank": pushed.rank,
-        "size_bytes": pushed.size_bytes,
-        "promoted": pushed.promoted,
-        "report": {"checks": pushed.report.as_dicts()},
+        "aliases": {each.alias: each.main_version for each in aliases},
+        "versions": [
+            {
+                "version": version.version,
+                "digest": version.digest,
+                "state": version.state,
+                "rank": version.rank,
+                "size_bytes": version.size_bytes,
+                "tool_style": version.tool_style,
+                "defaults": version.defaults,
+                "created_at": version.created_at.isoformat(),
+                "report": version.report,
+            }
+            for version in records
+        ],
     }
 
 
@@ -415,11 +386,3 @@ def _print(document: object, as_json: bool, table: Table | str) -> None:
         typer.echo(json.dumps(document))
     else:
         Console().print(table)
-
-
-def _print_error(error: Exception, as_json: bool) -> None:
-    Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}")
-    if as_json and isinstance(error, AdapterRejected):
-        report = error.report.as_dicts() if isinstance(error, TensorsRejected) else []
-        failure = {"check": error.check, "subject": error.subject, "message": error.message, "report": report}
-        typer.echo(json.dumps({"error": failure}))

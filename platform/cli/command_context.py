@@ -4,13 +4,14 @@ Invariant: an embedded database is migrated before it is used; a production one 
 """
 
 import asyncio
+import json
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any, ParamSpec, TypeVar
 from uuid import UUID
 
 import typer
@@ -18,6 +19,8 @@ from rich.console import Console
 from rich.markup import escape
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.adapters.errors import AdapterRejected, AdaptersError, TensorsRejected
+from loraplex.engine.errors import EngineError
 from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.datastores.connections import ensure_schema, open_stores
 from loraplex.platform.datastores.embedded.servers import running_redis_url
@@ -32,6 +35,7 @@ from loraplex.tenants.unit_of_work import PolicyPublisher, UnitOfWork, unit_of_w
 from loraplex.tenants.valkey import open_valkey
 
 P = ParamSpec("P")
+Result = TypeVar("Result")
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
 
 
@@ -156,10 +160,10 @@ def async_command(work: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, N
     return command
 
 
-def run_command(work: Coroutine[Any, Any, None]) -> None:
+def run_command(work: Coroutine[Any, Any, Result], *, as_json: bool = False) -> Result:
     """Run a command to its end, as `exit_codes`."""
-    with exit_codes():
-        asyncio.run(work)
+    with exit_codes(as_json=as_json):
+        return asyncio.run(work)
 
 
 def end_at_sigterm() -> None:
@@ -169,12 +173,19 @@ def end_at_sigterm() -> None:
 
 
 @contextmanager
-def exit_codes() -> Iterator[None]:
-    """A known error becomes one line on standard error and exit code 1 (2: wrong usage)."""
+def exit_codes(*, as_json: bool = False) -> Iterator[None]:
+    """A known error becomes one line on standard error and exit code 1 (2: wrong usage).
+
+    `as_json`: a rejected adapter is printed with its report, too.
+    """
     try:
         yield
-    except (TenantsError, StartError) as error:
+    except (AdaptersError, EngineError, TenantsError, StartError) as error:
         Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}")
+        if as_json and isinstance(error, AdapterRejected):
+            report = error.report.as_dicts() if isinstance(error, TensorsRejected) else []
+            failure = {"check": error.check, "subject": error.subject, "message": error.message}
+            typer.echo(json.dumps({"error": {**failure, "report": report}}))
         code = (
             error.exit_code if isinstance(error, StartError) else 2 if isinstance(error, InvalidField) else 1
         )
