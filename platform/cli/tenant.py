@@ -17,13 +17,13 @@ from loraplex.platform.cli.command_context import (
     run_command,
 )
 from loraplex.platform.cli.output import AsJson, print_document, print_key, print_rows, times_of
-from loraplex.tenants.accounts.records import TenantAccountDocument
-from loraplex.tenants.accounts.tenants import TenantRepository, TierChange
+from loraplex.tenants.accounts.records import TenantAccountDocument, TierChange
+from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.administration import tenants
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.models import Tenant
+from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
 from loraplex.tenants.quotas.limits import MAXIMA
-from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.unit_of_work import UnitOfWork
 
@@ -79,7 +79,7 @@ async def show(name: Name, data_dir: DataDir = None, as_json: AsJson = False) ->
         tenant = await TenantRepository(session).get(name)
         keys = await KeyRepository(session).list(tenant.id)
         adapters = await AdapterRepository(session, tenant.id).list()
-        limits, _ = await TenantQuotas(session).get(tenant.id)
+        limits = (await QuotaRepository(session, tenant.id).tenant()).limits
     document = tenant_document(tenant) | {
         "limits": {name: value for name, value in limits.items() if value is not None},
         "adapters": [adapter.name for adapter in adapters],

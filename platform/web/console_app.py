@@ -17,6 +17,7 @@ from loraplex.platform.error_boundary import ErrorBoundary
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.schema_check import SchemaChecks
 from loraplex.platform.static_files import StaticFiles
+from loraplex.platform.tenant_limiter import TenantLimiter
 from loraplex.platform.web.console.allowed_hosts import AllowedHosts, allowed_names
 from loraplex.platform.web.console.endpoint import ConsoleEndpoint
 from loraplex.platform.web.console.error_pages import ErrorPages
@@ -61,6 +62,8 @@ def create_console(dependencies: GatewayDependencies, options: ConsoleOptions) -
     app.state.endpoint, app.state.origin = endpoint, origin
     # It keeps what it planned for a tenant.
     app.state.schema_checks = SchemaChecks(dependencies)
+    # A replay takes a connection, and up to a second of the processor beside all requests.
+    app.state.replays = TenantLimiter("replays", total=2, per_tenant=1, waiting=3)
     app.add_route(f"{STATIC_PREFIX}/{{name:path}}", static.send)
     for router in page_routers(dependencies):
         # Included, a router would build each of its routes a second time, with the first request.

@@ -1,5 +1,6 @@
 """Tenants as operators see them. Invariant: no record has a key's secret but that of a tenant's creation."""
 
+from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
@@ -8,6 +9,16 @@ from pydantic import Field
 from loraplex.tenants.records import OneTimeSecret, Record, UtcTime
 
 TenantState = Literal["active", "suspended", "deleted"]
+MAX_WEIGHT = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class TierChange:
+    """Changed settings of a tenant; None leaves one as it is."""
+
+    tier: str | None = None
+    weight: float | None = None
+    unknown_parameters: str | None = None
 
 
 class TenantAccountDocument(Record):

@@ -11,21 +11,11 @@ from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants.accounts.records import MAX_WEIGHT, TierChange
 from loraplex.tenants.errors import InvalidField, NameTaken, TenantNotFound
 from loraplex.tenants.models import Tenant
 from loraplex.tenants.models.accounts import UNKNOWN_PARAMETERS
 from loraplex.tenants.names import TENANT_NAME, check_tenant_name, check_tier, is_name
-
-MAX_WEIGHT = 1000.0
-
-
-@dataclass(frozen=True, slots=True)
-class TierChange:
-    """Changed settings of a tenant; None leaves one as it is."""
-
-    tier: str | None = None
-    weight: float | None = None
-    unknown_parameters: str | None = None
 
 
 class TenantRepository:

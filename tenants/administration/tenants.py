@@ -11,8 +11,8 @@ from uuid import UUID
 
 from loraplex.tenants import running_requests
 from loraplex.tenants.accounts.deletion import TenantDeletions
-from loraplex.tenants.accounts.records import NewTenantDocument, TenantAccountDocument
-from loraplex.tenants.accounts.tenants import TenantRepository, TierChange
+from loraplex.tenants.accounts.records import NewTenantDocument, TenantAccountDocument, TierChange
+from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.models import Tenant
 from loraplex.tenants.quotas import use_cases as quotas

@@ -8,6 +8,7 @@ from pydantic import Field
 from loraplex.tenants.records import Record
 
 FIRST_REVISION: Final = 1
+MAX_TAX_RATE_PPM: Final = 1_000_000
 
 
 class TenantBillingDocument(Record):

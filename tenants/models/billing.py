@@ -24,7 +24,6 @@ from loraplex.tenants.names import ADAPTER_NAME, TENANT_NAME
 from loraplex.tenants.tables import Base, BigInt, Revision
 
 CURRENCY = r"^[A-Z]{3}$"
-MAX_TAX_RATE_PPM = 1_000_000
 # That of `billing.pricing`, which this layer does not import.
 MAX_PRICE = 10_000_000_000
 SCOPE = """scope = CASE
@@ -110,7 +109,7 @@ class TenantBilling(Base):
             " AND extract(day FROM next_currency_from) = 1",
             name="next_currency",
         ),
-        CheckConstraint(f"tax_rate_ppm BETWEEN 0 AND {MAX_TAX_RATE_PPM}", name="tax_rate_ppm"),
+        CheckConstraint("tax_rate_ppm BETWEEN 0 AND 1000000", name="tax_rate_ppm"),
         CheckConstraint("minimum_micro >= 0", name="minimum_micro"),
     )
 

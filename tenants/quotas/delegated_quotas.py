@@ -1,5 +1,5 @@
-"""Limits of keys and adapters, which their tenant narrows itself. Invariant: when set, they are never above the tenant's own.
-A key or adapter without a row has no limits, and is read as an unchanged row.
+"""Limits of tenants, which an operator sets, and of keys and adapters, which their tenant narrows itself. Invariant: when set,
+these are never above the tenant's own. What has no row has no limits, and is read as an unchanged row.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +18,7 @@ from loraplex.tenants.api_keys.keys import alive
 from loraplex.tenants.database import default_limits
 from loraplex.tenants.errors import InvalidField, KeyNotFound
 from loraplex.tenants.models import LIMIT_COLUMNS, Adapter, ApiKey, Quota, Tenant
-from loraplex.tenants.quotas.limits import Level, QuotaLimits, Subject, wider
+from loraplex.tenants.quotas.limits import TENANT_ONLY, Level, QuotaLimits, Subject, wider
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.storage_quota import StorageQuota
 
@@ -29,10 +29,6 @@ WITH RECURSIVE replaced (id, key_id) AS (
     UNION ALL SELECT k.id, k.key_id FROM api_keys k JOIN replaced r ON k.replaced_by = r.id
 ) SELECT id, key_id FROM replaced
 """)
-TENANT_ONLY: Final = ("max_adapters", "max_adapter_bytes", "max_keys", "default_max_tokens")
-"""Limits that only a tenant as a whole has."""
-
-
 Place: TypeAlias = tuple[str, str]
 """The level and the name of a subject."""
 
@@ -155,7 +151,7 @@ class QuotaRepository:
         return {key_id: name for key_id, name in found}
 
     async def locked(self, state: QuotaState) -> Quota:
-        """The row of a key or an adapter, created if missing, and locked until the transaction ends."""
+        """The row of these limits, created if missing, and locked until the transaction ends."""
         api_key_id = state.subject_id if state.level == "key" else None
         adapter_id = state.subject_id if state.level == "adapter" else None
         subject = {"tenant_id": self._tenant_id, "api_key_id": api_key_id, "adapter_id": adapter_id}
@@ -178,17 +174,22 @@ class QuotaRepository:
         for name in wider(limits, above):
             raise InvalidField(name, f"{name} must be at most the tenant's, which is {above.get(name)}")
         before, changed = QuotaLimits.of(row), []
-        _set(row, limits)
+        await self.set(row, limits)
         if row.api_key_id is not None:
             for id, key_id in (await self._session.execute(REPLACED, {"id": row.api_key_id})).all():
                 old = await self.locked(state_of("key", id, key_id, None))
                 had = QuotaLimits.of(old)
                 after = QuotaLimits(**{name: _following(had, before, limits, name) for name in LIMIT_COLUMNS})
-                _set(old, after)
+                await self.set(old, after)
                 if after != had:
                     changed.append(ChangedQuota(key_id, had, after))
-        await self._session.flush()
         return changed
+
+    async def set(self, row: Quota, limits: QuotaLimits) -> None:
+        """Set all limits of a locked row, without a look at others."""
+        for name, value in limits.items():
+            setattr(row, name, value)
+        await self._session.flush()
 
     async def resources(self, own: QuotaLimits) -> Mapping[str, ResourceUse]:
         """The tenant's adapters, their bytes with open uploads, and its working keys that were not replaced, as the limits
@@ -231,11 +232,6 @@ def state_of(level: Level, subject_id: UUID, name: str, row: Quota | None) -> Qu
     return QuotaState(
         level=level, subject_id=subject_id, name=name, limits=QuotaLimits.of(row), revision=revision
     )
-
-
-def _set(row: Quota, limits: QuotaLimits) -> None:
-    for name, value in limits.items():
-        setattr(row, name, value)
 
 
 def _following(had: QuotaLimits, before: QuotaLimits, after: QuotaLimits, name: str) -> int | None:

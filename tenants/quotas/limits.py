@@ -49,6 +49,8 @@ MAXIMA: Mapping[str, int] = MappingProxyType(
         "default_max_tokens": MAX_DEFAULT_TOKENS,
     }
 )
+TENANT_ONLY = tuple(MAXIMA)[len(COUNTED) :]
+"""Limits that only a tenant as a whole has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,13 @@ from loraplex.tenants.models import Adapter, ApiKey, QuotaEvent
 from loraplex.tenants.pages import Part, sliced
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
 from loraplex.tenants.quotas.records import EventDocument, LimitsDocument, TenantLimitsDocument
-from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
 
 
 async def tenant_limits(session: AsyncSession, tenant_id: UUID) -> TenantLimitsDocument:
     """Return the limits of a tenant, for operators. Raises `TenantNotFound`."""
-    tenant = await TenantRepository(session).by_id(tenant_id)
-    limits, revision = await TenantQuotas(session).get(tenant.id)
-    return TenantLimitsDocument.of(limits, revision)
+    await TenantRepository(session).by_id(tenant_id)
+    state = await QuotaRepository(session, tenant_id).tenant()
+    return TenantLimitsDocument.of(state.limits, state.revision)
 
 
 async def key_limits(session: AsyncSession, tenant_id: UUID, key_id: str) -> LimitsDocument:

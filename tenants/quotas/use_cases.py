@@ -4,16 +4,16 @@ Invariant: a change writes one audit entry per subject with the limits that chan
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from uuid import UUID
 
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys import use_cases as api_keys
 from loraplex.tenants.api_keys.records import KeyChange, NewKeyDocument
 from loraplex.tenants.api_keys.use_cases import Delegated, Member
-from loraplex.tenants.quotas.delegated_quotas import QuotaRepository, QuotaState
+from loraplex.tenants.quotas.delegated_quotas import QuotaRepository, QuotaState, state_of
 from loraplex.tenants.quotas.limits import NO_LIMITS, QuotaLimits
 from loraplex.tenants.quotas.records import LimitsDocument, TenantLimitsDocument
-from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
 from loraplex.tenants.unit_of_work import UnitOfWork, require_revision
 
 ACTION = "quotas.change"
@@ -28,11 +28,12 @@ async def change(
     Raises `TenantNotFound`, `RevisionMoved`, `InvalidField`.
     """
     tenant = await TenantRepository(uow.session).living(tenant_id)
-    quotas = TenantQuotas(uow.session)
-    row = await quotas.locked(tenant.id)
+    quotas = QuotaRepository(uow.session, tenant.id)
+    row = await quotas.locked(state_of("tenant", tenant.id, tenant.name, None))
     require_revision(seen, row.revision)
     before = QuotaLimits.of(row)
-    after = await quotas.change(row, limits)
+    after = replace(before, **limits)
+    await quotas.set(row, after)
     if before != after:
         target = f"tenants/{tenant.id}/quotas"
         await uow.audit.record(ACTION, target, dict(before.items()), dict(after.items()), tenant_id=tenant.id)

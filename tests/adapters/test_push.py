@@ -40,7 +40,8 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.errors import CountReached, InvalidName
 from loraplex.tenants.models import Adapter, AuditEntry
 from loraplex.tenants.names import check_adapter_name
-from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
+from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
+from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.registry import use_cases as aliases
 from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository
 from loraplex.tenants.registry.resolution import ModelResolver
@@ -339,8 +340,9 @@ async def test_a_refused_adapter_leaves_nothing(home: Home, tmp_path: Path, faul
 
 async def test_bytes_beyond_the_quota_leave_nothing(home: Home) -> None:
     async with home.database.as_operator() as session:
-        quotas = TenantQuotas(session)
-        await quotas.change(await quotas.locked(home.tenant_id), {"max_adapter_bytes": 100})
+        quotas = QuotaRepository(session, home.tenant_id)
+        row = await quotas.locked(await quotas.tenant())
+        await quotas.set(row, QuotaLimits(max_adapter_bytes=100))
     for push in (home.push.push, home.push.push_unprobed):
         with pytest.raises(CountReached, match="max_adapter_bytes"):
             await push(home.tenant_id, home.request())

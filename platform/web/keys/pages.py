@@ -12,11 +12,12 @@ from loraplex.platform.web.console.page import ROWS, PageRequest, opens
 from loraplex.platform.web.keys import queries
 from loraplex.platform.web.keys.queries import KEY_ORDER, ShownKey
 from loraplex.platform.web.limits import queries as limits
-from loraplex.platform.web.limits.limit_fields import LIMIT_NAMES, LimitFields
+from loraplex.platform.web.limits.limit_fields import LimitFields
 from loraplex.tenants.api_keys import use_cases as api_keys
 from loraplex.tenants.api_keys.records import KEY_STATES, MAX_GRACE_SECONDS, KeyChange
 from loraplex.tenants.api_keys.use_cases import Member
 from loraplex.tenants.quotas import use_cases as quotas
+from loraplex.tenants.quotas.limits import COUNTED
 from loraplex.tenants.scopes import KEYS_WRITE, TENANT_SCOPES, USAGE_READ
 
 Manager = Annotated[PageRequest, opens(KEYS_WRITE)]
@@ -100,7 +101,7 @@ async def key_form(page: Manager, key_id: str) -> dict[str, object]:
 
 
 # `new` is no id of a key.
-@form_page(router, f"{LIST}/new", "keys/new.html", new_form, fields=(*FIELDS, *LIMIT_NAMES), is_page=True)
+@form_page(router, f"{LIST}/new", "keys/new.html", new_form, fields=(*FIELDS, *COUNTED), is_page=True)
 async def create_key(submission: Submission) -> Response:
     values = submission.parse(NewKeyForm)
     bounds = await submission.query(limits.bounds, submission.tenant_id)

@@ -1,30 +1,33 @@
 """Schemas of limits with their use, and of refusals. Budgets in micro-units of money, times in UTC."""
 
-from typing import Annotated, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from loraplex.platform.web.cursors import Listing
 from loraplex.platform.web.request_bodies import RequestModel
 from loraplex.platform.web.responses import ResponseModel
-from loraplex.tenants.quotas.limits import MAX_BUDGET, MAX_INTEGER, MAX_RATE, Level, LimitName
+from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, MAXIMA, Level, LimitName
 from loraplex.tenants.records import UtcTime
 
-Rate = Annotated[int | None, Field(ge=0, le=MAX_RATE)]
-Count = Annotated[int | None, Field(ge=0, le=MAX_INTEGER)]
-Budget = Annotated[int | None, Field(ge=0, le=MAX_BUDGET)]
+
+def limit_annotations(names: Iterable[str], money: Any = int) -> dict[str, Any]:
+    """Return the annotations of a model's fields that are limits: none by default, and at most their maxima. `money`: the type
+    of budgets.
+    """
+    return {
+        name: Annotated[
+            (money if name in BUDGETS else int) | None, Field(default=None, ge=0, le=MAXIMA[name])
+        ]
+        for name in names
+    }
 
 
 class QuotaLimitFields(RequestModel):
     """The limits that requests are counted against; null is no limit."""
 
-    requests_per_minute: Rate = None
-    tokens_per_minute: Rate = None
-    concurrent_requests: Rate = None
-    tokens_per_day: Count = None
-    tokens_per_month: Count = None
-    budget_per_day: Budget = None
-    budget_per_month: Budget = None
+    __annotations__ = limit_annotations(COUNTED)
 
 
 class LimitDocument(ResponseModel):

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from loraplex.platform.web.console.formatting import count, money_total
 from loraplex.platform.web.console.forms import FormInvalid
 from loraplex.platform.web.console.limit_units import unit_of
-from loraplex.tenants.quotas.limits import QuotaLimits
+from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, QuotaLimits
 
 MICRO: Final = 1_000_000
 _MONEY: Final = re.compile(r"([0-9]{1,12})(?:\.([0-9]{1,6}))?")
@@ -26,20 +26,14 @@ def micro_units(text: object) -> int:
     return int(amount[1]) * MICRO + int((amount[2] or "").ljust(6, "0"))
 
 
-_Whole = Annotated[int | None, Field(ge=0)]
-_Money = Annotated[int | None, BeforeValidator(micro_units)]
+_Whole = Annotated[int | None, Field(default=None, ge=0)]
+_Money = Annotated[int | None, Field(default=None), BeforeValidator(micro_units)]
 
 
 class LimitFields(BaseModel):
     """Limits as they are typed. An empty field is no limit."""
 
-    requests_per_minute: _Whole = None
-    tokens_per_minute: _Whole = None
-    concurrent_requests: _Whole = None
-    tokens_per_day: _Whole = None
-    tokens_per_month: _Whole = None
-    budget_per_day: _Money = None
-    budget_per_month: _Money = None
+    __annotations__ = {name: _Money if name in BUDGETS else _Whole for name in COUNTED}
 
     @property
     def limits(self) -> QuotaLimits:
@@ -49,7 +43,7 @@ class LimitFields(BaseModel):
     @property
     def amounts(self) -> Bounds:
         """Each limit by its name, budgets in micro-units."""
-        return {name: getattr(self, name) for name in LIMIT_NAMES}
+        return {name: getattr(self, name) for name in COUNTED}
 
     def require_within(self, bounds: Bounds, currency: str) -> None:
         """Raise `FormInvalid` with an error at each limit that is above the tenant's."""
@@ -63,9 +57,6 @@ class LimitFields(BaseModel):
                 )
         if errors:
             raise FormInvalid(errors)
-
-
-LIMIT_NAMES: Final = tuple(LimitFields.model_fields)
 
 
 def typed(name: str, value: int | None) -> str:

@@ -3,18 +3,17 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter
-from pydantic import Field
 from starlette.responses import Response
 
-from loraplex.platform.web.limits.documents import Count, QuotaLimitFields
+from loraplex.platform.web.limits.documents import QuotaLimitFields, limit_annotations
 from loraplex.platform.web.openapi import described
 from loraplex.platform.web.path_ids import TENANT_ID
 from loraplex.platform.web.planes import OperatorRequest, requires_operator
 from loraplex.platform.web.request_bodies import request_model
 from loraplex.platform.web.responses import documented
-from loraplex.tenants.default_limits import MAX_DEFAULT_TOKENS
 from loraplex.tenants.quotas import queries
 from loraplex.tenants.quotas import use_cases as quotas
+from loraplex.tenants.quotas.limits import TENANT_ONLY
 from loraplex.tenants.quotas.records import TenantLimitsDocument
 
 Operator = Annotated[OperatorRequest, requires_operator()]
@@ -27,10 +26,7 @@ class TenantQuotaUpdate(QuotaLimitFields):
     `default_max_tokens`: of chat answers whose requests name no maximum; 0 is what the context leaves.
     """
 
-    max_adapters: Count = None
-    max_adapter_bytes: Count = None
-    max_keys: Count = None
-    default_max_tokens: Annotated[int | None, Field(ge=0, le=MAX_DEFAULT_TOKENS)] = None
+    __annotations__ = limit_annotations(TENANT_ONLY)
 
     def named(self) -> dict[str, Any]:
         return self.model_dump(exclude_unset=True)

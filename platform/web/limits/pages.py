@@ -20,13 +20,12 @@ from loraplex.platform.web.console.limit_units import unit_of
 from loraplex.platform.web.console.page import PageRequest, opens
 from loraplex.platform.web.limits import queries as limits
 from loraplex.platform.web.limits import replay as limit_replay
-from loraplex.platform.web.limits.limit_fields import LIMIT_NAMES, LimitFields, typed
-from loraplex.platform.web.limits.queries import EditedLimits
+from loraplex.platform.web.limits.limit_fields import LimitFields, typed
 from loraplex.platform.web.usage import queries as usage
 from loraplex.tenants.api_keys.use_cases import Member
 from loraplex.tenants.quotas import queries as stored_limits
 from loraplex.tenants.quotas import use_cases as quotas
-from loraplex.tenants.quotas.limits import NO_LIMITS, QuotaLimits
+from loraplex.tenants.quotas.limits import COUNTED, NO_LIMITS, QuotaLimits
 from loraplex.tenants.scopes import ADAPTERS_WRITE, KEYS_WRITE, USAGE_READ
 
 Reader = Annotated[PageRequest, opens(USAGE_READ)]
@@ -40,8 +39,6 @@ WRITES: Final = {"key": KEYS_WRITE, "group": KEYS_WRITE, "adapter": ADAPTERS_WRI
 CHANGED: Final = "The limits are changed. They apply to the next request."
 EVENTS: Final = 20
 MAX_REQUEST_ID: Final = 200
-REPLAYS: Final = TenantLimiter("replays", total=2, per_tenant=1, waiting=3)
-"""In one gateway: a replay takes a connection, and up to a second of the processor beside all requests."""
 
 router = APIRouter()
 
@@ -54,12 +51,12 @@ class LimitForm(LimitFields):
 
 async def key_form(page: KeyManager, name: str) -> dict[str, object]:
     """Return what the form of a key's limits shows. Raises `KeyNotFound`."""
-    return _limit_form(page, "keys", await page.query(limits.of_key, page.tenant_id, name))
+    return await _limit_form(page, "key", name)
 
 
 async def adapter_form(page: AdapterWriter, name: str) -> dict[str, object]:
     """Return what the form of an adapter's limits shows. Raises `AdapterNotFound`."""
-    return _limit_form(page, "adapters", await page.query(limits.of_adapter, page.tenant_id, name))
+    return await _limit_form(page, "adapter", name)
 
 
 @router.get(PATH)
@@ -119,17 +116,18 @@ async def explain_refusal(page: Reader) -> Response:
 async def replay_draft(page: Reader) -> Response:
     """The draft is in the address; without one the form begins with the limits in force."""
     tenant_id, form = page.tenant_id, query_form(page.http)
+    replays: TenantLimiter = page.http.app.state.replays
     level, _, name = form.text("subject").partition(":")
     draft, errors = _draft(form)
     async with page.reading() as session:
-        subject = await limit_replay.subject(session, tenant_id, level, name)
+        subject = await limits.named(session, tenant_id, level, name)
         choices = await usage.filter_choices(session, tenant_id)
     found, error = None, None
     try:
         if draft is not None:
-            async with REPLAYS.slot(tenant_id):
+            async with replays.slot(tenant_id):
                 now = datetime.now(UTC)
-                found = await page.query(limit_replay.replay, tenant_id, subject, draft, now)
+                found = await page.query(limit_replay.replay, tenant_id, subject.state.subject, draft, now)
     except Exception as failure:
         error = describe(failure)
         if error.row.status not in (409, 429, 503):
@@ -141,7 +139,7 @@ async def replay_draft(page: Reader) -> Response:
         form=form.entered(errors),
         subject=subject,
         choices=choices,
-        values={each: typed(each, own.get(each)) for each in LIMIT_NAMES},
+        values={each: typed(each, own.get(each)) for each in COUNTED},
         found=found,
         error=error,
         days=limit_replay.DAYS,
@@ -150,39 +148,43 @@ async def replay_draft(page: Reader) -> Response:
     )
 
 
-@form_page(router, f"{PATH}/keys/{{name}}", "limits/edit.html", key_form, fields=LIMIT_NAMES)
+@form_page(router, f"{PATH}/keys/{{name}}", "limits/edit.html", key_form, fields=COUNTED)
 async def limit_key(submission: KeySubmission, name: str) -> Response:
     values = submission.parse(LimitForm)
-    found = await submission.query(limits.of_key, submission.tenant_id, name)
-    values.require_within(found.bounds, submission.currency)
+    values.require_within(await submission.query(limits.bounds, submission.tenant_id), submission.currency)
     authority = Member(submission.tenant_id, submission.session.scopes)
     await submission.run(quotas.narrow_key, authority, name, values.limits, seen=values.revision)
     return submission.back(PATH, CHANGED)
 
 
-@form_page(router, f"{PATH}/adapters/{{name}}", "limits/edit.html", adapter_form, fields=LIMIT_NAMES)
+@form_page(router, f"{PATH}/adapters/{{name}}", "limits/edit.html", adapter_form, fields=COUNTED)
 async def limit_adapter(submission: AdapterSubmission, name: str) -> Response:
     values = submission.parse(LimitForm)
-    found = await submission.query(limits.of_adapter, submission.tenant_id, name)
-    values.require_within(found.bounds, submission.currency)
+    values.require_within(await submission.query(limits.bounds, submission.tenant_id), submission.currency)
     await submission.run(
         quotas.narrow_adapter, submission.tenant_id, name, values.limits, seen=values.revision
     )
     return submission.back(PATH, CHANGED)
 
 
-def _limit_form(page: PageRequest, folder: str, found: EditedLimits) -> dict[str, object]:
+async def _limit_form(page: PageRequest, level: str, name: str) -> dict[str, object]:
+    async with page.reading() as session:
+        found = await limits.named(session, page.tenant_id, level, name)
+        bounds = await limits.bounds(session, page.tenant_id)
+    own = limits.by_name(found.state.limits)
     return {
         "found": found,
-        "values": {each: typed(each, value) for each, value in found.limits.items()},
+        "own": own,
+        "bounds": bounds,
+        "values": {each: typed(each, value) for each, value in own.items()},
         "currency": page.currency,
-        "action": path_of("limits", folder, found.id),
+        "action": path_of("limits", FOLDERS[level], found.state.name),
     }
 
 
 def _draft(form: Form) -> tuple[QuotaLimits | None, Mapping[str, str]]:
     """The draft in an address, None where it has none or a wrong one; and what is wrong with it, by field."""
-    if not any(name in form.fields for name in LIMIT_NAMES):
+    if not any(name in form.fields for name in COUNTED):
         return None, {}
     try:
         fields = parse(form, LimitFields)

@@ -26,7 +26,7 @@ from loraplex.tenants.counters.counter_replies import RETRY_S, LimitUse
 from loraplex.tenants.errors import RefusalNotFound, StoreUnavailable
 from loraplex.tenants.pages import Slice
 from loraplex.tenants.quotas.delegated_quotas import Place, QuotaRepository, QuotaState, ResourceUse
-from loraplex.tenants.quotas.limits import COUNTED, Level
+from loraplex.tenants.quotas.limits import COUNTED, Level, QuotaLimits
 from loraplex.tenants.records import Record
 
 SUBJECTS: Final = 100
@@ -89,16 +89,12 @@ class StoredLimits:
     resources: Mapping[str, ResourceUse]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EditedLimits:
-    """The limits of one key or adapter, and above them those of the tenant, by their names; None is no limit."""
+@dataclass(frozen=True, slots=True)
+class NamedLimits:
+    """The limits of a tenant, a key or an adapter, with its name as people know it."""
 
-    level: Level
-    id: str
+    state: QuotaState
     name: str
-    revision: int
-    limits: Mapping[str, int | None]
-    bounds: Mapping[str, int | None]
 
 
 async def quota_page(
@@ -210,36 +206,25 @@ async def explain(
 
 async def bounds(session: AsyncSession, tenant_id: UUID) -> Mapping[str, int | None]:
     """The limits of the tenant by their names, which those of its keys and adapters must not exceed; None is no limit."""
-    return _by_name(await QuotaRepository(session, tenant_id).tenant())
+    return by_name((await QuotaRepository(session, tenant_id).tenant()).limits)
 
 
-async def of_key(session: AsyncSession, tenant_id: UUID, key_id: str) -> EditedLimits:
-    """The limits of a key. Raises `KeyNotFound`."""
+async def named(session: AsyncSession, tenant_id: UUID, level: str, name: str) -> NamedLimits:
+    """The limits of a key by its public id, of an adapter by its name, else of the tenant.
+
+    Raises `KeyNotFound`, `AdapterNotFound`.
+    """
     repository = QuotaRepository(session, tenant_id)
-    state = await repository.key(key_id)
-    names = await repository.key_names([key_id])
-    return _edited(state, names[key_id], await repository.tenant())
+    if level == "key":
+        state = await repository.key(name)
+        return NamedLimits(state, (await repository.key_names([name]))[name])
+    state = await repository.adapter(name) if level == "adapter" else await repository.tenant()
+    return NamedLimits(state, state.name)
 
 
-async def of_adapter(session: AsyncSession, tenant_id: UUID, name: str) -> EditedLimits:
-    """The limits of an adapter. Raises `AdapterNotFound`."""
-    repository = QuotaRepository(session, tenant_id)
-    return _edited(await repository.adapter(name), name, await repository.tenant())
-
-
-def _edited(state: QuotaState, name: str, tenant: QuotaState) -> EditedLimits:
-    return EditedLimits(
-        level=state.level,
-        id=state.name,
-        name=name,
-        revision=state.revision,
-        limits=_by_name(state),
-        bounds=_by_name(tenant),
-    )
-
-
-def _by_name(state: QuotaState) -> Mapping[str, int | None]:
-    return {name: state.limits.get(name) for name in COUNTED}
+def by_name(limits: QuotaLimits) -> Mapping[str, int | None]:
+    """Return the limits that requests are counted against."""
+    return {name: limits.get(name) for name in COUNTED}
 
 
 async def _uses(

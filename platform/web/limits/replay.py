@@ -12,8 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.admission.replay import Replay, ReplayedLimit
 from loraplex.tenants.ledger import usage_steps
-from loraplex.tenants.quotas.delegated_quotas import QuotaRepository, QuotaState
-from loraplex.tenants.quotas.limits import QuotaLimits
+from loraplex.tenants.quotas.limits import QuotaLimits, Subject
 
 DAYS: Final = 7
 Draft: TypeAlias = QuotaLimits
@@ -33,30 +32,11 @@ class ReplayedDraft:
     limits: tuple[ReplayedLimit, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplaySubject:
-    """Whose requests are replayed: the state of its limits, with its name as people know it."""
-
-    state: QuotaState
-    name: str
-
-
-async def subject(session: AsyncSession, tenant_id: UUID, level: str, name: str) -> ReplaySubject:
-    """Find a tenant, a key by its public id, or an adapter by its name. Raises `KeyNotFound`, `AdapterNotFound`."""
-    repository = QuotaRepository(session, tenant_id)
-    if level == "key":
-        state = await repository.key(name)
-        return ReplaySubject(state, (await repository.key_names([name]))[name])
-    state = await repository.adapter(name) if level == "adapter" else await repository.tenant()
-    return ReplaySubject(state, state.name)
-
-
 async def replay(
-    session: AsyncSession, tenant_id: UUID, found: ReplaySubject, draft: Draft, now: datetime
+    session: AsyncSession, tenant_id: UUID, of: Subject, draft: Draft, now: datetime
 ) -> ReplayedDraft:
     """Replay a draft over the requests of `DAYS` days, today included. Raises `ReplayTooSlow`."""
     start = datetime.combine(now.date(), time(), now.tzinfo) - timedelta(days=DAYS - 1)
-    of = found.state.subject
     replayed = Replay(draft, await usage_steps.use_before(session, tenant_id, of, start, now))
     running = draft.concurrent_requests
     async for steps in usage_steps.usage_steps(session, tenant_id, of, start, running):

@@ -15,8 +15,7 @@ from loraplex.platform.web.request_bodies import RequestModel, request_model
 from loraplex.platform.web.responses import documented
 from loraplex.platform.web.tenants import queries
 from loraplex.tenants.billing import use_cases as billing
-from loraplex.tenants.billing.records import TenantBillingDocument
-from loraplex.tenants.models.billing import MAX_TAX_RATE_PPM
+from loraplex.tenants.billing.records import MAX_TAX_RATE_PPM, TenantBillingDocument
 from loraplex.tenants.quotas.limits import MAX_BUDGET
 
 # Line breaks are part of an address; other control characters are not.

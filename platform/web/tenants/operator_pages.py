@@ -20,8 +20,9 @@ from loraplex.platform.web.console.page import AFTER, PageRequest, opens_operato
 from loraplex.platform.web.path_ids import TenantId
 from loraplex.platform.web.sorting import SortOrder, by_text
 from loraplex.platform.web.tenants import queries
-from loraplex.platform.web.tenants.queries import ActiveTenant, TenantDetail, TierChange
+from loraplex.platform.web.tenants.queries import ActiveTenant, TenantDetail
 from loraplex.platform.web.tenants.tenant_forms import BillingForm, LimitsForm, NewTenantForm, TierForm
+from loraplex.tenants.accounts.records import TierChange
 from loraplex.tenants.administration import tenants as use_cases
 from loraplex.tenants.billing import use_cases as billing
 from loraplex.tenants.invoices import queries as invoices
@@ -124,7 +125,7 @@ def _stored(detail: TenantDetail) -> dict[str, Entered]:
     """Return the forms of a tenant's page with what is set now."""
     limits = {
         name: decimal(value) if name.startswith("budget") else "" if value is None else str(value)
-        for name, value in detail.limits.items()
+        for name, value in detail.quotas.limits.items()
     }
     data, tenant = detail.billing, detail.tenant
     billed = {
@@ -145,6 +146,6 @@ def _stored(detail: TenantDetail) -> dict[str, Entered]:
     }
     return {
         "tier": Entered(tier),
-        "limits": Entered({**limits, "revision": str(detail.limits_revision)}),
+        "limits": Entered({**limits, "revision": str(detail.quotas.revision)}),
         "billing": Entered(billed),
     }

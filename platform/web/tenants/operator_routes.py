@@ -18,8 +18,7 @@ from loraplex.platform.web.request_bodies import RequestModel, request_model
 from loraplex.platform.web.responses import documented
 from loraplex.platform.web.sorting import SortOrder, by_text
 from loraplex.tenants.accounts import queries
-from loraplex.tenants.accounts.records import NewTenantDocument, TenantAccountDocument
-from loraplex.tenants.accounts.tenants import MAX_WEIGHT, TierChange
+from loraplex.tenants.accounts.records import MAX_WEIGHT, NewTenantDocument, TenantAccountDocument, TierChange
 from loraplex.tenants.administration import tenants as use_cases
 from loraplex.tenants.names import TENANT_NAME
 

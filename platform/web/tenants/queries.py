@@ -9,16 +9,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.accounts import queries as accounts
 from loraplex.tenants.accounts.records import TenantAccountDocument
-from loraplex.tenants.accounts.tenants import TenantRepository, TierChange
+from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.billing.records import TenantBillingDocument
 from loraplex.tenants.billing.tenant_billing import TenantBillings
 from loraplex.tenants.ledger.tenant_activity import TenantActivity, tenant_activity
-from loraplex.tenants.models.billing import MAX_TAX_RATE_PPM
 from loraplex.tenants.pages import Slice
-from loraplex.tenants.quotas.limits import MAXIMA, QuotaLimits
-from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
-
-__all__ = ["MAXIMA", "MAX_TAX_RATE_PPM", "TierChange"]
+from loraplex.tenants.quotas.delegated_quotas import QuotaRepository, QuotaState
 
 DAY: Final = timedelta(days=1)
 
@@ -35,8 +31,7 @@ class ActiveTenant:
 class TenantDetail(ActiveTenant):
     """With its limits and its billing data; each part has the revision that a change of it names."""
 
-    limits: QuotaLimits
-    limits_revision: int
+    quotas: QuotaState
     billing: TenantBillingDocument
 
 
@@ -51,12 +46,10 @@ async def tenant(session: AsyncSession, tenant_id: UUID, now: datetime) -> Tenan
     """Return one tenant, also a deleted one. Raises `TenantNotFound`."""
     found = await accounts.tenant(session, tenant_id)
     activity = await tenant_activity(session, [tenant_id], now - DAY, now)
-    limits, limits_revision = await TenantQuotas(session).get(tenant_id)
     return TenantDetail(
         tenant=found,
         activity=activity[tenant_id],
-        limits=limits,
-        limits_revision=limits_revision,
+        quotas=await QuotaRepository(session, tenant_id).tenant(),
         billing=await TenantBillings(session).get(tenant_id),
     )
 

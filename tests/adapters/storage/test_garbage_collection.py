@@ -5,8 +5,8 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 from sqlalchemy import text
-from tests.tenants.registry_records import RegistryWriter, add, digest, make_tenant
 from tests.adapters.storage.folder_removal import remove_from
+from tests.tenants.registry_records import RegistryWriter, add, digest, make_tenant
 
 from loraplex.adapters.storage.garbage_collection import BlobGarbageCollector, remove_unused
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore

@@ -6,7 +6,8 @@ from tests.tenants.listing_part import Part
 from tests.tenants.registry_records import RegistryWriter
 
 from loraplex.tenants.accounts.queries import tenants as tenant_list
-from loraplex.tenants.accounts.tenants import TenantRepository, TierChange
+from loraplex.tenants.accounts.records import TierChange
+from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, InvalidField, InvalidName, NameTaken, TenantNotFound
 

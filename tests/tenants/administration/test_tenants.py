@@ -6,8 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from loraplex.tenants.accounts.records import NewTenantDocument
-from loraplex.tenants.accounts.tenants import TierChange
+from loraplex.tenants.accounts.records import NewTenantDocument, TierChange
 from loraplex.tenants.actors import Actor
 from loraplex.tenants.administration import tenants
 from loraplex.tenants.api_keys.keys import KeyRepository

@@ -4,8 +4,8 @@ import httpx
 import pyotp
 from sqlalchemy import text
 from tests.platform.web.browser import ORIGIN, Console, Page, SignedIn
-from tests.tenants.registry_records import RegistryWriter
 from tests.tenants.people.people_world import PASSWORD
+from tests.tenants.registry_records import RegistryWriter
 
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.api_keys.keys import KeyRepository

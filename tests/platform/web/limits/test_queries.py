@@ -89,12 +89,14 @@ async def test_without_counters_limits_are_known_and_their_use_is_not(database: 
 async def test_the_limits_of_one_key_beside_those_of_the_tenant(database: Database) -> None:
     seen, other = observed_tenant(database.url, tokens_per_day=1000), observed_tenant(database.url)
     async with database.as_tenant(seen.id) as session:
-        found = await limits.of_key(session, seen.id, seen.key_id)
+        found = await limits.named(session, seen.id, "key", seen.key_id)
+        bounds = await limits.bounds(session, seen.id)
         with pytest.raises(KeyNotFound):
-            await limits.of_key(session, seen.id, other.key_id)
-        assert (await limits.of_adapter(session, seen.id, "coral")).bounds == found.bounds
-    assert (found.name, found.revision, found.bounds["tokens_per_day"]) == ("k", 1, 1000)
-    assert set(found.limits.values()) == {None} and set(found.limits) == set(COUNTED)
+            await limits.named(session, seen.id, "key", other.key_id)
+        assert (await limits.named(session, seen.id, "adapter", "coral")).name == "coral"
+    assert (found.name, found.state.revision, bounds["tokens_per_day"]) == ("k", 1, 1000)
+    own = limits.by_name(found.state.limits)
+    assert set(own.values()) == {None} and set(own) == set(COUNTED)
 
 
 async def test_why_a_request_was_refused() -> None:

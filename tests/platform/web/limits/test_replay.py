@@ -9,6 +9,7 @@ import pytest
 from tests.platform.web.observed_tenant import HOUR, ObservedTenant, observed_tenant
 from tests.tenants.ledger.stored_usage import Used, settle
 
+from loraplex.platform.web.limits import queries as limits
 from loraplex.platform.web.limits import replay as limit_replay
 from loraplex.platform.web.limits.replay import Draft, ReplayedDraft
 from loraplex.tenants.database import Database
@@ -23,8 +24,8 @@ async def replayed(
     database: Database, seen: ObservedTenant, draft: Draft, level: str = "tenant", name: str = ""
 ) -> ReplayedDraft:
     async with database.as_tenant(seen.id) as session:
-        subject = await limit_replay.subject(session, seen.id, level, name)
-        return await limit_replay.replay(session, seen.id, subject, draft, NOW)
+        found = await limits.named(session, seen.id, level, name)
+        return await limit_replay.replay(session, seen.id, found.state.subject, draft, NOW)
 
 
 async def test_a_draft_of_each_level(database: Database) -> None:

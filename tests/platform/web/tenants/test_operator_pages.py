@@ -8,7 +8,7 @@ from tests.platform.web.browser import Browser, Console, Page, SignedIn
 
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.audit_queries import audit_entries
-from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
+from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
 
 AREA = "/operator/console"
 NEW = {"name": "harbor", "tier": "gold", "weight": "2.5"}
@@ -108,7 +108,7 @@ async def test_limits_tier_and_billing_data(console: Console, signed_in: SignedI
     shown = page.form(f"{address}/limits")
     assert (shown["budget_per_month"], shown["default_max_tokens"]) == ("30.5", "0")
     async with console.database.as_operator() as session:
-        stored, _ = await TenantQuotas(session).get(tenant_id)
+        stored = (await QuotaRepository(session, tenant_id).tenant()).limits
     assert (stored.requests_per_minute, stored.budget_per_month, stored.max_keys) == (60, 30_500_000, None)
     assert stored.default_max_tokens == 0
     assert console.dependencies.admission_controller.published == [tenant_id]  # type: ignore[attr-defined]

@@ -56,7 +56,7 @@ async def test_tenants_with_a_days_use_and_their_nearest_limits(database: Databa
     harbor = rest[0].activity
     assert (harbor.requests, harbor.spend_pico) == (1, {"USD": 1_500_000 * 10**6})
     assert [(near.name, near.percent) for near in harbor.near] == [("budget_per_month", 85)]
-    assert (detail.tenant.state, detail.limits.budget_per_month, detail.billing.currency) == (
+    assert (detail.tenant.state, detail.quotas.limits.budget_per_month, detail.billing.currency) == (
         "active",
         2000,
         "USD",
