@@ -32,15 +32,9 @@ from loraplex.tenants.errors import AdapterNotFound
 from loraplex.tenants.models import Adapter, AdapterVersion
 from loraplex.tenants.names import check_adapter_name
 from loraplex.tenants.registry import use_cases as aliases
-from loraplex.tenants.registry.adapters import (
-    SERVING_STATES,
-    AdapterProfile,
-    AdapterRepository,
-    ProfileChange,
-    profile_of,
-)
-from loraplex.tenants.registry.aliases import ABSENT, AliasRepository
-from loraplex.tenants.registry.records import WHOLE
+from loraplex.tenants.registry.adapters import AdapterRepository, profile_of
+from loraplex.tenants.registry.aliases import AliasRepository
+from loraplex.tenants.registry.records import ABSENT, SERVING_STATES, WHOLE, AdapterProfile, ProfileChange
 from loraplex.tenants.registry.resolution import PRODUCTION
 from loraplex.tenants.registry.storage_quota import StorageQuota
 from loraplex.tenants.registry.versions import PendingVersion

@@ -36,9 +36,15 @@ from loraplex.tenants.administration import adapters, versions
 from loraplex.tenants.models import TOOL_STYLES
 from loraplex.tenants.registry import queries
 from loraplex.tenants.registry import use_cases as aliases
-from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository, ProfileChange
+from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
-from loraplex.tenants.registry.records import WHOLE, AliasDocument, VersionDocument
+from loraplex.tenants.registry.records import (
+    WHOLE,
+    AdapterProfile,
+    AliasDocument,
+    ProfileChange,
+    VersionDocument,
+)
 
 NO_STYLE = "none"
 BODY_LIMITS = BodyLimits(max_bytes=4096, max_depth=2, max_values=100)

@@ -26,7 +26,7 @@ from loraplex.platform.startup_errors import RequestFailed, SettingsError
 from loraplex.tenants.api_keys.key_format import parse_key
 from loraplex.tenants.errors import MalformedKey
 from loraplex.tenants.names import check_adapter_name
-from loraplex.tenants.registry.adapters import SERVING_STATES
+from loraplex.tenants.registry.records import SERVING_STATES
 from loraplex.tenants.registry.resolution import PRODUCTION
 
 ATTEMPTS: Final = 5

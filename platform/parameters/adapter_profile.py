@@ -13,7 +13,7 @@ from loraplex.platform.parameters.request_models import ChatRequest
 from loraplex.platform.parameters.request_object import ObjectOf, RequestObject, kind_of, read_object
 from loraplex.platform.parameters.value_types import Choice, Kind
 from loraplex.tenants.models import TOOL_STYLES
-from loraplex.tenants.registry.adapters import ProfileChange
+from loraplex.tenants.registry.records import ProfileChange
 
 FIELDS: Final = ("tool_style", "defaults")
 DEFAULTABLE: Final = (

@@ -11,10 +11,10 @@ from loraplex.tenants import running_requests
 from loraplex.tenants.admission import fences
 from loraplex.tenants.errors import InUse
 from loraplex.tenants.models import Adapter, AdapterVersion
-from loraplex.tenants.registry.adapters import AdapterRepository, ProfileChange, require_revision
+from loraplex.tenants.registry.adapters import AdapterRepository, require_revision
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion
-from loraplex.tenants.registry.records import VersionDocument
+from loraplex.tenants.registry.records import ProfileChange, VersionDocument
 from loraplex.tenants.registry.versions import VersionStates, target_of
 from loraplex.tenants.unit_of_work import UnitOfWork
 

@@ -4,9 +4,8 @@ Invariant: every statement is bound to one tenant. A version number names one di
 alias on. A profile contains choices from closed sets and no text, so that it cannot write into a prompt.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict
+from collections.abc import Sequence
+from dataclasses import replace
 from uuid import UUID
 
 from sqlalchemy import Select, func, select
@@ -26,26 +25,9 @@ from loraplex.tenants.errors import (
 )
 from loraplex.tenants.models import Adapter, AdapterVersion, Quota, Tenant
 from loraplex.tenants.names import ADAPTER_NAME, check_adapter_name, is_name
+from loraplex.tenants.registry.records import MAX_VERSION, SERVING_STATES, AdapterProfile, ProfileChange
 
-
-@dataclass(frozen=True, slots=True)
-class AdapterProfile:
-    """`tool_style` None: the base model's. `defaults`: sampling parameters for requests that set none."""
-
-    tool_style: str | None = None
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-
-
-class ProfileChange(TypedDict, total=False):
-    """The fields to change; an absent one is kept."""
-
-    tool_style: str | None
-    defaults: Mapping[str, Any]
-
-
-MAX_VERSION = 2**31 - 1
 GONE_STATES = ("rejected", "deleting")
-SERVING_STATES = ("ready", "deprecated")
 
 
 class AdapterRepository:

@@ -5,7 +5,6 @@ a move creates the next generation, and only from the generation that its caller
 import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final
 from uuid import UUID
 
 from sqlalchemy import select, tuple_
@@ -15,10 +14,7 @@ from loraplex.tenants.errors import AliasMoved, AliasNotFound, InvalidField, NoP
 from loraplex.tenants.models import Adapter, AdapterAlias, AliasTarget
 from loraplex.tenants.names import ALIAS_NAME, check_alias_name, is_name
 from loraplex.tenants.registry.adapters import AdapterRepository
-from loraplex.tenants.registry.records import WHOLE, AliasDocument
-
-MAX_TARGETS: Final = 10
-ABSENT: Final = 0
+from loraplex.tenants.registry.records import ABSENT, MAX_TARGETS, WHOLE, AliasDocument
 
 
 class AliasRepository:

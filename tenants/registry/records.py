@@ -1,7 +1,8 @@
 """Adapters, their versions, aliases and uploads."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 from uuid import UUID
 
 from pydantic import ConfigDict, Field
@@ -13,6 +14,26 @@ if TYPE_CHECKING:
 
 WHOLE: Final = 100
 """The percents of all requests, which the weights of an alias sum to."""
+MAX_TARGETS: Final = 10
+ABSENT: Final = 0
+"""The generation of an alias that does not exist."""
+MAX_VERSION: Final = 2**31 - 1
+SERVING_STATES: Final = ("ready", "deprecated")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterProfile:
+    """`tool_style` None: the base model's. `defaults`: sampling parameters for requests that set none."""
+
+    tool_style: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ProfileChange(TypedDict, total=False):
+    """The fields to change; an absent one is kept."""
+
+    tool_style: str | None
+    defaults: Mapping[str, Any]
 
 
 class AdapterDocument(Record):

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from loraplex.tenants.registry.aliases import ABSENT, AliasRepository
-from loraplex.tenants.registry.records import AliasDocument
+from loraplex.tenants.registry.aliases import AliasRepository
+from loraplex.tenants.registry.records import ABSENT, AliasDocument
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 

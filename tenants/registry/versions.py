@@ -22,8 +22,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.errors import VersionNotFound, VersionStateChanged
 from loraplex.tenants.models import Adapter, AdapterVersion, Tenant
-from loraplex.tenants.registry.adapters import SERVING_STATES, AdapterRepository, fresh
+from loraplex.tenants.registry.adapters import AdapterRepository, fresh
 from loraplex.tenants.registry.deletion import Blob, lock_digest
+from loraplex.tenants.registry.records import SERVING_STATES
 
 TRANSITIONS: Final[Mapping[str, frozenset[str]]] = {
     "uploading": frozenset({"validating", "rejected", "deleting"}),

@@ -43,7 +43,8 @@ from loraplex.tenants.names import check_adapter_name
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
 from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.registry import use_cases as aliases
-from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.records import AdapterProfile
 from loraplex.tenants.registry.resolution import ModelResolver
 from loraplex.tenants.unit_of_work import unit_of_work
 

@@ -11,7 +11,8 @@ from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, NameTaken
 from loraplex.tenants.models import Adapter, AdapterVersion
-from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository, set_profile
+from loraplex.tenants.registry.adapters import AdapterRepository, set_profile
+from loraplex.tenants.registry.records import AdapterProfile
 
 
 class RegistryWriter(AdapterRepository):

@@ -18,9 +18,9 @@ from loraplex.platform.web.keys.queries import hours_until
 from loraplex.tenants.audit_queries import audit_entries
 from loraplex.tenants.ledger.recent_requests import VersionUse, hourly_requests, version_uses
 from loraplex.tenants.registry import queries
-from loraplex.tenants.registry.adapters import SERVING_STATES, AdapterRepository
+from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
-from loraplex.tenants.registry.records import AdapterDocument, AliasDocument, VersionDocument
+from loraplex.tenants.registry.records import SERVING_STATES, AdapterDocument, AliasDocument, VersionDocument
 from loraplex.tenants.registry.versions import target_of
 
 PAGE: Final = 50

@@ -15,9 +15,7 @@ from loraplex.platform.web.responses import documented, reply_with
 from loraplex.platform.web.sorting import SortOrder, by_text
 from loraplex.tenants.registry import queries
 from loraplex.tenants.registry import use_cases as aliases
-from loraplex.tenants.registry.adapters import MAX_VERSION
-from loraplex.tenants.registry.aliases import MAX_TARGETS
-from loraplex.tenants.registry.records import WHOLE, AliasDocument
+from loraplex.tenants.registry.records import MAX_TARGETS, MAX_VERSION, WHOLE, AliasDocument
 
 BY_NAME: Final[SortOrder[AliasDocument, str]] = by_text(lambda alias: alias.alias)
 ALIAS: Final = "/adapters/{name}/aliases/{alias}"

@@ -16,8 +16,7 @@ from loraplex.platform.web.sorting import SortOrder, by_number
 from loraplex.tenants.administration import versions
 from loraplex.tenants.errors import VersionNotFound
 from loraplex.tenants.registry import queries
-from loraplex.tenants.registry.adapters import ProfileChange
-from loraplex.tenants.registry.records import VersionDocument
+from loraplex.tenants.registry.records import ProfileChange, VersionDocument
 
 BY_NUMBER: Final[SortOrder[VersionDocument, int]] = by_number(lambda version: version.version)
 VERSION: Final = "/adapters/{name}/versions/{version}"

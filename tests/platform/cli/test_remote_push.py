@@ -16,7 +16,7 @@ from loraplex.platform.cli.remote_push import ATTEMPTS, RemotePush, open_remote_
 from loraplex.platform.startup_errors import RequestFailed, SettingsError
 from loraplex.tenants.api_keys.key_format import generate_key
 from loraplex.tenants.errors import InvalidName
-from loraplex.tenants.registry.adapters import AdapterProfile
+from loraplex.tenants.registry.records import AdapterProfile
 
 PASSED = {"name": "probe", "passed": True, "detail": "2 modules agree", "warning": False}
 FAILED = {"name": "probe", "passed": False, "detail": "the adapter: it differs", "warning": False}

@@ -45,8 +45,8 @@ from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.registry.adapters import AdapterProfile
 from loraplex.tenants.registry.aliases import AliasRepository
+from loraplex.tenants.registry.records import AdapterProfile
 
 BASE_MODEL = "demo/base"
 SECRET = b"the secret of a test's server"

@@ -10,8 +10,9 @@ from tests.tenants.registry_records import RegistryWriter, add, digest, make_ten
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, InvalidName, VersionNotFound
 from loraplex.tenants.models import AdapterVersion
-from loraplex.tenants.registry.adapters import AdapterProfile, profile_of
+from loraplex.tenants.registry.adapters import profile_of
 from loraplex.tenants.registry.aliases import AliasRepository
+from loraplex.tenants.registry.records import AdapterProfile
 from loraplex.tenants.registry.resolution import parse_model_reference
 
 

@@ -22,7 +22,8 @@ from loraplex.tenants.errors import (
     VersionNotFound,
     VersionNotReady,
 )
-from loraplex.tenants.registry.aliases import ABSENT, AliasRepository, choose_target
+from loraplex.tenants.registry.aliases import AliasRepository, choose_target
+from loraplex.tenants.registry.records import ABSENT
 
 
 async def prepared(database: Database, versions: int = 2) -> UUID:

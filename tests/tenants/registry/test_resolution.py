@@ -6,9 +6,10 @@ from tests.tenants.registry_records import RegistryWriter, add, digest, make_ten
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, ProfileFixed, VersionNotReady
-from loraplex.tenants.registry.adapters import AdapterProfile, profile_of
+from loraplex.tenants.registry.adapters import profile_of
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion
+from loraplex.tenants.registry.records import AdapterProfile
 from loraplex.tenants.registry.resolution import ModelResolver
 
 

@@ -14,7 +14,7 @@ from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.tenants.database import Database
 from loraplex.tenants.default_limits import DefaultLimits
 from loraplex.tenants.models import Adapter, ApiKey, Quota
-from loraplex.tenants.registry.adapters import AdapterProfile
+from loraplex.tenants.registry.records import AdapterProfile
 
 MODEL = "demo/base"
 CONTEXT = 4096

@@ -21,7 +21,7 @@ from loraplex.platform.parameters import output_constraints
 from loraplex.platform.parameters.json_object import size_of
 from loraplex.platform.parameters.request_object import read_reporting
 from loraplex.platform.web.openai.parsed_output import PARSE_CHARACTERS
-from loraplex.tenants.registry.adapters import AdapterProfile
+from loraplex.tenants.registry.records import AdapterProfile
 
 MODEL = "demo/base"
 USER: Any = [{"role": "user", "content": "How warm is it in Rome and in Oslo?"}]

@@ -17,8 +17,8 @@ from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.billing.rate_cards import EVER, RateCards
 from loraplex.tenants.database import Database
-from loraplex.tenants.registry.adapters import AdapterProfile
 from loraplex.tenants.registry.aliases import AliasRepository
+from loraplex.tenants.registry.records import AdapterProfile
 
 FOR_ALL = Price(prompt=100_000, cached_prompt=10_000, completion=400_000)
 FOR_PIRATE = Price(prompt=200_000, cached_prompt=20_000, completion=800_000)
