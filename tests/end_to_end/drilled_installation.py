@@ -22,7 +22,7 @@ RUN = """
 from functools import partial
 from loraplex.platform.cli.main import main
 from loraplex.platform.engines import startup
-from loraplex.platform.engines.watchdog import WatchdogConfig
+from loraplex.platform.engines.process import WatchdogConfig
 from loraplex.platform.server import components
 
 components.AdmissionConfig = partial(components.AdmissionConfig, lease_s=4.0, heartbeat_s=1.0)

@@ -4,14 +4,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from loraplex.platform.engines.watchdog import WatchdogConfig
 from pydantic import ValidationError
 
 from loraplex.adapters.limits import UploadConfig
 from loraplex.platform.config import REMOVED, load_settings
 from loraplex.platform.engines.engine_config import engine_config
 from loraplex.platform.engines.event_buffer import READER_STALL_S, EventBufferConfig
-from loraplex.platform.engines.process import EngineProcessOptions
+from loraplex.platform.engines.process import EngineProcessOptions, WatchdogConfig
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.inference.structured_output.compile_cache import CompileLimits
 from loraplex.platform.observability.health import READY_STALL_S

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 import psutil
-from loraplex.platform.engines.watchdog import WatchdogConfig
 
 from loraplex.platform.drills.errors import DrillImpossible
 from loraplex.platform.drills.faults.fault import Fault, Observed
@@ -18,6 +17,7 @@ from loraplex.platform.drills.installation import is_alive
 from loraplex.platform.drills.report import Promise
 from loraplex.platform.drills.traffic import RequestOutcome
 from loraplex.platform.drills.undo import ContinueProcess
+from loraplex.platform.engines.process import WatchdogConfig
 
 POLL_S: Final = 0.1
 UNRESPONSIVE_S: Final = WatchdogConfig().unresponsive_s
