@@ -10,19 +10,13 @@ from sqlalchemy import text
 
 from loraplex.tenants.ledger.histograms import BUCKETS
 
-STORED_RESERVATION: Final[tuple[LiteralString, ...]] = (
-    *(
-        "id",
-        "tenant_id",
-        "api_key_id",
-        "adapter_id",
-        "digest",
-        "prompt_tokens",
-        "completion_tokens",
-        "amount_nano",
-    ),
-    *("sequences", "day", "month", "admitted_at"),
+REQUESTED: Final[tuple[LiteralString, ...]] = (
+    *("id", "tenant_id", "api_key_id", "adapter_id", "digest"),
+    *("prompt_tokens", "completion_tokens", "amount_nano", "sequences"),
 )
+ADMITTED: Final[tuple[LiteralString, ...]] = ("day", "month", "admitted_at")
+"""What the row of a reservation has of its request, and of its admission."""
+STORED_RESERVATION: Final = (*REQUESTED, *ADMITTED)
 STORED_USAGE: Final[dict[LiteralString, LiteralString]] = {
     "outcome": "outcome",
     "prompt_tokens": "uncached_tokens + cached_tokens",
@@ -33,9 +27,9 @@ STORED_USAGE: Final[dict[LiteralString, LiteralString]] = {
 """Fields of `SettledUsage`, and where they come from in a row of the ledger."""
 RESERVATION_COLUMNS: Final = """
     SELECT * FROM json_to_recordset(%s::json) AS a (
-        id uuid, tenant_id uuid, api_key_id uuid, adapter_id uuid, digest text, gateway_id uuid,
-        prompt_tokens bigint, completion_tokens bigint, amount_nano bigint, day text, month text,
-        admitted_at timestamptz, lease_s double precision, epoch bigint, policy_epoch bigint, sequences integer
+        id uuid, tenant_id uuid, api_key_id uuid, adapter_id uuid, digest text, prompt_tokens bigint, completion_tokens bigint,
+        amount_nano bigint, sequences integer, policy_epoch bigint, day text, month text, admitted_at timestamptz, epoch bigint,
+        gateway_id uuid, lease_s double precision
     )
 """
 # An admission without counters belongs to the current epoch; zero before the first rebuild.

@@ -324,24 +324,11 @@ def fence_of(
 
 def reservation_row(reservation: Reservation, gateway_id: UUID, lease_s: float) -> Row:
     """A reservation as `RESERVE` reads it."""
-    request = reservation.request
     return {
-        "id": request.id,
-        "tenant_id": request.tenant_id,
-        "api_key_id": request.api_key_id,
-        "adapter_id": request.adapter_id,
-        "digest": request.digest,
+        **{name: getattr(reservation.request, name) for name in (*statements.REQUESTED, "policy_epoch")},
+        **{name: getattr(reservation, name) for name in (*statements.ADMITTED, "epoch")},
         "gateway_id": gateway_id,
-        "prompt_tokens": request.prompt_tokens,
-        "completion_tokens": request.completion_tokens,
-        "amount_nano": request.amount_nano,
-        "day": reservation.day,
-        "month": reservation.month,
-        "admitted_at": reservation.admitted_at,
         "lease_s": lease_s,
-        "epoch": reservation.epoch,
-        "policy_epoch": request.policy_epoch,
-        "sequences": request.sequences,
     }
 
 
@@ -366,9 +353,7 @@ def usage_row(reservation: Reservation, usage: SettledUsage) -> Row:
         "price_version_id": None if reservation.price == NO_PRICE else reservation.price.id,
         "currency": reservation.price.currency,
         "amount_pico": usage.amount_pico,
-        "day": reservation.day,
-        "month": reservation.month,
-        "admitted_at": reservation.admitted_at,
+        **{name: getattr(reservation, name) for name in statements.ADMITTED},
         "ttft_ms": timings.ttft_ms,
         "duration_ms": timings.duration_ms,
         "ttft_bucket": None if timings.ttft_ms is None else bucket_of(TTFT_BOUNDS_MS, timings.ttft_ms),
@@ -390,7 +375,7 @@ def _phases(timings: RequestTimings) -> dict[str, list[Any]] | None:
 def stored_reservation(values: Sequence[Any], limit_root: UUID | None = None) -> Reservation:
     """An open reservation, from its columns in the order of `STORED_RESERVATION`, and the root of its key's group."""
     row = dict(zip(statements.STORED_RESERVATION, values, strict=True))
-    periods = {name: row.pop(name) for name in ("day", "month", "admitted_at")}
+    periods = {name: row.pop(name) for name in statements.ADMITTED}
     request = ReservationRequest(**row, limit_root=limit_root)
     return Reservation(request=request, price=NO_PRICE, **periods)
 
