@@ -24,7 +24,7 @@ from loraplex.tenants.billing.price_table import CardKey, CardVersions, PriceTab
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.circuit_breaker import FAILURES, CircuitBreaker
 from loraplex.tenants.counters.counter_replies import Admitted
-from loraplex.tenants.counters.deadline import BUSY_SECONDS, ReplyClock
+from loraplex.tenants.counters.pipelined_commands import BUSY_SECONDS, ReplyClock
 from loraplex.tenants.errors import PriceMissing, QuotaUnavailable, ValkeyUnavailable
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.periods import periods_of

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from loraplex.tenants.counters.deadline import ReplyClock, SilenceTimer
+from loraplex.tenants.counters.pipelined_commands import ReplyClock, SilenceTimer
 
 Result = TypeVar("Result")
 

@@ -7,7 +7,7 @@ import pytest
 from tests.tenants.artificial_time import run, running_loop
 from tests.tenants.counters.silence import reply_of
 
-from loraplex.tenants.counters.deadline import (
+from loraplex.tenants.counters.pipelined_commands import (
     BUSY_SECONDS,
     GRACE_SECONDS,
     LATE_SECONDS,

@@ -12,8 +12,7 @@ from tests.tenants.counters.limited_tenant import EMPTY, LimitedTenant, admit, d
 from loraplex.tenants.admission.reserve import PERIODIC_WAIT_SECONDS
 from loraplex.tenants.counters.counter_replies import CountersMissing
 from loraplex.tenants.counters.counters import Counters
-from loraplex.tenants.counters.deadline import BUSY_SECONDS
-from loraplex.tenants.counters.pipelined_commands import CLOSE_SECONDS
+from loraplex.tenants.counters.pipelined_commands import BUSY_SECONDS, CLOSE_SECONDS
 from loraplex.tenants.counters.script_runner import ScriptRunner, load_script
 from loraplex.tenants.errors import ValkeyUnavailable
 from loraplex.tenants.quotas.limits import QuotaLimits
