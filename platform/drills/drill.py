@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
+from uuid import UUID
 
 import psutil
 import psycopg
@@ -16,14 +17,16 @@ from loraplex.platform.drills.drill_tenant import DrillTenant, DrillTenantTerms,
 from loraplex.platform.drills.errors import DrillImpossible
 from loraplex.platform.drills.faults.fault import Fault, Observed
 from loraplex.platform.drills.ledger_drift import LedgerDrift, measure_drift
-from loraplex.platform.drills.quota_check import check_quotas
 from loraplex.platform.drills.report import DrillReport, Promise
 from loraplex.platform.drills.traffic import TIMEOUT_S, DrillLoad, Traffic, recovery_s
 from loraplex.platform.drills.undo import EndTenant, Undo
 from loraplex.platform.drills.watchdog import DrillWatchdog
+from loraplex.tenants.admission.counter_drift import compare_counters, opened_counters
+from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import StoreUnavailable, TenantsError
+from loraplex.tenants.ledger.usage_ledger import UsageLedger
 
 WARM_UP: Final = 5
 """Requests that must be answered before the fault."""
@@ -35,6 +38,8 @@ RELEASED_S: Final = 2 * AdmissionConfig().lease_s + 30.0
 """Until the reservations of a killed gateway are free: a lease, and the time in which others look for such."""
 SPARE_S: Final = 120.0
 POLL_S: Final = 0.1
+QUOTA_POLL_S: Final = 0.5
+QUOTAS: Final = "quota counters agree with the ledger, and nothing stays reserved"
 FAILURES: Final = (psutil.Error, psycopg.Error, TenantsError, OSError)
 """What a fault or its undo raises where the system does not let it."""
 
@@ -81,6 +86,38 @@ async def _measure(database: Database, tenant: DrillTenant, traffic: Traffic) ->
         return await measure_drift(database, tenant.tenant_id, traffic.outcomes, SHIPPED_S)
     except StoreUnavailable:
         return None
+
+
+async def check_quotas(database: Database, redis_url: str, tenant_id: UUID, timeout_s: float) -> Promise:
+    """Compare until they agree and no reservation is open, at most `timeout_s` seconds: leases of a killed gateway end late."""
+    deadline = time.monotonic() + timeout_s
+    async with opened_counters(database, redis_url) as (ledger, counters):
+        while True:
+            try:
+                found = await _difference(ledger, counters, tenant_id)
+            except StoreUnavailable as error:
+                found = str(error)
+            if found is None:
+                return Promise(QUOTAS, True, "exact")
+            if time.monotonic() >= deadline:
+                return Promise(QUOTAS, False, found)
+            await asyncio.sleep(QUOTA_POLL_S)
+
+
+async def _difference(ledger: UsageLedger, counters: Counters, tenant_id: UUID) -> str | None:
+    """What is wrong with the counters now; None if nothing is."""
+    counted = await counters.settled(tenant_id)
+    if counted is None:
+        return "the counters are lost"
+    if counted.open:
+        return f"{len(counted.open)} requests are still reserved"
+    drift = await compare_counters(ledger, tenant_id, counted)
+    if drift is None:
+        return None
+    behind = ", ".join(
+        f"{use.period}: {use.tokens:+d} tokens, {use.amount_nano:+d} nano-units" for use in drift.behind
+    )
+    return f"the ledger less the counters of epoch {counted.epoch}: {behind}"
 
 
 def _longest_s(fault: Fault, load: DrillLoad) -> float:

@@ -8,7 +8,7 @@ import pytest
 from tests.tenants.counters.limited_tenant import LimitedTenant, admit
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, make_tenant, settle
 
-from loraplex.platform.drills.quota_check import check_quotas
+from loraplex.platform.drills.drill import check_quotas
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
