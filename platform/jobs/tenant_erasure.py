@@ -7,7 +7,7 @@ Files are erased by folder, without a list of them, so that no unknown file rema
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 from uuid import UUID
 
 from redis.asyncio import Redis
@@ -19,6 +19,9 @@ from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.admission.fences import ship_everywhere
 from loraplex.tenants.database import Database
 from loraplex.tenants.valkey import erase_tenant
+
+ROWS_PER_TRANSACTION: Final = 1000
+POLL_S: Final = 0.1
 
 
 class StoredFiles:
@@ -33,25 +36,9 @@ class StoredFiles:
         return await asyncio.to_thread(self._blobs.storage.tenants)
 
     async def erase(self, tenant_id: UUID) -> None:
-        """Remove all files of a tenant; may be repeated. Raises `BlobStoreUnavailable`."""
+        """Remove all files of a tenant, unlisted ones too; may be repeated. Raises `BlobStoreUnavailable`."""
         await self._parts.delete_tenant(tenant_id)
         await self._blobs.delete_tenant(tenant_id)
-
-
-ROWS_PER_TRANSACTION: Final = 1000
-POLL_S: Final = 0.1
-
-
-class TenantFiles(Protocol):
-    """Storage of the tenants' blobs and uploads."""
-
-    async def tenants(self) -> list[UUID]:
-        """List the tenants that have or had blobs on this machine."""
-        ...
-
-    async def erase(self, tenant_id: UUID) -> None:
-        """Remove all files of a tenant, unlisted ones too; may be repeated. Raises `AdaptersError`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +49,7 @@ class TenantErasure:
     valkey: Redis
     engine: EngineClient
     namespace_of: Callable[[UUID], bytes]
-    files: TenantFiles
+    files: StoredFiles
     settle_s: float = 10.0
 
     async def erase(self, tenant_id: UUID) -> bool:
