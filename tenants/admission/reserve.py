@@ -113,7 +113,7 @@ class Reserver:
             raise JournalUnavailable(STALLED)
         await self.fences.ready()
         self.fences.require_policy(request.tenant_id, request.policy_epoch)
-        request = await self._bounded(request)
+        await self._bound(request)
         if self.breaker.is_open:
             return await self._by_local_limiter(request)
         while True:
@@ -222,15 +222,14 @@ class Reserver:
         epoch = reservation.epoch
         return epoch is not None and self.fences.outdated(reservation.tenant_id, epoch)
 
-    async def _bounded(self, request: ReservationRequest) -> ReservationRequest:
-        """Add the limits that the request counts for, and the most it can cost."""
+    async def _bound(self, request: ReservationRequest) -> None:
+        """Set the limits that the request counts for, and the most it can cost."""
         policy = await self.policies.of(request.tenant_id, request.policy_epoch)
         tokens = request.prompt_tokens, request.completion_tokens
-        return replace(
-            request,
-            subjects=policy.subjects(request.tenant_id, request.api_key_id, request.adapter_id),
-            limit_root=policy.roots.get(request.api_key_id),
-            amount_nano=max([each.price.bound_nano(*tokens) for each in self._prices_near(request)]),
+        request.bound(
+            policy.subjects(request.tenant_id, request.api_key_id, request.adapter_id),
+            policy.roots.get(request.api_key_id),
+            max([each.price.bound_nano(*tokens) for each in self._prices_near(request)]),
         )
 
     def _prices_near(self, request: ReservationRequest) -> list[PriceVersion]:

@@ -34,14 +34,14 @@ def _check_amounts(**amounts: int) -> None:
             raise InvalidField(name, f"{name} must be between 0 and {MAX_INTEGER}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ReservationRequest:
     """A request for admission. `id` is a UUIDv7 that names its reservation: repeating the request changes nothing.
 
     Token counts and `amount_nano` are upper bounds of what it uses; `sequences`, its prompts times `n`, run at the same time.
     A denial is explained by `request_id`, which the client knows. `subjects`: the tenant, the group if the key is in one, the key
     and, unless it is for the base model, the adapter, in this order, with their limits; `limit_root`: the root of the group.
-    Admission adds these two and `amount_nano`. `tier`, the tenant's, and `adapter_name`, None for the base model, choose the price.
+    Admission sets these two and `amount_nano`, by `bound`, before anything is reserved; the rest never changes. `tier`, the tenant's, and `adapter_name`, None for the base model, choose the price.
     The ledger stores neither `subjects`, `limit_root`, `request_id`, `tier`, `adapter_name` nor `policy_epoch`, which only an
     admission needs. Raises `InvalidField`.
     """
@@ -71,6 +71,11 @@ class ReservationRequest:
         if not REQUEST_ID.fullmatch(self.request_id):
             raise InvalidField("request_id", f"request_id must match {REQUEST_ID.pattern}")
         _check_amounts(tokens=self.tokens, amount_nano=self.amount_nano, sequences=self.sequences)
+
+    def bound(self, subjects: tuple[Subject, ...], limit_root: UUID | None, amount_nano: int) -> None:
+        """Set the limits that it counts for, and the most it can cost. Raises `InvalidField`."""
+        _check_amounts(amount_nano=amount_nano)
+        self.subjects, self.limit_root, self.amount_nano = subjects, limit_root, amount_nano
 
     @property
     def tokens(self) -> int:
