@@ -4,26 +4,22 @@ from fastapi import APIRouter
 
 from loraplex.platform.web.audit import operator_routes as audit
 from loraplex.platform.web.engine import operator_routes as engine
-from loraplex.platform.web.invoices import credit_routes
 from loraplex.platform.web.invoices import operator_routes as invoices
 from loraplex.platform.web.limits import operator_routes as limits
 from loraplex.platform.web.rate_cards import operator_routes as rate_cards
 from loraplex.platform.web.tenants import billing_routes
 from loraplex.platform.web.tenants import operator_routes as tenants
-from loraplex.platform.web.usage import correction_routes
 from loraplex.platform.web.usage import operator_routes as usage
 
 router = APIRouter(prefix="/operator/v1", tags=["operator"])
 for room in (
     tenants.router,
     limits.router,
-    credit_routes.router,
     invoices.router,
     billing_routes.router,
     rate_cards.router,
     engine.router,
     audit.router,
     usage.router,
-    correction_routes.router,
 ):
     router.include_router(room)
