@@ -67,13 +67,20 @@ async def reset_user(uow: UnitOfWork, email: str, *, second_factor: bool = False
     Raises `UserNotFound`.
     """
     user = await users.get(uow.session, email)
+    return await issue_reset(uow, user.id, second_factor=second_factor)
+
+
+async def issue_reset(
+    uow: UnitOfWork, user_id: UUID, *, second_factor: bool, tenant_id: UUID | None = None
+) -> str:
+    """Return the token of a reset, as part of one. `tenant_id`: the tenant whose admin makes it."""
     expires_at = datetime.now(UTC) + RESET_LIFETIME
     async with writing(uow.session):
         token = await links.issue(
-            uow.session, "reset", user.id, expires_at, removes_second_factor=second_factor
+            uow.session, "reset", user_id, expires_at, removes_second_factor=second_factor
         )
     after = {"second_factor_removed": second_factor, "expires_at": expires_at}
-    await uow.audit.record("user.reset", _target(user.id), None, after)
+    await uow.audit.record("user.reset", _target(user_id), None, after, tenant_id=tenant_id)
     return token
 
 

@@ -17,7 +17,8 @@ from loraplex.tenants.models import Invitation, Membership, User, UserSession
 from loraplex.tenants.names import check_email
 from loraplex.tenants.pages import Slice, sliced
 from loraplex.tenants.people import links, memberships, users
-from loraplex.tenants.people.links import INVITATION_LIFETIME, RESET_LIFETIME
+from loraplex.tenants.people.accounts import issue_reset
+from loraplex.tenants.people.links import INVITATION_LIFETIME
 from loraplex.tenants.people.records import MAX_PEOPLE, InvitationDocument, UserDocument, link_address
 from loraplex.tenants.people.roles import ROLE_SCOPES, check_role
 from loraplex.tenants.people.sessions import leave_tenant
@@ -146,13 +147,7 @@ async def reset_member(
         if await users.has_identity(uow.session, user_id):
             # Its owner would not notice a password, which opens also what the account leads to later.
             raise ResetForbidden("this account signs in by the identity provider: an operator can reset it")
-        expires_at = datetime.now(UTC) + RESET_LIFETIME
-        token = await links.issue(
-            uow.session, "reset", user_id, expires_at, removes_second_factor=second_factor
-        )
-    after = {"second_factor_removed": second_factor, "expires_at": expires_at}
-    await uow.audit.record("user.reset", _target(user_id), None, after, tenant_id=tenant_id)
-    return token
+    return await issue_reset(uow, user_id, second_factor=second_factor, tenant_id=tenant_id)
 
 
 async def _require_right(uow: UnitOfWork, tenant_id: UUID, by_key: UUID | None, role: str) -> None:

@@ -35,7 +35,7 @@ SELECT (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirstSteps:
+class OnboardingStatus:
     """What exists already; None for what does not. `key` is name and public id of the oldest key that the tenant made itself,
     `adapter` the newest ready version's name and number, `refusal` the error code of the last request that was refused or failed
     within the hour.
@@ -64,7 +64,7 @@ class FirstSteps:
 
 async def open_steps(
     session: AsyncSession, tenant_id: UUID, skipped: frozenset[str], now: datetime
-) -> FirstSteps | None:
+) -> OnboardingStatus | None:
     """Return the first steps while one of them is neither done nor skipped, else None."""
     wanted = frozenset[str](STEPS) - skipped
     if not wanted:
@@ -76,7 +76,7 @@ async def open_steps(
         return None
     versions = await ModelResolver(session, tenant_id).versions(1)
     answered = await _answered_at(session, tenant_id)
-    steps = FirstSteps(
+    steps = OnboardingStatus(
         key=found.get("key"),
         adapter=(versions[0].name, versions[0].version) if versions else None,
         answered_at=answered,

@@ -13,7 +13,7 @@ from loraplex.platform.web.console.endpoint import redirect
 from loraplex.platform.web.console.form_routes import FormSubmission, submits
 from loraplex.platform.web.console.page import PageRequest, opens
 from loraplex.platform.web.limits import queries as limits
-from loraplex.platform.web.overview import onboarding as first_steps
+from loraplex.platform.web.overview import onboarding
 from loraplex.platform.web.overview import queries as overview
 from loraplex.platform.web.overview.queries import RANGES, RangeName, RequestOverview, SpendOverview
 from loraplex.tenants.people.own_account import is_fresh
@@ -57,7 +57,7 @@ async def show_overview(page: SignedIn) -> Response:
         if ADAPTERS_READ in scopes:
             requests = await overview.requests(session, tenant_id, range_name, now)
         attention = await overview.attention(session, tenant_id, spend, now)
-        steps = await first_steps.open_steps(session, tenant_id, skipped, now)
+        steps = await onboarding.open_steps(session, tenant_id, skipped, now)
     counted = await limits.with_use(dependencies.admission_controller, tenant_id, stored)
     sees_money = bool(MONEY_READ & scopes)
     return page.show(
@@ -86,7 +86,7 @@ async def show_overview(page: SignedIn) -> Response:
 async def skip_step(submission: Submission) -> Response:
     """Skip one of the first steps, or all of them, in this browser."""
     wanted = submission.form.text("step")
-    steps = [each for each in first_steps.STEPS if wanted in (each, "all")]
+    steps = [each for each in onboarding.STEPS if wanted in (each, "all")]
     response = redirect(submission.http, "/console")
     submission.endpoint.cookies.skip_steps(submission.http, response, submission.tenant_id, steps)
     return response

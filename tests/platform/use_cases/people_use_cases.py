@@ -17,7 +17,7 @@ BY_PEOPLE: Final = {
     *(sessions.switch_tenant, sessions.view_as_operator, sessions.open_session),
     console_keys.issue_console_token,
     *(invitations.new_account, invitations.enter, team.reset_member, tenants.create_without_key),
-    *(accounts.demo_link, team.remove_member, team.revoke_invitation),
+    *(accounts.demo_link, accounts.issue_reset, team.remove_member, team.revoke_invitation),
     quotas.create_limited_key,
 }
 """Use cases and their parts that only the console, the demo or `team.remove` calls."""
