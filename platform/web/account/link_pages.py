@@ -35,8 +35,7 @@ async def show_link(page: OpenPage, token: str, refused: Entered | None = None) 
     template = TEMPLATES.get(link.purpose)
     if template is None:
         raise LinkNotValid("this link has no form")
-    status = 200 if refused is None else 422
-    return page.show(template, status=status, link=link, token=token, form=refused or Entered())
+    return page.show(template, link=link, token=token, form=refused or Entered())
 
 
 async def _again(submission: OpenSubmission, refused: Entered) -> Response:

@@ -51,7 +51,7 @@ async def show_sign_up(page: Visitor) -> Response:
 
 
 async def _again(submission: OpenSubmission, refused: Entered) -> Response:
-    return _show(submission, refused, status=422)
+    return _show(submission, refused)
 
 
 @form_post(router, PASSWORD, _again)
@@ -83,10 +83,9 @@ async def _mail(submission: OpenSubmission, links: MailedLinks, mail: Mail) -> R
     return _show(submission, Entered(), sent_to=email)
 
 
-def _show(page: OpenPage, form: Entered, *, status: int = 200, sent_to: str = "") -> Response:
+def _show(page: OpenPage, form: Entered, *, sent_to: str = "") -> Response:
     return page.show(
         "account/ask_for_link.html",
-        status=status,
         form=form,
         sent_to=sent_to,
         signs_up=page.http.url.path == SIGN_UP,

@@ -56,7 +56,6 @@ async def _show(page: PageRequest, refused: Entered | None = None) -> Response:
     database = page.dependencies.database
     return page.show(
         "account/account.html",
-        status=200 if refused is None else 422,
         form=None if refused is None else Entered(errors=refused.errors),
         sessions=await sessions_of_person(database, page.session),
         protection=await protection(database, page.session),
@@ -183,7 +182,6 @@ def _show_enrolment(
     image = None if enrolment is None else base64.b64encode(enrolment.qr_svg.encode()).decode()
     return page.show(
         "account/second_factor.html",
-        status=200 if refused is None else 422,
         form=refused,
         enrolment=enrolment,
         image=image,

@@ -84,8 +84,8 @@ async def submit_sign_in(submission: OpenForm) -> Response:
         return _show_code(submission, typed, {})
     except SignInRefused as error:
         if pair is not None:
-            return _show_code(submission, typed, {"code": str(error)}, status=422)
-        return _show_form(submission, form.entered({"password": str(error)}), status=422)
+            return _show_code(submission, typed, {"code": str(error)})
+        return _show_form(submission, form.entered({"password": str(error)}))
     except SignInSlowed as error:
         text = f"There were too many failed sign-ins. The next one is possible in {error.retry_after_s} s."
         return slowed(_show_form(submission, form.entered({"": text})), error)
@@ -142,16 +142,15 @@ async def _sign_in(page: OpenPage, pair: Pair, code: str | None) -> SignedIn:
     )
 
 
-def _show_form(page: OpenPage, form: Entered, *, status: int = 200, signs_up: bool = False) -> Response:
+def _show_form(
+    page: OpenPage, form: Entered, *, status: int | None = None, signs_up: bool = False
+) -> Response:
     return page.show("account/sign_in.html", status=status, form=form, signs_up=signs_up)
 
 
-def _show_code(
-    submission: OpenSubmission, pair: Pair, errors: dict[str, str], *, status: int = 200
-) -> Response:
+def _show_code(submission: OpenSubmission, pair: Pair, errors: dict[str, str]) -> Response:
     return submission.show(
         "account/code.html",
-        status=status,
         form=Entered({"next": submission.form.text("next")}, errors=errors),
         ticket=TICKETS.seal(submission.dependencies.derive_key, pair),
     )

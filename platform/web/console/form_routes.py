@@ -236,14 +236,14 @@ def form_page(
 
     page_name, *ids = signature(context).parameters
 
-    async def show(page: PageRequest, entered: Entered, status: int = 200, **given: Any) -> Response:
-        return page.dialog(template, status=status, form=entered, **await context(page, **given))
+    async def show(page: PageRequest, entered: Entered, **given: Any) -> Response:
+        return page.dialog(template, form=entered, **await context(page, **given))
 
     async def ask(**given: Any) -> Response:
         return await show(given.pop(page_name), Entered(), **given)
 
     async def again(submission: FormSubmission, refused: Entered, **given: Any) -> Response:
-        page = await show(submission, refused, 422, **given)
+        page = await show(submission, refused, **given)
         return refused_form(submission.http, page) if is_page else page
 
     def add(send: Send) -> Send:

@@ -28,6 +28,7 @@ from loraplex.platform.web.console.endpoint import (
     page_within,
     redirect,
 )
+from loraplex.platform.web.console.forms import Entered
 from loraplex.platform.web.cursors import Cursors, Page, page_from
 from loraplex.platform.web.sorting import KeyT, RowT, SortOrder
 from loraplex.tenants.errors import SignInSlowed
@@ -71,9 +72,14 @@ class OpenPage:
         """The browser, for its new session."""
         return Client(self.client_address, self.http.headers.get("user-agent"))
 
-    def show(self, template: str, /, *, status: int = 200, **context: Any) -> Response:
-        """Respond with a whole page. `context` is what its template reads besides the variables of every page."""
-        cookies = self.endpoint.cookies
+    def show(self, template: str, /, *, status: int | None = None, **context: Any) -> Response:
+        """Respond with a whole page. `context` is what its template reads besides the variables of every page.
+
+        `status` None: 422 where `form`, an `Entered`, has errors, else 200.
+        """
+        form, cookies = context.get("form"), self.endpoint.cookies
+        if status is None:
+            status = 422 if isinstance(form, Entered) and form.errors else 200
         toast = cookies.toast(self.http)
         values = self.endpoint.context(self.http, self.session) | {"toast": toast} | context
         response = HTMLResponse(self.endpoint.templates.render(template, values), status)
@@ -156,10 +162,10 @@ class PageRequest(OpenPage):
         values = self.endpoint.context(self.http, self.session) | {"toast": None} | context
         return HTMLResponse(self.endpoint.templates.render_block(template, block, values), status)
 
-    def dialog(self, template: str, /, *, status: int = 200, **context: Any) -> Response:
+    def dialog(self, template: str, /, **context: Any) -> Response:
         """Respond with a page that is a dialog where htmx asks for it."""
         layout = "dialog.html" if is_htmx(self.http) else "base.html"
-        return self.show(template, status=status, layout=layout, **context)
+        return self.show(template, layout=layout, **context)
 
     def back(self, location: str, toast: str, undo: Undo | None = None) -> Response:
         """Send the browser to `location`, a path of this server, after a change; the page there shows `toast` once, with a

@@ -70,7 +70,6 @@ async def list_invoices(page: Operator) -> Response:
         errors = invalid.errors
     return page.show(
         "invoices/operator_invoices.html",
-        status=422 if errors else 200,
         invoices=invoices,
         form=Entered(given, errors=errors),
     )
@@ -83,7 +82,7 @@ async def choose_month(page: Operator) -> Response:
 
 
 async def _month_again(submission: Submission, form: Entered) -> Response:
-    return submission.show("invoices/close_month.html", status=422, form=form, invoice=None)
+    return submission.show("invoices/close_month.html", form=form, invoice=None)
 
 
 @form_post(router, f"{PATH}/preview", _month_again)
@@ -103,7 +102,6 @@ async def _show(page: PageRequest, refused: Entered | None, invoice_id: UUID) ->
     invoice, tenant = await page.query(queries.invoice_with_tenant, invoice_id)
     return page.show(
         "invoices/operator_invoice.html",
-        status=200 if refused is None else 422,
         invoice=invoice,
         tenant=tenant,
         address=f"{PATH}/{invoice_id}",

@@ -84,7 +84,7 @@ async def edit_card(page: Operator) -> Response:
 
 
 async def _again(submission: Submission, form: Entered) -> Response:
-    return _editor(submission, form, status=422)
+    return _editor(submission, form)
 
 
 @form_post(router, f"{PATH}/preview", _again)
@@ -104,12 +104,9 @@ def _editor(
     page: PageRequest,
     form: Entered,
     *,
-    status: int = 200,
     draft: RateCardForm | None = None,
     rating: use_cases.Preview | None = None,
 ) -> Response:
     """Show the editor; `rating`: that of `draft`, which may then be published."""
     kept = [] if draft is None else draft.sent_again()
-    return page.show(
-        "rate_cards/editor.html", status=status, form=form, draft=draft, rating=rating, kept=kept
-    )
+    return page.show("rate_cards/editor.html", form=form, draft=draft, rating=rating, kept=kept)

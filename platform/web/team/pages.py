@@ -94,7 +94,6 @@ async def _show(page: PageRequest, refused: Entered | None, entry_id: UUID) -> R
     admins = {each.id for each in entries if each.role == "admin" and each.state == "active"}
     return page.show(
         "team/member.html",
-        status=200 if refused is None else 422,
         entry=entry,
         form=refused,
         roles=ROLES,

@@ -47,7 +47,6 @@ async def _show(page: PageRequest, refused: Entered | None = None) -> Response:
     tier = "standard" if plan is None else plan.tier
     return page.show(
         "tenants/sign_up_plan.html",
-        status=200 if refused is None else 422,
         plan=plan,
         form=refused or _entered(plan),
         tier=tier,

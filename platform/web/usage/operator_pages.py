@@ -33,7 +33,6 @@ async def show_usage(page: Operator) -> Response:
     shown = {"from": first.isoformat(), "to": last.isoformat(), **page.http.query_params}
     return page.show(
         "usage/operator_usage.html",
-        status=422 if errors else 200,
         usage=usage,
         cost=cost,
         goes_on=last >= now.date(),

@@ -72,7 +72,6 @@ async def show_usage(page: Reader) -> Response:
         report = await usage.report(session, filters, currency)
     return page.show(
         "usage/usage.html",
-        status=422 if errors else 200,
         form=form.entered(errors),
         filters=filters,
         choices=choices,

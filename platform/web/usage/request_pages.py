@@ -74,7 +74,6 @@ async def list_requests(page: Reader) -> Response:
     kept = {name: form.text(name) for name in FIELDS}
     return page.show(
         "usage/requests.html",
-        status=422 if errors else 200,
         form=form.entered(errors),
         choices=choices,
         page=found,

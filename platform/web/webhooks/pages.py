@@ -153,7 +153,6 @@ async def _show_delivery(
         sent = await queries.sent_event(session, page.tenant_id, webhook_id, delivery_id)
     return page.show(
         "webhooks/delivery.html",
-        status=200 if refused is None else 422,
         webhook=webhook,
         sent=sent,
         attempts=MAX_ATTEMPTS,
