@@ -15,9 +15,11 @@ import structlog
 
 from loraplex.adapters.errors import AdaptersError, BlobMissing
 from loraplex.adapters.report import Check, ValidationReport
+from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.local_store import keep_canonical
 from loraplex.adapters.validation.result import Rejected, Validated, ValidationResult, refused
 from loraplex.adapters.versions.pending_folders import PendingFolder
+from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import EngineError
 from loraplex.engine.messages import AdapterRef, ProbeReport
 from loraplex.tenants.audit_log import Actor, AuditRepository
@@ -65,24 +67,6 @@ class Validation(Protocol):
     async def validate(self, tenant_id: UUID, folder: Path) -> ValidationResult: ...
 
 
-class Prober(Protocol):
-    """The interface of an `EngineClient` that a job uses."""
-
-    async def probe(self, adapter: AdapterRef) -> ProbeReport: ...
-
-
-class AdapterStore(Protocol):
-    """The permanent storage of validated adapters."""
-
-    async def store(self, tenant_id: UUID, digest: str, staged: Path) -> Path:
-        """Take over a folder of the two files. An equal one that is stored stays. Raises `StorageError`."""
-        ...
-
-    async def ensure_stored(self, tenant_id: UUID, digest: str) -> None:
-        """Finish an interrupted `store`. Raises `BlobMissing` where the files no longer exist, else `StorageError`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifecycleConfig:
     """Times in seconds. A server-side failure is retried after `retry_s`, then after twice as long, up to
@@ -118,8 +102,8 @@ class VersionJob:
         self,
         database: Database,
         validation: Validation,
-        prober: Prober | None,
-        store: AdapterStore,
+        prober: EngineClient | None,
+        store: BlobStore,
         namespace_of: Callable[[UUID], bytes],
         limits: LifecycleConfig,
     ) -> None:

@@ -13,11 +13,12 @@ import structlog
 
 from loraplex.adapters.errors import ValidationUnavailable
 from loraplex.adapters.limits import AdapterLimits
+from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.target_modules import BaseModel, adaptable_modules, max_weights_bytes
 from loraplex.adapters.validation.result import ValidationResult
 from loraplex.adapters.versions.lifecycle import VersionLifecycle
 from loraplex.adapters.versions.pending_folders import PendingFolders
-from loraplex.adapters.versions.version_job import AdapterStore, LifecycleConfig, Validation, VersionJob
+from loraplex.adapters.versions.version_job import LifecycleConfig, Validation, VersionJob
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.errors import ModelError
 from loraplex.engine.messages import AdapterKey, EngineInfo
@@ -132,7 +133,7 @@ async def report_other_fingerprints(database: Database, system_fingerprint: str 
 async def open_lifecycle(
     database: Database,
     engines: EnginePool,
-    store: AdapterStore,
+    store: BlobStore,
     root: Path,
     namespace_of: Callable[[UUID], bytes],
     pool: WorkerPool,

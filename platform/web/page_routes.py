@@ -5,7 +5,7 @@ from fastapi import APIRouter
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.web.account import link_pages, mailed_link_pages, oidc_pages, sign_in_pages
 from loraplex.platform.web.account import pages as account
-from loraplex.platform.web.adapters import alias_pages, upload_pages, version_pages
+from loraplex.platform.web.adapters import alias_pages, version_pages
 from loraplex.platform.web.adapters import pages as adapters
 from loraplex.platform.web.audit import pages as audit
 from loraplex.platform.web.engine import operator_pages as engine
@@ -46,7 +46,6 @@ def page_routers(dependencies: GatewayDependencies) -> list[APIRouter]:
         adapters.router,
         alias_pages.router,
         version_pages.router,
-        upload_pages.router,
         playground.router,
         token_pages.router,
         limits.router,

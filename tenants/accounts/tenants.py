@@ -1,10 +1,9 @@
-"""Creates, finds, suspends and resumes tenants. Invariant: a suspended tenant keeps its data, but none of its keys
+"""Creates and finds tenants. Invariant: a suspended tenant keeps its data, but none of its keys
 authenticates; a deleted tenant is found by its id only.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from uuid import UUID
 
 from sqlalchemy import select
@@ -63,20 +62,6 @@ class TenantRepository:
         """All living tenants, by name."""
         query = select(Tenant).where(Tenant.deleted_at.is_(None)).order_by(Tenant.name)
         return [*await self._session.scalars(query)]
-
-    async def suspend(self, name: str) -> Tenant:
-        """Suspend the tenant; again keeps the first time. Raises `TenantNotFound`."""
-        tenant = await self.get(name)
-        tenant.suspended_at = tenant.suspended_at or datetime.now(UTC)
-        await self._session.flush()
-        return tenant
-
-    async def resume(self, name: str) -> Tenant:
-        """Raises `TenantNotFound`."""
-        tenant = await self.get(name)
-        tenant.suspended_at = None
-        await self._session.flush()
-        return tenant
 
     async def change_tier(self, tenant: Tenant, change: TierChange) -> None:
         """Raises `InvalidField`."""

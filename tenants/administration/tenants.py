@@ -5,6 +5,7 @@ the tenant at once; a gateway erases its data in the background.
 """
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
@@ -52,20 +53,20 @@ async def suspend(uow: UnitOfWork, tenant_id: UUID, *, end_running: bool = True)
     """Suspend a tenant: none of its keys authenticates until it is resumed. `end_running`: what it runs ends, on every gateway,
     also where it was suspended without before. Raises `TenantNotFound`.
     """
-    tenants = TenantRepository(uow.session)
-    tenant = await tenants.living(tenant_id)
+    tenant = await TenantRepository(uow.session).living(tenant_id)
     before = _snapshot(tenant)
-    await tenants.suspend(tenant.name)
+    tenant.suspended_at = tenant.suspended_at or datetime.now(UTC)
+    await uow.session.flush()
     ended = end_running and await running_requests.end(uow.session, tenant_id)
     return await _changed(uow, "tenant.suspend", tenant, before, ended=ended)
 
 
 async def resume(uow: UnitOfWork, tenant_id: UUID) -> TenantAccountDocument:
     """Resume a suspended tenant. Raises `TenantNotFound`."""
-    tenants = TenantRepository(uow.session)
-    tenant = await tenants.living(tenant_id)
+    tenant = await TenantRepository(uow.session).living(tenant_id)
     before = _snapshot(tenant)
-    await tenants.resume(tenant.name)
+    tenant.suspended_at = None
+    await uow.session.flush()
     return await _changed(uow, "tenant.resume", tenant, before)
 
 

@@ -52,9 +52,7 @@ async def deprecate(
     require_revision(record, seen)
     if names := await AliasRepository(uow.session, tenant_id).pointing_to(adapter, version):
         raise InUse(f"these aliases point to version {version}: {', '.join(names)}; move them first")
-    states = VersionStates(uow.session, tenant_id, uow.audit)
-    moved = await states.move(record.id, "deprecated", expected=("ready",))
-    return VersionDocument.of(name, moved)
+    return await _moved(uow, name, record, "ready", "deprecated")
 
 
 async def restore(
@@ -66,9 +64,7 @@ async def restore(
     """
     _, record = await _locked(uow, tenant_id, name, version)
     require_revision(record, seen)
-    states = VersionStates(uow.session, tenant_id, uow.audit)
-    moved = await states.move(record.id, "ready", expected=("deprecated",))
-    return VersionDocument.of(name, moved)
+    return await _moved(uow, name, record, "deprecated", "ready")
 
 
 async def delete(
@@ -115,9 +111,7 @@ async def lift_quarantine(uow: UnitOfWork, tenant_id: UUID, name: str, version: 
     Raises `AdapterNotFound`, `VersionNotFound`, and `VersionStateChanged` for a version that is not quarantined.
     """
     record = await AdapterRepository(uow.session, tenant_id).version(name, version)
-    states = VersionStates(uow.session, tenant_id, uow.audit)
-    moved = await states.move(record.id, "ready", expected=("quarantined",))
-    return VersionDocument.of(name, moved)
+    return await _moved(uow, name, record, "quarantined", "ready")
 
 
 async def _locked(
@@ -127,6 +121,11 @@ async def _locked(
     adapters = AdapterRepository(uow.session, tenant_id)
     adapter = await adapters.locked(name)
     return adapter, await adapters.version_of(adapter, version)
+
+
+async def _moved(uow: UnitOfWork, name: str, record: AdapterVersion, before: str, to: str) -> VersionDocument:
+    states = VersionStates(uow.session, record.tenant_id, uow.audit)
+    return VersionDocument.of(name, await states.move(record.id, to, expected=(before,)))
 
 
 def _profile(record: AdapterVersion) -> dict[str, Any]:

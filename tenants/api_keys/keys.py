@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, ScalarSelect, Select, func, or_, select, text, tuple_
+from sqlalchemy import ColumnElement, ScalarSelect, Select, func, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute, aliased, selectinload, with_expression
 
@@ -137,18 +137,9 @@ class KeyRepository:
         """Raises `KeyNotFound`."""
         return await self._one(key_id, of_owner(tenant_id))
 
-    async def list(self, tenant_id: UUID | None) -> list[ApiKey]:
-        """A tenant's keys, or the operators' for None; oldest first."""
-        return [*await self._session.scalars(of_owner(tenant_id))]
-
-    async def page(
-        self, tenant_id: UUID | None, after: tuple[datetime, UUID] | None, limit: int
-    ) -> Sequence[ApiKey]:
-        """At most `limit` keys, oldest first, behind the one that was created at that time and has that id."""
-        query = of_owner(tenant_id).limit(limit)
-        if after is not None:
-            query = query.where(tuple_(ApiKey.created_at, ApiKey.id) > after)
-        return (await self._session.scalars(query)).all()
+    async def list(self, tenant_id: UUID | None, limit: int | None = None) -> list[ApiKey]:
+        """A tenant's keys, or the operators' for None; oldest first. At most `limit`, or for None all."""
+        return [*await self._session.scalars(of_owner(tenant_id).limit(limit))]
 
     async def expiring(self, tenant_id: UUID, before: datetime, limit: int) -> Sequence[ApiKey]:
         """At most `limit` working keys that end before that time, the first to end first; not those that were replaced."""

@@ -77,25 +77,6 @@ class AdapterRepository:
         open_to_change = [record for record in same if record.aliased_at is None]
         return next(iter([*equal, *open_to_change]), None)
 
-    async def add_unjudged(
-        self, name: str, *, version_id: UUID, size_bytes: int, created_by: str | None
-    ) -> AdapterVersion:
-        """Add the next version of `name`, in the state `validating`. Raises `AdapterNotFound`."""
-        adapter = await self.locked(name)
-        record = AdapterVersion(
-            id=version_id,
-            tenant_id=self._tenant_id,
-            adapter_id=adapter.id,
-            version=await self._next_version(adapter.id),
-            size_bytes=size_bytes,
-            report={"checks": []},
-            state="validating",
-            created_by=created_by,
-        )
-        self._session.add(record)
-        await self._session.flush()
-        return record
-
     async def change_profile(
         self, name: str, version: int, change: ProfileChange, seen: int | None = None
     ) -> AdapterVersion:
@@ -187,10 +168,6 @@ class AdapterRepository:
         if adapter is None:
             raise AdapterNotFound(f"no adapter named {name[:80]!r}")
         return adapter
-
-    async def _next_version(self, adapter_id: UUID) -> int:
-        query = select(func.max(AdapterVersion.version)).where(AdapterVersion.adapter_id == adapter_id)
-        return (await self._session.scalar(query) or 0) + 1
 
     async def check_ready(self, adapter: Adapter, version: int) -> None:
         """Raises `VersionNotFound` or `VersionNotReady`."""

@@ -1,6 +1,6 @@
 """Lists a tenant's adapters with a summary of their versions and of their `production` alias, a page in one statement."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -10,10 +10,11 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.database import default_limits
+from loraplex.tenants.records import Record
 from loraplex.tenants.registry.storage_quota import StorageQuota
 
 _PAGE: Final = text("""
-SELECT a.id, a.name, a.description, p.targets, n.version, n.state, s.versions, s.size_bytes,
+SELECT a.id, a.name, a.description, coalesce(p.targets, '{}') AS production, n.version, n.state, s.versions, s.size_bytes,
     greatest(a.created_at, n.created_at, p.updated_at) AS changed_at
 FROM adapters a
 LEFT JOIN LATERAL (
@@ -47,8 +48,7 @@ SELECT (SELECT count(*) FROM adapters WHERE tenant_id = :tenant_id AND deleted_a
 """)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterSummary:
+class AdapterSummary(Record):
     """`production`: version -> weight in percent, empty without that alias. `version` and `state`: the newest version, None
     without one. `size_bytes` counts the versions with files.
     """
@@ -56,7 +56,7 @@ class AdapterSummary:
     id: UUID
     name: str
     description: str
-    production: Mapping[int, int]
+    production: dict[int, int]
     version: int | None
     state: str | None
     versions: int
@@ -87,20 +87,7 @@ class AdapterCatalog:
         """
         values = {"search": search, "state": state, "after": after, "limit": limit}
         rows = await self._session.execute(_PAGE, {"tenant_id": self._tenant_id, **values})
-        return [
-            AdapterSummary(
-                id=row.id,
-                name=row.name,
-                description=row.description,
-                production={int(version): weight for version, weight in (row.targets or {}).items()},
-                version=row.version,
-                state=row.state,
-                versions=row.versions,
-                size_bytes=int(row.size_bytes),
-                changed_at=row.changed_at,
-            )
-            for row in rows
-        ]
+        return [AdapterSummary.model_validate(row) for row in rows]
 
     async def production_digests(self, ids: Sequence[UUID]) -> dict[UUID, list[str]]:
         """The digests that `production` leads to, by adapter; an adapter without that alias is absent."""

@@ -3,8 +3,7 @@
 Invariant: each function is one statement with a bounded answer, however many adapters and versions there are.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
@@ -12,14 +11,15 @@ from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.models import AdapterVersion
+from loraplex.tenants.records import Record
 
 PRODUCTION: Final = "production"
 _TARGETS: Final = f"""
-    SELECT jsonb_object_agg(t.version::text, t.weight) FROM adapter_aliases l JOIN alias_targets t
+    SELECT coalesce(jsonb_object_agg(t.version::text, t.weight), '{{}}') FROM adapter_aliases l JOIN alias_targets t
         ON t.adapter_id = l.adapter_id AND t.alias = l.alias AND t.generation = l.generation
     WHERE l.adapter_id = a.id AND l.alias = '{PRODUCTION}'"""
 _SUMMARIES: Final = text(f"""
-SELECT a.id, a.name, v.version, v.state, ({_TARGETS}), count(*) OVER ()
+SELECT a.id, a.name, v.version AS newest, v.state AS newest_state, ({_TARGETS}) AS production, count(*) OVER () AS total
 FROM adapters a LEFT JOIN LATERAL (
     SELECT version, state FROM adapter_versions WHERE adapter_id = a.id AND state <> 'deleting'
     ORDER BY version DESC LIMIT 1
@@ -28,9 +28,9 @@ WHERE a.tenant_id = :tenant_id AND a.deleted_at IS NULL
 ORDER BY array_position(CAST(:first AS uuid[]), a.id), a.created_at DESC, a.id LIMIT :limit""")
 # A rejected version needs attention until a newer one has come.
 _TROUBLED: Final = text(f"""
-SELECT a.name, v.version, v.state, ({_TARGETS}), (
+SELECT a.name AS adapter, v.version, v.state, ({_TARGETS}) AS production, (
     SELECT c ->> 'name' FROM jsonb_array_elements(v.report -> 'checks') c WHERE NOT (c ->> 'passed')::boolean LIMIT 1
-)
+) AS failed_check
 FROM adapter_versions v JOIN adapters a ON a.id = v.adapter_id
 WHERE v.tenant_id = :tenant_id AND a.deleted_at IS NULL AND (
     v.state = 'quarantined' OR v.state = 'rejected' AND NOT EXISTS (
@@ -40,25 +40,23 @@ WHERE v.tenant_id = :tenant_id AND a.deleted_at IS NULL AND (
 ORDER BY v.state, v.created_at DESC, v.id LIMIT :limit""")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedAdapter:
+class ServedAdapter(Record):
     """`production`: version -> weight in percent, empty without that alias. `newest` is None before the first version."""
 
     id: UUID
     name: str
     newest: int | None
     newest_state: str | None
-    production: Mapping[int, int]
+    production: dict[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TroubledVersion:
+class TroubledVersion(Record):
     """A quarantined version, or an adapter's newest one that was rejected. `failed_check`: the first one, if any is known."""
 
     adapter: str
     version: int
     state: str
-    production: Mapping[int, int]
+    production: dict[int, int]
     failed_check: str | None
 
 
@@ -68,27 +66,13 @@ async def served_adapters(
     """At most `limit` adapters, those of `first` before the others, which come newest first; and how many there are."""
     parameters = {"tenant_id": tenant_id, "first": list(first), "limit": limit}
     found = (await session.execute(_SUMMARIES, parameters)).all()
-    summaries = [
-        ServedAdapter(id=row[0], name=row[1], newest=row[2], newest_state=row[3], production=_targets(row[4]))
-        for row in found
-    ]
-    return summaries, found[0][5] if found else 0
+    return [ServedAdapter.model_validate(row) for row in found], found[0].total if found else 0
 
 
 async def troubled_versions(session: AsyncSession, tenant_id: UUID, limit: int) -> list[TroubledVersion]:
     """At most `limit` versions, quarantined ones first."""
-    return [
-        TroubledVersion(
-            adapter=adapter, version=version, state=state, production=_targets(targets), failed_check=check
-        )
-        for adapter, version, state, targets, check in await session.execute(
-            _TROUBLED, {"tenant_id": tenant_id, "limit": limit}
-        )
-    ]
-
-
-def _targets(stored: Mapping[str, int] | None) -> Mapping[int, int]:
-    return dict(sorted((int(version), weight) for version, weight in (stored or {}).items()))
+    found = await session.execute(_TROUBLED, {"tenant_id": tenant_id, "limit": limit})
+    return [TroubledVersion.model_validate(row) for row in found]
 
 
 async def registered_digest(

@@ -83,9 +83,20 @@ class VersionStates:
 
         Raises `AdapterNotFound`.
         """
-        record = await AdapterRepository(self._session, self._tenant_id).add_unjudged(
-            name, version_id=version_id, size_bytes=size_bytes, created_by=created_by
+        adapter = await AdapterRepository(self._session, self._tenant_id).locked(name)
+        newest = select(func.max(AdapterVersion.version)).where(AdapterVersion.adapter_id == adapter.id)
+        record = AdapterVersion(
+            id=version_id,
+            tenant_id=self._tenant_id,
+            adapter_id=adapter.id,
+            version=(await self._session.scalar(newest) or 0) + 1,
+            size_bytes=size_bytes,
+            report={"checks": []},
+            state="validating",
+            created_by=created_by,
         )
+        self._session.add(record)
+        await self._session.flush()
         after = {"state": record.state, "size_bytes": size_bytes} | ({} if is_probed else {"probed": False})
         await self._audit.record(
             WORDS[record.state], target_of(name, record.version), None, after, tenant_id=self._tenant_id

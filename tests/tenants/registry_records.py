@@ -4,7 +4,7 @@ from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.accounts.tenants import TenantRepository
@@ -33,7 +33,8 @@ class RegistryWriter(AdapterRepository):
         record = await self.equal_version(name, columns["digest"], profile)
         if record is None:
             adapter = await self.get(name)
-            number = await self._next_version(adapter.id)
+            newest = select(func.max(AdapterVersion.version)).where(AdapterVersion.adapter_id == adapter.id)
+            number = (await self._session.scalar(newest) or 0) + 1
             keys = {"tenant_id": self._tenant_id, "adapter_id": adapter.id, "version": number}
             record = AdapterVersion(**keys, **columns, state=state, defaults={})
             self._session.add(record)

@@ -1,4 +1,4 @@
-"""Versions of an adapter: deprecate, restore, delete. Below `/console/adapters/{name}/versions`.
+"""Versions of an adapter: upload, deprecate, restore, delete. Below `/console/adapters/{name}`.
 
 Invariant: a form carries the revision that its author has read; a version that changed meanwhile is left as it is.
 """
@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from loraplex.platform.web.adapters import adapter_queries as detail
 from loraplex.platform.web.adapters.pages import ONE, Submission, Writer
+from loraplex.platform.web.adapters.queries import space
 from loraplex.platform.web.console.addresses import path_of
 from loraplex.platform.web.console.form_routes import VersionNumber, form_page
 from loraplex.tenants.administration import versions
@@ -18,6 +19,17 @@ from loraplex.tenants.registry import queries
 VERSION: Final = f"{ONE}/versions/{{version}}"
 
 router = APIRouter()
+
+
+@router.get(f"{ONE}/upload")
+async def upload(page: Writer, name: str) -> Response:
+    """The page whose script sends the files to the API, with a bearer of ten minutes."""
+    async with page.reading() as session:
+        uploads = await queries.open_uploads(session, page.tenant_id, name)
+        used = await space(session, page.tenant_id)
+    return page.show(
+        "adapters/upload.html", name=name, uploads=uploads, space=used, max_bytes=detail.MAX_FILE_BYTES
+    )
 
 
 # Both without a question: the reverse stands in the same place.

@@ -120,7 +120,7 @@ class FilterChoices:
 async def filter_choices(session: AsyncSession, tenant_id: UUID) -> FilterChoices:
     """Read the tenant's adapters, by name, and its keys, oldest first."""
     adapters = await AdapterRepository(session, tenant_id).page(None, MAX_CHOICES)
-    keys = await KeyRepository(session).page(tenant_id, None, MAX_CHOICES)
+    keys = await KeyRepository(session).list(tenant_id, MAX_CHOICES)
     return FilterChoices(tuple(each.name for each in adapters), tuple((key.key_id, key.name) for key in keys))
 
 

@@ -14,11 +14,12 @@ from tests.tenants.registry_records import RegistryWriter
 
 from loraplex.adapters.errors import BlobMissing, ValidationUnavailable
 from loraplex.adapters.report import Check, ValidationReport
+from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.adapters.validation.result import Validated, ValidationResult
 from loraplex.adapters.versions.lifecycle import VersionLifecycle
 from loraplex.adapters.versions.pending_folders import PENDING_FOLDER, PendingFolders
-from loraplex.adapters.versions.version_job import AdapterStore, LifecycleConfig, VersionJob
+from loraplex.adapters.versions.version_job import LifecycleConfig, VersionJob
 from loraplex.engine.fake_engine import FakeEngine
 from loraplex.engine.messages import ProbeReport
 from loraplex.tenants.accounts.tenants import TenantRepository
@@ -39,7 +40,7 @@ def namespace_of(tenant_id: UUID) -> bytes:
     return hashlib.sha256(tenant_id.bytes).digest()
 
 
-class LocalStore:
+class LocalStore(BlobStore):
     """The local folder, which may be out of order."""
 
     def __init__(self, storage: LocalAdapterStore) -> None:
@@ -91,7 +92,7 @@ class Server:
         root: Path,
         validation: Any,
         limits: LifecycleConfig = QUICK,
-        store: AdapterStore | None = None,
+        store: BlobStore | None = None,
     ) -> None:
         self.root = root
         self.database = database

@@ -7,6 +7,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import event, text
 from tests.platform.auth.authentication import NOWHERE, Uses, bearer, make_key, request_from, revoke
+from tests.tenants.suspension import resume, suspend
 
 from loraplex.platform.auth.authenticator import (
     Authenticator,
@@ -146,11 +147,11 @@ async def test_a_gateway_notified_of_a_newer_policy_sees_a_revocation_at_once(
     with pytest.raises(InsufficientScope):
         await there.renew(stale, "usage:read")
     async with database.as_operator() as session:
-        await TenantRepository(session).suspend("acme")
+        await suspend(session, "acme")
     with pytest.raises(TenantSuspended):
         await there.renew(stale, "inference")
     async with database.as_operator() as session:
-        await TenantRepository(session).resume("acme")
+        await resume(session, "acme")
     await revoke(database, key)
     assert (await here.authenticate(bearer(key), cached=True)).key_id == stale.key_id
     here.forget(stale.tenant_id)

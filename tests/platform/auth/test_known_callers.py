@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.platform.auth.authentication import Clock, Uses, bearer, make_key, revoke
+from tests.tenants.suspension import suspend
 
 from loraplex.platform.auth import authenticator as authenticator_module
 from loraplex.platform.auth import key_cache
@@ -160,7 +161,7 @@ async def test_a_caller_with_an_outdated_policy_is_not_served_under_it(
         await revoke(database, key)
     else:
         async with database.as_operator() as session:
-            await TenantRepository(session).suspend("acme")
+            await suspend(session, "acme")
     world.database.lost = True
     world.clock.now = 2.0
     # Admission refuses the caller's policy, and its new one cannot be read.

@@ -15,6 +15,7 @@ from tests.adapters.versions.lifecycle_server import begin
 from tests.platform.engines.managed_engine import Managed
 from tests.tenants.registry_records import RegistryWriter
 
+from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
 from loraplex.engine.messages import EngineStats
@@ -149,7 +150,7 @@ CONFIG = {
 }
 
 
-class Store:
+class Store(BlobStore):
     """Adapter storage in a local folder."""
 
     def __init__(self, storage: LocalAdapterStore) -> None:

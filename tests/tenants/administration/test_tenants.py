@@ -54,6 +54,17 @@ async def test_a_tenant_is_created_with_a_key_and_limits(database: Database) -> 
     assert (limited.before, limited.after) == ({"tokens_per_day": None}, {"tokens_per_day": 5})
 
 
+async def test_suspend_and_resume(database: Database) -> None:
+    tenant_id = (await create(database)).id
+    async with unit_of_work(database, OPERATOR, None, None) as uow:
+        first = (await tenants.suspend(uow, tenant_id)).suspended_at
+        assert first is not None
+        assert (await tenants.suspend(uow, tenant_id)).suspended_at == first
+        assert (await tenants.resume(uow, tenant_id)).suspended_at is None
+        with pytest.raises(TenantNotFound):
+            await tenants.suspend(uow, uuid4())
+
+
 async def test_every_change_has_one_entry_and_no_change_has_none(database: Database) -> None:
     tenant_id = (await create(database)).id
     changes: tuple[tuple[Any, ...], ...] = (

@@ -18,9 +18,9 @@ from tests.tenants.admission.gateways import (
     used,
 )
 from tests.tenants.registry_records import RegistryWriter
+from tests.tenants.suspension import resume, suspend
 
 from loraplex.tenants import running_requests
-from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.admission import fences
 from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.admission.fences import ship_everywhere
@@ -186,7 +186,7 @@ async def test_a_tenant_ends_once_and_callers_read_before_are_read_again(
         found = heard(gateway)
         await gateway.cancel(await gateway.admit(tenant.request()))
         async with database.as_operator() as session:
-            suspended = await TenantRepository(session).suspend(tenant.key.tenant_name or "")
+            suspended = await suspend(session, tenant.key.tenant_name or "")
             assert [await running_requests.end(session, tenant.tenant_id) for _ in range(2)] == [True, False]
         await until(lambda: bool(found))
         assert found[0] == Ended(tenant.tenant_id, suspended.policy_epoch)
@@ -195,7 +195,7 @@ async def test_a_tenant_ends_once_and_callers_read_before_are_read_again(
         with pytest.raises(PolicyStale, match="ended"):
             await gateway.admit(tenant.request())
         async with database.as_operator() as session:
-            await TenantRepository(session).resume(tenant.key.tenant_name or "")
+            await resume(session, tenant.key.tenant_name or "")
         fresh = await tenant.fresh_key()
         reservation = await gateway.admit(tenant.request(key=fresh))
         assert (fresh.policy_epoch or 0) > found[0].policy_epoch

@@ -8,8 +8,9 @@ import pytest
 from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.tenants.registry_records import make_tenant
+from tests.tenants.suspension import suspend
 
-from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys import queries
 from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key, parse_key
 from loraplex.tenants.api_keys.keys import IssuedKey, KeyRepository
 from loraplex.tenants.api_keys.records import KeyChange
@@ -30,6 +31,7 @@ from loraplex.tenants.errors import (
     UnknownKey,
 )
 from loraplex.tenants.models import Quota
+from loraplex.tenants.pages import Part
 from loraplex.tenants.people.console_keys import MAX_LIVE, issue_console_key
 
 
@@ -111,7 +113,7 @@ async def test_suspended_tenant(database: Database) -> None:
     tenant_id = await make_tenant(database)
     issued = await issue(database, tenant_id, "inference")
     async with database.as_operator() as session:
-        await TenantRepository(session).suspend("acme")
+        await suspend(session, "acme")
     with pytest.raises(TenantSuspended):
         await authenticate(database, issued.plaintext)
     with pytest.raises(UnknownKey):
@@ -254,9 +256,9 @@ async def test_pages_show_every_key_once(database: Database) -> None:
     seen: list[str] = []
     after: tuple[datetime, UUID] | None = None
     async with database.as_tenant(tenant_id) as session:
-        while rows := await KeyRepository(session).page(tenant_id, after, 2):
-            seen += [row.key_id for row in rows]
-            after = (rows[-1].created_at, rows[-1].id)
+        while rows := await queries.keys(session, tenant_id, Part(2, after)):
+            seen += [row.id for row in rows]
+            after = (rows[-1].created_at, rows[-1].row_id)
     assert seen[:5] == created[:5] and sorted(seen) == sorted(created)
 
 

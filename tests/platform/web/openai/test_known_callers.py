@@ -10,6 +10,7 @@ from tests.platform.auth.authentication import make_key
 from tests.platform.database_proxy import DatabaseProxy, Loss, proxied
 from tests.platform.web.gateway import Gateway
 from tests.platform.web.openai.test_moved_models import controller
+from tests.tenants.suspension import suspend
 
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.tenants import database as database_module
@@ -150,7 +151,7 @@ async def test_what_another_gateway_published_ends_service_here(
                 async with database.as_operator() as session:
                     tenant = await TenantRepository(session).get("acme")
                     if change == "suspend":
-                        await TenantRepository(session).suspend("acme")
+                        await suspend(session, "acme")
                     else:
                         await KeyRepository(session).revoke(tenant.id, gateway.key.split("_")[2])
                 await elsewhere.publish(tenant.id)

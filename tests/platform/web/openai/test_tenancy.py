@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from sqlalchemy import text
 from starlette.routing import BaseRoute
+from tests.tenants.suspension import resume, suspend
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.grammar.errors import GrammarRefused
@@ -247,11 +248,11 @@ async def test_revoked_expired_and_suspended(start_gateway: Any, database: Datab
     key = f"Bearer {gateway.key}"
     assert (await gateway.get("/v1/models", [("authorization", key)])).status_code == 200
     async with database.as_operator() as session:
-        await TenantRepository(session).suspend("acme")
+        await suspend(session, "acme")
     suspended = await gateway.get("/v1/models", [("authorization", key)])
     assert (suspended.status_code, suspended.json()["error"]["code"]) == (403, "tenant_suspended")
     async with database.as_operator() as session:
-        tenant = await TenantRepository(session).resume("acme")
+        tenant = await resume(session, "acme")
         keys = KeyRepository(session)
         await keys.revoke(tenant.id, gateway.key.split("_")[2])
         soon = await keys.create(
