@@ -2,20 +2,22 @@
 
 import os
 import pwd
-
-from loraplex.tenants.audit_log import Actor
-
-__all__ = ["Actor", "command_actor", "key_actor", "operator_actor", "system_actor"]
+from dataclasses import dataclass
+from typing import Literal
 
 
-def key_actor(key_id: str, address: str | None, request_id: str | None) -> Actor:
-    """Return a tenant's key, by its public id, that sent a request from `address`."""
-    return Actor("key", key_id, address, request_id)
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """The author of a change: a key or an operator by the key's public id, a person of the console by the email address, the
+    user who runs a command, or a part of the system.
 
+    `address` is the client's; None where it has none, as on a unix socket.
+    """
 
-def operator_actor(key_id: str, address: str | None, request_id: str | None) -> Actor:
-    """Return an operator, by the public id of the key or by the email address, who sent a request from `address`."""
-    return Actor("operator", key_id, address, request_id)
+    kind: Literal["key", "operator", "command", "system", "user"]
+    name: str
+    address: str | None = None
+    request_id: str | None = None
 
 
 def command_actor() -> Actor:

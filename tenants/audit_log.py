@@ -5,13 +5,13 @@ no secret, whatever the caller passes.
 import ipaddress
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants.actors import Actor
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.models import AuditEntry
 
@@ -27,20 +27,6 @@ SECRET_FIELDS: Final = frozenset(
 # Keys with or without their checksum: a key mistyped into a name is still mostly a key.
 _KEY: Final = re.compile(r"lpx_(?:live|test|op)_[A-Za-z0-9_-]+")
 _MAX_TEXT: Final = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Actor:
-    """The author of a change: a key or an operator by the key's public id, a person of the console by the email address, the
-    user who runs a command, or a part of the system.
-
-    `address` is the client's; None where it has none, as on a unix socket.
-    """
-
-    kind: Literal["key", "operator", "command", "system", "user"]
-    name: str
-    address: str | None = None
-    request_id: str | None = None
 
 
 class AuditRepository:

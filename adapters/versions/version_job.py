@@ -22,7 +22,8 @@ from loraplex.adapters.versions.pending_folders import PendingFolder
 from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import EngineError
 from loraplex.engine.messages import AdapterRef, ProbeReport
-from loraplex.tenants.audit_log import Actor, AuditRepository
+from loraplex.tenants.actors import Actor
+from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import NotFound, StoreUnavailable, TenantsError, VersionStateChanged
 from loraplex.tenants.registry.versions import (

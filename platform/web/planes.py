@@ -13,7 +13,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, Self, TypeVar
 from uuid import UUID
 
 from fastapi import Depends
@@ -32,7 +32,7 @@ from loraplex.platform.web.request_bodies import body_sha256
 from loraplex.platform.web.responses import ApiResponse, from_stored, reply_with, respond, to_stored
 from loraplex.platform.web.runner import Runner
 from loraplex.platform.web.sorting import KeyT, RowT, SortOrder
-from loraplex.tenants.actors import Actor, key_actor, operator_actor
+from loraplex.tenants.actors import Actor
 from loraplex.tenants.idempotency import RepeatableRequest
 from loraplex.tenants.stored_responses import StoredResponse
 from loraplex.tenants.unit_of_work import UnitOfWork
@@ -193,8 +193,8 @@ def tenant_of(caller: Caller | OperatorCaller) -> UUID | None:
 
 def actor_of(request: Request, caller: Caller | OperatorCaller) -> Actor:
     """Return the caller as the author of a change."""
-    actor = key_actor if isinstance(caller, Caller) else operator_actor
-    return actor(caller.key_id, caller.address, request_id_of(request.scope))
+    kind: Literal["key", "operator"] = "key" if isinstance(caller, Caller) else "operator"
+    return Actor(kind, caller.key_id, caller.address, request_id_of(request.scope))
 
 
 def repeatable_of(request: Request, caller: Caller | OperatorCaller) -> RepeatableRequest | None:

@@ -5,7 +5,9 @@ from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from loraplex.tenants.actors import Actor, operator_actor
+from loraplex.tenants.actors import Actor
+from loraplex.tenants.people.roles import VIEWING_SCOPES, scopes_of
+from loraplex.tenants.people.sessions import ABSOLUTE, FoundSession
 
 ABSOLUTE: Final = timedelta(days=7)
 """The time after which a session ends in any case."""
@@ -51,7 +53,7 @@ class ConsoleSession:
         address tenants do not see.
         """
         if self.tenant_id is None or self.viewing_as_operator:
-            return operator_actor(self.email, address, request_id)
+            return Actor("operator", self.email, address, request_id)
         return person_actor(self.email, address, request_id)
 
 

@@ -17,7 +17,7 @@ from loraplex.platform.errors import Overloaded, ShareExceeded
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 from loraplex.platform.web.runner import Runner
-from loraplex.tenants.audit_log import Actor
+from loraplex.tenants.actors import Actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import NotFound
 

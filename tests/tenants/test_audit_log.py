@@ -8,8 +8,9 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 from tests.tenants.registry_records import make_tenant
 
+from loraplex.tenants.actors import Actor
 from loraplex.tenants.api_keys.key_format import generate_key
-from loraplex.tenants.audit_log import REMOVED, SECRET_FIELDS, Actor, AuditRepository, changed
+from loraplex.tenants.audit_log import REMOVED, SECRET_FIELDS, AuditRepository, changed
 from loraplex.tenants.audit_queries import audit_entries
 from loraplex.tenants.audit_records import OperatorAuditDocument
 from loraplex.tenants.database import Database

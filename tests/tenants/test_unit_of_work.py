@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import text
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.tenants.actors import Actor, command_actor, key_actor
+from loraplex.tenants.actors import Actor, command_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import NameTaken, RevisionMoved, ValkeyUnavailable
 from loraplex.tenants.unit_of_work import require_revision, unit_of_work
 
-KEY = key_actor("abcdefghijkl", "192.0.2.1", "r-1")
+KEY = Actor("key", "abcdefghijkl", "192.0.2.1", "r-1")
 ENTRIES = text("SELECT actor_kind, actor, action, tenant_id FROM audit_entries ORDER BY id")
 
 

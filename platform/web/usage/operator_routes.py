@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
-from loraplex.platform.services.billing import usage_corrections
+from loraplex.tenants.ledger import use_cases as usage_corrections
 from loraplex.platform.web.cursors import page_parameters
 from loraplex.platform.web.openapi import described
 from loraplex.platform.web.planes import OperatorRequest, requires_operator

@@ -5,8 +5,9 @@ from datetime import UTC, datetime
 import pytest
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.tenants.actors import command_actor, key_actor
 from loraplex.tenants.api_keys import use_cases as api_keys
+from loraplex.tenants.api_keys.use_cases import Delegated, Operator
+from loraplex.tenants.actors import Actor, command_actor
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.api_keys.records import KeyChange, KeyDocument
 from loraplex.tenants.api_keys.use_cases import Delegated, Operator
@@ -54,7 +55,7 @@ async def test_a_manager_grants_no_more_than_it_has(database: Database) -> None:
         repository = KeyRepository(session)
         manager = (await repository.create(tenant_id, "manager", ["keys:write", "inference"])).record
         admin = (await repository.create(tenant_id, "admin", ["tenant:admin"])).record
-    actor = key_actor(manager.key_id, None, None)
+    actor = Actor("key", manager.key_id, None, None)
     async with unit_of_work(database, actor, tenant_id, None) as uow:
         right = Delegated(tenant_id, manager.id)
         issued = await api_keys.create(uow, right, "child", ["inference"])

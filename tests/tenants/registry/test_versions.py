@@ -12,7 +12,8 @@ from tests.tenants.registry_records import RegistryWriter
 
 from loraplex.platform.server.components import report_other_fingerprints
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.audit_log import Actor, AuditRepository
+from loraplex.tenants.actors import Actor
+from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, VersionNotFound, VersionStateChanged
 from loraplex.tenants.models import VERSION_STATES, AdapterVersion, AuditEntry

@@ -17,7 +17,8 @@ from loraplex.platform.web.adapters import queries as adapters
 from loraplex.platform.web.adapters.residency import Residency, residency
 from loraplex.platform.web.adapters.validation_report import CHECKS, REMEDIATIONS, report_of
 from loraplex.platform.web.cursors import Cursors, Page
-from loraplex.tenants.audit_log import Actor, AuditRepository
+from loraplex.tenants.actors import Actor
+from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, VersionNotFound
 from loraplex.tenants.registry import queries

@@ -13,7 +13,8 @@ from tests.platform.web.console.chromium import accessible, accessible_in_all_lo
 from tests.platform.web.keys.test_pages import make
 from tests.tenants.registry_records import digest
 
-from loraplex.tenants.audit_log import Actor, AuditRepository
+from loraplex.tenants.actors import Actor
+from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.models import AdapterVersion
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.versions import Findings, VersionStates

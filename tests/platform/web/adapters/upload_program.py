@@ -32,7 +32,7 @@ from loraplex.platform.web.adapters.upload_receiver import UploadReceiver
 from loraplex.platform.web.app import error_response
 from loraplex.platform.web.planes import Planes
 from loraplex.platform.web.transport.body_budget import BodyBudget
-from loraplex.tenants.audit_log import Actor
+from loraplex.tenants.actors import Actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.registry.records import AcceptedVersion

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.web.audit.pages import ChangedField, changed_fields, json_line
-from loraplex.tenants.audit_log import Actor, AuditRepository
+from loraplex.tenants.actors import Actor
+from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.audit_queries import audit_entries
 from loraplex.tenants.database import Database
 

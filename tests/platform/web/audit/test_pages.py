@@ -7,7 +7,8 @@ import pytest
 from tests.platform.web.browser import Console, SignedIn
 
 from loraplex.platform.web.audit import pages as audit
-from loraplex.tenants.audit_log import Actor, AuditRepository
+from loraplex.tenants.actors import Actor
+from loraplex.tenants.audit_log import AuditRepository
 
 LOGS = (("/console/audit", "admin"), ("/operator/console/audit", "operator"))
 

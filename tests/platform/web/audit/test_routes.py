@@ -2,7 +2,8 @@
 
 from tests.platform.web.managed_tenant import ManagedTenant
 
-from loraplex.tenants.audit_log import Actor, AuditRepository
+from loraplex.tenants.actors import Actor
+from loraplex.tenants.audit_log import AuditRepository
 
 
 async def test_pages_and_filters(tenant: ManagedTenant) -> None:
