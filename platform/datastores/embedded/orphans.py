@@ -4,11 +4,12 @@ Invariant: only processes that are provably its own are signalled: they run in t
 from the wheel's binaries or a copy of them.
 """
 
-import contextlib
 import os
-import signal
 import time
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from loraplex.platform.datastores.embedded.binaries import POSTGRES_WHEEL
 from loraplex.platform.datastores.embedded.errors import ServiceFailed
@@ -16,8 +17,6 @@ from loraplex.platform.datastores.embedded.identity import Identity
 
 PROGRAM = "postgres"
 KILL_SECONDS = 1.0
-DELETED = " (deleted)"
-"""The kernel appends it to the path of an executable that was removed."""
 
 
 def end_orphans(cluster: Path, identity: Identity, seconds: float = 10.0) -> None:
@@ -31,48 +30,41 @@ def end_orphans(cluster: Path, identity: Identity, seconds: float = 10.0) -> Non
     while found := servers_inside(cluster):
         waited = time.monotonic() - begun
         if waited > seconds:
-            raise ServiceFailed(f"the PostgreSQL processes {found} use {cluster}; end them first")
-        if waited > KILL_SECONDS:
-            for pid in found:
-                if is_ours(pid, identity):
-                    end_process(pid)
+            pids = [server.pid for server in found]
+            raise ServiceFailed(f"the PostgreSQL processes {pids} use {cluster}; end them first")
+        for server in found if waited > KILL_SECONDS else ():
+            with suppress(psutil.Error):
+                if is_ours(server, identity):
+                    server.kill()
         time.sleep(0.02)
 
 
-def servers_inside(cluster: Path) -> list[int]:
-    """The ids of PostgreSQL processes whose working directory is `cluster`. Other programs there do not use its files."""
-    return [pid for pid in processes_inside(cluster) if (path := executable(pid)) and path.name == PROGRAM]
+def servers_inside(cluster: Path) -> list[psutil.Process]:
+    """The PostgreSQL processes whose working directory is `cluster`. Other programs there do not use its files."""
+    return [each for each in processes_inside(cluster) if program_of(each).name == PROGRAM]
 
 
-def is_ours(pid: int, identity: Identity) -> bool:
-    """Whether the process runs as the servers' user, from the wheel's binaries or a copy of them."""
-    path, expected = executable(pid), identity.uid if identity.dropped else os.geteuid()
+def is_ours(server: psutil.Process, identity: Identity) -> bool:
+    """Whether the process runs as the servers' user, from the wheel's binaries or a copy of them. Raises `psutil.Error`."""
+    expected = identity.uid if identity.dropped else os.geteuid()
+    return POSTGRES_WHEEL in program_of(server).parts and server.uids().effective == expected
+
+
+def processes_inside(folder: Path) -> list[psutil.Process]:
+    """The processes whose working directory is `folder`, as far as this user may know."""
+    target, found = str(folder.resolve()), []
+    # `process_iter` keeps its processes, and each of them the program that it had when it was first asked.
+    for pid in psutil.pids():
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if process.cwd() == target:
+                found.append(process)
+    return found
+
+
+def program_of(process: psutil.Process) -> Path:
+    """The path of a process's program, also of one that was removed; empty if the process has ended or is another user's."""
     try:
-        owner = Path(f"/proc/{pid}").stat().st_uid
-    except FileNotFoundError:
-        return False
-    return path is not None and POSTGRES_WHEEL in path.parts and owner == expected
-
-
-def processes_inside(folder: Path) -> list[int]:
-    """The ids of processes whose working directory is `folder`."""
-    target = folder.resolve()
-    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if link(entry / "cwd") == target]
-
-
-def executable(pid: int) -> Path | None:
-    """The path of a process's program; None if the process has ended or belongs to another user."""
-    path = link(Path(f"/proc/{pid}/exe"))
-    return None if path is None else path.with_name(path.name.removesuffix(DELETED))
-
-
-def link(path: Path) -> Path | None:
-    try:
-        return Path(os.readlink(path))
-    except (PermissionError, FileNotFoundError, ProcessLookupError):
-        return None
-
-
-def end_process(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        return Path(process.exe())
+    except psutil.Error:
+        return Path()

@@ -70,7 +70,7 @@ def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
 
 def servers_of(data_dir: Path) -> list[int]:
     embedded = data_dir / "embedded"
-    return processes_inside(embedded / "postgres") + processes_inside(embedded / "valkey")
+    return [each.pid for name in ("postgres", "valkey") for each in processes_inside(embedded / name)]
 
 
 @pytest.fixture(scope="module")
