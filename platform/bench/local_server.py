@@ -19,6 +19,7 @@ from loraplex.platform.processes.environment import foreign_environment
 BASE_MODEL = "bench-base"
 READY_S = 120.0
 STOP_S = 60.0
+HTTP_S = 5.0
 RUN = "from loraplex.platform.cli.main import main; main()"
 _LOG_TAIL_CHARACTERS = 2000
 
@@ -87,15 +88,20 @@ class LocalServer:
 
     async def _wait_ready(self) -> None:
         deadline = asyncio.get_running_loop().time() + READY_S
-        async with httpx.AsyncClient(base_url=self.base_url) as client:
-            while asyncio.get_running_loop().time() < deadline:
-                try:
-                    if (await client.get("/readyz")).status_code == httpx.codes.OK:
-                        return
-                except httpx.TransportError:
-                    pass
-                await asyncio.sleep(0.1)
+        while asyncio.get_running_loop().time() < deadline:
+            if await is_ready(self.base_url):
+                return
+            await asyncio.sleep(0.1)
         raise BenchFailed(f"the server was not ready within {READY_S:g} s: {self._log_tail()}")
+
+
+async def is_ready(base_url: str) -> bool:
+    """Whether the gateway at `base_url` says that it can serve."""
+    try:
+        async with httpx.AsyncClient(base_url=base_url, timeout=HTTP_S) as client:
+            return (await client.get("/readyz")).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from typing import Final
 import httpx
 import psutil
 
+from loraplex.platform.bench.local_server import HTTP_S, is_ready
 from loraplex.platform.config import Settings
 from loraplex.platform.datastores.embedded.lock import ConnectionFacts, OwnerLock
 from loraplex.platform.datastores.embedded.servers import SERVICES_FOLDER
@@ -21,7 +22,6 @@ from loraplex.platform.server.gateway_address import running_gateways
 from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
 
 LOCK_SUFFIX: Final = ".lock"
-HTTP_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,6 @@ class Installation:
         found = [each for each in children if _is_engine(each)]
         return found + [psutil.Process(pid) for pid in sorted(listening)]
 
-    async def is_ready(self, base_url: str) -> bool:
-        """Whether a gateway says that it can serve."""
-        try:
-            async with httpx.AsyncClient(base_url=base_url, timeout=HTTP_S) as client:
-                return (await client.get("/readyz")).status_code == httpx.codes.OK
-        except httpx.TransportError:
-            return False
-
     async def base_model(self, api_key: str) -> str:
         """The name of the base model: the only one that a tenant without adapters has. Raises `DrillImpossible`."""
         headers = {"authorization": f"Bearer {api_key}"}
@@ -94,7 +86,7 @@ async def find_installation(settings: Settings, base_urls: Sequence[str]) -> Ins
     if not installation.base_urls:
         raise DrillImpossible(f"no gateway runs on {settings.data_dir}: name each of them with --base-url")
     for base_url in installation.base_urls:
-        if not await installation.is_ready(base_url):
+        if not await is_ready(base_url):
             raise DrillImpossible(f"{base_url} is not ready: name each running gateway with --base-url")
     return installation
 

@@ -14,6 +14,7 @@ from typing import ClassVar, Final
 
 import psutil
 
+from loraplex.platform.bench.local_server import is_ready
 from loraplex.platform.drills.errors import DrillImpossible
 from loraplex.platform.drills.faults.fault import Fault, Observed
 from loraplex.platform.drills.installation import is_alive
@@ -74,7 +75,7 @@ class GatewayKill(Fault):
         deadline = time.monotonic() + self.seconds
         while not self._is_back and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
-            ready = [await self.installation.is_ready(url) for url in self.installation.base_urls]
+            ready = [await is_ready(url) for url in self.installation.base_urls]
             self._is_back = all(ready)
 
     async def promises(self, observed: Observed) -> list[Promise]:
