@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 from uuid import UUID
 
+import psutil
 import psycopg
 import typer
 from rich.console import Console
@@ -105,7 +106,7 @@ def check_cpu(settings: Settings) -> Check:
 
 
 def check_memory(settings: Settings) -> Check:
-    free = available_memory()
+    free = psutil.virtual_memory().available
     return Check(
         "memory", grade(free, MIN_MEMORY_BYTES, GOOD_MEMORY_BYTES), f"{free / GIB:.1f} GiB available"
     )
@@ -224,16 +225,6 @@ async def ping_once(url: str) -> None:
         await ping(client)
     finally:
         await client.aclose()
-
-
-def available_memory() -> int:
-    """MemAvailable of /proc/meminfo, else free pages, in bytes."""
-    facts = Path("/proc/meminfo")
-    if facts.exists():
-        for line in facts.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def grade(amount: int, least: int, good: int) -> Status:

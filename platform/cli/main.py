@@ -8,75 +8,30 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-# Name -> (module, attribute, one line of help).
+# Name -> (module of this package and its attribute, one line of help).
 COMMANDS: Final = {
-    "serve": (
-        "loraplex.platform.cli.serve",
-        "serve_command",
-        "Serve a base model and its tenants' adapters.",
-    ),
+    "serve": ("serve:serve_command", "Serve a base model and its tenants' adapters."),
     "tour": (
-        "loraplex.platform.cli.tour",
-        "tour_command",
+        "tour:tour_command",
         "Try nine claims on the running demo, each with the request that repeats it.",
     ),
-    "tenant": (
-        "loraplex.platform.cli.tenant",
-        "app",
-        "Create, list, show, suspend, resume and delete tenants.",
-    ),
-    "user": (
-        "loraplex.platform.cli.user",
-        "app",
-        "Invite, list, reset, disable and enable people of the console.",
-    ),
-    "key": ("loraplex.platform.cli.key", "app", "Create, list, rotate and revoke API keys."),
-    "adapter": (
-        "loraplex.platform.cli.adapter",
-        "app",
-        "Push, list, alias, roll back and delete adapters.",
-    ),
-    "rate-card": ("loraplex.platform.cli.billing.rate_card", "app", "Create, list and preview prices."),
-    "credit": ("loraplex.platform.cli.billing.credit", "app", "Grant and list credits."),
-    "invoice": (
-        "loraplex.platform.cli.billing.invoice",
-        "app",
-        "Preview, finalize, list, pay, void, export and verify invoices.",
-    ),
-    "usage": ("loraplex.platform.cli.billing.usage", "app", "Export the usage ledger, and compare its sums."),
-    "migrate": ("loraplex.platform.cli.migrate", "app", "Bring the database to the newest schema."),
-    "backup": (
-        "loraplex.platform.cli.backup",
-        "backup_command",
-        "Back up database, journals and adapters while servers run.",
-    ),
-    "restore": (
-        "loraplex.platform.cli.backup",
-        "restore_command",
-        "Restore a backup into a new installation.",
-    ),
-    "bench": ("loraplex.platform.cli.bench", "app", "Measure speed: load generator and benchmarks."),
-    "drill": (
-        "loraplex.platform.cli.drill",
-        "app",
-        "Make a fault on purpose in a running installation, and report what it cost.",
-    ),
-    "grammar": (
-        "loraplex.platform.cli.grammar",
-        "app",
-        "Check how schemas are enforced and which documents they accept.",
-    ),
-    "quantize": (
-        "loraplex.platform.cli.quantize",
-        "quantize_command",
-        "Quantize a base model, if it passes the quality gate.",
-    ),
-    "plan": (
-        "loraplex.platform.cli.plan",
-        "plan_command",
-        "Work out the memory of a model, its adapters and its KV cache.",
-    ),
-    "doctor": ("loraplex.platform.cli.doctor", "app", "Check this machine and its configuration."),
+    "tenant": ("tenant:app", "Create, list, show, suspend, resume and delete tenants."),
+    "user": ("user:app", "Invite, list, reset, disable and enable people of the console."),
+    "key": ("key:app", "Create, list, rotate and revoke API keys."),
+    "adapter": ("adapter:app", "Push, list, alias, roll back and delete adapters."),
+    "rate-card": ("billing.rate_card:app", "Create, list and preview prices."),
+    "credit": ("billing.credit:app", "Grant and list credits."),
+    "invoice": ("billing.invoice:app", "Preview, finalize, list, pay, void, export and verify invoices."),
+    "usage": ("billing.usage:app", "Export the usage ledger, and compare its sums."),
+    "migrate": ("migrate:app", "Bring the database to the newest schema."),
+    "backup": ("backup:backup_command", "Back up database, journals and adapters while servers run."),
+    "restore": ("backup:restore_command", "Restore a backup into a new installation."),
+    "bench": ("bench:app", "Measure speed: load generator and benchmarks."),
+    "drill": ("drill:app", "Make a fault on purpose in a running installation, and report what it cost."),
+    "grammar": ("grammar:app", "Check how schemas are enforced and which documents they accept."),
+    "quantize": ("quantize:quantize_command", "Quantize a base model, if it passes the quality gate."),
+    "plan": ("plan:plan_command", "Work out the memory of a model, its adapters and its KV cache."),
+    "doctor": ("doctor:app", "Check this machine and its configuration."),
 }
 
 
@@ -91,13 +46,14 @@ class LazyCommands(TyperGroup):
         """Import the command of that name; None if there is none."""
         if cmd_name not in COMMANDS:
             return None
-        module, attribute, _ = COMMANDS[cmd_name]
-        return _as_command(cmd_name, getattr(importlib.import_module(module), attribute))
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        found = getattr(importlib.import_module(f"loraplex.platform.cli.{module}"), attribute)
+        return _as_command(cmd_name, found)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The list in `--help`, without importing any command."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
 def _as_command(name: str, found: Any) -> Any:
