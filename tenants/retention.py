@@ -28,8 +28,6 @@ from loraplex.tenants.models import (
     UserSession,
 )
 
-MIN_AUDIT_DAYS: Final = 2
-"""The database itself refuses to delete records of less than a day."""
 WEBHOOK_EVENTS: Final = timedelta(days=30)
 """The time for which events and their deliveries are kept, from the writing of the event."""
 METER_EVENTS: Final = timedelta(days=60)

@@ -12,7 +12,8 @@ from uuid import UUID
 import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.audit_log import Actor, AuditRepository
+from loraplex.tenants.actors import Actor
+from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RevisionMoved, StoreUnavailable
 from loraplex.tenants.idempotency import RepeatableRequest, store_answer, stored_answer

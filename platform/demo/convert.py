@@ -5,7 +5,7 @@ It runs as a short child process (`python -m loraplex.platform.demo.convert GGUF
 
 from __future__ import annotations
 
-import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,8 @@ def _convert_tokenizer(gguf_file: Path, out: Path) -> None:
 
 
 def main() -> None:
-    """Parse `GGUF OUT` and convert."""
-    parser = argparse.ArgumentParser(description="Convert the demo model's GGUF file to safetensors.")
-    parser.add_argument("gguf_file", type=Path)
-    parser.add_argument("out", type=Path, help="folder to create")
-    arguments = parser.parse_args()
-    convert(arguments.gguf_file, arguments.out)
+    """Convert the file of the first argument to the folder of the second."""
+    convert(*map(Path, sys.argv[1:]))
 
 
 if __name__ == "__main__":

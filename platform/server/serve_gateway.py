@@ -22,7 +22,6 @@ from loraplex.platform.server.connection_limiter import (
     RefusalRecorder,
     reserve_descriptors,
 )
-from loraplex.platform.server.first_run import first_run_notice
 from loraplex.platform.server.gateway import OpenGateway, open_gateway
 from loraplex.platform.server.gateway_address import GatewayAddress, announced
 from loraplex.platform.server.listening import root_url
@@ -31,9 +30,14 @@ from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.progress import Progress
 from loraplex.platform.server.start import GatewayStart, bounded_stage
 from loraplex.platform.server.uvicorn_server import DrainTimes, HttpListener, serve_until_stopped, serving
+from loraplex.platform.services.people.accounts import has_operator, invite_operator, was_operator_invited
+from loraplex.tenants.people.records import link_address
 from loraplex.platform.startup_errors import DependencyFailed
 from loraplex.platform.web.transport.head_requests import HeadRequests
+from loraplex.tenants.actors import system_actor
 from loraplex.tenants.api_keys.networks import parse_network
+from loraplex.tenants.database import Database
+from loraplex.tenants.unit_of_work import unit_of_work
 
 LOG = structlog.get_logger("loraplex.serve")
 METRICS_CONNECTIONS = 64
@@ -109,6 +113,27 @@ async def _announcements(
     return (f"{notice}\n\n{banner}", None) if settings.demo and notice is not None else (banner, notice)
 
 
+async def first_run_notice(database: Database, root: str, *, shows_link: bool) -> str | None:
+    """Return the text with the link of the first operator, as there is no default password; None where there is an operator.
+
+    `root`: the address of the console. A link makes its bearer an operator, at most once an hour; the newest alone works.
+    `shows_link` False: what is printed is collected with the logs, and a server that is restarted again and again would fill them
+    with links. Raises `DatabaseUnavailable`.
+    """
+    if await has_operator(database):
+        return None
+    actor = system_actor("serve")
+    if not shows_link or await was_operator_invited(database, actor.name):
+        return "There is no operator yet: `loraplex user create --operator` prints a link for the first one."
+    async with unit_of_work(database, actor, None, None) as uow:
+        token = await invite_operator(uow)
+    return (
+        "Become the first operator by this link. It works once, for an hour; "
+        "`loraplex user create --operator` prints another:\n"
+        f"  {link_address(root, token, operator=True)}"
+    )
+
+
 def _bounded(settings: Settings, gateway: OpenGateway, listeners: Listeners) -> HttpListener:
     """Bound the connections of the gateway's listener, and export their number."""
     metrics = gateway.health.metrics
@@ -143,8 +168,6 @@ async def _demo_banner(settings: Settings, gateway: OpenGateway, listener: socke
     from loraplex.platform.demo.announcement import announcement
     from loraplex.platform.demo.demo_file import DEMO_FILE
     from loraplex.platform.demo.tenants import prepare_demo
-    from loraplex.tenants.actors import system_actor
-    from loraplex.tenants.unit_of_work import unit_of_work
 
     info = gateway.engines.info()
     modules = adaptable_modules(load_model_config(info.model_path))

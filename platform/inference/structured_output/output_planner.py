@@ -75,7 +75,10 @@ class OutputPlanner:
     ) -> ConstrainedOutput:
         """Build the output plan and check its grammar. Raises `GrammarRefused`, or `WorkersUnavailable`."""
         try:
-            cached = await self._built(namespace, constraints, style)
+            if constraints_size(constraints, INLINE_SIZE) <= INLINE_SIZE:
+                cached = build_plan(constraints, style, self._limits, self._control_tokens)
+            else:
+                cached = await self._large(namespace, constraints, style)
         except AnalysisFailed as error:
             reason = str(error)
             self._failures[reason] += 1
@@ -86,11 +89,6 @@ class OutputPlanner:
             await self._compile_checks.check(namespace, spec, param=param)
         validate = partial(self._value_validation.validate, namespace)
         return ConstrainedOutput(cached.plan, validate, param)
-
-    async def _built(self, namespace: bytes, constraints: OutputConstraints, style: ToolStyle) -> CachedPlan:
-        if constraints_size(constraints, INLINE_SIZE) <= INLINE_SIZE:
-            return build_plan(constraints, style, self._limits, self._control_tokens)
-        return await self._large(namespace, constraints, style)
 
     async def _large(self, namespace: bytes, constraints: OutputConstraints, style: ToolStyle) -> CachedPlan:
         lock = self._tenant_locks.setdefault(namespace, asyncio.Lock())
