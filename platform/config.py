@@ -4,13 +4,11 @@ Invariant: no other module reads a setting from the environment.
 """
 
 import os
-import re
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from tomllib import TOMLDecodeError
-from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
+from typing import Any, Literal, Self
 
 from pydantic import (
     AliasChoices,
@@ -26,25 +24,21 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
 
+from loraplex.platform import setting_types as types
+from loraplex.platform.removed_settings import REMOVED, without_effect
 from loraplex.platform.startup_errors import SettingsError
-from loraplex.tenants.api_keys.networks import parse_network
 from loraplex.tenants.billing.pricing import MAX_PRICE, Price
-from loraplex.tenants.default_limits import MAX_DEFAULT_TOKENS, DefaultLimits, UnknownParameters
+from loraplex.tenants.default_limits import DefaultLimits, UnknownParameters
 from loraplex.tenants.errors import InvalidField
-from loraplex.tenants.names import TENANT_NAME
 from loraplex.tenants.webhooks.receiver_urls import MAX_URL_LENGTH, parse_receiver_url
 from loraplex.tenants.webhooks.signature import is_secret
 
 DEFAULT_CONFIG_FILE = Path("loraplex.toml")
-ENGINE_ADDRESS_PREFIX = "ipc://"
-RAY_ADDRESS_PREFIX = "ray://"
-RAY_APPLICATION = re.compile(re.escape(RAY_ADDRESS_PREFIX) + "[A-Za-z0-9_.-]{1,100}")
 GIB = 1 << 30
 PLAIN_HTTP = (
     "`host` is reachable from other machines, and API keys cross the network unencrypted: set `tls_certificate` and `tls_key`, "
@@ -54,49 +48,9 @@ OPEN_METRICS = (
     "`/metrics` has the API's port, and anyone who reaches it reads names and loads of tenants without a key: set `metrics_port`, "
     "and let Prometheus alone reach that"
 )
-ANY_ORIGIN = "*"
-ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s*]+")
-DEFAULT_PORT = re.compile(r"^(http://.+):80$|^(https://.+):443$")
 EVERY_ORIGIN = "`allowed_origins` is `*`: any page that a browser shows may call `/v1` with a key that it has; name the origins instead"
 MIN_GRACE_S = 30.0
 GIVEN_WITH = {"tls_key": "tls_certificate", "smtp_from": "smtp_url", "oidc_client_id": "oidc_issuer"}
-
-REMOVED = {
-    "adapter_page_error": "0.05",
-    "admission_heartbeat_s": "10",
-    "admission_lease_s": "45",
-    "chunked_prefill": "true",
-    "database_grace_s": "known_caller_s",
-    "default_max_adapter_bytes": "17179869184",
-    "default_max_adapters": "10000",
-    "default_max_keys": "10000",
-    "engine_hang_timeout_s": "120",
-    "engine_start_silence_s": "60",
-    "engine_step_warning_s": "10",
-    "engine_unresponsive_s": "30",
-    "grammar_deadline_s": "5",
-    "grammar_fast_forward": "true",
-    "grammar_memory_bytes": "1073741824",
-    "idempotency_hours": "24",
-    "kv_block_size": "16",
-    "max_body_bytes": "10485760",
-    "max_buffered_body_bytes": "268435456",
-    "max_buffered_tokens": "8192",
-    "max_connections_per_address": "1024",
-    "max_lora_rank": "256",
-    "max_open_uploads": "16",
-    "max_uploads_in_flight": "32",
-    "overlap": "auto",
-    "phases_retention_days": "14",
-    "quota_event_retention_days": "400",
-    "reader_stall_s": "60",
-    "ready_stall_s": "20",
-    "upload_body_s": "3600",
-    "upload_expiry_s": "86400",
-    "upload_part_bytes": "16777216",
-    "upload_stall_s": "30",
-}
-"""Settings of earlier releases, each with what holds now. They stop no start, because an upgrade must need no edit."""
 
 
 def _url(name: str) -> AliasChoices:
@@ -111,110 +65,175 @@ class Settings(BaseSettings):
     )
 
     demo: bool = False
+    """Serve the demo model with three tenants and their adapters, as `--demo` does."""
     model: str | None = Field(default=None, min_length=1)
+    """The base model: a folder, a `.gguf` file or a hub id."""
     served_model_name: str | None = Field(default=None, min_length=1, max_length=200)
+    """The base model's name in requests. Default: the hub id, or the last part of the path."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of weights and activations. `auto`: the checkpoint's, or what a CPU computes fast."""
     quantization: Literal["none", "int8", "int4", "fp8"] = "none"
+    """Format of the base model's projections and head, rounded while they load. `fp8`: CUDA only."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Type of the KV cache. `auto`: the model's. `fp8` holds twice as many tokens; slow on a CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs."""
     max_model_len: int | None = Field(default=None, ge=16, le=10_000_000)
+    """Most tokens of prompt and response together. Default: the model's own limit."""
 
     host: str = Field(default="127.0.0.1", min_length=1)
+    """Address to listen on."""
     port: int = Field(default=8000, ge=0, le=65_535)
+    """Port to listen on; 0 takes a free one."""
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
+    """Port of `host` that has `/metrics` and nothing else. Default: `/metrics` is on `port`."""
     tls_certificate: Path | None = None
-    tls_key: Path | None = Field(default=None, validate_default=True)
-    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(default=(), max_length=64)
-    public_url: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+$")
+    """PEM file: the server's certificate and those between it and its root."""
+    tls_key: Path | None = None
+    """PEM file of the certificate's key, without a password. Needed with `tls_certificate`."""
+    trusted_proxies: types.Networks = ()
+    """Proxies whose `X-Forwarded-For` is trusted, such as `10.0.0.0/8`, separated by commas."""
+    public_url: types.PublicUrl | None = None
+    """Address that people use, such as `https://llm.example.com`, if it is not that of the request."""
     console: bool = True
-    allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(default=(), max_length=64)
+    """Serve the web console at `/console` and `/operator/console`."""
+    allowed_origins: types.Origins = ()
+    """Pages whose scripts may call `/v1` in a browser (CORS), separated by commas; `*`: any page."""
 
-    smtp_url: SecretStr | None = None
-    smtp_from: str | None = Field(default=None, min_length=3, max_length=320, validate_default=True)
-    oidc_issuer: str | None = Field(default=None, pattern=r"^https?://[^?#\s]+$", max_length=500)
-    oidc_client_id: str | None = Field(default=None, min_length=1, max_length=500, validate_default=True)
+    smtp_url: types.MailServerUrl | None = None
+    """`smtp://user:password@host:port` (STARTTLS) or `smtps://…`. Needs `public_url`."""
+    smtp_from: types.Sender | None = None
+    """Sender of mails. Needed with `smtp_url`."""
+    oidc_issuer: types.Issuer | None = None
+    """Issuer of an OpenID Connect provider, exactly as its discovery document names it."""
+    oidc_client_id: str | None = Field(default=None, min_length=1, max_length=500)
+    """This server's client at the provider. Needed with `oidc_issuer`."""
     oidc_client_secret: SecretStr | None = None
+    """The client's secret. Without one the client is public, and PKCE alone protects it."""
     oidc_name: str = Field(default="OpenID Connect", min_length=1, max_length=40)
-    oidc_allowed_domains: Annotated[tuple[str, ...], NoDecode] = Field(default=(), max_length=64)
+    """The provider's name on the sign-in page."""
+    oidc_allowed_domains: types.Listed = ()
+    """Domains of the email addresses that may sign in by the provider. Default: all."""
 
-    data_dir: Path = Path("./.loraplex")
+    data_dir: types.DataFolder = Path("./.loraplex")
+    """Folder of the embedded databases, adapters, demo model and server secret."""
     role: Literal["all", "engine", "gateway"] = "all"
-    engine: tuple[str, ...] = Field(default=(), max_length=64)
+    """`all`: a gateway with its own engine. `engine` and `gateway`: only that process."""
+    engine: types.Engines = ()
+    """Sockets of the engines, or the Ray Serve application whose replicas they are."""
     database_url: SecretStr | None = Field(default=None, validation_alias=_url("database_url"))
+    """PostgreSQL; versions 16 and 18 are tested. Default: the embedded server."""
     redis_url: SecretStr | None = Field(default=None, validation_alias=_url("redis_url"))
+    """Valkey or Redis; `redis+cluster://` for a cluster. Default: the embedded server."""
     secret: SecretStr | None = None
+    """The server secret, at least 16 bytes. Default: generated once in the data directory."""
 
     blob_store: Literal["local", "s3"] = "local"
+    """Where stored adapters and uploaded parts are: in `data_dir`, or in a bucket."""
     s3_bucket: str | None = Field(default=None, min_length=3, max_length=63)
+    """The bucket. Give it a lifecycle rule that aborts incomplete multipart uploads."""
     s3_endpoint: str | None = Field(default=None, pattern=r"^https?://")
+    """`http://` or `https://` address. Default: AWS."""
     s3_region: str | None = Field(default=None, min_length=1, max_length=100)
+    """Region of the bucket. Default: that of the machine."""
     s3_prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._/-]{1,200}$")
+    """Prefix of every key in the bucket."""
     s3_access_key_id: SecretStr | None = None
+    """Default: the identity of the machine."""
     s3_secret_access_key: SecretStr | None = None
+    """Secret of `s3_access_key_id`."""
     adapter_disk_bytes: int = Field(default=64 * GIB, ge=1 << 20, le=1 << 50)
+    """With a bucket: disk space of the copies of adapters in `data_dir`."""
     storage_floor_bytes: int = Field(default=GIB, ge=0, le=1 << 50)
+    """Free disk space below which uploads get 507 `storage_full`. 0: no floor."""
 
     memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """Share of a GPU's memory that may be used. CPU memory has no budget."""
     kv_cache_bytes: int | None = Field(default=None, ge=1 << 20, le=1 << 44)
+    """Memory of the KV cache. Default: what weights and adapters leave on a GPU, 1 GiB on a CPU."""
     prefix_caching: bool = True
+    """Reuse cached prefixes within a tenant."""
     adapter_bytes: int | None = Field(default=None, ge=0, le=1 << 44)
+    """Memory of resident adapters. 0: no adapter is served."""
     adapter_host_bytes: int = Field(default=4 * GIB, ge=0, le=1 << 44)
+    """With a GPU: pinned host memory from which evicted adapters return without reading the disk."""
     adapter_page_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    """Format of resident adapters. `auto`: the model's type."""
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
+    """Most rows of a batch."""
     max_num_batched_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
+    """Most tokens of a step. Default: 1,024 on a GPU, 256 on a CPU."""
     max_adapters_per_step: int = Field(default=64, ge=1, le=4096)
+    """Most different adapters of a batch."""
     max_waiting: int = Field(default=1024, ge=0, le=1 << 20)
+    """Sequences that wait to begin in the engine."""
     cuda_graphs: Literal["auto", "off"] = "auto"
+    """`auto`: steps are replayed as CUDA graphs. `off`: every kernel is launched by itself."""
     deterministic: bool = False
+    """The same request with the same `seed` has the same bits, whatever runs beside it."""
 
-    default_max_tokens: int = Field(default=4096, ge=0, le=MAX_DEFAULT_TOKENS)
-    tier_default_max_tokens: Annotated[
-        dict[Annotated[str, Field(pattern=TENANT_NAME)], Annotated[int, Field(ge=0, le=MAX_DEFAULT_TOKENS)]],
-        NoDecode,
-    ] = Field(default={}, max_length=64)
+    default_max_tokens: types.MaxTokens = 4096
+    """Most tokens of a chat answer whose request names no maximum. 0: what the context leaves."""
+    tier_default_max_tokens: types.TierMaxTokens = {}
+    """The same by tier, such as `gold=8192,free=512`; a table in the TOML file."""
     unknown_parameters: UnknownParameters = "refuse"
+    """What becomes of requests with a parameter that this server does not know."""
     max_requests_in_flight: int = Field(default=2048, ge=1, le=1 << 20)
+    """Sequences (prompts times `n`) in progress in a gateway."""
     max_connections: int = Field(default=4096, ge=1, le=1 << 20)
+    """Open client connections of a gateway."""
     queue_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
+    """Longest wait for a place in the batch; beyond it a request gets 503."""
     first_token_timeout_s: float = Field(default=600.0, gt=0, le=86_400)
+    """Longest time from a request's arrival to the first token of each prompt; beyond it 504."""
     total_timeout_s: float = Field(default=1800.0, gt=0, le=86_400)
+    """Longest duration of a request; beyond it 504."""
 
     currency: str = Field(default="USD", pattern=r"^[A-Z]{3}$")
+    """Currency (ISO 4217) of the first rate card, and of tenants without one of their own."""
     price_prompt: int = Field(default=0, ge=0, le=MAX_PRICE)
+    """Price of a million prompt tokens in the first rate card, in millionths of the currency."""
     price_cached_prompt: int | None = Field(default=None, ge=0, le=MAX_PRICE)
+    """The same for cached prompt tokens. Default: `price_prompt`."""
     price_completion: int = Field(default=0, ge=0, le=MAX_PRICE)
+    """The same for response tokens."""
     accelerator_price_per_hour: int | None = Field(default=None, ge=0, le=10**12)
+    """What all accelerators cost per hour, in millionths of `currency`."""
     invoice_grace_hours: int = Field(default=24, ge=0, le=720)
+    """Hours after a month until its invoices are final, for usage that arrives late."""
     journal_max_bytes: int = Field(default=256 << 20, ge=32 << 20, le=1 << 40)
+    """Size of a gateway's journal of usage that PostgreSQL does not have yet."""
     ledger_retention_months: int = Field(default=24, ge=2, le=240)
+    """Whole months before the current one whose usage records are kept. Rollups and totals stay."""
     audit_retention_days: int = Field(default=365, ge=2, le=3650)
+    """Age at which audit entries are deleted, and ended keys."""
     webhook_allow_private: bool = False
+    """Webhooks may lead to private networks, and use `http`."""
     meter_export: str | None = Field(default=None, min_length=1, max_length=MAX_URL_LENGTH)
-    meter_export_secret: SecretStr | None = Field(default=None, validate_default=True)
+    """Where hourly meter events go: the absolute path of a file, or a URL."""
+    meter_export_secret: SecretStr | None = None
+    """Signs what is sent to a URL: `whsec_` and at least 24 bytes in base64."""
 
     drain_grace_s: float = Field(default=5.0, ge=0, le=600)
+    """After SIGTERM: how long `/readyz` fails while new requests are still taken."""
     drain_s: float = Field(default=30.0, ge=0, le=3600)
+    """How long running requests may continue after that."""
     engine_start_timeout_s: float = Field(default=1800.0, gt=0, le=86_400)
+    """Longest start of an engine; then it ends with the name of its stage."""
     valkey_timeout_s: float = Field(default=0.05, gt=0, le=1)
+    """Longest silence of Valkey that an admission waits for."""
     known_caller_s: float = Field(default=300.0, ge=0, le=86_400)
+    """Without PostgreSQL: how long ago a key that is served on `/v1` may have been read. 0: none."""
     metrics_adapter_names: bool = False
+    """Export `vllm:lora_requests_info`, which names the adapters of all tenants."""
     otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s?#]{1,500}$")
+    """OpenTelemetry collector that gets a trace of every request. Needs the extra `otel`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level that is logged, to standard error."""
     fake_engine: Path | None = None
+    """JSON script that replaces the model, for fault injection."""
 
-    _without_effect: dict[str, str] = PrivateAttr(default_factory=dict)
-
-    @field_validator("engine")
-    @classmethod
-    def _engines_are_sockets_or_one_application(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(value) == 1 and RAY_APPLICATION.fullmatch(value[0]):
-            return value
-        for address in value:
-            if not address.startswith(f"{ENGINE_ADDRESS_PREFIX}/"):
-                raise ValueError(
-                    f"{address} is not a unix socket; allowed: {ENGINE_ADDRESS_PREFIX}/absolute/path, or one {RAY_ADDRESS_PREFIX}APP"
-                )
-        return value
+    _without_effect: tuple[str, ...] = PrivateAttr(())
 
     @field_validator(*GIVEN_WITH)
     @classmethod
@@ -224,76 +243,12 @@ class Settings(BaseSettings):
             raise ValueError(f"must be given exactly if `{other}` is")
         return value
 
-    @field_validator("public_url")
-    @classmethod
-    def _an_origin_as_browsers_write_it(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        parts = urlsplit(value)
-        if not parts.hostname or "@" in parts.netloc or not value.isascii():
-            raise ValueError("must be https://name or https://name:port, the name in ASCII (xn--…)")
-        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        is_usual = parts.port in (None, {"http": 80, "https": 443}[parts.scheme])
-        return f"{parts.scheme}://{host}" if is_usual else f"{parts.scheme}://{host}:{parts.port}"
-
     @field_validator("smtp_url")
     @classmethod
     def _links_in_mails_lead_here(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
-        if value is None:
-            return None
-        parts = urlsplit(value.get_secret_value())
-        if parts.scheme not in ("smtp", "smtps") or not parts.hostname:
-            raise ValueError("must be smtp://user:password@host:port or smtps://…")
-        if info.data.get("public_url") is None:
+        if value is not None and info.data.get("public_url") is None:
             raise ValueError("needs `public_url`, to which the links in mails lead")
         return value
-
-    @field_validator("smtp_from")
-    @classmethod
-    def _mails_have_a_sender(cls, value: str | None) -> str | None:
-        if value is not None and ("@" not in value or not value.isprintable()):
-            raise ValueError("must be an email address, such as loraplex <no-reply@example.com>")
-        return value
-
-    @field_validator("oidc_issuer")
-    @classmethod
-    def _issuers_are_trusted_through_tls(cls, value: str | None) -> str | None:
-        here = value is not None and urlsplit(value).hostname in ("127.0.0.1", "::1", "localhost")
-        if value is not None and not here and not value.startswith("https://"):
-            raise ValueError("must begin with https://, unless the provider runs on this machine")
-        return value
-
-    @field_validator("trusted_proxies", "oidc_allowed_domains", "allowed_origins", mode="before")
-    @classmethod
-    def _split_at_commas(cls, value: object) -> object:
-        if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        return tuple(value) if isinstance(value, list) else value
-
-    @field_validator("tier_default_max_tokens", mode="before")
-    @classmethod
-    def _tiers_with_their_numbers(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
-        if not all(number for _, _, number in pairs):
-            raise ValueError("must be tier=tokens, with commas between them, as in gold=8192,free=512")
-        return {tier.strip(): number.strip() for tier, _, number in pairs}
-
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _proxies_are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(str(parse_network(text)) for text in value)
-
-    @field_validator("allowed_origins")
-    @classmethod
-    def _origins_as_browsers_send_them(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        origins = [origin.lower().removesuffix("/") for origin in value]
-        if wrong := next(
-            (each for each in origins if each != ANY_ORIGIN and not ORIGIN.fullmatch(each)), None
-        ):
-            raise ValueError(f"{wrong!r} must be `*` or scheme://host[:port], as in https://app.example.com")
-        return tuple(DEFAULT_PORT.sub(r"\1\2", origin) for origin in origins)
 
     @field_validator("price_cached_prompt")
     @classmethod
@@ -325,22 +280,14 @@ class Settings(BaseSettings):
             raise ValueError("must be `whsec_` and at least 24 bytes in base64")
         return value
 
-    @field_validator("data_dir")
-    @classmethod
-    def _absolute(cls, value: Path) -> Path:
-        return value.expanduser().absolute()
-
     @model_validator(mode="wrap")
     @classmethod
     def _without_what_is_gone(cls, values: dict[str, Any], build: ModelWrapValidatorHandler[Self]) -> Self:
-        """Take settings of earlier releases out of `values` and the environment, of which pydantic reads known names only."""
-        given = {name: os.environ.get(f"LORAPLEX_{name.upper()}", values.get(name)) for name in REMOVED}
+        """Take out settings of earlier releases; of the environment pydantic reads known names only."""
         settings = build({name: value for name, value in values.items() if name not in REMOVED})
-        settings._without_effect = {
-            name: str(value)
-            for name, value in given.items()
-            if value is not None and not _means(str(value), REMOVED[name])
-        }
+        variables = {name: os.environ.get(f"LORAPLEX_{name.upper()}") for name in REMOVED}
+        given = {name: value for name, value in variables.items() if value is not None}
+        settings._without_effect = tuple(without_effect({**values, **given}))
         return settings
 
     @classmethod
@@ -362,27 +309,17 @@ class Settings(BaseSettings):
         return Price(prompt=self.price_prompt, cached_prompt=cached, completion=self.price_completion)
 
     @property
-    def exposes_plain_http(self) -> bool:
-        """Whether API keys cross a network unencrypted: clients reach `host` from other machines, and nothing ends TLS.
-
-        A configured proxy is taken to do so.
-        """
-        is_plain = self.tls_certificate is None and not self.trusted_proxies
-        return self.role != "engine" and is_plain and not self.is_local
-
-    @property
     def exposures(self) -> tuple[str, ...]:
-        """What other machines can read without being meant to, as warnings."""
-        is_open = self.role != "engine" and self.metrics_port is None and not self.is_local
-        return (PLAIN_HTTP,) * self.exposes_plain_http + (OPEN_METRICS,) * is_open
+        """What other machines can read without being meant to, as warnings. A configured proxy is taken to end TLS."""
+        if self.role == "engine" or self.is_local:
+            return ()
+        is_plain = self.tls_certificate is None and not self.trusted_proxies
+        return (PLAIN_HTTP,) * is_plain + (OPEN_METRICS,) * (self.metrics_port is None)
 
     @property
     def without_effect(self) -> tuple[str, ...]:
         """A warning for each setting of an earlier release that was given, and is not what holds now."""
-        return tuple(
-            f"setting `{name}` is gone: {value} has no effect, {REMOVED[name]} holds; remove it"
-            for name, value in self._without_effect.items()
-        )
+        return self._without_effect
 
     @property
     def is_local(self) -> bool:
@@ -400,8 +337,8 @@ class Settings(BaseSettings):
     @property
     def ray_application(self) -> str | None:
         """The Serve application whose replicas are the engines; None for engines on sockets."""
-        is_ray = bool(self.engine) and self.engine[0].startswith(RAY_ADDRESS_PREFIX)
-        return self.engine[0].removeprefix(RAY_ADDRESS_PREFIX) if is_ray else None
+        is_ray = bool(self.engine) and self.engine[0].startswith(types.RAY_ADDRESS_PREFIX)
+        return self.engine[0].removeprefix(types.RAY_ADDRESS_PREFIX) if is_ray else None
 
     @property
     def readiness_grace_s(self) -> float:
@@ -433,14 +370,6 @@ def load_settings(flags: Mapping[str, Any] | None = None, config_file: Path | No
         raise SettingsError("\n".join(_explain(detail) for detail in error.errors())) from None
     except TOMLDecodeError as error:
         raise SettingsError(f"{config_file or DEFAULT_CONFIG_FILE}: not valid TOML: {error}") from None
-
-
-def _means(value: str, held: str) -> bool:
-    """Whether both are the same number or word."""
-    try:
-        return float(value) == float(held)
-    except ValueError:
-        return value.lower() == held
 
 
 def _explain(detail: ErrorDetails) -> str:

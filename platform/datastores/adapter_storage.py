@@ -25,7 +25,9 @@ class AdapterStorage:
             self.local,
             self.objects if bucket else None,
             base_model_digest,
-            copy_limits=copy_limits(settings),
+            copy_limits=LocalCacheConfig(
+                max_bytes=settings.adapter_disk_bytes, in_use_s=settings.total_timeout_s + COPY_MARGIN_SECONDS
+            ),
         )
 
 
@@ -47,10 +49,4 @@ def s3_options(settings: Settings) -> S3Options | None:
         prefix=settings.s3_prefix,
         access_key_id=None if key_id is None else key_id.get_secret_value(),
         secret_access_key=None if secret is None else secret.get_secret_value(),
-    )
-
-
-def copy_limits(settings: Settings) -> LocalCacheConfig:
-    return LocalCacheConfig(
-        max_bytes=settings.adapter_disk_bytes, in_use_s=settings.total_timeout_s + COPY_MARGIN_SECONDS
     )

@@ -16,7 +16,7 @@ import structlog
 
 from loraplex.adapters.errors import AdaptersError, BlobStoreUnavailable
 from loraplex.engine.errors import EngineError
-from loraplex.platform.config import ANY_ORIGIN, EVERY_ORIGIN, Settings
+from loraplex.platform.config import EVERY_ORIGIN, Settings
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.startup import OnStage, StartingEngines, open_lone_engine, start_engines
 from loraplex.platform.processes.environment import ray_requires_tokens
@@ -26,6 +26,7 @@ from loraplex.platform.server.connection_limiter import reserve_descriptors
 from loraplex.platform.server.listening import bind
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.progress import shown_progress
+from loraplex.platform.setting_types import ANY_ORIGIN
 from loraplex.platform.server.start import GatewayStart
 from loraplex.platform.startup_errors import (
     DependencyFailed,

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from loraplex.adapters.limits import UploadConfig
-from loraplex.platform.config import REMOVED, load_settings
+from loraplex.platform.config import load_settings
 from loraplex.platform.engines.engine_config import engine_config
 from loraplex.platform.engines.event_buffer import READER_STALL_S, EventBufferConfig
 from loraplex.platform.engines.process import EngineProcessOptions, WatchdogConfig
@@ -15,6 +15,7 @@ from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.inference.structured_output.compile_cache import CompileLimits
 from loraplex.platform.observability.health import READY_STALL_S
 from loraplex.platform.parameters.output_constraints import FAST_FORWARD
+from loraplex.platform.removed_settings import REMOVED
 from loraplex.platform.server.serve_gateway import MAX_CONNECTIONS_PER_ADDRESS
 from loraplex.platform.startup_errors import SettingsError
 from loraplex.platform.web.runner import IDEMPOTENCY_LIFETIME

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from structlog.testing import capture_logs
 from tests.platform.certificates import certificate_of
 
-from loraplex.platform.config import load_settings
+from loraplex.platform.config import PLAIN_HTTP, load_settings
 from loraplex.platform.server import http_protocol, tls_listener
 from loraplex.platform.server.certificate import ServerCertificate, read_certificate, reload_at_hangup
 from loraplex.platform.server.connection_limiter import ConnectionLimiter
@@ -275,5 +275,5 @@ def test_only_what_nothing_encrypts_is_warned_of(tmp_path: Path) -> None:
         ({"host": "localhost", **tls}, False, True, "https"),
     ):
         settings = load_settings(flags)
-        seen = (settings.exposes_plain_http, settings.is_local, settings.scheme)
+        seen = (PLAIN_HTTP in settings.exposures, settings.is_local, settings.scheme)
         assert seen == (exposed, local, scheme)
