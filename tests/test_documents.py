@@ -3,29 +3,24 @@
 A sentence that an edit cut in two, or put into another one, is found as well, where its marks are plain.
 """
 
+import importlib
 import re
 import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args, get_origin
 
 import pytest
-from pydantic import SecretStr
-from pydantic.fields import FieldInfo
 
 from loraplex.platform.cli.main import COMMANDS
 from loraplex.platform.config import Settings
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-SETTINGS_DOCUMENT = ROOT / "platform" / "README.md"
 FOLDERS = ("adapters", "deploy", "engine", "grammar", "migrations", "platform", "tenants", "tests")
 DOCUMENTS = [README, *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))]
 CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
-SETTINGS_BEGIN, SETTINGS_END = "<!-- settings: checked -->", "<!-- settings: end -->"
 FAULTS_BEGIN, FAULTS_END = "<!-- faults: checked -->", "<!-- faults: end -->"
-SIZES = ((1 << 50, "PiB"), (1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 ELSEWHERE = (
     *("loraplex.toml", "compose/secrets/loraplex.toml", "journal/", "digests.txt"),  # of an installation
     *("FREEZE.txt", "gpu.jsonl", "DIR/gpu.jsonl", "../results/gpu-TIME.jsonl"),  # of a run on a card
@@ -38,61 +33,13 @@ FOREIGN = {"InferencePool", "bmm", "DecodeStream", "stripe_customer_id"}
 """Names of other programs, which no file of the repository has."""
 SOURCES = (".py", ".lua", ".toml", ".yaml", ".yml", ".html", ".mako", ".conf", ".service")
 BEGINNINGS = "The|It|This|These|They|An|If|When|Where|Each|Every|So|But|In|Its|What|Who"
-TEXT_TYPES = (str, Path, SecretStr)
 
 
-def settings_rows() -> list[tuple[str, str, str]]:
-    """(name, allowed, default) of every setting, as `SETTINGS_DOCUMENT` lists them."""
-    return [
-        (f"`{name}`", allowed(name, field), shown(name, field.default))
-        for name, field in Settings.model_fields.items()
-    ]
-
-
-def allowed(name: str, field: FieldInfo) -> str:
-    """What a setting may be, from its type and bounds."""
-    kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not type(None)]
-    if get_origin(field.annotation) in (tuple, dict):
-        return {
-            "engine": "`ipc://` addresses, or `ray://APP`",
-            "trusted_proxies": "networks",
-            "oidc_allowed_domains": "domains",
-            "allowed_origins": "origins",
-            "tier_default_max_tokens": "`tier=tokens`",
-        }[name]
-    if all(isinstance(kind, str) for kind in kinds):
-        return ", ".join(map(str, kinds))
-    if kinds == [bool]:
-        return "true, false"
-    if kinds[0] in TEXT_TYPES:
-        return {str: "text", Path: "path", SecretStr: "text, hidden"}[kinds[0]]
-    bounds: dict[str, Any] = {}
-    for constraint in field.metadata:
-        for bound in ("ge", "gt", "le"):
-            if hasattr(constraint, bound):
-                bounds[bound] = getattr(constraint, bound)
-    low = f"above {shown(name, bounds['gt'])}" if "gt" in bounds else shown(name, bounds["ge"])
-    return f"{low} to {shown(name, bounds['le'])}"
-
-
-def shown(name: str, value: Any) -> str:
-    if value in (None, (), {}):
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if name.endswith("_bytes") and value:
-        return next(f"{value // unit} {label}" for unit, label in SIZES if value % unit == 0)
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def written_rows() -> list[tuple[str, ...]]:
-    text = SETTINGS_DOCUMENT.read_text()
-    table = text[text.index(SETTINGS_BEGIN) + len(SETTINGS_BEGIN) : text.index(SETTINGS_END)].strip()
-    return [tuple(cell.strip() for cell in line.strip("|").split("|")[:3]) for line in table.splitlines()[2:]]
-
-
-def test_the_settings_table_is_that_of_the_code() -> None:
-    assert written_rows() == settings_rows()
+def test_the_page_of_settings_is_written_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    build = importlib.import_module("deploy.guide.build_settings")
+    assert build.PAGE.read_text() == build.page(), "run python -m deploy.guide.build_settings"
+    assert set(build.NOTES) <= set(Settings.model_fields)
 
 
 def test_every_test_of_the_table_of_faults_exists() -> None:

@@ -27,7 +27,7 @@ ROUTER: Final = f"{__name__}:{PlacementRouter.__name__}"
 
 
 class EngineArguments(BaseModel):
-    """The `args` of the application. `settings`: of the engine, by their names; see platform/README.md."""
+    """The `args` of the application. `settings`: of the engine, by their names; see deploy/guide/settings.md."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -19,6 +19,7 @@ def require_setting_variable(name: str) -> None:
 
 def require_settings(values: Mapping[str, Any]) -> None:
     """Names and values, as `loraplex.toml` has them, must be what the settings allow."""
+    assert values.keys() <= Settings.model_fields.keys(), values
     Settings.model_validate(dict(values))
 
 
