@@ -27,10 +27,8 @@ from loraplex.adapters.storage.local_store import (
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.adapters.uploads.lease import UploadLease
 from loraplex.adapters.uploads.parts import StoredPart, UploadParts, part_size, require_all
-from loraplex.adapters.versions.lifecycle import RegisteredVersion
-from loraplex.tenants.actors import Actor
-from loraplex.tenants.audit_log import AuditRepository
 from loraplex.adapters.versions.lifecycle import RegisteredVersion, VersionLifecycle
+from loraplex.tenants.actors import Actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AdapterVersion, Upload, UploadPart
 from loraplex.tenants.registry.records import AcceptedVersion

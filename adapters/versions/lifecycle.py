@@ -23,9 +23,8 @@ from loraplex.adapters.errors import (
 from loraplex.adapters.storage.local_store import WEIGHTS_FILE
 from loraplex.adapters.versions.pending_folders import PendingFolder, PendingFolders
 from loraplex.adapters.versions.version_job import SYSTEM, LifecycleConfig, VersionJob
-from loraplex.tenants.actors import Actor
-from loraplex.tenants.audit_log import AuditRepository
 from loraplex.engine.messages import AdapterKey
+from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.models import AdapterVersion

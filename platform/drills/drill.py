@@ -21,9 +21,9 @@ from loraplex.platform.drills.report import DrillReport, Promise
 from loraplex.platform.drills.traffic import TIMEOUT_S, DrillLoad, Traffic, recovery_s
 from loraplex.platform.drills.undo import EndTenant, Undo
 from loraplex.platform.drills.watchdog import DrillWatchdog
+from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.counter_drift import compare_counters, opened_counters
 from loraplex.tenants.counters.counters import Counters
-from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import StoreUnavailable, TenantsError
 from loraplex.tenants.ledger.usage_ledger import UsageLedger

@@ -26,8 +26,8 @@ from loraplex.platform.server.connection_limiter import reserve_descriptors
 from loraplex.platform.server.listening import bind
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.progress import shown_progress
-from loraplex.platform.setting_types import ANY_ORIGIN
 from loraplex.platform.server.start import GatewayStart
+from loraplex.platform.setting_types import ANY_ORIGIN
 from loraplex.platform.startup_errors import (
     DependencyFailed,
     EngineStartFailed,

@@ -30,13 +30,13 @@ from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.progress import Progress
 from loraplex.platform.server.start import GatewayStart, bounded_stage
 from loraplex.platform.server.uvicorn_server import DrainTimes, HttpListener, serve_until_stopped, serving
-from loraplex.platform.services.people.accounts import has_operator, invite_operator, was_operator_invited
-from loraplex.tenants.people.records import link_address
 from loraplex.platform.startup_errors import DependencyFailed
 from loraplex.platform.web.transport.head_requests import HeadRequests
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.api_keys.networks import parse_network
 from loraplex.tenants.database import Database
+from loraplex.tenants.people.accounts import has_operator, invite_operator, was_operator_invited
+from loraplex.tenants.people.records import link_address
 from loraplex.tenants.unit_of_work import unit_of_work
 
 LOG = structlog.get_logger("loraplex.serve")

@@ -6,8 +6,6 @@ from typing import Final
 from uuid import UUID
 
 from loraplex.tenants.actors import Actor
-from loraplex.tenants.people.roles import VIEWING_SCOPES, scopes_of
-from loraplex.tenants.people.sessions import ABSOLUTE, FoundSession
 
 ABSOLUTE: Final = timedelta(days=7)
 """The time after which a session ends in any case."""

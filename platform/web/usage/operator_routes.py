@@ -7,7 +7,6 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
-from loraplex.tenants.ledger import use_cases as usage_corrections
 from loraplex.platform.web.cursors import page_parameters
 from loraplex.platform.web.openapi import described
 from loraplex.platform.web.planes import OperatorRequest, requires_operator
@@ -16,6 +15,7 @@ from loraplex.platform.web.responses import documented
 from loraplex.platform.web.usage.documents import OperatorUsageDocument, UsageReportDocument
 from loraplex.platform.web.usage.usage_query import USAGE_PARAMETERS
 from loraplex.platform.web.usage.usage_report import answer_usage
+from loraplex.tenants.ledger import use_cases as usage_corrections
 from loraplex.tenants.ledger.corrections import MAX_REASON
 from loraplex.tenants.ledger.usage_reports import Dimension
 from loraplex.tenants.unit_of_work import UnitOfWork

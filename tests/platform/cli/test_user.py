@@ -17,7 +17,6 @@ from loraplex.platform.cli import tenant, user
 from loraplex.platform.server.gateway_address import GatewayAddress, announced
 from loraplex.platform.server.serve_gateway import first_run_notice
 from loraplex.tenants.administration.invitations import Acceptance, accept_invitation
-from loraplex.tenants.people.sign_in import SignedIn
 from loraplex.tenants.database import Database
 from loraplex.tenants.people.sessions import Client, SignedIn
 

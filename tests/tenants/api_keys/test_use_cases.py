@@ -5,9 +5,8 @@ from datetime import UTC, datetime
 import pytest
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.tenants.api_keys import use_cases as api_keys
-from loraplex.tenants.api_keys.use_cases import Delegated, Operator
 from loraplex.tenants.actors import Actor, command_actor
+from loraplex.tenants.api_keys import use_cases as api_keys
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.api_keys.records import KeyChange, KeyDocument
 from loraplex.tenants.api_keys.use_cases import Delegated, Operator
