@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from loraplex.tenants.counters import deadline, pipelined_commands
+from loraplex.tenants.counters import pipelined_commands
 from loraplex.tenants.counters.pipelined_commands import PipelinedCommands
 from loraplex.tenants.valkey import FAILURES, open_valkey
 
@@ -66,7 +66,7 @@ async def test_replies_of_the_next_connection_prolong_no_wait_on_a_silent_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first connection is silent after its handshake, as one that the network has lost; the others answer."""
-    monkeypatch.setattr(deadline, "BUSY_SECONDS", 3600.0)
+    monkeypatch.setattr(pipelined_commands, "BUSY_SECONDS", 3600.0)
     monkeypatch.setattr(pipelined_commands, "CLOSE_SECONDS", 3600.0)
     connected: list[asyncio.StreamWriter] = []
 
