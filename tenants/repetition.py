@@ -1,14 +1,15 @@
-"""Repeats a step of the background until it is cancelled.
+"""Attempts a step of the background, once or until it is cancelled.
 
-Invariant: no failure ends it. Of failures of a store, which repeat while the store is away, only the first in a row is logged.
+Invariant: no failure ends what goes on. Of failures of a store that `repeat` meets, which repeat while the store is away, only the first in a row is logged.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from structlog.stdlib import BoundLogger
 
-from loraplex.tenants.errors import StoreUnavailable
+from loraplex.tenants.errors import StoreUnavailable, TenantsError
 
 
 async def repeat(
@@ -30,3 +31,21 @@ async def repeat(
         except Exception:
             log.exception(event, step=step.__name__)
         await asyncio.sleep(seconds)
+
+
+async def attempt(
+    log: BoundLogger,
+    step: Awaitable[Any],
+    failed: str,
+    retried: tuple[type[Exception], ...] = (TenantsError,),
+    /,
+    **facts: str,
+) -> Any:
+    """Return the result of `step`; None if it failed. An error that is `retried` is a warning, another one is logged as `failed`."""
+    try:
+        return await step
+    except retried as error:
+        log.warning("tried again later", error=str(error)[:200], **facts)
+    except Exception:
+        log.exception(failed, **facts)
+    return None

@@ -5,10 +5,9 @@ Invariant: an error never ends it; a failed step is logged and repeated. Any num
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -21,6 +20,7 @@ from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.ledger.partitions import LedgerPartitions
+from loraplex.tenants.repetition import attempt
 from loraplex.tenants.retention import Retention, RetentionRepository
 
 DELETION_POLL_S: Final = 2.0
@@ -31,6 +31,7 @@ MAX_BATCHES: Final = 50
 MAX_ERASURES: Final = 10
 RECENT: Final = timedelta(hours=1)
 RETRIED_ERRORS: Final = (TenantsError, EngineError, AdaptersError, OSError)
+LOG = structlog.get_logger("loraplex.housekeeping")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,19 +43,16 @@ class Housekeeping:
     retention: Retention
     partitions: LedgerPartitions
     _forgotten: set[UUID] = field(default_factory=set)
-    _log: structlog.stdlib.BoundLogger = field(
-        default_factory=lambda: structlog.get_logger("loraplex.housekeeping")
-    )
 
     async def run(self) -> None:
         next_sweep = 0.0
         while True:
-            await self._try("deletion", self.finish_deletions)
+            await _attempt("deletion", self.finish_deletions())
             now = asyncio.get_running_loop().time()
             if now >= next_sweep:
-                await self._try("partitions", self.partitions.keep_up)
-                await self._try("retention", self.sweep)
-                await self._try("leftovers", self.remove_leftovers)
+                await _attempt("partitions", self.partitions.keep_up())
+                await _attempt("retention", self.sweep())
+                await _attempt("leftovers", self.remove_leftovers())
                 next_sweep = now + SWEEP_S
             await asyncio.sleep(DELETION_POLL_S)
 
@@ -69,11 +67,11 @@ class Housekeeping:
             self._forgotten.add(tenant_id)
         self._forgotten &= recent
         for tenant_id in unfinished:
-            await self._try("erasure", partial(self._erase, tenant_id))
+            await _attempt("erasure", self._erase(tenant_id))
 
     async def _erase(self, tenant_id: UUID) -> None:
         if await self.erasure.erase(tenant_id):
-            self._log.info("tenant erased", tenant_id=str(tenant_id))
+            LOG.info("tenant erased", tenant_id=str(tenant_id))
 
     async def sweep(self) -> dict[str, int]:
         """Delete records whose retention has ended. Returns the number of rows per table."""
@@ -85,16 +83,8 @@ class Housekeeping:
             if max(batch.values()) < BATCH:
                 break
         if any(deleted.values()):
-            self._log.info("expired records deleted", **deleted)
+            LOG.info("expired records deleted", **deleted)
         return deleted
-
-    async def _try(self, name: str, work: Callable[[], Awaitable[object]]) -> None:
-        try:
-            await work()
-        except RETRIED_ERRORS as error:
-            self._log.warning("tried again later", work=name, error=str(error)[:200])
-        except Exception:  # noqa: BLE001 - logged; a defect in one job must not end the others
-            self._log.exception("background work failed", work=name)
 
     async def remove_leftovers(self) -> None:
         """Erase files that were stored while their tenant was being deleted, or that are here of a tenant another gateway erased."""
@@ -104,3 +94,8 @@ class Housekeeping:
             gone |= await deletions.deleted_among(set(await self.erasure.files.tenants()))
         for tenant_id in gone:
             await self.erasure.files.erase(tenant_id)
+
+
+async def _attempt(name: str, work: Awaitable[object]) -> None:
+    """A defect in one job does not end the others."""
+    await attempt(LOG, work, "background work failed", RETRIED_ERRORS, work=name)

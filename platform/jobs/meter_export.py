@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Protocol
@@ -19,12 +19,14 @@ from loraplex.platform.jobs.receiver_client import ReceiverClient
 from loraplex.platform.observability.webhook_metrics import WebhookMetrics
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
+from loraplex.tenants.repetition import attempt
 from loraplex.tenants.usage.meter_events import BATCH, MeterEvent, MeterExports, closed_days, last_closed
 from loraplex.tenants.webhooks.signature import signed_headers
 
 POLL_S: Final = 60.0
 MAX_LINE_BYTES: Final = 512
 """Longer than the line of any event."""
+LOG = structlog.get_logger("loraplex.meter_export")
 
 
 class NotExported(Exception):
@@ -93,21 +95,17 @@ class MeterExporter:
     metrics: WebhookMetrics
     poll_s: float = POLL_S
     _collected: datetime | None = None
-    _log: structlog.stdlib.BoundLogger = field(
-        default_factory=lambda: structlog.get_logger("loraplex.meter_export")
-    )
 
     async def run(self) -> None:
+        retried = (TenantsError, NotExported, OSError)
         while True:
-            try:
-                await self.collect(datetime.now(UTC))
-                while await self.send():
-                    continue
-            except (TenantsError, NotExported, OSError) as error:
-                self._log.warning("tried again later", work="meter export", error=str(error)[:200])
-            except Exception:  # noqa: BLE001 - logged; a defect must not end the export
-                self._log.exception("meter export failed")
+            await attempt(LOG, self._export(), "meter export failed", retried, work="meter export")
             await asyncio.sleep(self.poll_s)
+
+    async def _export(self) -> None:
+        await self.collect(datetime.now(UTC))
+        while await self.send():
+            continue
 
     async def collect(self, now: datetime) -> None:
         """Write the events of closed hours, once for each hour that closes."""

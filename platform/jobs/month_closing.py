@@ -23,7 +23,7 @@ from loraplex.tenants.invoices.invoices import InvoiceRepository
 from loraplex.tenants.invoices.locks import try_lock_tenant
 from loraplex.tenants.invoices.months import Month, passed_everywhere
 from loraplex.tenants.models import Invoice
-from loraplex.tenants.repetition import repeat
+from loraplex.tenants.repetition import attempt, repeat
 from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
 PASS_S: Final = 60.0
@@ -32,6 +32,7 @@ RECHECK: Final = timedelta(hours=6)
 
 JUST_ENDED: Final = timedelta(days=1)
 """How long after its end a month without usage is billed a minimum: one that is agreed later does not reach back."""
+LOG = structlog.get_logger("loraplex.month_closing")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,13 +44,10 @@ class MonthClosing:
     clock: Callable[[AsyncSession], Awaitable[datetime]] = passed_everywhere
     _checked: dict[UUID, datetime] = field(default_factory=dict)
     _month: Month | None = None
-    _log: structlog.stdlib.BoundLogger = field(
-        default_factory=lambda: structlog.get_logger("loraplex.month_closing")
-    )
 
     async def run(self) -> None:
         """Repeat `close` until cancelled."""
-        await repeat(self._log, self.close, PASS_S)
+        await repeat(LOG, self.close, PASS_S)
 
     async def close(self) -> None:
         """Do what is due now. Errors are logged, and what failed is tried again by the next pass."""
@@ -59,13 +57,13 @@ class MonthClosing:
                 tenants = await self._unchecked(session, now)
                 drafts = await InvoiceRepository(session).due(now)
         except TenantsError as error:
-            self._log.warning("tried again later", error=str(error)[:200])
+            LOG.warning("tried again later", error=str(error)[:200])
             return
         for tenant_id in tenants:
-            if await self._try("draft", tenant_id, self._draft(tenant_id, now)):
+            if await _attempt("draft", tenant_id, self._draft(tenant_id, now)):
                 self._checked[tenant_id] = now
         for invoice in drafts:
-            await self._try("finalize", invoice.tenant_id, self._finalize(invoice, now))
+            await _attempt("finalize", invoice.tenant_id, self._finalize(invoice, now))
 
     async def _unchecked(self, session: AsyncSession, now: datetime) -> Sequence[UUID]:
         """Return the tenants that last month was not checked for recently."""
@@ -108,16 +106,10 @@ class MonthClosing:
         """Open a transaction with an operator's rights. An invoice changes nothing that gateways cache."""
         return unit_of_work(self.database, system_actor("month closing"), None, None)
 
-    async def _try(self, step: str, tenant_id: UUID, work: Awaitable[bool]) -> bool:
-        try:
-            return await work
-        except TenantsError as error:
-            self._log.warning(
-                "tried again later", step=step, tenant_id=str(tenant_id), error=str(error)[:200]
-            )
-        except Exception:  # noqa: BLE001 - logged; a defect in one tenant's bill must not stop the others
-            self._log.exception("invoice failed", step=step, tenant_id=str(tenant_id))
-        return False
+
+async def _attempt(step: str, tenant_id: UUID, work: Awaitable[bool]) -> bool:
+    """Whether the step was done. A defect in one tenant's bill does not stop the others."""
+    return bool(await attempt(LOG, work, "invoice failed", step=step, tenant_id=str(tenant_id)))
 
 
 def _is_due(content: InvoiceContent, *, just_ended: bool) -> bool:

@@ -15,7 +15,6 @@ import structlog
 
 from loraplex.platform.observability.billing_metrics import BillingMetrics
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.ledger.drift import (
     ALONE,
     HOUR,
@@ -25,6 +24,7 @@ from loraplex.tenants.ledger.drift import (
     compare,
     newest_ranges,
 )
+from loraplex.tenants.repetition import attempt
 
 INTERVAL_S: Final = 60.0
 ROUND_S: Final = 2.0
@@ -32,6 +32,7 @@ ROUND_S: Final = 2.0
 REST: Final = 9
 MAX_REPEATED: Final = 20
 """Ranges with differences that a round compares again; others wait for their turn."""
+LOG = structlog.get_logger("loraplex.usage_reconciliation")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,20 +44,12 @@ class UsageReconciliation:
     now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
     _waiting: deque[ComparedRange] = field(default_factory=deque)
     _drifting: dict[ComparedRange, Comparison] = field(default_factory=dict)
-    _log: structlog.stdlib.BoundLogger = field(
-        default_factory=lambda: structlog.get_logger("loraplex.usage_reconciliation")
-    )
 
     async def run(self) -> None:
         clock = asyncio.get_running_loop().time
         while True:
             begun = clock()
-            try:
-                await self.round()
-            except TenantsError as error:
-                self._log.warning("usage is compared again later", error=str(error)[:200])
-            except Exception:  # noqa: BLE001 - logged; a defect must not end the comparisons
-                self._log.exception("comparing usage failed")
+            await attempt(LOG, self.round(), "comparing usage failed", work="usage comparison")
             await asyncio.sleep(max(INTERVAL_S, REST * (clock() - begun)))
 
     async def round(self) -> None:
@@ -88,7 +81,7 @@ class UsageReconciliation:
         if found.differing:
             self._drifting[found.part] = found
             if before != found:
-                self._log.error(
+                LOG.error(
                     "sums of usage differ from the ledger",
                     compared=str(found.part),
                     drift_pico=found.drift_pico,
@@ -96,7 +89,7 @@ class UsageReconciliation:
                     named=[*found.named],
                 )
         elif before is not None:
-            self._log.warning("sums of usage agree with the ledger again", compared=str(found.part))
+            LOG.warning("sums of usage agree with the ledger again", compared=str(found.part))
         same = [each for part, each in self._drifting.items() if part.store == found.part.store]
         drift = sum(each.drift_pico for each in same)
         self.recorder.drifted(found.part.store, drift, sum(each.differing for each in same))

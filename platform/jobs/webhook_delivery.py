@@ -16,6 +16,7 @@ from loraplex.platform.jobs.receiver_client import ReceiverClient, SendResult
 from loraplex.platform.observability.webhook_metrics import WebhookMetrics
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError, WebhookSecretUnreadable
+from loraplex.tenants.repetition import attempt
 from loraplex.tenants.webhooks.deliveries import Attempt, Deliveries
 from loraplex.tenants.webhooks.encrypted_secrets import WebhookSecrets
 from loraplex.tenants.webhooks.events import event_body
@@ -31,6 +32,7 @@ DELAYS_S: Final = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
 """The wait after each failed attempt but the last, as Standard Webhooks recommends: 10 attempts in 75 hours."""
 JITTER: Final = 0.2
 """The largest share by which a wait is longer or shorter, so that deliveries that failed together are not repeated together."""
+LOG = structlog.get_logger("loraplex.webhooks")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,21 +47,14 @@ class WebhookDispatcher:
     retry_s: float = RETRY_S
     _running: Counter[UUID] = field(default_factory=Counter)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
-    _log: structlog.stdlib.BoundLogger = field(
-        default_factory=lambda: structlog.get_logger("loraplex.webhooks")
-    )
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as attempts:
             while True:
-                try:
-                    for attempt in await self._claim():
-                        attempts.create_task(self._attempt(attempt))
-                except TenantsError as error:
-                    self._log.warning("tried again later", work="webhooks", error=str(error)[:200])
-                    await asyncio.sleep(self.retry_s)
-                except Exception:  # noqa: BLE001 - logged; a defect must not end the job
-                    self._log.exception("webhooks failed")
+                claimed = await attempt(LOG, self._claim(), "webhooks failed", work="webhooks")
+                for each in claimed or ():
+                    attempts.create_task(self._attempt(each))
+                if claimed is None:
                     await asyncio.sleep(self.retry_s)
                 await self._pause()
 
@@ -89,9 +84,9 @@ class WebhookDispatcher:
         try:
             await self._record(attempt, await self._send(attempt))
         except TenantsError as error:
-            self._log.warning("result of a delivery not recorded", error=str(error)[:200])
-        except Exception:  # noqa: BLE001 - logged; a defect met by one delivery must not end the others
-            self._log.exception("delivery failed", delivery=str(attempt.delivery_id))
+            LOG.warning("result of a delivery not recorded", error=str(error)[:200])
+        except Exception:
+            LOG.exception("delivery failed", delivery=str(attempt.delivery_id))
         finally:
             self._running[attempt.tenant_id] -= 1
             if not self._running[attempt.tenant_id]:
