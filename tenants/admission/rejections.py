@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 
-from loraplex.tenants.counters.counter_replies import Decision, Denied, Explanation, UnknownLimit
+from loraplex.tenants.counters.counter_replies import Decision, Denied, UnknownLimit
 from loraplex.tenants.errors import LimitExceeded, QuotaExhausted, RateLimited
 from loraplex.tenants.quotas.limits import BUDGETS, NANO_PER_MICRO, LimitName
 from loraplex.tenants.quotas.reservation import LimitAtAdmission, ReservationRequest
@@ -44,19 +43,6 @@ def limit_error(decision: Decision, tested: Sequence[Decision]) -> LimitExceeded
         retry_after_s=decision.retry_after_s,
         # A denied request takes nothing, not even from the limits that it passed.
         rate=rate_state([replace(each, asked=0) for each in tested]),
-    )
-
-
-def degraded_denial(
-    request: ReservationRequest,
-    at: datetime,
-    *,
-    decisions: tuple[Decision, ...] = (),
-    unknown: tuple[UnknownLimit, ...] = (),
-) -> Explanation:
-    """Explain a denial that a gateway decided without the counters."""
-    return Explanation(
-        request_id=request.request_id, at=at, decisions=decisions, unknown=unknown, degraded=True
     )
 
 

@@ -22,7 +22,6 @@ from loraplex.tenants.admission.fences import Fences
 from loraplex.tenants.admission.local_limiter import LocalLimiter
 from loraplex.tenants.admission.recent_refusals import RecentRefusals
 from loraplex.tenants.admission.rejections import (
-    degraded_denial,
     met_limits,
     rate_state,
     refusal,
@@ -35,8 +34,11 @@ from loraplex.tenants.counters.counter_replies import (
     Admitted,
     CounterReply,
     CountersMissing,
+    Decision,
     Denied,
+    Explanation,
     PolicyOutdated,
+    UnknownLimit,
 )
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import (
@@ -246,7 +248,8 @@ class Reserver:
 
     def _admitted(self, request: ReservationRequest, reply: Admitted) -> Reservation:
         price = self._price(request, reply.at)
-        self._note_overdue(request.tenant_id, reply.overdue)
+        if reply.overdue:
+            self.report_overdue(request.tenant_id)
         return Reservation(
             request=request,
             day=reply.day,
@@ -261,7 +264,8 @@ class Reserver:
     def _raise_refusal(self, request: ReservationRequest, reply: CounterReply, asked_at: float) -> None:
         """Raise what a refusal means. Returns only for `CountersMissing`."""
         if isinstance(reply, Denied):
-            self._note_overdue(request.tenant_id, reply.overdue)
+            if reply.overdue:
+                self.report_overdue(request.tenant_id)
             self.recent_refusals.remember(request, reply, asked_at)
             raise refusal(reply)
         if isinstance(reply, PolicyOutdated):
@@ -292,7 +296,7 @@ class Reserver:
         try:
             rate = self.local_limiter.admit(request.id, *asked)
         except LimitExceeded:
-            self.denials.remember(request.tenant_id, degraded_denial(request, now, decisions=decisions))
+            self._deny(request, now, decisions=decisions)
             raise
         reservation = Reservation(
             request=request,
@@ -330,9 +334,21 @@ class Reserver:
         unknown = unknown_limits(request, names)
         if not unknown:
             return QuotaUnavailable(message)
-        denial = degraded_denial(request, datetime.now(UTC), unknown=unknown)
-        self.denials.remember(request.tenant_id, denial)
+        self._deny(request, datetime.now(UTC), unknown=unknown)
         return QuotaUnavailable(message, limit=unknown[0].name, level=unknown[0].level)
+
+    def _deny(
+        self,
+        request: ReservationRequest,
+        at: datetime,
+        decisions: tuple[Decision, ...] = (),
+        unknown: tuple[UnknownLimit, ...] = (),
+    ) -> None:
+        """Keep why this gateway refused a request without the counters."""
+        explanation = Explanation(
+            request_id=request.request_id, at=at, decisions=decisions, unknown=unknown, degraded=True
+        )
+        self.denials.remember(request.tenant_id, explanation)
 
     async def _cancel(self, request: ReservationRequest) -> None:
         try:
@@ -344,7 +360,3 @@ class Reserver:
         except asyncio.CancelledError:
             self.cancel_later(request.tenant_id, request.id)
             raise
-
-    def _note_overdue(self, tenant_id: UUID, overdue: int) -> None:
-        if overdue:
-            self.report_overdue(tenant_id)
