@@ -73,29 +73,17 @@ class RequestLog:
 
     async def page(self, filters: RequestFilters, after: UUID | None, limit: int) -> RequestPage:
         """At most `limit` rows that match and are older than the row `after`, out of the next `SCANNED` rows."""
-        scanned = self._scanned(filters, after)
-        record = aliased(UsageRecord, scanned.subquery())
-        query = self._named(record).where(*self._conditions(record, filters))
-        found = (await self._session.execute(query.order_by(record.id.desc()).limit(limit + 1))).all()
-        if len(found) > limit:
-            return RequestPage([*map(_logged, found[:limit])], found[limit - 1][0].id)
-        last = scanned.with_only_columns(UsageRecord.id).offset(SCANNED - 1).limit(1)
-        return RequestPage([*map(_logged, found)], await self._session.scalar(last))
+        query = self._bounded(filters)
+        query = query if after is None else query.where(UsageRecord.id < after)
+        return await self._page(filters, query.order_by(UsageRecord.id.desc()), limit)
 
     async def page_before(self, filters: RequestFilters, before: UUID, limit: int) -> RequestPage:
         """At most `limit` rows that match and are the next newer ones than the row `before`, newest first, out of the next
         `SCANNED` rows. `more_after`: the newest of them, if there are newer rows.
         """
-        scanned = (
-            self._bounded(filters).where(UsageRecord.id > before).order_by(UsageRecord.id).limit(SCANNED)
-        )
-        record = aliased(UsageRecord, scanned.subquery())
-        query = self._named(record).where(*self._conditions(record, filters)).order_by(record.id)
-        found = (await self._session.execute(query.limit(limit + 1))).all()
-        if len(found) > limit:
-            return RequestPage([*map(_logged, found[:limit][::-1])], found[limit - 1][0].id)
-        last = scanned.with_only_columns(UsageRecord.id).offset(SCANNED - 1).limit(1)
-        return RequestPage([*map(_logged, found[::-1])], await self._session.scalar(last))
+        query = self._bounded(filters).where(UsageRecord.id > before).order_by(UsageRecord.id)
+        page = await self._page(filters, query, limit, newest_first=False)
+        return RequestPage(page.requests[::-1], page.more_after)
 
     async def get(self, request_id: str) -> LoggedRequest:
         """The row of this id, else the newest request of this `x-request-id`; corrections are found by their own ids only.
@@ -133,12 +121,19 @@ class RequestLog:
         query = self._named(UsageRecord).where(condition).order_by(UsageRecord.id.desc()).limit(1)
         return (await self._session.execute(query)).one_or_none()
 
-    def _scanned(self, filters: RequestFilters, after: UUID | None) -> Select[UsageRecord]:
-        """The newest rows older than `after`."""
-        query = self._bounded(filters)
-        if after is not None:
-            query = query.where(UsageRecord.id < after)
-        return query.order_by(UsageRecord.id.desc()).limit(SCANNED)
+    async def _page(
+        self, filters: RequestFilters, rows: Select[UsageRecord], limit: int, *, newest_first: bool = True
+    ) -> RequestPage:
+        """At most `limit` that match of the first `SCANNED` rows, in the order of these."""
+        scanned = rows.limit(SCANNED)
+        record = aliased(UsageRecord, scanned.subquery())
+        query = self._named(record).where(*self._conditions(record, filters))
+        query = query.order_by(record.id.desc() if newest_first else record.id).limit(limit + 1)
+        found = (await self._session.execute(query)).all()
+        if len(found) > limit:
+            return RequestPage([*map(_logged, found[:limit])], found[limit - 1][0].id)
+        last = scanned.with_only_columns(UsageRecord.id).offset(SCANNED - 1).limit(1)
+        return RequestPage([*map(_logged, found)], await self._session.scalar(last))
 
     def _bounded(self, filters: RequestFilters) -> Select[UsageRecord]:
         """The tenant's rows. Ids contain a time, which bounds the rows of a range of times."""
