@@ -228,11 +228,9 @@ def _of_ledger(drift: LedgerDrift | None, *, charges_all: bool) -> list[Promise]
     lost = (
         f"{drift.missing} lost, {drift.duplicated} twice, {drift.unexpected} of no request, {drift.open} open"
     )
-    exact = not (drift.drift_pico or drift.drift_tokens)
-    once = not (drift.missing or drift.duplicated or drift.unexpected or drift.open)
     promises = [
-        Promise("the ledger has what responses say: drift 0", exact, found),
-        Promise("each response has one row, and nothing stays open", once, lost),
+        Promise("the ledger has what responses say: drift 0", drift.is_exact, found),
+        Promise("each response has one row, and nothing stays open", drift.is_complete, lost),
     ]
     if charges_all:
         all_charged = drift.unbilled_tokens == 0

@@ -52,15 +52,17 @@ class LedgerDrift:
 
     @property
     def is_zero(self) -> bool:
-        found = (
-            self.drift_pico,
-            self.drift_tokens,
-            self.missing,
-            self.duplicated,
-            self.unexpected,
-            self.open,
-        )
-        return not any(found)
+        return self.is_exact and self.is_complete
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the rows charge what responses say."""
+        return not (self.drift_pico or self.drift_tokens)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each response has one row, and nothing is open."""
+        return not (self.missing or self.duplicated or self.unexpected or self.open)
 
 
 async def measure_drift(
