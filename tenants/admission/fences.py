@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
@@ -56,34 +57,28 @@ async def _within(fence: Fence, seconds: float) -> AsyncIterator[None]:
         raise QuotaUnavailable("another gateway has not yet shipped its journal; try again") from error
 
 
+@dataclass(eq=False)
 class Fences:
     """The fences that one gateway knows. `ship` ships all that the journal has when it is called. `end` ends what runs here."""
 
-    def __init__(
-        self,
-        ledger: UsageLedger,
-        ship: Callable[[], Awaitable[None]],
-        gateway_id: UUID,
-        settings: AdmissionConfig,
-        end: Callable[[Ended], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._end = end
-        self._ended_at: dict[UUID, int] = {}
-        self._suspended_under: dict[UUID, int] = {}
-        self._ledger = ledger
-        self._ship = ship
-        self._gateway_id = gateway_id
-        self._settings = settings
-        self._clock = clock
-        self._fenced_epochs: dict[UUID, int] = {}
-        self._seen = -1
-        self._confirmed = 0
-        self._connected_since = self._connected_at = clock()
-        self._database_time: datetime | None = None
-        self._jumped_at = -math.inf
-        self._starting = SingleFlight[None]()
-        self._confirming = SingleFlight[None](cancels=False)
+    ledger: UsageLedger
+    ship: Callable[[], Awaitable[None]]
+    gateway_id: UUID
+    settings: AdmissionConfig
+    end: Callable[[Ended], None]
+    clock: Callable[[], float] = time.monotonic
+    _ended_at: dict[UUID, int] = field(default_factory=dict)
+    _suspended_under: dict[UUID, int] = field(default_factory=dict)
+    _fenced_epochs: dict[UUID, int] = field(default_factory=dict)
+    _seen: int = -1
+    _confirmed: int = 0
+    _database_time: datetime | None = None
+    _jumped_at: float = -math.inf
+    _starting: SingleFlight[None] = field(default_factory=SingleFlight)
+    _confirming: SingleFlight[None] = field(default_factory=lambda: SingleFlight(cancels=False))
+
+    def __post_init__(self) -> None:
+        self._connected_since = self._connected_at = self.clock()
 
     async def ready(self) -> None:
         """Make this gateway known and read all fences, once. Nothing is admitted before. Raises `DatabaseUnavailable`."""
@@ -117,7 +112,7 @@ class Fences:
         The first rebuild of a tenant waits for nothing: no counters exist. Raises `QuotaUnavailable` when a gateway does not
         confirm within `fence_s`, `DatabaseUnavailable`.
         """
-        fence = await self._ledger.raise_fence(tenant_id, above=above)
+        fence = await self.ledger.raise_fence(tenant_id, above=above)
         if fence.fenced_epoch:
             await self._confirmed_by_all(fence)
         return fence
@@ -127,13 +122,13 @@ class Fences:
 
         Raises as `raise_fence`.
         """
-        fence = await self._ledger.raise_fence(tenant_id, outdates=False)
+        fence = await self.ledger.raise_fence(tenant_id, outdates=False)
         await self._confirmed_by_all(fence)
-        return not await self._ledger.unconfirmed(fence.number, None)
+        return not await self.ledger.unconfirmed(fence.number, None)
 
     async def _start(self) -> None:
-        await self._ledger.record_gateway(self._gateway_id, self._settings.gateway_live_s)
-        self._note(*await self._ledger.fences(0))
+        await self.ledger.record_gateway(self.gateway_id, self.settings.gateway_live_s)
+        self._note(*await self.ledger.fences(0))
         self._seen = max(self._seen, 0)
 
     async def leases_end_before(self) -> datetime | None:
@@ -141,21 +136,21 @@ class Fences:
         seemed to end together, and their gateways need time to renew them. Raises `DatabaseUnavailable`.
         """
         await self._read()
-        return self._database_time if self._clock() - self._jumped_at >= self._settings.lease_s else None
+        return self._database_time if self.clock() - self._jumped_at >= self.settings.lease_s else None
 
     async def _read(self) -> None:
         await self.ready()
-        self._note(*await self._ledger.fences(self._seen, self._seen))
+        self._note(*await self.ledger.fences(self._seen, self._seen))
 
     def _note(self, database_time: datetime, fences: list[Fence]) -> None:
-        now = self._clock()
+        now = self.clock()
         if self._database_time is not None:
             passed_s = (database_time - self._database_time).total_seconds()
             if passed_s - (now - self._connected_at) > MAX_AHEAD_SECONDS:
                 LOG.warning("the clock of PostgreSQL has jumped", passed_s=passed_s)
                 self._jumped_at = now
         self._database_time = database_time
-        if now - self._connected_at > self._settings.gateway_live_s * SILENT_SHARE:
+        if now - self._connected_at > self.settings.gateway_live_s * SILENT_SHARE:
             self._connected_since = now
         self._connected_at = now
         for fence in fences:
@@ -164,7 +159,7 @@ class Fences:
             self._seen = max(self._seen, fence.number)
             if fence.ended is not None and self._is_new(fence.ended):
                 self._ended_at[fence.tenant_id] = fence.policy_epoch
-                self._end(fence.ended)
+                self.end(fence.ended)
 
     def _is_new(self, ended: Ended) -> bool:
         """Whether a fence says more than that the tenant was suspended once, which each later one repeats."""
@@ -174,22 +169,22 @@ class Fences:
 
     async def _confirm(self) -> None:
         seen = self._seen
-        await self._ship()
-        await self._ledger.confirm_fence(self._gateway_id, seen)
+        await self.ship()
+        await self.ledger.confirm_fence(self.gateway_id, seen)
         self._confirmed = max(self._confirmed, seen)
 
     async def _confirmed_by_all(self, fence: Fence) -> None:
         """Wait for the others. One that PostgreSQL did not see lately is dead, unless PostgreSQL itself was away lately."""
         await self.ready()
-        async with _within(fence, self._settings.fence_s):
+        async with _within(fence, self.settings.fence_s):
             await self.poll()
-            while await self._ledger.unconfirmed(fence.number, self._live_s()):
+            while await self.ledger.unconfirmed(fence.number, self._live_s()):
                 await asyncio.sleep(CONFIRMED_PAUSE_SECONDS)
 
     def _live_s(self) -> float | None:
         """How lately a live gateway was seen; None while this one has not been connected for so long itself, or PostgreSQL's
         clock has jumped since.
         """
-        live_s = self._settings.gateway_live_s
+        live_s = self.settings.gateway_live_s
         known_since = max(self._connected_since, self._jumped_at)
-        return live_s if self._clock() - known_since >= live_s else None
+        return live_s if self.clock() - known_since >= live_s else None

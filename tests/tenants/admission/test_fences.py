@@ -77,7 +77,7 @@ async def test_counters_are_not_rebuilt_without_what_another_gateway_has_not_shi
         with pytest.raises(QuotaUnavailable):
             await other.admit(tenant.request())
         monkeypatch.setattr(slow.maintenance.ledger, "reserve", reserve)
-        monkeypatch.setattr(other.maintenance.fences, "_settings", LASTING)
+        monkeypatch.setattr(other.maintenance.fences, "settings", LASTING)
         await other.maintenance.settlements.counter_rebuild.rebuild(tenant.tenant_id)
         assert (await used(other, tenant.tenant_id))["tokens_per_day"].reserved == 30
         await slow.settle(reservation, usage(reservation))
@@ -210,7 +210,7 @@ async def test_a_fence_that_takes_long_to_confirm_delays_no_end(
         found = heard(gateway)
         await gateway.maintenance.fences.ready()
         monkeypatch.setattr(fences, "READ_AGAIN_SECONDS", 0.05)
-        monkeypatch.setattr(gateway.maintenance.fences, "_ship", lambda: asyncio.sleep(1.5))
+        monkeypatch.setattr(gateway.maintenance.fences, "ship", lambda: asyncio.sleep(1.5))
         for _ in range(2):
             async with database.as_operator() as session:
                 await running_requests.end(session, tenant.tenant_id, api_key_id=tenant.key.api_key_id)
