@@ -146,21 +146,6 @@ class InvoiceRepository:
         )
         return (await self._session.scalars(statement.returning(InvoiceNumber.last_number))).one()
 
-    async def pay(self, invoice: Invoice, reference: str) -> None:
-        """Record the payment of a final invoice. Raises `InvoiceStateForbids`."""
-        require_state(invoice, "final")
-        paid_at = await self._session.scalar(select(func.now()))
-        invoice.state, invoice.paid_at, invoice.paid_reference = "paid", paid_at, reference
-        await self._session.flush()
-
-    async def void(self, invoice: Invoice) -> None:
-        """Cancel a final invoice and give its credits back, under the tenant's lock. Raises `InvoiceStateForbids`."""
-        require_state(invoice, "final")
-        await CreditRepository(self._session, invoice.tenant_id).give_back(invoice.id)
-        voided_at = await self._session.scalar(select(func.now()))
-        invoice.state, invoice.voided_at = "void", voided_at
-        await self._session.flush()
-
     async def preview(self, tenant_id: UUID, month: Month, currency: str | None) -> InvoiceDetails:
         """Return what finalizing the month would lead to, and write nothing: the month's invoice, or what it would be.
 

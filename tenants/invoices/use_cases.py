@@ -9,13 +9,15 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
+from sqlalchemy import func, select
+
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.billing.tenant_billing import TenantBillings
 from loraplex.tenants.errors import InvalidField, MonthNotOver, NothingToBill
 from loraplex.tenants.invoices.content import compute_contents
 from loraplex.tenants.invoices.credits import CreditRepository, NewCredit
 from loraplex.tenants.invoices.document import invoice_document
-from loraplex.tenants.invoices.invoices import InvoiceRepository, details_of
+from loraplex.tenants.invoices.invoices import InvoiceRepository, details_of, require_state
 from loraplex.tenants.invoices.locks import lock_tenant
 from loraplex.tenants.invoices.months import Month, passed_everywhere
 from loraplex.tenants.invoices.records import (
@@ -103,8 +105,10 @@ async def pay(uow: UnitOfWork, invoice_id: UUID, reference: str) -> InvoiceDocum
         raise InvalidField("reference", f"reference must be 1 to {MAX_REFERENCE} printable characters")
     invoice = await _locked(uow, invoice_id)
     if (invoice.state, invoice.paid_reference) != ("paid", reference):
-        before = _snapshot(invoice)
-        await InvoiceRepository(uow.session).pay(invoice, reference)
+        require_state(invoice, "final")
+        before, paid_at = _snapshot(invoice), await uow.session.scalar(select(func.now()))
+        invoice.state, invoice.paid_at, invoice.paid_reference = "paid", paid_at, reference
+        await uow.session.flush()
         await _record(uow, "invoice.pay", invoice, before)
     return await _shown(uow, invoice)
 
@@ -117,8 +121,11 @@ async def void(uow: UnitOfWork, invoice_id: UUID) -> InvoiceDocument:
     """
     invoice = await _locked(uow, invoice_id)
     if invoice.state != "void":
-        before = _snapshot(invoice)
-        await InvoiceRepository(uow.session).void(invoice)
+        require_state(invoice, "final")
+        await CreditRepository(uow.session, invoice.tenant_id).give_back(invoice.id)
+        before, voided_at = _snapshot(invoice), await uow.session.scalar(select(func.now()))
+        invoice.state, invoice.voided_at = "void", voided_at
+        await uow.session.flush()
         await _record(uow, "invoice.void", invoice, before)
     return await _shown(uow, invoice)
 
