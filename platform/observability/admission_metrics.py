@@ -40,14 +40,15 @@ class JournalMetrics(JournalRecorder):
 
     def watch(self, journal: Journal) -> None:
         """Export the state of a journal."""
-        self._gauge("bytes", "Size of the journal on the disk.", lambda: journal.bytes)
+        commits = journal.commits
+        self._gauge("bytes", "Size of the journal on the disk.", lambda: commits.bytes)
         self._gauge("records", "Records that PostgreSQL does not have yet.", lambda: journal.waiting)
         self._gauge(
             "oldest_seconds",
             "Age of the oldest record that PostgreSQL does not have yet; 0 without one.",
-            lambda: journal.oldest_unshipped_s,
+            lambda: commits.oldest_unshipped_s(),
         )
-        self._gauge("dead_letters", "Records that PostgreSQL rejected.", lambda: journal.dead_letter_count)
+        self._gauge("dead_letters", "Records that PostgreSQL rejected.", lambda: commits.dead_letters)
         self._gauge("full", "1 while the journal has no room for new requests.", lambda: journal.is_full)
 
     def committed(self, rows: int, seconds: float) -> None:

@@ -110,7 +110,8 @@ class StagedRows:
 class JournalCommits:
     """Commits to one journal, from one thread; other threads may read the public attributes.
 
-    `open_file` is called again after a failure. `full`: why an admission would be refused now, `failure`: why nothing can be
+    `bytes`: on the disk, those of the write-ahead log included; `dead_letters`: records that PostgreSQL rejected. `open_file` is
+    called again after a failure. `full`: why an admission would be refused now, `failure`: why nothing can be
     written; both as of `LOOK_S` ago at most.
     """
 

@@ -32,12 +32,15 @@ LOG = structlog.get_logger("loraplex.journal")
 
 
 class Journal:
-    """A journal. Methods raise `JournalUnavailable` while its disk fails; then their record is not written."""
+    """A journal. Methods raise `JournalUnavailable` while its disk fails; then their record is not written.
+
+    `commits` has its sizes and counts, for metrics.
+    """
 
     def __init__(self, lock: JournalLock, commits: JournalCommits) -> None:
         self.gateway_id = lock.gateway_id
         self._lock = lock
-        self._commits = commits
+        self.commits = commits
         self._writer = JournalWriter(commits)
         self._progress: dict[UUID, SettledUsage] = {}
         self._progress_timer: asyncio.TimerHandle | None = None
@@ -83,38 +86,23 @@ class Journal:
     @property
     def position(self) -> int:
         """The position of the newest record."""
-        return self._commits.position
+        return self.commits.position
 
     @property
     def waiting(self) -> int:
         """How many records PostgreSQL does not have yet."""
-        return self._commits.position - self._commits.shipped
-
-    @property
-    def oldest_unshipped_s(self) -> float:
-        """Age of the oldest record that PostgreSQL does not have, in seconds; 0 without one."""
-        return self._commits.oldest_unshipped_s()
-
-    @property
-    def bytes(self) -> int:
-        """Bytes on the disk, those of the write-ahead log included."""
-        return self._commits.bytes
-
-    @property
-    def dead_letter_count(self) -> int:
-        """How many records PostgreSQL rejected."""
-        return self._commits.dead_letters
+        return self.commits.position - self.commits.shipped
 
     @property
     def is_full(self) -> bool:
         """Whether `admit` would raise `JournalFull`, as of a second ago."""
-        return self._commits.full is not None
+        return self.commits.full is not None
 
     @property
     def trouble(self) -> str | None:
         """Why `admit` would fail, as of a second ago; None where it would not."""
-        full = self._commits.full
-        return self._commits.failure if full is None else str(full)
+        full = self.commits.full
+        return self.commits.failure if full is None else str(full)
 
     @property
     def stalled_s(self) -> float:

@@ -127,7 +127,7 @@ async def test_a_rejected_end_stays_as_a_dead_letter(journal: Journal, tmp_path:
     again = await reopen(journal, tmp_path)
     (letter,) = await again.dead_letters()
     assert (letter.record, letter.reason) == (Ended(2, bad, used(1)), "a reason\x00with ? anything")
-    assert (await again.unshipped(10), await again.open_requests(), again.dead_letter_count) == ([], [], 1)
+    assert (await again.unshipped(10), await again.open_requests(), again.commits.dead_letters) == ([], [], 1)
     await again.close()
     assert list(tmp_path.glob("*.sqlite"))
 
@@ -140,7 +140,7 @@ async def test_a_rejected_admission_is_forgotten_with_its_end(journal: Journal) 
     assert [letter.record for letter in await journal.dead_letters()] == [Admitted(1, each)]
     await journal.end(each.id, used(1))
     await journal.shipped(2)
-    assert (await journal.dead_letters(), journal.dead_letter_count) == ([], 0)
+    assert (await journal.dead_letters(), journal.commits.dead_letters) == ([], 0)
 
 
 async def test_many_writers_share_commits(journal: Journal) -> None:
