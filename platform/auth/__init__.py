@@ -1,1 +1,1 @@
-"""Authentication of API keys, and the client's address."""
+"""Authentication of API keys, the client's address, signing in by an identity provider, and links that go by mail."""

@@ -16,16 +16,6 @@ from loraplex.tenants.models.adapters import (
 )
 from loraplex.tenants.models.billing import PriceEpoch, PriceVersion, RateCard, TenantBilling
 from loraplex.tenants.models.installation import Installation
-from loraplex.tenants.models.people import (
-    Invitation,
-    Membership,
-    OneTimeLink,
-    RecoveryCode,
-    SignInThrottle,
-    SignUpPlan,
-    User,
-    UserSession,
-)
 from loraplex.tenants.models.quotas import (
     LIMIT_COLUMNS,
     AdmissionEpoch,
@@ -47,6 +37,16 @@ from loraplex.tenants.models.usage import (
     UsageRecord,
     UsageRollup,
     UsageTotal,
+)
+from loraplex.tenants.people.tables import (
+    Invitation,
+    Membership,
+    OneTimeLink,
+    RecoveryCode,
+    SignInThrottle,
+    SignUpPlan,
+    User,
+    UserSession,
 )
 from loraplex.tenants.tables import Base
 from loraplex.tenants.webhooks.tables import OutboxEvent, WebhookDelivery, WebhookEndpoint
