@@ -14,7 +14,6 @@ from loraplex.platform.web.invoices import operator_pages as operator_invoices
 from loraplex.platform.web.invoices import pages as invoices
 from loraplex.platform.web.keys import pages as keys
 from loraplex.platform.web.limits import pages as limits
-from loraplex.platform.web.overview import index_pages as index
 from loraplex.platform.web.overview import pages as overview
 from loraplex.platform.web.playground import pages as playground
 from loraplex.platform.web.playground import token_pages
@@ -33,7 +32,6 @@ def page_routers(dependencies: GatewayDependencies) -> list[APIRouter]:
     alone.
     """
     return [
-        index.router,
         sign_in_pages.router,
         sign_in_pages.tenant_router,
         link_pages.router,

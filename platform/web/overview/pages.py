@@ -1,9 +1,10 @@
-"""`/console`: requests, errors and spend at a glance, and what needs attention. Invariant: a person sees what their scopes show."""
+"""`/` in a browser, and `/console`: requests, errors and spend at a glance, and what needs attention. Invariant: a person sees what their scopes show."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final, cast
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
 from loraplex.platform.web.adapters.residency import residency
@@ -11,7 +12,7 @@ from loraplex.platform.web.console.addresses import chosen, query_form
 from loraplex.platform.web.console.charts import ChartRow, named, symbol
 from loraplex.platform.web.console.endpoint import redirect
 from loraplex.platform.web.console.form_routes import FormSubmission, submits
-from loraplex.platform.web.console.page import PageRequest, opens
+from loraplex.platform.web.console.page import OpenPage, PageRequest, opens
 from loraplex.platform.web.limits import queries as limits
 from loraplex.platform.web.overview import onboarding
 from loraplex.platform.web.overview import queries as overview
@@ -42,6 +43,14 @@ SignedIn = Annotated[PageRequest, opens(None)]
 Submission = Annotated[FormSubmission, submits(None)]
 
 router = APIRouter()
+
+
+@router.get("/")
+async def index(request: Request) -> Response:
+    """Show where the console, the documentation and the probes are. It asks for no session and no store."""
+    response = OpenPage(request.app.state.endpoint, request, None).show("index.html")
+    response.headers["vary"] = "accept"
+    return response
 
 
 @router.get("/console")

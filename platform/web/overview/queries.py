@@ -12,7 +12,6 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.errors import ENGINE_TABLE, ERROR_TABLE
-from loraplex.platform.web.overview.forecast import WINDOWS, SpendForecast, month_forecast
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.ledger.request_reports import (
     FailureRow,
@@ -37,6 +36,9 @@ KeyT = TypeVar("KeyT")
 
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
+_TICK: Final = timedelta(microseconds=1)
+WINDOWS: Final = (7, 28)
+"""Whole days whose average rate a forecast continues."""
 NAMED_ADAPTERS: Final = 8
 CHARTED: Final = 5
 FAILURES: Final = 6
@@ -96,6 +98,14 @@ class RequestOverview:
     adapters: tuple[AdapterLine, ...]
     all_adapters: int
     failures: tuple[FailureRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SpendForecast:
+    """The month's amount at its end, in pico-units of money."""
+
+    low_pico: int
+    high_pico: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +215,30 @@ async def spend(
         forecast=month_forecast(spent, days, now),
         budget_micro=budget_micro,
     )
+
+
+def month_forecast(spent_pico: int, days: Mapping[date, int], now: datetime) -> SpendForecast | None:
+    """Forecast what a month will have cost at its end, in exact integers: add the time that is left at a daily rate, the
+    average of the last 7 whole days and that of the last 28. The lower and the higher of the two are the range.
+
+    `days`: pico-units by day (UTC), where a day without use may be absent. A tenant's average begins with its first day of
+    use. None without a whole day of use. Today counts in `spent_pico` only, since it goes on.
+    """
+    today = now.astimezone(UTC).date()
+    left = _month_end(today) - now
+    used = [day for day, amount in days.items() if amount and day < today]
+    if not used:
+        return None
+    ends = []
+    for window in WINDOWS:
+        first = max(today - window * DAY, min(used))
+        amount = sum(pico for day, pico in days.items() if first <= day < today)
+        ends.append(spent_pico + amount * (left // _TICK) // ((today - first).days * (DAY // _TICK)))
+    return SpendForecast(min(ends), max(ends))
+
+
+def _month_end(day: date) -> datetime:
+    return _midnight((day.replace(day=1) + 31 * DAY).replace(day=1))
 
 
 async def attention(

@@ -2,7 +2,7 @@
 
 from datetime import UTC, date, datetime, timedelta
 
-from loraplex.platform.web.overview.forecast import SpendForecast, month_forecast
+from loraplex.platform.web.overview.queries import SpendForecast, month_forecast
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 TODAY = NOON.date()
