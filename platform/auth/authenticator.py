@@ -7,8 +7,7 @@ a look-up, and admission refuses a caller with an outdated policy (`renew`).
 
 import hmac
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -127,7 +126,7 @@ class Authenticator:
         Both write begin and end of the authentication, on the monotonic clock, as `auth_span`.
         """
         headers, address = request.headers.getlist("authorization"), self._addresses.of(request)
-        with _timed(request):
+        with _Timed(request):
             caller = await self.authenticate(headers, address, cached=cached, known=known)
         request.state.tenant_id = caller.tenant_id
         return check_scope(caller, scope)
@@ -135,7 +134,7 @@ class Authenticator:
     async def authorize_operator(self, request: Request) -> OperatorCaller:
         """Accept an operator's key."""
         headers, address = request.headers.getlist("authorization"), self._addresses.of(request)
-        with _timed(request):
+        with _Timed(request):
             caller = operator_caller(await self._authentic(headers, address, cached=False), address)
         request.state.tenant_id = None
         return caller
@@ -294,14 +293,17 @@ class Authenticator:
             return await KeyRepository(session).find(key_id)
 
 
-@contextmanager
-def _timed(request: Request) -> Iterator[None]:
-    """Write when the block began and ended into the state of `request`, however it ends."""
-    began = time.monotonic()
-    try:
-        yield
-    finally:
-        request.state.auth_span = (began, time.monotonic())
+class _Timed:
+    """A context that writes when its block began and ended into the state of `request`, however it ends."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._request.state.auth_span = (self._began, time.monotonic())
 
 
 def bearer_token(headers: list[str]) -> str:
