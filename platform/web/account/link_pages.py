@@ -79,5 +79,5 @@ async def reset(submission: OpenForm) -> Response:
     )
     response = redirect(submission.http, f"{FIRST_PAGE[area_of(submission.http)]}/sign-in")
     text = f"{email} has a new password. Sign in with it."
-    submission.endpoint.cookies.leave_toast(submission.http, response, text)
+    submission.cookies.leave_toast(response, text)
     return response

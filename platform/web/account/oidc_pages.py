@@ -102,7 +102,7 @@ async def callback(page: Visitor, provider: Provider) -> Response:
         return _refused(page, error)
     except (SignInRefused, LinkNotValid) as error:
         response = _refused(page, error)
-    page.endpoint.cookies.drop_attempt(page.http, response)
+    page.cookies.drop_attempt(response)
     return response
 
 
@@ -123,7 +123,7 @@ async def accept(submission: OpenForm) -> Response:
         response = submission.enter(signed_in)
     except (SignInRefused, LinkNotValid, AlreadyMember) as error:
         response = _refused(submission, error)
-    submission.endpoint.cookies.drop_attempt(submission.http, response)
+    submission.cookies.drop_attempt(response)
     return response
 
 
@@ -147,11 +147,11 @@ async def _enter(page: OpenPage, identity: ProviderIdentity, attempt: Attempt) -
 def _keep(page: OpenPage, response: Response, values: SealedValues[ValueT], value: ValueT) -> None:
     """Leave a value in the browser; only `_kept` of the same values reads it."""
     sealed = values.seal(page.dependencies.derive_key, value)
-    page.endpoint.cookies.leave_attempt(page.http, response, sealed, LIFETIME_S)
+    page.cookies.leave_attempt(response, sealed, LIFETIME_S)
 
 
 def _kept(page: OpenPage, values: SealedValues[ValueT]) -> ValueT | None:
-    return values.open(page.dependencies.derive_key, page.endpoint.cookies.attempt(page.http) or "")
+    return values.open(page.dependencies.derive_key, page.cookies.attempt() or "")
 
 
 def _refused(page: OpenPage, error: Exception) -> Response:

@@ -91,11 +91,11 @@ async def _not_confirmed(submission: FormSubmission, refused: Entered) -> Respon
 async def confirm(submission: Submission) -> Response:
     """Turn the second factor on with its first code, and show the recovery codes, this once."""
     turned_on = await second_factor.confirm(_own(submission), submission.form.text("code"))
-    area, endpoint = area_of(submission.http), submission.endpoint
+    area = area_of(submission.http)
     renewed = await find_session(submission.dependencies.database, turned_on.token, area)
-    page = PageRequest(endpoint, submission.http, renewed or submission.session)
+    page = PageRequest(submission.endpoint, submission.http, renewed or submission.session)
     response = _show_codes(page, turned_on.recovery_codes, turned_on=True)
-    endpoint.cookies.start_session(submission.http, response, area, turned_on.token)
+    submission.cookies.start_session(response, area, turned_on.token)
     return response
 
 
@@ -135,7 +135,7 @@ async def choose_theme(submission: Submission) -> Response:
     """Choose the theme of this browser; an unknown one is the system's."""
     response = redirect(submission.http, _address(submission))
     theme = theme_of(submission.form.text("theme"))
-    submission.endpoint.cookies.choose_theme(submission.http, response, theme)
+    submission.cookies.choose_theme(response, theme)
     return response
 
 
@@ -191,7 +191,7 @@ def _show_enrolment(
 def _renewed(submission: FormSubmission, token: str, text: str) -> Response:
     """Go back to the account with the session's new token."""
     response = submission.back(_address(submission), text)
-    submission.endpoint.cookies.start_session(submission.http, response, area_of(submission.http), token)
+    submission.cookies.start_session(response, area_of(submission.http), token)
     return response
 
 

@@ -93,7 +93,7 @@ async def submit_sign_in(submission: OpenForm) -> Response:
     if recovery_code(form.text("code")) is not None:
         left = (await protection(submission.dependencies.database, signed_in.session)).recovery_codes
         text = f"You signed in with a recovery code; {left} {'is' if left == 1 else 'are'} left."
-        submission.endpoint.cookies.leave_toast(submission.http, response, text)
+        submission.cookies.leave_toast(response, text)
     return response
 
 
@@ -105,7 +105,7 @@ async def sign_out(submission: Submission) -> Response:
     is_viewing = submission.session.viewing_as_operator
     left = FIRST_PAGE["operator"] if is_viewing else f"{FIRST_PAGE[area]}{SIGN_IN}"
     response = redirect(submission.http, left)
-    submission.endpoint.cookies.end_session(submission.http, response, area)
+    submission.cookies.end_session(response, area)
     return response
 
 
@@ -116,7 +116,7 @@ async def switch_tenant(submission: Submission) -> Response:
     token = await submission.run_own(sessions.switch_tenant, submission.session, chosen)
     name = dict(submission.session.tenants)[chosen]
     response = submission.back(FIRST_PAGE["tenant"], f"You are in {name} now.")
-    submission.endpoint.cookies.start_session(submission.http, response, "tenant", token)
+    submission.cookies.start_session(response, "tenant", token)
     return response
 
 

@@ -63,31 +63,32 @@ def area_of(request: Request) -> Area:
 
 @dataclass(frozen=True, slots=True)
 class Cookies:
-    """Reads and writes the console's cookies."""
+    """Reads the console's cookies of a request, and writes those of its response."""
 
     origin: PublicOrigin
+    request: Request
 
-    def session_token(self, request: Request) -> str | None:
+    def session_token(self) -> str | None:
         """Return the token of the session of the request's area."""
-        return request.cookies.get(self._name(request, SESSION_COOKIE[area_of(request)]))
+        return self.request.cookies.get(self._name(SESSION_COOKIE[area_of(self.request)]))
 
-    def start_session(self, request: Request, response: Response, area: Area, token: str) -> None:
+    def start_session(self, response: Response, area: Area, token: str) -> None:
         """Give the browser the token of a session; the server alone knows when it ends."""
-        self._set(request, response, SESSION_COOKIE[area], token, None)
+        self._set(response, SESSION_COOKIE[area], token, None)
 
-    def end_session(self, request: Request, response: Response, area: Area) -> None:
+    def end_session(self, response: Response, area: Area) -> None:
         """Take the token from the browser."""
-        self._set(request, response, SESSION_COOKIE[area], "", 0)
+        self._set(response, SESSION_COOKIE[area], "", 0)
 
-    def leave_toast(self, request: Request, response: Response, text: str, undo: Undo | None = None) -> None:
+    def leave_toast(self, response: Response, text: str, undo: Undo | None = None) -> None:
         """Leave a sentence for the next page, and what takes the change back."""
         toast = Toast(text[:MAX_TOAST_LENGTH], undo)
         value = base64.urlsafe_b64encode(msgspec.json.encode(toast)).rstrip(b"=").decode()
-        self._set(request, response, TOAST_COOKIE, value, TOAST_SECONDS)
+        self._set(response, TOAST_COOKIE, value, TOAST_SECONDS)
 
-    def toast(self, request: Request) -> Toast | None:
+    def toast(self) -> Toast | None:
         """Return what an earlier response left."""
-        value = request.cookies.get(self._name(request, TOAST_COOKIE))
+        value = self.request.cookies.get(self._name(TOAST_COOKIE))
         if not value:
             return None
         try:
@@ -96,57 +97,55 @@ class Cookies:
         except (binascii.Error, ValueError):
             return None
 
-    def drop_toast(self, request: Request, response: Response) -> None:
+    def drop_toast(self, response: Response) -> None:
         """Take the sentence from the browser: it was shown."""
-        self._set(request, response, TOAST_COOKIE, "", 0)
+        self._set(response, TOAST_COOKIE, "", 0)
 
-    def skipped_steps(self, request: Request, tenant_id: UUID) -> frozenset[str]:
+    def skipped_steps(self, tenant_id: UUID) -> frozenset[str]:
         """Return the first steps that the browser's person has skipped in a tenant."""
-        value = request.cookies.get(self._name(request, _steps_cookie(tenant_id)), "")
+        value = self.request.cookies.get(self._name(_steps_cookie(tenant_id)), "")
         return frozenset(value.split(".")) - {""}
 
-    def skip_steps(self, request: Request, response: Response, tenant_id: UUID, steps: Iterable[str]) -> None:
+    def skip_steps(self, response: Response, tenant_id: UUID, steps: Iterable[str]) -> None:
         """Let the browser keep which first steps are skipped in a tenant, besides those that are already."""
-        skipped = self.skipped_steps(request, tenant_id) | frozenset(steps)
+        skipped = self.skipped_steps(tenant_id) | frozenset(steps)
         value = ".".join(sorted(skipped))
-        self._set(request, response, _steps_cookie(tenant_id), value, STEPS_SECONDS)
+        self._set(response, _steps_cookie(tenant_id), value, STEPS_SECONDS)
 
-    def theme(self, request: Request) -> Theme:
+    def theme(self) -> Theme:
         """Return the theme that the browser's person has chosen."""
-        return theme_of(request.cookies.get(self._name(request, THEME_COOKIE)))
+        return theme_of(self.request.cookies.get(self._name(THEME_COOKIE)))
 
-    def choose_theme(self, request: Request, response: Response, theme: Theme) -> None:
+    def choose_theme(self, response: Response, theme: Theme) -> None:
         """Let the browser keep a theme for all pages, those before signing in too."""
         chosen, seconds = ("", 0) if theme == "system" else (theme, THEME_SECONDS)
-        self._set(request, response, THEME_COOKIE, chosen, seconds)
+        self._set(response, THEME_COOKIE, chosen, seconds)
 
-    def leave_attempt(self, request: Request, response: Response, sealed: str, max_age_s: int) -> None:
+    def leave_attempt(self, response: Response, sealed: str, max_age_s: int) -> None:
         """Leave what the answer of the identity provider must match."""
-        self._set(request, response, ATTEMPT_COOKIE, sealed, max_age_s)
+        self._set(response, ATTEMPT_COOKIE, sealed, max_age_s)
 
-    def attempt(self, request: Request) -> str | None:
+    def attempt(self) -> str | None:
         """Return what `leave_attempt` left in this browser."""
-        return request.cookies.get(self._name(request, ATTEMPT_COOKIE))
+        return self.request.cookies.get(self._name(ATTEMPT_COOKIE))
 
-    def drop_attempt(self, request: Request, response: Response) -> None:
+    def drop_attempt(self, response: Response) -> None:
         """Take the attempt from the browser: it was used."""
-        self._set(request, response, ATTEMPT_COOKIE, "", 0)
+        self._set(response, ATTEMPT_COOKIE, "", 0)
 
-    def _set(
-        self, request: Request, response: Response, name: str, value: str, max_age_s: int | None
-    ) -> None:
+    def _set(self, response: Response, name: str, value: str, max_age_s: int | None) -> None:
         response.set_cookie(
-            self._name(request, name),
+            self._name(name),
             value,
             max_age=max_age_s,
             path="/",
             httponly=True,
             samesite="lax",
-            secure=self.origin.is_secure(request),
+            secure=self.origin.is_secure(self.request),
         )
 
-    def _name(self, request: Request, name: str) -> str:
-        return f"__Host-{name}" if self.origin.is_secure(request) else name
+    def _name(self, name: str) -> str:
+        return f"__Host-{name}" if self.origin.is_secure(self.request) else name
 
 
 def _steps_cookie(tenant_id: UUID) -> str:

@@ -59,7 +59,6 @@ class ConsoleEndpoint:
         self.cursor_key = dependencies.derive_key(CURSOR_DOMAIN)
         self.origin = origin
         self.is_demo = is_demo
-        self.cookies = Cookies(origin)
         self._tries = FailureBuckets()
 
     async def signed_in(self, request: Request, scope: str | None = None) -> ConsoleSession:
@@ -88,7 +87,7 @@ class ConsoleEndpoint:
     async def session(self, request: Request) -> ConsoleSession | None:
         """Return the session of the request's area, read once per request."""
         if not hasattr(request.state, "console_session"):
-            token = self.cookies.session_token(request)
+            token = Cookies(self.origin, request).session_token()
             database, area = self.dependencies.database, area_of(request)
             found = None if token is None else await find_session(database, token, area)
             request.state.console_session = found
@@ -134,7 +133,7 @@ class ConsoleEndpoint:
             "provider_name": None if provider is None else provider.name,
             "csrf": None if session is None else masked(session.csrf_token),
             "now": datetime.now(UTC),
-            "theme": self.cookies.theme(request),
+            "theme": Cookies(self.origin, request).theme(),
         }
 
 

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from loraplex.platform.inference.dependencies import GatewayDependencies
-from loraplex.platform.web.console.cookies import Undo
+from loraplex.platform.web.console.cookies import Cookies, Undo
 from loraplex.platform.web.console.endpoint import (
     ConsoleEndpoint,
     SignInNeeded,
@@ -68,6 +68,11 @@ class OpenPage:
         return self.dependencies.addresses.of(self.http)
 
     @property
+    def cookies(self) -> Cookies:
+        """The console's cookies of the browser."""
+        return Cookies(self.endpoint.origin, self.http)
+
+    @property
     def client(self) -> Client:
         """The browser, for its new session."""
         return Client(self.client_address, self.http.headers.get("user-agent"))
@@ -77,14 +82,14 @@ class OpenPage:
 
         `status` None: 422 where `form`, an `Entered`, has errors, else 200.
         """
-        form, cookies = context.get("form"), self.endpoint.cookies
+        form, cookies = context.get("form"), self.cookies
         if status is None:
             status = 422 if isinstance(form, Entered) and form.errors else 200
-        toast = cookies.toast(self.http)
+        toast = cookies.toast()
         values = self.endpoint.context(self.http, self.session) | {"toast": toast} | context
         response = HTMLResponse(self.endpoint.templates.render(template, values), status)
         if toast is not None:
-            cookies.drop_toast(self.http, response)
+            cookies.drop_toast(response)
         return response
 
     def enter(self, signed_in: SignedIn, page: str = "") -> Response:
@@ -92,7 +97,7 @@ class OpenPage:
         self.endpoint.give_back_try(self.http)
         area: Area = "operator" if signed_in.session.tenant_id is None else "tenant"
         response = redirect(self.http, page_within(area, page))
-        self.endpoint.cookies.start_session(self.http, response, area, signed_in.token)
+        self.cookies.start_session(response, area, signed_in.token)
         return response
 
 
@@ -172,7 +177,7 @@ class PageRequest(OpenPage):
         button for `undo`.
         """
         response = redirect(self.http, location)
-        self.endpoint.cookies.leave_toast(self.http, response, toast, undo)
+        self.cookies.leave_toast(response, toast, undo)
         return response
 
 

@@ -58,7 +58,7 @@ async def show_overview(page: SignedIn) -> Response:
     tenant_id, now, scopes = page.tenant_id, datetime.now(UTC), page.session.scopes
     range_name = cast("RangeName", chosen(query_form(page.http), "range", tuple(RANGES)))
     dependencies, currency = page.dependencies, page.dependencies.currency_of(tenant_id)
-    skipped, requests = page.endpoint.cookies.skipped_steps(page.http, tenant_id), None
+    skipped, requests = page.cookies.skipped_steps(tenant_id), None
     async with page.reading() as session:
         stored = await limits.stored(session, tenant_id)
         budget = stored.states[0].limits.budget_per_month
@@ -97,7 +97,7 @@ async def skip_step(submission: Submission) -> Response:
     wanted = submission.form.text("step")
     steps = [each for each in onboarding.STEPS if wanted in (each, "all")]
     response = redirect(submission.http, "/console")
-    submission.endpoint.cookies.skip_steps(submission.http, response, submission.tenant_id, steps)
+    submission.cookies.skip_steps(response, submission.tenant_id, steps)
     return response
 
 

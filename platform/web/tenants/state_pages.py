@@ -94,7 +94,7 @@ async def delete_tenant(submission: Submission, tenant_id: TenantId) -> Response
 async def look_as_tenant(submission: Submission, tenant_id: TenantId) -> Response:
     token = await submission.run_own(view_as_operator, submission.session, tenant_id)
     response = redirect(submission.http, TENANT_AREA)
-    submission.endpoint.cookies.start_session(submission.http, response, "tenant", token)
+    submission.cookies.start_session(response, "tenant", token)
     return response
 
 
