@@ -10,7 +10,7 @@ from starlette.responses import Response
 from loraplex.platform.web.console.addresses import day_of, query_form
 from loraplex.platform.web.console.forms import Entered, Form, FormInvalid
 from loraplex.platform.web.console.page import PageRequest, opens_operator
-from loraplex.platform.web.usage.operator_queries import usage_by_tenant
+from loraplex.platform.web.usage.queries import usage_by_tenant
 from loraplex.tenants.ledger.serving_cost import serving_cost
 
 Operator = Annotated[PageRequest, opens_operator()]

@@ -1,4 +1,4 @@
-"""The usage page: totals, the largest groups and periods of a range, and all of its rows as CSV or JSON.
+"""The usage pages: totals, the largest groups and periods of a range, all of its rows as CSV or JSON, and usage by tenant.
 
 Invariant: one scan of the rollups per page, and every part adds up to the same totals, which are those of an invoice.
 """
@@ -19,16 +19,19 @@ from loraplex.platform.web.usage.documents import OperatorUsageDocument, UsageDo
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.ledger import usage_reports
 from loraplex.tenants.ledger.usage_reports import (
+    TenantUsage,
     UsageQuery,
     UsageRow,
     UsageSums,
     ranked_rows,
     refused_requests,
     totals_of,
+    usage_of_tenants,
     usage_rows,
 )
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.models.usage import REST
+from loraplex.tenants.quotas.periods import period_end, periods_of
 from loraplex.tenants.registry.adapters import AdapterRepository
 
 NAMED_GROUPS: Final = 20
@@ -110,6 +113,14 @@ class UsageReport:
 
 
 @dataclass(frozen=True, slots=True)
+class UsageOverview:
+    """Usage by tenant, the largest amount first, and in all by currency, to which the rows add up exactly."""
+
+    rows: list[TenantUsage]
+    totals: list[tuple[str, UsageSums]]
+
+
+@dataclass(frozen=True, slots=True)
 class FilterChoices:
     """What a page's filters offer, at most `MAX_CHOICES` of each: names of adapters, and keys with their names."""
 
@@ -143,6 +154,22 @@ async def report(session: AsyncSession, filters: UsageFilters, own_currency: str
         groups=_groups(rows, filters.split),
         periods=_periods(rows, filters.split),
     )
+
+
+async def usage_by_tenant(
+    session: AsyncSession, start: datetime, end: datetime, now: datetime
+) -> UsageOverview:
+    """Sum up the usage of every tenant from one full hour until another, exclusive, as an operator.
+
+    Nothing is used after `now`: until then, its month is read as a whole one.
+    """
+    until = end if end <= now else max(end, period_end(periods_of(now).month))
+    rows = await usage_of_tenants(session, start, until)
+    totals: dict[str, UsageSums] = {}
+    for row in rows:
+        totals[row.currency] = totals.get(row.currency, UsageSums()) + row.sums
+    rows.sort(key=lambda row: (row.currency, -row.sums.amount_pico, row.tenant))
+    return UsageOverview(rows, sorted(totals.items()))
 
 
 def usage_document(row: UsageRow, kind: type[DocumentT]) -> DocumentT:

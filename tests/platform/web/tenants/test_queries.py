@@ -18,7 +18,7 @@ from loraplex.platform.web.engine import health
 from loraplex.platform.web.engine import queries as engine
 from loraplex.platform.web.rate_cards import queries as rate_cards
 from loraplex.platform.web.tenants import queries as tenants
-from loraplex.platform.web.usage import operator_queries as operator_usage
+from loraplex.platform.web.usage import queries as operator_usage
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.admission.counter_drift import MAX_KEPT, CounterDrift, DriftLog
 from loraplex.tenants.billing import use_cases as cards
