@@ -19,6 +19,11 @@ DeriveKey = Callable[..., bytes]
 """Byte strings, the first of which names the purpose -> 32 bytes."""
 
 
+def fernet_of(derive_key: DeriveKey, *parts: bytes) -> Fernet:
+    """Return what encrypts with the key of these parts, the first of which names the purpose."""
+    return Fernet(base64.urlsafe_b64encode(derive_key(*parts)))
+
+
 class StoredResponse(msgspec.Struct, frozen=True, omit_defaults=True):
     """A finished response. `replayed`: it was stored for an earlier request; never true of what is stored."""
 
@@ -53,5 +58,4 @@ class EncryptedResponses:
         return msgspec.structs.replace(stored, replayed=True)
 
     def _fernet(self, request: RepeatableRequest) -> Fernet:
-        key = self._derive_key(DOMAIN, request.caller.encode(), request.key.encode())
-        return Fernet(base64.urlsafe_b64encode(key))
+        return fernet_of(self._derive_key, DOMAIN, request.caller.encode(), request.key.encode())

@@ -2,16 +2,15 @@
 server secret, so that a secret moved to another row cannot be decrypted there.
 """
 
-import base64
 from datetime import datetime
 from typing import Final
 from uuid import UUID
 
 import pyotp
-from cryptography.fernet import Fernet, InvalidToken
+from cryptography.fernet import InvalidToken
 
 from loraplex.tenants.errors import SecondFactorState
-from loraplex.tenants.stored_responses import DeriveKey
+from loraplex.tenants.stored_responses import DeriveKey, fernet_of
 
 DOMAIN: Final = b"loraplex/totp/v1"
 STEP_S: Final = 30
@@ -24,19 +23,16 @@ class SecondFactorSecrets:
         self._derive_key = derive_key
 
     def encrypt(self, user_id: UUID, secret: str) -> bytes:
-        return self._fernet(user_id).encrypt(secret.encode())
+        return fernet_of(self._derive_key, DOMAIN, user_id.bytes).encrypt(secret.encode())
 
     def decrypt(self, user_id: UUID, encrypted: bytes) -> str:
         """Return the secret. Raises `SecondFactorState` when the server secret has changed since."""
         try:
-            return self._fernet(user_id).decrypt(encrypted).decode()
+            return fernet_of(self._derive_key, DOMAIN, user_id.bytes).decrypt(encrypted).decode()
         except InvalidToken as error:
             raise SecondFactorState(
                 "the second factor can no longer be read: an operator resets it with `loraplex user reset`"
             ) from error
-
-    def _fernet(self, user_id: UUID) -> Fernet:
-        return Fernet(base64.urlsafe_b64encode(self._derive_key(DOMAIN, user_id.bytes)))
 
 
 def matching_step(secret: str, code: str, now: datetime) -> int | None:

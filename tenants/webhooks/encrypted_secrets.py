@@ -4,13 +4,12 @@ Each endpoint has its own encryption key, derived from the server secret, the te
 to another row cannot be decrypted there.
 """
 
-import base64
 from uuid import UUID
 
 from cryptography.fernet import Fernet, InvalidToken
 
 from loraplex.tenants.errors import WebhookSecretUnreadable
-from loraplex.tenants.stored_responses import DeriveKey
+from loraplex.tenants.stored_responses import DeriveKey, fernet_of
 
 DOMAIN = b"loraplex/webhook/v1"
 
@@ -34,4 +33,4 @@ class WebhookSecrets:
             ) from error
 
     def _fernet(self, tenant_id: UUID, endpoint_id: UUID) -> Fernet:
-        return Fernet(base64.urlsafe_b64encode(self._derive_key(DOMAIN, tenant_id.bytes, endpoint_id.bytes)))
+        return fernet_of(self._derive_key, DOMAIN, tenant_id.bytes, endpoint_id.bytes)

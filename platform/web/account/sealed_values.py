@@ -3,14 +3,13 @@
 Invariant: a value is encrypted with a key of this server and of its purpose, and ends by itself; nothing of it is stored here.
 """
 
-import base64
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
-from cryptography.fernet import Fernet, InvalidToken
+from cryptography.fernet import InvalidToken
 
-from loraplex.tenants.stored_responses import DeriveKey
+from loraplex.tenants.stored_responses import DeriveKey, fernet_of
 
 ValueT = TypeVar("ValueT", bound=msgspec.Struct)
 
@@ -25,15 +24,12 @@ class SealedValues(Generic[ValueT]):
 
     def seal(self, derive_key: DeriveKey, value: ValueT) -> str:
         """Encrypt a value."""
-        return self._fernet(derive_key).encrypt(msgspec.json.encode(value)).decode()
+        return fernet_of(derive_key, self.domain).encrypt(msgspec.json.encode(value)).decode()
 
     def open(self, derive_key: DeriveKey, sealed: str) -> ValueT | None:
         """Decrypt a value; None for one that has ended, or is not of this server and purpose."""
         try:
-            opened = self._fernet(derive_key).decrypt(sealed, ttl=self.lifetime_s)
+            opened = fernet_of(derive_key, self.domain).decrypt(sealed, ttl=self.lifetime_s)
             return msgspec.json.decode(opened, type=self.kind)
         except (InvalidToken, ValueError):
             return None
-
-    def _fernet(self, derive_key: DeriveKey) -> Fernet:
-        return Fernet(base64.urlsafe_b64encode(derive_key(self.domain)))
