@@ -85,14 +85,6 @@ class PushedVersion:
     report: ValidationReport
 
 
-@dataclass(frozen=True, slots=True)
-class _Registered:
-    """`pending` None: the version existed already."""
-
-    record: AdapterVersion
-    pending: PendingFolder | None
-
-
 class FolderPush:
     """Pushes folders into the storage of one data directory."""
 
@@ -129,14 +121,14 @@ class FolderPush:
         try:
             if not self._folders.is_watched():
                 validated = await self._validated(tenant_id, staged)
-            registered = await self._register(tenant_id, request, staged)
+            record, pending = await self._register(tenant_id, request, staged)
         finally:
             await on_thread(remove_staged, staged)
-        if registered.pending is not None:
-            registered.pending.unlock()
+        if pending is not None:
+            pending.unlock()
         if validated is not None:
-            return _pushed(request, registered.record, validated=validated)
-        record = await self._result(tenant_id, request.name, registered.record)
+            return _pushed(request, record, validated=validated)
+        record = await self._result(tenant_id, request.name, record)
         if record.state == VALIDATING:
             return _pushed(request, record)
         promoted = await self._promote(tenant_id, request, record)
@@ -152,15 +144,14 @@ class FolderPush:
         staged = await on_thread(self._stage, request.folder)
         try:
             validated = await self._validated(tenant_id, staged)
-            registered = await self._register(tenant_id, request, staged, unprobed=validated)
+            record, pending = await self._register(tenant_id, request, staged, unprobed=validated)
         finally:
             await on_thread(remove_staged, staged)
-        record = registered.record
-        if registered.pending is not None:
+        if pending is not None:
             try:
-                await self._job.finish(PendingVersion(tenant_id, record.id), registered.pending, validated)
+                await self._job.finish(PendingVersion(tenant_id, record.id), pending, validated)
             finally:
-                registered.pending.unlock()
+                pending.unlock()
             record = await self._version(tenant_id, request.name, record.version)
         promoted = await self._promote(tenant_id, request, record)
         return _pushed(request, record, promoted)
@@ -201,43 +192,26 @@ class FolderPush:
 
     async def _register(
         self, tenant_id: UUID, request: PushRequest, staged: Path, unprobed: Validated | None = None
-    ) -> _Registered:
-        """Register the version. `unprobed`: the content of a version that is not probed, of which there is one only."""
-        registered = None
-        try:
-            async with self._open_unit(tenant_id) as uow:
-                registered = await self._register_in(uow, tenant_id, request, staged, unprobed)
-        except BaseException:
-            if registered is not None and registered.pending is not None:
-                registered.pending.discard()
-            raise
-        return registered
-
-    async def _register_in(
-        self,
-        uow: UnitOfWork,
-        tenant_id: UUID,
-        request: PushRequest,
-        staged: Path,
-        unprobed: Validated | None,
-    ) -> _Registered:
+    ) -> tuple[AdapterVersion, PendingFolder | None]:
+        """Register the version; return its files too, unless it existed already. `unprobed`: the content of a version that is not
+        probed, of which there is one only.
+        """
         name = request.name
-        quota = StorageQuota(uow.session, tenant_id)
-        await quota.lock()
-        adapter = await self._ensure_adapter(uow, tenant_id, name)
-        if unprobed is not None:
-            repository = AdapterRepository(uow.session, tenant_id)
-            equal = await repository.equal_version(name, unprobed.digest, request.profile)
-            # A push that was interrupted may have left one that is `validating`: only a server ends it.
-            if equal is not None and equal.state != VALIDATING:
-                return _Registered(await _with_profile(uow, tenant_id, request, equal), None)
-        await quota.require((staged / WEIGHTS_FILE).stat().st_size, adapter.id)
-        made = await register_folder(uow, tenant_id, self._folders, name, staged, is_probed=unprobed is None)
-        try:
-            return _Registered(await _with_profile(uow, tenant_id, request, made.record), made.pending)
-        except BaseException:
-            made.pending.discard()
-            raise
+        async with self._open_unit(tenant_id) as uow:
+            quota = StorageQuota(uow.session, tenant_id)
+            await quota.lock()
+            adapter = await self._ensure_adapter(uow, tenant_id, name)
+            if unprobed is not None:
+                repository = AdapterRepository(uow.session, tenant_id)
+                equal = await repository.equal_version(name, unprobed.digest, request.profile)
+                # A push that was interrupted may have left one that is `validating`: only a server ends it.
+                if equal is not None and equal.state != VALIDATING:
+                    return await _with_profile(uow, tenant_id, request, equal), None
+            await quota.require((staged / WEIGHTS_FILE).stat().st_size, adapter.id)
+            made = await register_folder(
+                uow, tenant_id, self._folders, name, staged, is_probed=unprobed is None
+            )
+            return await _with_profile(uow, tenant_id, request, made.record), made.pending
 
     async def _ensure_adapter(self, uow: UnitOfWork, tenant_id: UUID, name: str) -> Adapter:
         repository = AdapterRepository(uow.session, tenant_id)

@@ -5,7 +5,7 @@ undoes nothing.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Protocol
 from uuid import UUID
 
@@ -34,7 +34,12 @@ class UnitOfWork:
     """An open transaction of `actor`. `tenant_id`: the tenant whose role it has; None for the role of operators."""
 
     def __init__(
-        self, session: AsyncSession, actor: Actor, tenant_id: UUID | None, database: Database
+        self,
+        session: AsyncSession,
+        actor: Actor,
+        tenant_id: UUID | None,
+        database: Database,
+        undo: ExitStack,
     ) -> None:
         self.database = database
         self.session = session
@@ -42,6 +47,7 @@ class UnitOfWork:
         self.tenant_id = tenant_id
         self.audit = AuditRepository(session, actor, tenant_id)
         self._changed: set[UUID] = set()
+        self._undo = undo
 
     @property
     def changed_tenants(self) -> set[UUID]:
@@ -51,6 +57,10 @@ class UnitOfWork:
     def notify_of(self, tenant_ids: Iterable[UUID]) -> None:
         """Notify the gateways of these tenants, too: of a change of a person's keys there, which is no entry in their log."""
         self._changed.update(tenant_ids)
+
+    def on_rollback(self, undo: Callable[[], object]) -> None:
+        """Call `undo` if the transaction does not commit: for what a change did outside of the database."""
+        self._undo.callback(undo)
 
     async def once(
         self,
@@ -82,9 +92,11 @@ async def unit_of_work(
     After the commit, `publisher` notifies the gateways of every changed tenant; None: no gateway runs.
     """
     transaction = database.as_operator() if tenant_id is None else database.as_tenant(tenant_id)
-    async with transaction as session:
-        work = UnitOfWork(session, actor, tenant_id, database)
-        yield work
+    with ExitStack() as undo:
+        async with transaction as session:
+            work = UnitOfWork(session, actor, tenant_id, database, undo)
+            yield work
+        undo.pop_all()
     if publisher is not None:
         for changed in work.changed_tenants:
             await _publish(publisher, changed)

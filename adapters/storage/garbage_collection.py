@@ -15,7 +15,7 @@ from loraplex.adapters.errors import StorageError
 from loraplex.tenants.admission.fences import ship_everywhere
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import StoreUnavailable
-from loraplex.tenants.registry.deletion import Blob, UnusedBlobs
+from loraplex.tenants.registry.unused_blobs import Blob, UnusedBlobs
 
 LOG = structlog.get_logger("loraplex.adapters")
 ROUND_S: Final = 10.0

@@ -27,7 +27,7 @@ from loraplex.adapters.storage.local_store import (
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.adapters.uploads.lease import UploadLease
 from loraplex.adapters.uploads.parts import StoredPart, UploadParts, part_size, require_all
-from loraplex.adapters.versions.lifecycle import RegisteredVersion, VersionLifecycle
+from loraplex.adapters.versions.lifecycle import VersionLifecycle
 from loraplex.tenants.actors import Actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AdapterVersion, Upload, UploadPart
@@ -250,21 +250,10 @@ class Uploads:
     ) -> AcceptedVersion:
         """Register the version and end the upload in one unit of work: no upload becomes two versions."""
         tenant_id = upload.tenant_id
-        registered: RegisteredVersion | None = None
-        try:
-            # No gateway is notified: none has cached anything of a version that is not ready.
-            async with (
-                self._turn(tenant_id),
-                unit_of_work(self._database, actor, tenant_id, publisher=None) as uow,
-            ):
-                registered = await self._lifecycle.register(uow, tenant_id, name, staged)
-                await UploadRepository(uow.session, tenant_id).complete(
-                    upload.id, registered.record, lease.ends
-                )
-        except BaseException:
-            if registered is not None:
-                registered.pending.discard()
-            raise
+        # No gateway is notified: none has cached anything of a version that is not ready.
+        async with self._turn(tenant_id), unit_of_work(self._database, actor, tenant_id, None) as uow:
+            registered = await self._lifecycle.register(uow, tenant_id, name, staged)
+            await UploadRepository(uow.session, tenant_id).complete(upload.id, registered.record, lease.ends)
         self._lifecycle.start(registered)
         return _accepted(name, registered.record)
 

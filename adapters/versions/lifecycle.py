@@ -35,10 +35,7 @@ from loraplex.tenants.unit_of_work import UnitOfWork
 
 @dataclass(frozen=True, slots=True)
 class RegisteredVersion:
-    """A version in the state `validating` whose transaction is still open.
-
-    Call `start` after the commit, else `pending.discard()`.
-    """
+    """A version in the state `validating` whose transaction is still open. Call `start` after the commit."""
 
     record: AdapterVersion
     pending: PendingFolder
@@ -205,7 +202,7 @@ async def register_folder(
     *,
     is_probed: bool = True,
 ) -> RegisteredVersion:
-    """Register a version of `name` as `validating`. `staged` is taken over.
+    """Register a version of `name` as `validating`. `staged` is taken over, and deleted if `uow` does not commit.
 
     `is_probed` False is recorded in the audit log. Raises `AdapterNotFound`, `StorageError`.
     """
@@ -213,15 +210,8 @@ async def register_folder(
     weights = staged / WEIGHTS_FILE
     size_bytes = weights.stat().st_size if weights.is_file() else 0
     pending = folders.add(staged, version_id)
-    try:
-        record = await VersionStates(uow.session, tenant_id, uow.audit).create(
-            name,
-            version_id=version_id,
-            size_bytes=size_bytes,
-            created_by=uow.actor.name,
-            is_probed=is_probed,
-        )
-    except BaseException:
-        pending.discard()
-        raise
+    uow.on_rollback(pending.discard)
+    record = await VersionStates(uow.session, tenant_id, uow.audit).create(
+        name, version_id=version_id, size_bytes=size_bytes, created_by=uow.actor.name, is_probed=is_probed
+    )
     return RegisteredVersion(record, pending)

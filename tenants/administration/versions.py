@@ -4,17 +4,19 @@ Invariant: a deprecation needs a version without an alias. A deletion needs one 
 again.
 """
 
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 from loraplex.tenants import running_requests
+from loraplex.tenants.administration.adapters import require_idle
 from loraplex.tenants.admission import fences
 from loraplex.tenants.errors import InUse
 from loraplex.tenants.models import Adapter, AdapterVersion
 from loraplex.tenants.registry.adapters import AdapterRepository, require_revision
 from loraplex.tenants.registry.aliases import AliasRepository
-from loraplex.tenants.registry.deletion import AdapterDeletion
 from loraplex.tenants.registry.records import ProfileChange, VersionDocument
+from loraplex.tenants.registry.unused_blobs import DELETING
 from loraplex.tenants.registry.versions import VersionStates, target_of
 from loraplex.tenants.unit_of_work import UnitOfWork
 
@@ -50,8 +52,7 @@ async def deprecate(
     """
     adapter, record = await _locked(uow, tenant_id, name, version)
     require_revision(record, seen)
-    if names := await AliasRepository(uow.session, tenant_id).pointing_to(adapter, version):
-        raise InUse(f"these aliases point to version {version}: {', '.join(names)}; move them first")
+    await _require_unaliased(uow, adapter, version)
     return await _moved(uow, name, record, "ready", "deprecated")
 
 
@@ -78,9 +79,7 @@ async def delete(
     until then.
     """
     await fences.ship_everywhere(uow.database, tenant_id)
-    # Under the lock: of two deletions at once only one changes the state.
-    state = (await _locked(uow, tenant_id, name, version))[1].state
-    record = await AdapterDeletion(uow.session, tenant_id).delete_version(name, version, seen)
+    state, record = await _deleted(uow, tenant_id, name, version, seen)
     if state != record.state:
         before, after = {"state": state, "digest": record.digest}, {"state": record.state}
         target = target_of(name, version)
@@ -96,7 +95,7 @@ async def force_delete(
 
     Raises `AdapterNotFound`, `VersionNotFound`, and `InUse` while an alias points to it or it is being validated.
     """
-    record = await AdapterDeletion(uow.session, tenant_id).delete_version(name, version, forced=True)
+    _, record = await _deleted(uow, tenant_id, name, version, forced=True)
     after = {"state": record.state, "forced": True, "end_running": end_running}
     before = {"digest": record.digest}
     await uow.audit.record("version.delete", target_of(name, version), before, after, tenant_id=tenant_id)
@@ -112,6 +111,33 @@ async def lift_quarantine(uow: UnitOfWork, tenant_id: UUID, name: str, version: 
     """
     record = await AdapterRepository(uow.session, tenant_id).version(name, version)
     return await _moved(uow, name, record, "quarantined", "ready")
+
+
+async def _deleted(
+    uow: UnitOfWork,
+    tenant_id: UUID,
+    name: str,
+    version: int,
+    seen: int | None = None,
+    *,
+    forced: bool = False,
+) -> tuple[str, AdapterVersion]:
+    """Delete a version; return the state that it had, under the lock: of two deletions at once only one changes it."""
+    adapter, record = await _locked(uow, tenant_id, name, version)
+    require_revision(record, seen)
+    before = record.state
+    if before != DELETING:
+        await _require_unaliased(uow, adapter, version)
+        await require_idle(uow, adapter, [record], forced=forced)
+        record.state = DELETING
+        record.blob_deleted_at = datetime.now(UTC) if record.digest is None else None
+        await uow.session.flush()
+    return before, record
+
+
+async def _require_unaliased(uow: UnitOfWork, adapter: Adapter, version: int) -> None:
+    if names := await AliasRepository(uow.session, adapter.tenant_id).pointing_to(adapter, version):
+        raise InUse(f"these aliases point to version {version}: {', '.join(names)}; move them first")
 
 
 async def _locked(

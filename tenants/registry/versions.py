@@ -23,8 +23,8 @@ from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.errors import VersionNotFound, VersionStateChanged
 from loraplex.tenants.models import Adapter, AdapterVersion, Tenant
 from loraplex.tenants.registry.adapters import AdapterRepository, fresh
-from loraplex.tenants.registry.deletion import Blob, lock_digest
 from loraplex.tenants.registry.records import SERVING_STATES
+from loraplex.tenants.registry.unused_blobs import Blob, lock_digest
 
 TRANSITIONS: Final[Mapping[str, frozenset[str]]] = {
     "uploading": frozenset({"validating", "rejected", "deleting"}),

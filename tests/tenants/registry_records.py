@@ -1,18 +1,21 @@
 """Tenants and adapter versions for tests of the tenants package."""
 
-from contextlib import suppress
-from typing import Any
+from contextlib import ExitStack, suppress
+from typing import Any, cast
 from uuid import UUID
 
 from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.actors import system_actor
+from loraplex.tenants.administration import adapters, versions
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, NameTaken
 from loraplex.tenants.models import Adapter, AdapterVersion
 from loraplex.tenants.registry.adapters import AdapterRepository, set_profile
 from loraplex.tenants.registry.records import AdapterProfile
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 
 class RegistryWriter(AdapterRepository):
@@ -54,10 +57,10 @@ async def make_tenant(database: Database, name: str = "acme") -> UUID:
         return (await TenantRepository(session).create(name)).id
 
 
-async def add(adapters: RegistryWriter, number: int, state: str = "ready") -> AdapterVersion:
+async def add(registry: RegistryWriter, number: int, state: str = "ready") -> AdapterVersion:
     """A version of the adapter `support`."""
-    await adapters.get_or_create("support")
-    return await adapters.add_version(
+    await registry.get_or_create("support")
+    return await registry.add_version(
         "support", digest=digest(number), size_bytes=10, rank=8, config={"r": 8}, report={}, state=state
     )
 
@@ -65,3 +68,12 @@ async def add(adapters: RegistryWriter, number: int, state: str = "ready") -> Ad
 async def set_state(session: AsyncSession, state: str) -> None:
     """Of every version the session sees."""
     await session.execute(text("UPDATE adapter_versions SET state = :state"), {"state": state})
+
+
+async def delete(session: AsyncSession, tenant_id: UUID, name: str, version: int | None = None) -> None:
+    """Delete an adapter or one version, whether requests run on it or not."""
+    uow = UnitOfWork(session, system_actor("test"), tenant_id, cast("Database", None), ExitStack())
+    if version is None:
+        await adapters.force_delete(uow, tenant_id, name, end_running=False)
+    else:
+        await versions.force_delete(uow, tenant_id, name, version, end_running=False)

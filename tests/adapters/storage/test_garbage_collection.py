@@ -7,11 +7,12 @@ from uuid import UUID, uuid4
 from sqlalchemy import text
 from tests.adapters.storage.folder_removal import remove_from
 from tests.tenants.registry_records import RegistryWriter, add, digest, make_tenant
+from tests.tenants.registry_records import delete as delete_of
 
 from loraplex.adapters.storage.garbage_collection import BlobGarbageCollector, remove_unused
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore
 from loraplex.tenants.database import Database
-from loraplex.tenants.registry.deletion import AdapterDeletion, Blob, lock_digest
+from loraplex.tenants.registry.unused_blobs import Blob, lock_digest
 
 RESERVE = (
     "INSERT INTO reservations (id, tenant_id, api_key_id, digest, gateway_id, prompt_tokens, completion_tokens, "
@@ -36,7 +37,7 @@ async def make(database: Database, tenant_id: UUID, number: int, name: str = "su
 
 async def delete(database: Database, tenant_id: UUID, version: int) -> None:
     async with database.as_tenant(tenant_id) as session:
-        await AdapterDeletion(session, tenant_id).delete_version("support", version)
+        await delete_of(session, tenant_id, "support", version)
 
 
 async def versions(database: Database, tenant_id: UUID) -> list[int]:

@@ -32,7 +32,6 @@ class FakeLifecycle(VersionLifecycle):
     async def register(self, uow: UnitOfWork, tenant_id: UUID, name: str, staged: Path) -> RegisteredVersion:
         registered = await register_folder(uow, tenant_id, PendingFolders(self.root), name, staged)
         if self.error is not None:
-            registered.pending.discard()
             raise self.error
         return registered
 

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import text
 from tests.tenants.admission.gateways import TenantWithGateways, make_tenant_with_gateways
 from tests.tenants.registry_records import RegistryWriter
+from tests.tenants.registry_records import delete as delete_of
 
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
@@ -18,7 +19,6 @@ from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.models import Quota
 from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.quotas.policies import Load, Policies, TenantPolicy
-from loraplex.tenants.registry.deletion import AdapterDeletion
 
 TENANT = UUID(int=1)
 MANY = 5_000
@@ -65,7 +65,7 @@ async def test_ended_keys_and_adapters_have_no_limits(database: Database, valkey
                 text("UPDATE api_keys SET expires_at = now() - CAST(:ended AS interval) WHERE id = :id"),
                 {"id": key.id, "ended": ended},
             )
-        await AdapterDeletion(session, tenant.tenant_id).delete_adapter("deleted")
+        await delete_of(session, tenant.tenant_id, "deleted")
     policy = await UsageLedger(database).policy(tenant.tenant_id)
     limits = QuotaLimits(requests_per_minute=5)
     # Clocks differ: an expired key keeps its limits for a day.

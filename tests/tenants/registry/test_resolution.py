@@ -3,12 +3,12 @@
 import pytest
 from sqlalchemy import text
 from tests.tenants.registry_records import RegistryWriter, add, digest, make_tenant, set_state
+from tests.tenants.registry_records import delete as delete_of
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, ProfileFixed, VersionNotReady
 from loraplex.tenants.registry.adapters import profile_of
 from loraplex.tenants.registry.aliases import AliasRepository
-from loraplex.tenants.registry.deletion import AdapterDeletion
 from loraplex.tenants.registry.records import AdapterProfile
 from loraplex.tenants.registry.resolution import ModelResolver
 
@@ -89,7 +89,7 @@ async def test_another_tenants_adapter_is_invisible(database: Database) -> None:
             assert await served.resolve(model) is None
         assert await adapters.list() == [] and await served.list() == []
         with pytest.raises(AdapterNotFound):
-            await AdapterDeletion(session, other).remove_adapter("support")
+            await delete_of(session, other, "support")
         assert (await add(adapters, 1)).version == 1
     async with database.as_tenant(mine) as session:
         assert await resolved(ModelResolver(session, mine), "support") == (1, digest(1), "production")
@@ -101,7 +101,7 @@ async def test_delete_frees_the_name(database: Database) -> None:
         adapters, served = RegistryWriter(session, tenant_id), ModelResolver(session, tenant_id)
         await add(adapters, 1)
         await AliasRepository(session, tenant_id).set("support", "production", {1: 100})
-        await AdapterDeletion(session, tenant_id).remove_adapter("support")
+        await delete_of(session, tenant_id, "support")
         for model in ("support", "support@1"):
             assert await served.resolve(model) is None
         assert await adapters.list() == []

@@ -11,6 +11,7 @@ from sqlalchemy import text as sql
 from tests.tenants.admission.gateways import PRICE, SETTINGS
 from tests.tenants.admission.memory_journal import MemoryJournal
 from tests.tenants.billing.fixed_prices import fixed_prices
+from tests.tenants.registry_records import delete as delete_of
 
 from loraplex.adapters.errors import BlobMissing
 from loraplex.engine.fake_engine import FakeScript
@@ -20,7 +21,6 @@ from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, PolicyStale
 from loraplex.tenants.registry.aliases import AliasRepository
-from loraplex.tenants.registry.deletion import AdapterDeletion
 from loraplex.tenants.registry.resolution import ModelResolver, ModelTargets
 from loraplex.tenants.valkey import open_valkey
 
@@ -63,7 +63,7 @@ async def change(database: Database, tenant_id: UUID, what: str, version: int = 
         elif what == "deprecate version":
             await session.execute(sql(DEPRECATED))
         else:
-            await AdapterDeletion(session, tenant_id).remove_adapter("pirate")
+            await delete_of(session, tenant_id, "pirate")
 
 
 @pytest.fixture
