@@ -18,7 +18,6 @@ import structlog
 
 from loraplex.engine.adapter_probe.probe import probe_adapter
 from loraplex.engine.batch.sequence import Sequence
-from loraplex.engine.batch.step_plan import NO_TOKEN, StepOutput
 from loraplex.engine.engine import Engine, StepResult
 from loraplex.engine.errors import EngineError, EngineLost, EngineUnavailable, InvalidRequest
 from loraplex.engine.messages import (
@@ -30,10 +29,9 @@ from loraplex.engine.messages import (
     Failed,
     Finished,
     ProbeReport,
-    Scored,
     Usage,
 )
-from loraplex.engine.output.output_processor import ChoiceKey, OutputProcessor, TokenOutput
+from loraplex.engine.output.output_processor import ChoiceKey, OutputProcessor
 from loraplex.engine.sampling_params import MAX_CHOICES
 from loraplex.engine.threads import StepThread
 
@@ -363,7 +361,7 @@ class LocalEngine:
             case Failed():
                 events.append(item)
             case StepResult():
-                processed = self._processor.process([_token_output(output) for output in item.outputs])
+                processed = self._processor.process(item.outputs)
                 events.extend(processed.events)
                 if processed.stopped:
                     self._inbox.put(_Stop(processed.stopped))
@@ -386,32 +384,6 @@ def _acknowledge(done: Future[None]) -> None:
     """Acknowledge a command. Its future may be cancelled already, and then takes no result."""
     if done.set_running_or_notify_cancel():
         done.set_result(None)
-
-
-def _token_output(output: StepOutput) -> TokenOutput:
-    sequence = output.sequence
-    return TokenOutput(
-        request_id=sequence.request_id,
-        choice=sequence.choice,
-        token_id=None if output.token_id == NO_TOKEN else output.token_id,
-        logprob=output.logprob,
-        finish_reason=output.finish_reason,
-        scores=_scored(sequence) if output.first else None,
-        stopped_by=sequence.stopped_by,
-        cached_tokens=sequence.num_cached_tokens,
-        queue_s=sequence.queue_s,
-        prefill_s=sequence.prefill_s,
-        grammar_s=sequence.grammar_s,
-        adapter_s=sequence.adapter_s,
-        causes=sequence.causes,
-    )
-
-
-def _scored(sequence: Sequence) -> Scored | None:
-    scores = sequence.scores
-    if scores is None:
-        return None
-    return Scored(sequence.request_id, sequence.choice, scores.prompt, scores.token_ids)
 
 
 def _aborted(sequence: Sequence) -> Finished:

@@ -9,17 +9,14 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from loraplex.engine.batch.step_plan import NO_TOKEN, StepOutput
 from loraplex.engine.errors import EngineError
 from loraplex.engine.messages import (
-    NO_CAUSES,
     EngineRequest,
     Event,
     Failed,
-    FinishReason,
     Scored,
     Started,
-    TokenLogprob,
-    WaitCauses,
 )
 from loraplex.engine.output.choice_output import ChoiceOutput
 from loraplex.engine.output.detokenizer import Detokenizer, TextDecoder, TokenTexts
@@ -29,28 +26,6 @@ _logger = logging.getLogger(__name__)
 
 ChoiceKey: TypeAlias = tuple[str, int]
 """(request_id, choice)"""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
-    """One sampled token. `token_id` None ends the choice without one; `stopped_by` is the stop token that ended it.
-
-    `scores` come with the choice's first token, or its end without any.
-    """
-
-    request_id: str
-    choice: int
-    token_id: int | None
-    logprob: TokenLogprob | None = None
-    finish_reason: FinishReason | None = None
-    stopped_by: int | None = None
-    cached_tokens: int = 0
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    grammar_s: float = 0.0
-    adapter_s: float = 0.0
-    causes: WaitCauses = NO_CAUSES
-    scores: Scored | None = None
 
 
 class ProcessedOutputs(NamedTuple):
@@ -109,7 +84,7 @@ class OutputProcessor:
         state = self._requests.pop(request_id, None)
         return frozenset() if state is None else frozenset(state.choices)
 
-    def process(self, outputs: Iterable[TokenOutput]) -> ProcessedOutputs:
+    def process(self, outputs: Iterable[StepOutput]) -> ProcessedOutputs:
         """Take the tokens of one or more steps; returns at most one delta per choice.
 
         A request whose tokens cannot be turned into text fails alone, with `Failed` and all its choices in `stopped`.
@@ -117,56 +92,60 @@ class OutputProcessor:
         processed = ProcessedOutputs([], [])
         touched: dict[ChoiceKey, None] = {}
         for output in outputs:
-            state = self._requests.get(output.request_id)
-            if state is None or output.choice not in state.choices:
+            request_id, choice = output.sequence.request_id, output.sequence.choice
+            state = self._requests.get(request_id)
+            if state is None or choice not in state.choices:
                 continue
             try:
                 self._take(state, output, processed)
             except Exception as error:
-                _logger.exception("the output of request %s cannot be processed", output.request_id)
+                _logger.exception("the output of request %s cannot be processed", request_id)
                 self._fail(state, error, processed)
                 continue
-            touched[output.request_id, output.choice] = None
+            touched[request_id, choice] = None
         for request_id, choice in touched:
             self._emit(request_id, choice, processed.events)
         return processed
 
-    def _take(self, state: _Request, output: TokenOutput, processed: ProcessedOutputs) -> None:
+    def _take(self, state: _Request, output: StepOutput, processed: ProcessedOutputs) -> None:
+        sequence = output.sequence
+        request_id = sequence.request_id
         if not state.cached_tokens:
             adapter = state.request.adapter
             digest = None if adapter is None else adapter.digest
             processed.events.append(
                 Started(
-                    output.request_id,
+                    request_id,
                     digest,
-                    output.cached_tokens,
-                    queue_s=output.queue_s,
-                    prefill_s=output.prefill_s,
-                    grammar_s=output.grammar_s,
-                    adapter_s=output.adapter_s,
-                    causes=output.causes,
+                    sequence.num_cached_tokens,
+                    queue_s=sequence.queue_s,
+                    prefill_s=sequence.prefill_s,
+                    grammar_s=sequence.grammar_s,
+                    adapter_s=sequence.adapter_s,
+                    causes=sequence.causes,
                     system_fingerprint=self._system_fingerprint,
                 )
             )
-        state.cached_tokens.setdefault(output.choice, output.cached_tokens)
-        choice = state.choices[output.choice]
+        state.cached_tokens.setdefault(sequence.choice, sequence.num_cached_tokens)
+        choice = state.choices[sequence.choice]
         if choice.ended:
             return
-        if output.scores is not None:
-            processed.events.append(output.scores)
-        if output.token_id is not None:
+        scores = sequence.scores
+        if output.first and scores is not None:
+            processed.events.append(Scored(request_id, sequence.choice, scores.prompt, scores.token_ids))
+        if output.token_id != NO_TOKEN:
             choice.add_token(output.token_id, output.logprob, self._is_text(state, output))
         if choice.ended:
             if output.finish_reason is None:
-                processed.stopped.append((output.request_id, output.choice))
+                processed.stopped.append((request_id, sequence.choice))
         elif output.finish_reason is not None:
-            choice.end(output.finish_reason, output.stopped_by)
+            choice.end(output.finish_reason, sequence.stopped_by)
 
-    def _is_text(self, state: _Request, output: TokenOutput) -> bool:
+    def _is_text(self, state: _Request, output: StepOutput) -> bool:
         """False for the stop token that ended the choice, unless the request includes it in the text."""
         if output.finish_reason != "stop" or state.request.sampling.include_stop_str_in_output:
             return True
-        return output.stopped_by is None and output.token_id not in self._eos_token_ids
+        return output.sequence.stopped_by is None and output.token_id not in self._eos_token_ids
 
     def _fail(self, state: _Request, error: Exception, processed: ProcessedOutputs) -> None:
         request_id = state.request.request_id

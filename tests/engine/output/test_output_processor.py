@@ -5,6 +5,8 @@ import logging
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
+from loraplex.engine.batch.sequence import Sequence
+from loraplex.engine.batch.step_plan import NO_TOKEN, StepOutput
 from loraplex.engine.messages import (
     AdapterRef,
     Delta,
@@ -18,7 +20,7 @@ from loraplex.engine.messages import (
     Usage,
     WaitCauses,
 )
-from loraplex.engine.output.output_processor import OutputProcessor, ProcessedOutputs, TokenOutput
+from loraplex.engine.output.output_processor import OutputProcessor, ProcessedOutputs
 from loraplex.engine.sampling_params import SamplingParams
 
 EOS = 0
@@ -56,11 +58,15 @@ def token(
     stopped_by: int | None = None,
     choice: int = 0,
     logprob: TokenLogprob | None = None,
-) -> TokenOutput:
-    return TokenOutput("r", choice, token_id, logprob, finish, stopped_by, cached_tokens=2, causes=CAUSES)
+) -> StepOutput:
+    sequence = Sequence(
+        request(), choice, arrival=0.0, seed=0, token_ids=[], num_cached_tokens=2, causes=CAUSES
+    )
+    sequence.stopped_by = stopped_by
+    return StepOutput(sequence, NO_TOKEN if token_id is None else token_id, logprob, finish, first=False)
 
 
-def run(processor: OutputProcessor, outputs: list[TokenOutput], at_once: bool = False) -> ProcessedOutputs:
+def run(processor: OutputProcessor, outputs: list[StepOutput], at_once: bool = False) -> ProcessedOutputs:
     if at_once:
         return processor.process(outputs)
     steps = [processor.process([output]) for output in outputs]
@@ -224,14 +230,19 @@ class _BrokenDecoder:
 
 def test_a_request_that_cannot_be_decoded_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
     processor = OutputProcessor(_BrokenDecoder())
-    for request_id in ("bad", "good"):
-        sampling = SamplingParams(max_tokens=9, n=2)
-        processor.start(
-            EngineRequest(request_id=request_id, namespace=bytes(32), prompt_token_ids=[], sampling=sampling)
-        )
+    sampling = SamplingParams(max_tokens=9, n=2)
+    bad, good = (
+        EngineRequest(request_id=request_id, namespace=bytes(32), prompt_token_ids=[], sampling=sampling)
+        for request_id in ("bad", "good")
+    )
+    processor.start(bad)
+    processor.start(good)
     with caplog.at_level(logging.CRITICAL, logger="loraplex.engine.output.output_processor"):
         events, stopped = processor.process(
-            [TokenOutput("bad", 1, 1), TokenOutput("bad", 0, 7), TokenOutput("good", 0, 1)]
+            [
+                StepOutput(Sequence(each, choice, 0.0, 0, []), token_id, None, None, first=False)
+                for each, choice, token_id in ((bad, 1, 1), (bad, 0, 7), (good, 0, 1))
+            ]
         )
     assert [event for event in events if isinstance(event, Failed)] == [
         Failed("bad", "engine_error", "the output could not be turned into text: RuntimeError")
