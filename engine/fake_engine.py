@@ -108,7 +108,7 @@ class _Abandoned(Exception):
     """The request was aborted."""
 
 
-class _Struck(Exception):
+class _InjectedFault(Exception):
     """A scripted failure ends the request."""
 
     def __init__(self, fault: Fault) -> None:
@@ -130,7 +130,7 @@ class FakeEngine:
         self._namespaces: dict[str, bytes] = {}
         self._resident: dict[AdapterKey, None] = {}
         self._loads = 0
-        self._strikes = [0] * len(self.script.faults)
+        self._injected = [0] * len(self.script.faults)
         self._draining = False
         self._hung = False
         self._prompt_tokens = 0
@@ -160,8 +160,8 @@ class FakeEngine:
             yield Failed(request.request_id, error.code, str(error), error.field)
         except EngineError as error:
             yield Failed(request.request_id, error.code, str(error))
-        except _Struck as strike:
-            yield _failure(request.request_id, strike.fault)
+        except _InjectedFault as injected:
+            yield _failure(request.request_id, injected.fault)
 
     async def abort(self, request_id: str) -> None:
         """End a request; unknown ids are ignored."""
@@ -238,7 +238,7 @@ class FakeEngine:
         try:
             yield aborted
             finished = not aborted.is_set()
-        except (_Struck, EngineError):
+        except (_InjectedFault, EngineError):
             finished = True
             raise
         finally:
@@ -259,7 +259,7 @@ class FakeEngine:
     async def _play(self, request: EngineRequest, aborted: asyncio.Event) -> AsyncIterator[Event]:
         choices = [self._choice(request, index) for index in range(request.sampling.n)]
         try:
-            await self._strike(request, 0, aborted)
+            await self._inject_due(request, 0, aborted)
             await self._pause(self.script.start_delay_s, aborted)
             yield self._start(request)
             for choice in choices:
@@ -274,7 +274,7 @@ class FakeEngine:
                     for event in choice.step(self.script.tokens_per_delta):
                         yield event
                 self._count_step(choices)
-                await self._strike(request, produced, aborted)
+                await self._inject_due(request, produced, aborted)
         except _Abandoned:
             if self._namespaces[request.request_id] != request.namespace:
                 raise NamespaceForgotten("the tenant of this request was deleted") from None
@@ -326,16 +326,16 @@ class FakeEngine:
         if aborted.is_set():
             raise _Abandoned
 
-    async def _strike(self, request: EngineRequest, produced: int, aborted: asyncio.Event) -> None:
+    async def _inject_due(self, request: EngineRequest, produced: int, aborted: asyncio.Event) -> None:
         for index, fault in enumerate(self.script.faults):
             before = produced - self.script.tokens_per_delta if produced else -1
             due = before < fault.after_tokens <= produced
             matches = fault.request_id in (None, request.request_id)
-            if due and matches and (fault.times is None or self._strikes[index] < fault.times):
-                self._strikes[index] += 1
-                await self._suffer(fault, aborted)
+            if due and matches and (fault.times is None or self._injected[index] < fault.times):
+                self._injected[index] += 1
+                await self._inject(fault, aborted)
 
-    async def _suffer(self, fault: Fault, aborted: asyncio.Event) -> None:
+    async def _inject(self, fault: Fault, aborted: asyncio.Event) -> None:
         match fault.kind:
             case "crash":
                 os._exit(CRASH_STATUS)
@@ -348,7 +348,7 @@ class FakeEngine:
                 await aborted.wait()
                 raise _Abandoned
             case "nan" | "fail":
-                raise _Struck(fault)
+                raise _InjectedFault(fault)
 
 
 def _freeze() -> None:

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from loraplex.engine.batch.step_plan import PlannedRow, StepPlan
 
-MOST_ROWS: Final = 64
-MOST_FRAMES: Final = 60
+MAX_ROWS: Final = 64
+MAX_FRAMES: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +67,19 @@ def stacks_of_all_threads() -> dict[str, str]:
     """The stack of each thread by its name and native id, the innermost frame last: files, lines and functions, no values."""
     names = {thread.ident: f"{thread.name} {thread.native_id}" for thread in threading.enumerate()}
     return {
-        names.get(ident, str(ident)): "".join(traceback.format_stack(frame)[-MOST_FRAMES:])
+        names.get(ident, str(ident)): "".join(traceback.format_stack(frame)[-MAX_FRAMES:])
         for ident, frame in sys._current_frames().items()
     }
 
 
 def _described(plan: StepPlan) -> dict[str, Any]:
-    """The step in numbers and ids, with at most `MOST_ROWS` of its rows."""
+    """The step in numbers and ids, with at most `MAX_ROWS` of its rows."""
     adapters = {row.adapter.digest for row in plan.rows if row.adapter is not None}
     return {
         "rows": len(plan.rows),
         "tokens": plan.num_tokens,
-        "adapters": sorted(adapters)[:MOST_ROWS],
-        "some_rows": [*map(_row, plan.rows[:MOST_ROWS])],
+        "adapters": sorted(adapters)[:MAX_ROWS],
+        "some_rows": [*map(_row, plan.rows[:MAX_ROWS])],
     }
 
 

@@ -1,6 +1,6 @@
 """`StepStatistics`: what the launched steps computed: their number, tokens and time, and each tenant's tokens in the last minute.
 
-Invariant: a step costs one pass over its rows, and the report at most `MOST_TENANTS` entries, however many tenants there are.
+Invariant: a step costs one pass over its rows, and the report at most `MAX_TENANTS` entries, however many tenants there are.
 """
 
 from bisect import bisect_left
@@ -18,7 +18,7 @@ WINDOW_S: Final = 60.0
 SLICE_S: Final = 5.0
 """The window moves by this much; it begins between 55 and 60 s ago."""
 REPORT_INTERVAL_S: Final = 1.0
-MOST_TENANTS: Final = 20
+MAX_TENANTS: Final = 20
 _NAMESPACE: Final = attrgetter("sequence.request.namespace")
 
 
@@ -111,7 +111,7 @@ class StepStatistics:
         def size(namespace: bytes) -> tuple[int, int]:
             return (prefill[namespace] + decode[namespace], waiting.get(namespace, 0))
 
-        largest = nlargest(MOST_TENANTS, prefill.keys() | decode.keys() | waiting.keys(), key=size)
+        largest = nlargest(MAX_TENANTS, prefill.keys() | decode.keys() | waiting.keys(), key=size)
         shown = [TenantSteps(each, prefill[each], decode[each], waiting.get(each, 0)) for each in largest]
         others = TenantSteps(
             OTHER_TENANTS,

@@ -31,7 +31,7 @@ MAX_SHARED = 4
 took 0.65 of the time of one at the 10th percentile (1.79 -> 1.17 ms with xgrammar, 2.03 -> 1.34 ms with llguidance)."""
 
 SLOW_NICENESS = 10
-"""Slow masks give way to the forward pass, which needs every core at once: they delay their own rows alone."""
+"""Slow masks yield to the forward pass, which needs every core at once: they delay their own rows alone."""
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from tests.engine.local_engine.engine_requests import request
 
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.batch.step_plan import PlannedRow, StepPlan
-from loraplex.engine.step_watch import MOST_ROWS, StepWatch
+from loraplex.engine.step_watch import MAX_ROWS, StepWatch
 
 
 class Clock:
@@ -52,12 +52,12 @@ def test_what_a_step_computes_is_named_by_ids_and_bounded() -> None:
     clock = Clock()
     watch = StepWatch(2.0, clock)
     watch.begin()
-    watch.launch(plan_of(MOST_ROWS + 3))
+    watch.launch(plan_of(MAX_ROWS + 3))
     clock.now += 2.0
     slow = watch.check()
     assert slow is not None and slow.step is not None
-    assert (slow.step["rows"], slow.step["tokens"]) == (MOST_ROWS + 3, 3 * (MOST_ROWS + 3))
-    assert len(slow.step["some_rows"]) == len(slow.step["adapters"]) == MOST_ROWS
+    assert (slow.step["rows"], slow.step["tokens"]) == (MAX_ROWS + 3, 3 * (MAX_ROWS + 3))
+    assert len(slow.step["some_rows"]) == len(slow.step["adapters"]) == MAX_ROWS
     assert slow.step["some_rows"][0] == "r0#0 3 tokens at 5" and slow.step["adapters"][0] == "0" * 64
     assert "77" not in str({**slow.step, "adapters": ()}), "tokens are not named"
     (stack,) = (stack for name, stack in slow.stacks.items() if name.startswith("MainThread "))

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from loraplex.engine.messages import BASE_MODEL, OTHER_TENANTS, TenantSteps
-from loraplex.engine.scheduling.step_statistics import MOST_TENANTS, StepStatistics
+from loraplex.engine.scheduling.step_statistics import MAX_TENANTS, StepStatistics
 
 if TYPE_CHECKING:
     from tests.engine.conftest import ScriptedMask, Simulation
@@ -85,7 +85,7 @@ def test_the_window_is_a_minute(simulation: "SimulationType") -> None:
 def test_a_tenant_that_only_waits_is_in_it_and_the_rest_is_one_entry(simulation: "SimulationType") -> None:
     run = simulation(max_num_seqs=4)
     counted = statistics(run)
-    for index in range(MOST_TENANTS + 3):
+    for index in range(MAX_TENANTS + 3):
         run.submit([2] * (40 - index), tenant=f"t{index:02}", max_tokens=1)
     finish(run, counted)
     run.submit([2], tenant="t05")
@@ -93,6 +93,6 @@ def test_a_tenant_that_only_waits_is_in_it_and_the_rest_is_one_entry(simulation:
     run.submit([2], tenant="waits")
     run.now += 2
     report = counted.tenants()
-    assert len(report) == MOST_TENANTS + 1 and report[5] == TenantSteps(b"t05", 35, 0, 1)
+    assert len(report) == MAX_TENANTS + 1 and report[5] == TenantSteps(b"t05", 35, 0, 1)
     assert report[-1] == TenantSteps(OTHER_TENANTS, 20 + 19 + 18, 0, 2)
     assert sum(each.tokens for each in report) == counted.num_tokens

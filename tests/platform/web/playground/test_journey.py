@@ -69,7 +69,7 @@ async def test_a_tool_is_called_its_result_returned_and_an_answer_stopped(
     # What was said is in this tab after a reload, and only there.
     await page.reload()
     await expect(answers).to_have_count(5)
-    engine.script, engine._strikes = FakeScript(faults=(Fault(kind="fail", code="overloaded"),)), [0]
+    engine.script, engine._injected = FakeScript(faults=(Fault(kind="fail", code="overloaded"),)), [0]
     await page.get_by_label("Message").fill("Again?")
     await page.get_by_role("button", name="Send", exact=True).click()
     failed = answers.last.get_by_role("alert")
