@@ -28,7 +28,7 @@ class EventBufferConfig:
 DEFAULT_BUFFER: Final = EventBufferConfig()
 
 
-class _PendingDelta:
+class _UnsentDelta:
     """Unread deltas of one choice."""
 
     __slots__ = ("first", "rest", "since")
@@ -56,8 +56,8 @@ class EventBuffer:
     def __init__(self, choices: int, config: EventBufferConfig) -> None:
         self._config = config
         self._open_choices = choices
-        self._pending: deque[Event | _PendingDelta] = deque()
-        self._deltas: dict[int, _PendingDelta] = {}
+        self._pending: deque[Event | _UnsentDelta] = deque()
+        self._deltas: dict[int, _UnsentDelta] = {}
         self._tokens = 0
         self._ready = asyncio.Event()
         self._failure: Failed | None = None
@@ -102,7 +102,7 @@ class EventBuffer:
             self._ready.clear()
             await self._ready.wait()
         entry = self._pending.popleft()
-        if not isinstance(entry, _PendingDelta):
+        if not isinstance(entry, _UnsentDelta):
             return entry
         delta = entry.merged()
         self._tokens -= len(delta.token_ids)
@@ -128,12 +128,12 @@ class EventBuffer:
         self._tokens += len(delta.token_ids)
         pending = self._deltas.get(delta.choice)
         if pending is None:
-            pending = self._deltas[delta.choice] = _PendingDelta(delta)
+            pending = self._deltas[delta.choice] = _UnsentDelta(delta)
             self._pending.append(pending)
             self._ready.set()
         else:
             pending.rest.append(delta)
         return self._tokens <= self._config.tokens and self._lag_s(pending) <= self._config.stall_s
 
-    def _lag_s(self, pending: _PendingDelta) -> float:
+    def _lag_s(self, pending: _UnsentDelta) -> float:
         return time.monotonic() - pending.since if pending.rest else 0.0
