@@ -50,7 +50,7 @@ class RustPattern:
 
 
 @dataclass(slots=True)
-class _Branch:
+class _Alternative:
     """One alternative; `literal` is its text while it consists of characters only."""
 
     source: str = ""
@@ -76,7 +76,7 @@ def translate(pattern: str) -> RustPattern | None:
     return RustPattern(source=source, prefix=prefix)
 
 
-def _anchored(branch: _Branch) -> str:
+def _anchored(branch: _Alternative) -> str:
     return ("^" if branch.starts else "") + branch.source + ("$" if branch.ends else "")
 
 
@@ -109,7 +109,7 @@ class _Reader:
         self.place += len(text)
         return True
 
-    def branches(self, nesting: int) -> list[_Branch]:
+    def branches(self, nesting: int) -> list[_Alternative]:
         if nesting > _MAX_NESTING:
             raise _NoTranslation
         found = list(self.branch(nesting))
@@ -117,8 +117,8 @@ class _Reader:
             found.extend(self.branch(nesting))
         return found
 
-    def branch(self, nesting: int) -> list[_Branch]:
-        made = _Branch()
+    def branch(self, nesting: int) -> list[_Alternative]:
+        made = _Alternative()
         while (character := self.peek()) and character not in "|)":
             if made.ends:
                 raise _NoTranslation
@@ -138,7 +138,7 @@ class _Reader:
                 self.term(made)
         return [made]
 
-    def group(self, made: _Branch, nesting: int) -> list[_Branch] | None:
+    def group(self, made: _Alternative, nesting: int) -> list[_Alternative] | None:
         """Append the group; if it contains anchors and is its whole branch, return its branches instead."""
         self.open_group()
         inner = self.branches(nesting + 1)
@@ -164,7 +164,7 @@ class _Reader:
             if not (character.isalnum() or character in "_$"):
                 raise _NoTranslation
 
-    def term(self, made: _Branch) -> None:
+    def term(self, made: _Alternative) -> None:
         character = self.take()
         literal: str | None = None
         if character == ".":
