@@ -33,7 +33,7 @@ class AdapterQueue:
 
 
 class RankedQueues(UserDict[AdapterKey, AdapterQueue]):
-    """Queues by adapter. Whoever changes one assigns it again, so that its head's place in the order is known."""
+    """Queues by adapter. A changed one is assigned again, so that its head's place in the order is known."""
 
     def __init__(self, order: TenantOrder) -> None:
         super().__init__()

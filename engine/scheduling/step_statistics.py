@@ -23,7 +23,7 @@ _NAMESPACE: Final = attrgetter("sequence.request.namespace")
 
 
 @dataclass(slots=True)
-class _Slice:
+class _TimeSlice:
     """The tokens of one part of the window by cache namespace."""
 
     began: float
@@ -57,7 +57,7 @@ class StepStatistics:
     def __init__(self, clock: Callable[[], float], waiting: Callable[[], Mapping[bytes, int]]) -> None:
         self._clock = clock
         self._waiting = waiting
-        self._slices = deque([_Slice(clock())])
+        self._slices = deque([_TimeSlice(clock())])
         self._report: list[TenantSteps] = []
         self._reported_at = float("-inf")
         self._newest: StepPlan | None = None
@@ -91,11 +91,11 @@ class StepStatistics:
         adapters = [row.sequence.adapter for row in rows]
         return sorted({BASE_MODEL if each is None else each.digest for each in adapters})
 
-    def _current(self) -> _Slice:
+    def _current(self) -> _TimeSlice:
         """Return the newest slice, after dropping those that have left the window."""
         now, slices = self._clock(), self._slices
         if now - slices[-1].began >= SLICE_S:
-            slices.append(_Slice(now))
+            slices.append(_TimeSlice(now))
             while slices[0].began <= now - WINDOW_S:
                 slices.popleft()
         return slices[-1]

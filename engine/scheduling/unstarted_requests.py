@@ -12,7 +12,7 @@ from loraplex.engine.messages import EngineRequest
 
 
 @dataclass(slots=True)
-class _TenantQueue:
+class _TenantRequests:
     """The requests of one tenant, oldest first: one sequence of each. `weight` is that of the newest."""
 
     weight: float
@@ -30,7 +30,7 @@ class UnstartedRequests:
     def __init__(self, max_sequences: int) -> None:
         self._max_sequences = max_sequences
         self._num_sequences = 0
-        self._tenants: dict[bytes, _TenantQueue] = {}
+        self._tenants: dict[bytes, _TenantRequests] = {}
 
     def by_namespace(self) -> dict[bytes, int]:
         """Return the number of requests of each tenant. O(tenants)."""
@@ -63,7 +63,7 @@ class UnstartedRequests:
     def add(self, sequence: Sequence) -> None:
         """Add a request by its first sequence."""
         request = sequence.request
-        queue = self._tenants.setdefault(request.namespace, _TenantQueue(request.weight))
+        queue = self._tenants.setdefault(request.namespace, _TenantRequests(request.weight))
         queue.weight = request.weight
         queue.requests[request.request_id] = sequence
         queue.num_sequences += request.sampling.n
