@@ -19,8 +19,8 @@ from loraplex.platform.startup_errors import StartError
 
 def serve_command(
     demo: Annotated[
-        bool, typer.Option("--demo", help="Serve the demo model, with tenants and adapters.")
-    ] = False,
+        bool | None, typer.Option("--demo", help="Serve the demo model, with tenants and adapters.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="A folder, a .gguf file or a hub id.")] = None,
     served_model_name: Annotated[str | None, typer.Option(help="The base model's name in requests.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
@@ -50,22 +50,7 @@ def serve_command(
     ] = False,
 ) -> None:
     """Serve one base model and its tenants' adapters behind the OpenAI API."""
-    flags = {
-        "demo": demo or None,
-        "model": model,
-        "served_model_name": served_model_name,
-        "dtype": dtype,
-        "quantization": quantization,
-        "kv_cache_dtype": kv_cache_dtype,
-        "device": device,
-        "max_model_len": max_model_len,
-        "host": host,
-        "port": port,
-        "metrics_port": metrics_port,
-        "data_dir": data_dir,
-        "role": role,
-        "engine": tuple(engine) if engine else None,
-    }
+    flags = {name: value for name, value in locals().items() if name in Settings.model_fields}
     try:
         settings = load_settings(flags, config)
         configure_logs(settings.log_level)
