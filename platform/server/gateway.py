@@ -350,6 +350,7 @@ async def _adapter_path(blobs: BlobStore, tenant_id: UUID, digest: str) -> str:
 
 
 def _limits(settings: Settings) -> ServingConfig:
+    price = settings.accelerator_price_per_hour
     return ServingConfig(
         max_in_flight=settings.max_requests_in_flight,
         queue_timeout_s=settings.queue_timeout_s,
@@ -359,10 +360,5 @@ def _limits(settings: Settings) -> ServingConfig:
         known_caller_s=settings.known_caller_s,
         webhook_allow_private=settings.webhook_allow_private,
         audit_retention_days=settings.audit_retention_days,
-        accelerator_price=_accelerator_price(settings),
+        accelerator_price=None if price is None else AcceleratorPrice(price, settings.currency),
     )
-
-
-def _accelerator_price(settings: Settings) -> AcceleratorPrice | None:
-    price = settings.accelerator_price_per_hour
-    return None if price is None else AcceleratorPrice(price, settings.currency)

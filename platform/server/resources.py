@@ -103,7 +103,14 @@ async def open_resources(
         engines,
         adapter_names=settings.metrics_adapter_names,
     )
-    health = _health(settings, engines, stores, metrics)
+    health = Health(
+        engines=engines,
+        dependencies={
+            "postgresql": Dependency(database.ping, settings.readiness_grace_s),
+            "valkey": Dependency(partial(valkey.ping, stores.valkey_client)),
+        },
+        metrics=metrics,
+    )
     await health.check()
     async with bounded_stage("reading names and prices from PostgreSQL"):
         await warn_of_shadowed_adapters(database, served_model_name)
@@ -123,17 +130,6 @@ async def open_resources(
         prices=prices,
         admissions=admissions,
         blobs=await asyncio.to_thread(BlobStorage, settings, info.model_digest),
-    )
-
-
-def _health(settings: Settings, engines: EnginePool, stores: CheckedStores, metrics: Metrics) -> Health:
-    return Health(
-        engines=engines,
-        dependencies={
-            "postgresql": Dependency(stores.database.ping, settings.readiness_grace_s),
-            "valkey": Dependency(partial(valkey.ping, stores.valkey_client)),
-        },
-        metrics=metrics,
     )
 
 

@@ -29,7 +29,7 @@ from loraplex.platform.server.prices import PRICE_SETTINGS
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.progress import Progress
 from loraplex.platform.server.start import GatewayStart, bounded_stage
-from loraplex.platform.server.uvicorn_server import DrainTimes, HttpListener, serve_until_stopped, serving
+from loraplex.platform.server.uvicorn_server import HttpListener, serve_until_stopped, serving
 from loraplex.platform.startup_errors import DependencyFailed
 from loraplex.platform.web.transport.head_requests import HeadRequests
 from loraplex.tenants.actors import system_actor
@@ -89,7 +89,8 @@ async def serve_gateway(start: GatewayStart, listeners: Listeners, shutdown: Shu
             gateway.health,
             gateway.engines,
             shutdown,
-            DrainTimes(settings.drain_grace_s, settings.drain_s),
+            grace_s=settings.drain_grace_s,
+            drain_s=settings.drain_s,
         )
         if lost.done():
             raise DependencyFailed(f"the embedded servers could not be kept running: {lost.result()}")

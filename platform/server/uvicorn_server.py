@@ -78,23 +78,19 @@ class Server(uvicorn.Server):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class DrainTimes:
-    """After SIGTERM a gateway takes new requests for `grace_s` seconds more; then those in progress have `drain_s`."""
-
-    grace_s: float
-    drain_s: float
-
-
 async def serve_until_stopped(
     app: FastAPI,
     listener: HttpListener,
     health: Health,
     engines: EnginePool,
     shutdown: Shutdown,
-    times: DrainTimes,
+    *,
+    grace_s: float,
+    drain_s: float,
 ) -> None:
-    """Serve until a signal, then drain. Returns after the last response, or when its time is over."""
+    """Serve until a signal, then drain: after SIGTERM new requests are taken for `grace_s` more, then those in progress have
+    `drain_s`. Returns after the last response, or when its time is over.
+    """
     server = _server(app, listener, lambda: health.draining)
     serving = asyncio.create_task(server.serve(sockets=[listener.socket]))
     drain_requested = asyncio.create_task(shutdown.drain.wait())
@@ -102,10 +98,10 @@ async def serve_until_stopped(
     drain_requested.cancel()
     if not serving.done():
         health.draining = True
-        if shutdown.is_announced and times.grace_s:
-            await _until_proxies_know(shutdown, times.grace_s)
+        if shutdown.is_announced and grace_s:
+            await _until_proxies_know(shutdown, grace_s)
         health.refusing, began = True, time.monotonic()
-        await _drain(engines, shutdown, times.drain_s)
+        await _drain(engines, shutdown, drain_s)
         server.should_exit = True
         await _finish(server, serving, shutdown)
         LOG.info("drained", seconds=round(time.monotonic() - began, 1))

@@ -146,9 +146,9 @@ def serve_noting_routes(file: str) -> None:
     from loraplex.platform.server import serve_gateway
     from loraplex.platform.server.uvicorn_server import serve_until_stopped
 
-    async def noting(app: FastAPI, *rest: Any) -> None:
+    async def noting(app: FastAPI, *rest: Any, **times: Any) -> None:
         Path(file).write_bytes(msgspec.json.encode(routes_of(app)))
-        await serve_until_stopped(app, *rest)
+        await serve_until_stopped(app, *rest, **times)
 
     with patch.object(serve_gateway, "serve_until_stopped", noting):
         main()

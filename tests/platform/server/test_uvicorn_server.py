@@ -20,7 +20,6 @@ from loraplex.platform.server.connection_limiter import ConnectionLimiter
 from loraplex.platform.server.listening import bind
 from loraplex.platform.server.process_signals import SIGNALS, Shutdown
 from loraplex.platform.server.uvicorn_server import (
-    DrainTimes,
     HttpListener,
     Server,
     serve_until_stopped,
@@ -69,11 +68,12 @@ async def draining(
     """Serve with an hour for proxies, and an idle engine, until the signals of the block end it."""
     pool, shutdown = EnginePool([Managed()]), Shutdown()
     health = Health(engines=pool, dependencies={}, metrics=Metrics("m", "1", 10, pool))
-    times = DrainTimes(grace_s=3600.0, drain_s=3600.0)
     shutdown.install()
     shutdown.started()
     app = app or FastAPI()
-    served = asyncio.create_task(serve_until_stopped(app, listener, health, pool, shutdown, times))
+    served = asyncio.create_task(
+        serve_until_stopped(app, listener, health, pool, shutdown, grace_s=3600.0, drain_s=3600.0)
+    )
     try:
         yield shutdown, health, served
     finally:
