@@ -148,7 +148,8 @@ def interpreter_runs(
 ) -> Iterator[InterpreterRuns]:
     """The files that this session's tests want interpreted; without others beside it, on their way from now on."""
     marks = [mark for item in request.session.items for mark in item.iter_markers("interpreted")]
-    runs = InterpreterRuns(marks, tmp_path_factory.mktemp("interpreted"))
+    is_long = bool(request.config.getoption("--long"))
+    runs = InterpreterRuns(marks, tmp_path_factory.mktemp("interpreted"), is_long=is_long)
     yield runs
     runs.close()
 

@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[2]
 INTERPRETED = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_CORETYPE": "Nehalem"}
 PROCESSES = 2
 TIMEOUT_S = 900
+LONG_TIMEOUT_S = 3600
+"""Of a run with `--long`, which has every pair of settings of the pretended device."""
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 SIDE_BY_SIDE = "PYTEST_XDIST_WORKER" in os.environ
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-m", "not gpu", "-o", "junit_family=xunit1")
@@ -37,10 +39,12 @@ class Job:
 
 
 class InterpreterProcess:
-    """One process that has imported everything `targets` import."""
+    """One process that has imported everything `targets` import. `is_long`: it runs what is marked as long, too."""
 
-    def __init__(self, targets: list[str], log: Path) -> None:
+    def __init__(self, targets: list[str], log: Path, *, is_long: bool) -> None:
         self._log = log
+        self._options = [*OPTIONS, "--long"] if is_long else [*OPTIONS]
+        self._timeout_s = LONG_TIMEOUT_S if is_long else TIMEOUT_S
         with log.open("wb") as printed:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.engine.interpreter_process", *targets],
@@ -57,7 +61,7 @@ class InterpreterProcess:
         """By file, one entry per test that ran: empty, or why it failed."""
         stdin = self._process.stdin
         assert stdin is not None
-        stdin.write(json.dumps([*OPTIONS, f"--junitxml={report}", *targets]).encode() + b"\n")
+        stdin.write(json.dumps([*self._options, f"--junitxml={report}", *targets]).encode() + b"\n")
         assert self._answer() in ("0", "1"), self._printed()
         outcomes: dict[str, list[str]] = {}
         for case in ElementTree.parse(report).iter("testcase"):
@@ -75,7 +79,7 @@ class InterpreterProcess:
     def _answer(self) -> str:
         stdout = self._process.stdout
         assert stdout is not None
-        if not select.select([stdout], [], [], TIMEOUT_S)[0]:
+        if not select.select([stdout], [], [], self._timeout_s)[0]:
             self._process.kill()
         return stdout.readline().decode().strip()
 
@@ -89,8 +93,9 @@ class InterpreterRuns:
     A target is a file, or a test of one as pytest names it.
     """
 
-    def __init__(self, marks: list[pytest.Mark], folder: Path) -> None:
+    def __init__(self, marks: list[pytest.Mark], folder: Path, *, is_long: bool) -> None:
         self._folder = folder
+        self._is_long = is_long
         self._targets = [target for mark in marks for target in mark.args]
         self._runs: dict[str, Future[dict[str, list[str]]]] = {}
         self._processes: list[InterpreterProcess] = []
@@ -135,6 +140,6 @@ class InterpreterRuns:
             (process,) = self._processes
         else:
             known = self._targets if SIDE_BY_SIDE else targets
-            process = InterpreterProcess(known, self._folder / f"{name}.log")
+            process = InterpreterProcess(known, self._folder / f"{name}.log", is_long=self._is_long)
             self._processes.append(process)
         return process.run(self._folder / f"{name}.xml", targets)
