@@ -3,7 +3,7 @@
 Invariant: base rows, absent slices, and the memory around every matrix are poisoned, so one wrong access is visible.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -219,17 +219,38 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["interpreter"] if INTERPRETING else [pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """Where this process can run kernels; uninitialised memory is full of NaN."""
-    if (request.param == "interpreter") is not INTERPRETING:
-        pytest.skip("the interpreter has a process of its own")
+    """Where this process can run kernels; uninitialised memory is full of NaN. The interpreter has a process of its own."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield torch.device("cpu" if request.param == "interpreter" else "cuda")
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def every_combination(request: pytest.FixtureRequest, device: torch.device) -> bool:
+    """Whether all combinations of parameters run: on CUDA and with `--long`. The interpreter takes a second for each."""
+    return device.type == "cuda" or bool(request.config.getoption("--long"))
+
+
+@pytest.fixture
+def spread(every_combination: bool) -> Callable[..., None]:
+    """`spread((all values, this one), ...)` skips a test whose value of the last parameter is not in turn.
+
+    What is left has every pair of the others' values, each with one value of the last, which alternates.
+    """
+
+    def spread(*places: tuple[Sequence[object], object]) -> None:
+        if every_combination:
+            return
+        turn = sum(values.index(value) for values, value in places)
+        if turn % len(places[-1][0]):
+            pytest.skip("runs with --long")
+
+    return spread
 
 
 @pytest.fixture

@@ -27,7 +27,6 @@ QUICK = (
     Settings("int4", "0", "graphs", "forced tokens", "cancel"),
     Settings("fp8 kv", "1", "eager", "sampled", "quarantine"),
     Settings("none", "1", "graphs", "logprobs", "preemption"),
-    Settings("none", "1", "graphs", "sampled", "quarantine"),
 )
 """Each factor's values but those of many adapters, which cost as much as all of these."""
 AT_START = (

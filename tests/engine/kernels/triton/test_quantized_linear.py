@@ -95,14 +95,16 @@ def product(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", FORMATS)
 def test_equals_the_formula(
-    name: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+    name: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device, every_combination: bool
 ) -> None:
     if dtype is torch.bfloat16 and device.type == "cpu":
         pytest.skip("the interpreter's bfloat16 arithmetic is wrong")
     if dtype is torch.float32 and shape == SHAPES[0] and device.type == "cpu":
         pytest.skip("float32 has small tiles, whose many programs the interpreter takes one by one")
     weight = weight_of(name, shape, device)
-    for rows in ROWS:
+    # Each format has every number of rows, and each shape, but not all three together.
+    turn = (FORMATS.index(name) + SHAPES.index(shape)) % 2
+    for rows in ROWS if every_combination else ROWS[turn::2]:
         x = rows_of(rows, shape[1], dtype, device)
         check(product(x, weight), x, weight)
 
@@ -234,9 +236,10 @@ def test_assembly_equals_arithmetic(name: str, device: torch.device, monkeypatch
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_nan_stays_in_its_row(name: str, device: torch.device) -> None:
+def test_nan_stays_in_its_row(name: str, device: torch.device, every_combination: bool) -> None:
     weight = weight_of(name, (33, 200), device)
-    for rows in (5, 64):
+    turn = FORMATS.index(name) % 2
+    for rows in (5, 64) if every_combination else (5, 64)[turn::2]:
         x = rows_of(rows, 200, torch.float16, device)
         clean = product(x, weight)
         x[3, 100] = torch.nan
