@@ -18,18 +18,20 @@ KERNELS = re.compile(r"@triton\.jit[^\n]*\n(?:@[^\n]*\n)*def (\w+_kernel)\(")
 
 
 @pytest.fixture(scope="module")
-def lines() -> list[dict[str, Any]]:
+def lines(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """Of the variants that each change is tested with; with `--long` of every one."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("the interpreter compiles nothing")
-    one = ["--processes", "1"] if SIDE_BY_SIDE else []
+    options = ["--processes", "1"] if SIDE_BY_SIDE else []
+    options += ["--every"] if request.config.getoption("--long") else []
     done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.kernels.compile_rung", "--json", *one],
+        [sys.executable, "-m", "tests.engine.kernels.compile_rung", "--json", *options],
         check=False,
         env=os.environ | {"PYTHONPATH": ".src"},
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr[-8000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
