@@ -21,6 +21,7 @@ def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         live.stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_without_a_first_token_in_time_ends_with_504_and_what_was_computed(
     server: LiveServer, stream: bool

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import pytest
 from tests.end_to_end.live_server import LiveServer
 
 from loraplex.adapters.push import PushRequest
@@ -20,7 +21,9 @@ NAME = "swap"
 VERSIONS = {1: "pirate", 2: "support"}
 QUESTIONS = ("What is a black hole?", "Why is the sky blue?")
 TOKENS = 20
-MOVES = 50
+MOVES = 20
+MANY_MOVES = 50
+"""With `--long`."""
 STREAMS = 16
 CLEANUP_S = 60.0
 
@@ -145,24 +148,28 @@ class RunningStreams:
             self.answers.append(await self._client.stream(NAME, question, first_text))
 
 
-async def swap_under_load(client: Client) -> list[Answered]:
+async def swap_under_load(client: Client, moves: int) -> list[Answered]:
     """Moves the alias to and fro under streams that run, at every third move under one more that began since: on one version
     as often as on the other.
     """
     etag = await client.move(1, None)
     streams = RunningStreams(client)
     await streams.start()
-    for number in range(MOVES):
+    for number in range(moves):
         assert streams.running == STREAMS
         etag = await client.move(2 - number % 2, etag)
         assert streams.running == STREAMS
         if number % 3 == 2:
             await streams.further(1)
-    assert etag == f'"{MOVES + 1}"'
+    assert etag == f'"{moves + 1}"'
     return await streams.end()
 
 
-def test_an_alias_moves_under_load(demo: LiveServer, quantization: str) -> None:
+def test_an_alias_moves_under_load(
+    demo: LiveServer, quantization: str, request: pytest.FixtureRequest
+) -> None:
+    moves = MANY_MOVES if request.config.getoption("--long") else MOVES
+
     async def scenario() -> None:
         client = Client(demo)
         digests = await push_versions(demo, client.tenant)
@@ -172,10 +179,10 @@ def test_an_alias_moves_under_load(demo: LiveServer, quantization: str) -> None:
                 for version in VERSIONS
                 for question in QUESTIONS
             }
-            answers = await swap_under_load(client)
+            answers = await swap_under_load(client, moves)
         finally:
             await client.remove()
-        assert len(answers) >= STREAMS + MOVES // 3
+        assert len(answers) >= STREAMS + moves // 3
         assert {answer.digest for answer in answers} == set(digests.values())
         for answer in answers:
             version = int(answer.adapter.removeprefix(f"{NAME}@"))

@@ -17,10 +17,18 @@ FIRST = {"admin": "/console", "viewer": "/console", "operator": "/operator/conso
 OUTSIDE = ("/", "/console/sign-in", "/operator/console/sign-in")
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (360, "light")])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (1280, "light"),
+        (360, "dark"),
+        pytest.param(1280, "dark", marks=pytest.mark.long),
+        pytest.param(360, "light", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("role", ["admin", "operator"])
 def test_every_page_of_the_navigation(visit: Visit, role: Role, width: int, scheme: Scheme) -> None:
-    """Widths move what is there and schemes colour it: dark and narrow at once is one page, of the next test."""
+    """Widths move what is there and schemes colour it: what is wrong with either shows in one of two visits."""
     watched = visit(role, width=width, scheme=scheme)
     page = watched.open(f"{FIRST[role]}/account")
     links = page.locator("nav.side li a").evaluate_all(
