@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import psutil
 import psycopg
 import pytest
 from structlog.testing import capture_logs
@@ -26,7 +27,7 @@ from loraplex.engine.messages import EngineRequest, Failed
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.cli import user
 from loraplex.platform.config import EVERY_ORIGIN, OPEN_METRICS, PLAIN_HTTP, load_settings
-from loraplex.platform.datastores.embedded.orphans import executable
+from loraplex.platform.datastores.embedded.orphans import program_of
 from loraplex.platform.engines import startup
 from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import RemoteEngine
@@ -261,14 +262,8 @@ async def test_a_start_warns_of_settings_that_are_gone(role: str, tmp_path: Path
 
 def children_running(serve: Serve, program: str) -> list[int]:
     """The processes that `serve` itself has started from the file `program`."""
-    status = {pid: Path(f"/proc/{pid}/status") for pid in descendants(serve.process.pid)}
-    return [
-        pid
-        for pid, file in status.items()
-        if (path := executable(pid)) is not None
-        and path.name == program
-        and f"PPid:\t{serve.process.pid}\n" in file.read_text()
-    ]
+    children = psutil.Process(serve.process.pid).children()
+    return [each.pid for each in children if program_of(each).name == program]
 
 
 def served(serve: Serve, key: str) -> bool:
