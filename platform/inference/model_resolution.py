@@ -93,9 +93,7 @@ class KnownModels:
         targets = self._targets.get(tenant, key)
         if targets is None:
             async with self._limiter.slot(caller.tenant_id):
-                targets = self._targets.get(tenant, key) or await find_targets(
-                    self._dependencies, caller, name
-                )
+                targets = self._targets.get(tenant, key) or await self._find(caller, name)
             self._targets.put(tenant, key, targets)
         return _resolved(name, targets, sticky)
 
@@ -109,7 +107,7 @@ class KnownModels:
         tenant, key = caller.tenant_id.bytes, (caller.policy_epoch, name)
         kept = self._targets.get(tenant, key)
         try:
-            targets = await find_targets(self._dependencies, caller, name, has_fallback=kept is not None)
+            targets = await self._find(caller, name, has_fallback=kept is not None)
         except DatabaseUnavailable:
             if kept is None:
                 raise
@@ -118,8 +116,9 @@ class KnownModels:
         return _resolved(name, targets, "")
 
     async def list(self, caller: Caller) -> Sequence[ResolvedModel]:
-        """List the caller's models as they are now. Raises `DatabaseUnavailable`.
+        """List the base model and the caller's aliases with a ready version; `production` is listed by its adapter's name.
 
+        Raises `DatabaseUnavailable`, within the bound of `Database.bounded`.
         While PostgreSQL is away, the list is that of the last `known_caller_s`, if it was read under the caller's policy.
         """
         tenant, now = caller.tenant_id.bytes, self._clock()
@@ -127,46 +126,31 @@ class KnownModels:
         if kept is not None and now >= kept.until:
             kept = None
         try:
-            models = await list_models(self._dependencies, caller, has_fallback=kept is not None)
+            listed = partial(_list, self._dependencies.database, caller.tenant_id)
+            adapters = await self._dependencies.database.bounded(listed, has_fallback=kept is not None)
         except DatabaseUnavailable:
             if kept is None:
                 raise
             return kept.models
+        models = [self._base, *(_model(each.reference, each) for each in adapters)]
         until = now + self._dependencies.config.known_caller_s
         self._lists.put(tenant, caller.policy_epoch, _ModelList(models, until))
         return models
 
-
-async def find_targets(
-    dependencies: GatewayDependencies, caller: Caller, name: str, *, has_fallback: bool = False
-) -> ModelTargets:
-    """Read what an adapter's name refers to now, within a bound (`Database.bounded`). Raises as `resolve`."""
-    database = dependencies.database
-    find = partial(_find, database, caller.tenant_id, name)
-    targets = await database.bounded(find, has_fallback=has_fallback)
-    if targets is None:
-        raise ModelNotFound(f"The model `{name}` does not exist or you have no access to it.", param="model")
-    return targets
+    async def _find(self, caller: Caller, name: str, *, has_fallback: bool = False) -> ModelTargets:
+        """Read what an adapter's name refers to now, within a bound (`Database.bounded`). Raises as `resolve`."""
+        find = partial(_find, self._dependencies.database, caller.tenant_id, name)
+        targets = await self._dependencies.database.bounded(find, has_fallback=has_fallback)
+        if targets is None:
+            raise ModelNotFound(
+                f"The model `{name}` does not exist or you have no access to it.", param="model"
+            )
+        return targets
 
 
 async def _find(database: Database, tenant_id: UUID, name: str) -> ModelTargets | None:
     async with database.as_tenant(tenant_id) as session:
         return await ModelResolver(session, tenant_id).find(name)
-
-
-async def list_models(
-    dependencies: GatewayDependencies, caller: Caller, *, has_fallback: bool = False
-) -> Sequence[ResolvedModel]:
-    """List the base model and the caller's aliases with a ready version; `production` is listed by its adapter's name.
-
-    Raises `DatabaseUnavailable`, within the bound of `Database.bounded`.
-    """
-    database = dependencies.database
-    adapters = await database.bounded(partial(_list, database, caller.tenant_id), has_fallback=has_fallback)
-    return [
-        ResolvedModel(dependencies.served_model_name),
-        *(_model(each.reference, each) for each in adapters),
-    ]
 
 
 async def _list(database: Database, tenant_id: UUID) -> Sequence[ResolvedAdapter]:
