@@ -1,4 +1,4 @@
-"""Responses of `/v1/chat/completions`: the whole object, and the chunks of a stream with pre-encoded envelopes.
+"""Responses of `/v1/chat/completions`: the non-streaming object, and the chunks of a stream with pre-encoded envelopes.
 
 Invariant: constrained output is parsed by one parser per choice, whether it is streamed or not.
 """
@@ -14,7 +14,7 @@ from loraplex.grammar.parsing.deltas import OutputDelta
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TextOf
 from loraplex.platform.web.openai.logprobs import chat_entries, chat_logprobs, prompt_logprobs
-from loraplex.platform.web.openai.parsed_output import Chunks, delta_json, parse_whole
+from loraplex.platform.web.openai.parsed_output import Chunks, delta_json, parse_finished
 from loraplex.platform.web.openai.response_envelope import ResponseHead, usage_of
 from loraplex.platform.web.openai.response_models import (
     ChatChoice,
@@ -118,7 +118,7 @@ class _CollectedChoice:
 
 
 async def collect_chat(head: ResponseHead, generation: Generation, text_of: TextOf) -> ChatCompletion:
-    """Collect the non-streaming response, once every choice has finished. Raises `SchemaNotSatisfied`."""
+    """Collect the non-streaming response, once every choice has finished. Raises `SchemaNotSatisfied` when one does not satisfy it."""
     choices = [_CollectedChoice() for _ in range(generation.choices)]
     scored: Scored | None = None
     async for index, event in generation.events():
@@ -138,14 +138,14 @@ async def collect_chat(head: ResponseHead, generation: Generation, text_of: Text
         created=head.created,
         model=head.model,
         system_fingerprint=generation.stats.system_fingerprint,
-        choices=[await _whole_choice(i, choice, generation) for i, choice in enumerate(choices)],
+        choices=[await _chat_choice(i, choice, generation) for i, choice in enumerate(choices)],
         usage=usage_of(generation.stats),
         **prompt_logprobs(generation, scored, text_of),
     )
 
 
-async def _whole_choice(index: int, choice: _CollectedChoice, generation: Generation) -> ChatChoice:
-    text, calls, reason = await parse_whole(generation.output, choice.texts, choice.finished)
+async def _chat_choice(index: int, choice: _CollectedChoice, generation: Generation) -> ChatChoice:
+    text, calls, reason = await parse_finished(generation.output, choice.texts, choice.finished)
     content = text if text or not calls else None
     message = ResponseMessage(role="assistant", content=content, refusal=None)
     if calls:

@@ -1,4 +1,4 @@
-"""Responses of `/v1/completions`: the whole object, and the chunks of a stream with pre-encoded envelopes."""
+"""Responses of `/v1/completions`: the non-streaming object, and the chunks of a stream with pre-encoded envelopes."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TextOf
 from loraplex.platform.observability.request_stats import RequestStats
 from loraplex.platform.web.openai.logprobs import CompletionLogprobs, prompt_logprobs
-from loraplex.platform.web.openai.parsed_output import Chunks, ended_by, parse_whole
+from loraplex.platform.web.openai.parsed_output import Chunks, ended_by, parse_finished
 from loraplex.platform.web.openai.response_envelope import ResponseHead, usage_of
 from loraplex.platform.web.openai.response_models import (
     Completion,
@@ -86,7 +86,7 @@ async def collect_completion(head: ResponseHead, generation: Generation, text_of
             index=choice,
             text=generation.echo(choice) + "".join(texts[choice]),
             logprobs=logprobs[choice].take() if with_logprobs else None,
-            finish_reason=(await parse_whole(generation.output, texts[choice], finished[choice]))[2],
+            finish_reason=(await parse_finished(generation.output, texts[choice], finished[choice]))[2],
             **prompt_logprobs(generation, scored[choice], text_of),
             **generation.choice_probabilities(choice),
         )

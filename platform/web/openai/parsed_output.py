@@ -1,4 +1,4 @@
-"""Parsed output in the formats of the OpenAI API: deltas of a stream, and the parts of a whole message."""
+"""Parsed output in the formats of the OpenAI API: deltas of a stream, and the parts of a non-streaming message."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -75,7 +75,7 @@ class Chunks(Generic[ChoiceT]):
         return await self._output.finish(self._parsers[choice], ended_by(event))
 
 
-async def parse_whole(
+async def parse_finished(
     output: ConstrainedOutput | None, texts: Sequence[str], finished: Finished | None
 ) -> tuple[str, list[ToolCall], FinishReason]:
     """Return (content, calls, finish_reason) of a choice that has finished. Raises `SchemaNotSatisfied`.
