@@ -74,16 +74,8 @@ class ChatChunks(Chunks[ChunkChoice]):
         return b"".join(before + delta_json(delta) + after for delta in deltas)
 
     def _chunk(self, choices: list[ChunkChoice], **with_usage: Any) -> ChatCompletionChunk:
-        head = self._head
-        return ChatCompletionChunk(
-            id=head.id,
-            object="chat.completion.chunk",
-            created=head.created,
-            model=head.model,
-            system_fingerprint=self._stats.system_fingerprint,
-            choices=choices,
-            **with_usage,
-        )
+        fields = self._head.fields(self._stats)
+        return ChatCompletionChunk(object="chat.completion.chunk", choices=choices, **fields, **with_usage)
 
 
 class ParsedChatChunks(ChatChunks):
@@ -118,7 +110,7 @@ class _CollectedChoice:
 
 
 async def collect_chat(head: ResponseHead, generation: Generation, text_of: TextOf) -> ChatCompletion:
-    """Collect the non-streaming response, once every choice has finished. Raises `SchemaNotSatisfied` when one does not satisfy it."""
+    """Collect the non-streaming response, once every choice has finished. Raises `SchemaNotSatisfied`."""
     choices = [_CollectedChoice() for _ in range(generation.choices)]
     scored: Scored | None = None
     async for index, event in generation.events():
@@ -133,11 +125,8 @@ async def collect_chat(head: ResponseHead, generation: Generation, text_of: Text
         else:
             scored = event
     return ChatCompletion(
-        id=head.id,
         object="chat.completion",
-        created=head.created,
-        model=head.model,
-        system_fingerprint=generation.stats.system_fingerprint,
+        **head.fields(generation.stats),
         choices=[await _chat_choice(i, choice, generation) for i, choice in enumerate(choices)],
         usage=usage_of(generation.stats),
         **prompt_logprobs(generation, scored, text_of),

@@ -107,12 +107,4 @@ def _add_prompt(logprobs: CompletionLogprobs, generation: Generation, choice: in
 def _completion(
     head: ResponseHead, stats: RequestStats, choices: list[CompletionChoice], **with_usage: Usage | None
 ) -> Completion:
-    return Completion(
-        id=head.id,
-        object="text_completion",
-        created=head.created,
-        model=head.model,
-        system_fingerprint=stats.system_fingerprint,
-        choices=choices,
-        **with_usage,
-    )
+    return Completion(object="text_completion", choices=choices, **head.fields(stats), **with_usage)

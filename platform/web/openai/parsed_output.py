@@ -48,7 +48,7 @@ def delta_json(delta: OutputDelta) -> bytes:
 
 
 class Chunks(Generic[ChoiceT]):
-    """What the encoders of both endpoints share: the frame of a chunk, the parsers of constrained output, and the usage at the end."""
+    """What both encoders share: the frame of a chunk, the parsers of constrained output, and the usage at the end."""
 
     def __init__(
         self, head: ResponseHead, generation: Generation, include_usage: bool, empty: ChoiceT, members: bytes

@@ -4,7 +4,7 @@ A prompt counts once in `usage`, however many choices it has.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from pydantic import BaseModel
 
@@ -16,11 +16,16 @@ _NULL: Final = b"null"
 
 def usage_of(stats: RequestStats) -> Usage:
     """Return the tokens that a request has used so far."""
+    return counted_usage(stats.prompt_tokens, stats.completion_tokens, stats.cached_tokens)
+
+
+def counted_usage(prompt: int, completion: int, cached: int) -> Usage:
+    """Return numbers of tokens; `cached`: those of the prompt that were in the prefix cache."""
     return Usage(
-        prompt_tokens=stats.prompt_tokens,
-        completion_tokens=stats.completion_tokens,
-        total_tokens=stats.prompt_tokens + stats.completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=stats.cached_tokens),
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
     )
 
 
@@ -31,6 +36,15 @@ class ResponseHead:
     id: str
     created: int
     model: str
+
+    def fields(self, stats: RequestStats) -> dict[str, Any]:
+        """Return what all objects of a response have."""
+        return {
+            "id": self.id,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": stats.system_fingerprint,
+        }
 
 
 def event_of(chunk: BaseModel) -> bytes:

@@ -9,13 +9,8 @@ import msgspec
 
 from loraplex.engine.messages import Delta, Finished, Scored
 from loraplex.platform.inference.generation import Generation
-from loraplex.platform.web.openai.response_models import (
-    ChatCompletion,
-    Completion,
-    PromptTokensDetails,
-    Usage,
-    encoded,
-)
+from loraplex.platform.web.openai.response_envelope import counted_usage
+from loraplex.platform.web.openai.response_models import ChatCompletion, Completion, encoded
 from loraplex.platform.web.transport.sse import ChunkEncoder
 
 _END: Final = b"\n\n"
@@ -90,13 +85,8 @@ class ExtendedChunks:
         if not self._with_usage or not events:
             return events
         tokens, cached = self._generation.stats.prompt_usage(prompt)
-        usage = Usage(
-            prompt_tokens=tokens,
-            completion_tokens=completion_tokens,
-            total_tokens=tokens + completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
-        )
-        return events.replace(_NO_USAGE, b'"usage":' + encoded(usage) + b"}\n\n")
+        counted = encoded(counted_usage(tokens, completion_tokens, cached))
+        return events.replace(_NO_USAGE, b'"usage":' + counted + b"}\n\n")
 
 
 def _inserted(events: bytes, at: int, name: str, ids: list[int]) -> bytes:
