@@ -172,6 +172,12 @@ class Settings(BaseSettings):
     deterministic: bool = False
     """The same request with the same `seed` has the same bits, whatever runs beside it."""
 
+    default_max_adapters: int = Field(default=10_000, ge=0, le=1 << 30)
+    """Most adapters of a tenant without a limit of its own."""
+    default_max_adapter_bytes: int = Field(default=16 * GIB, ge=0, le=1 << 50)
+    """Most bytes of adapters of a tenant without a limit of its own."""
+    default_max_keys: int = Field(default=10_000, ge=1, le=1 << 30)
+    """Most API keys of a tenant without a limit of its own."""
     default_max_tokens: types.MaxTokens = 4096
     """Most tokens of a chat answer whose request names no maximum. 0: what the context leaves."""
     tier_default_max_tokens: types.TierMaxTokens = {}
@@ -349,6 +355,9 @@ class Settings(BaseSettings):
     def default_limits(self) -> DefaultLimits:
         """The limits of tenants whose own are null."""
         return DefaultLimits(
+            max_adapters=self.default_max_adapters,
+            max_adapter_bytes=self.default_max_adapter_bytes,
+            max_keys=self.default_max_keys,
             default_max_tokens=self.default_max_tokens,
             tier_default_max_tokens=self.tier_default_max_tokens,
             unknown_parameters=self.unknown_parameters,

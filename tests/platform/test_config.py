@@ -20,7 +20,6 @@ from loraplex.platform.server.serve_gateway import MAX_CONNECTIONS_PER_ADDRESS
 from loraplex.platform.startup_errors import SettingsError
 from loraplex.platform.web.runner import IDEMPOTENCY_LIFETIME
 from loraplex.tenants.admission.config import AdmissionConfig
-from loraplex.tenants.default_limits import STANDARD_LIMITS
 from loraplex.tenants.ledger.partitions import LedgerRetention
 from loraplex.tenants.retention import Retention
 
@@ -273,7 +272,7 @@ def test_a_setting_of_an_earlier_release_is_named_with_what_holds_without_it(
 
 
 def test_what_is_said_to_hold_instead_of_a_setting_that_is_gone_does() -> None:
-    engine, uploads, limits = engine_config(load_settings(), "/m"), UploadConfig(), STANDARD_LIMITS
+    engine, uploads = engine_config(load_settings(), "/m"), UploadConfig()
     admission, compiling, serving = AdmissionConfig(), CompileLimits(), ServingConfig()
     held = {
         "adapter_page_error": engine.lora.max_page_error,
@@ -281,9 +280,6 @@ def test_what_is_said_to_hold_instead_of_a_setting_that_is_gone_does() -> None:
         "admission_lease_s": admission.lease_s,
         "chunked_prefill": True,
         "database_grace_s": "known_caller_s",
-        "default_max_adapter_bytes": limits.max_adapter_bytes,
-        "default_max_adapters": limits.max_adapters,
-        "default_max_keys": limits.max_keys,
         "engine_hang_timeout_s": WatchdogConfig().hang_s,
         "engine_start_silence_s": EngineProcessOptions(address="", config=engine).start_silence_s,
         "engine_step_warning_s": engine.step_warning_s,

@@ -1,5 +1,7 @@
 """Responses of `/v1/completions`: the non-streaming object, and the chunks of a stream with pre-encoded envelopes."""
 
+from typing import Any
+
 import msgspec
 
 from loraplex.engine.messages import Delta, Finished, Scored
@@ -105,6 +107,6 @@ def _add_prompt(logprobs: CompletionLogprobs, generation: Generation, choice: in
 
 
 def _completion(
-    head: ResponseHead, stats: RequestStats, choices: list[CompletionChoice], **with_usage: Usage | None
+    head: ResponseHead, stats: RequestStats, choices: list[CompletionChoice], **with_usage: Any
 ) -> Completion:
     return Completion(object="text_completion", choices=choices, **head.fields(stats), **with_usage)

@@ -31,7 +31,7 @@ from loraplex.tenants.ledger.usage_reports import (
 )
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.models.usage import REST
-from loraplex.tenants.quotas.periods import period_end, periods_of
+from loraplex.tenants.periods import period_end, periods_of
 from loraplex.tenants.registry.adapters import AdapterRepository
 
 NAMED_GROUPS: Final = 20
